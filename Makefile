@@ -1,0 +1,77 @@
+# Every target CI, a contributor or a newcomer needs. `make help` lists them.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MEMBERS := proto kernels engine runtime worker services/gateway services/router services/prefill services/decode services/kvstore cli
+# PyTorch for CPU only comes from an index of its own; name it here where pip does not find it by itself.
+TORCH_INDEX ?=
+STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+
+.PHONY: help setup up test lint typecheck format bench proto proto-check docs-check check-gpu e2e compose-test clean
+.DEFAULT_GOAL := help
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS)) | $(VENV)/bin/python
+	$(BIN)/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt $(addprefix -e ./,$(MEMBERS))
+	@touch $@
+
+$(DEV_STAMP): requirements-dev.txt $(STAMP)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
+	@touch $@
+
+setup: $(DEV_STAMP) ## Create .venv with everything, development tools included
+
+up: $(STAMP) ## Start the whole system on this machine; Ctrl-C stops it
+	@exec $(BIN)/pagoda up
+
+test: $(DEV_STAMP) ## Run every test that needs no GPU and no Docker
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not compose" $(PYTEST_ARGS)
+
+lint: $(DEV_STAMP) proto-check docs-check ## Check style, imports, proto and generated documents
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	@! find . -path ./$(VENV) -prune -o -path '*/pagoda/__init__.py' -print | grep . || (echo "pagoda/ is a namespace: no __init__.py directly in it" && false)
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml deploy/compose.*.yaml
+
+typecheck: $(DEV_STAMP) ## Check types (mypy strict)
+	$(BIN)/mypy
+
+format: $(DEV_STAMP) ## Rewrite the sources in house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	cd proto && ../$(BIN)/buf format -w
+
+proto: $(DEV_STAMP) ## Regenerate proto/gen from proto/pagoda
+	rm -rf proto/gen/pagoda
+	cd proto && PATH="$(abspath $(BIN)):$$PATH" ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=gen --grpc_python_out=gen \
+	  --mypy_out=gen --mypy_grpc_out=gen pagoda/rpc/v1/*.proto
+	touch proto/gen/pagoda/rpc/py.typed
+
+proto-check: $(DEV_STAMP) ## Fail if proto/gen is not what proto/pagoda generates
+	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format -d --exit-code
+	@cp -r proto/gen proto/.gen-before && $(MAKE) -s proto && diff -r -x __pycache__ proto/.gen-before proto/gen; \
+	  status=$$?; rm -rf proto/.gen-before; [ $$status = 0 ] || echo "proto/gen was stale: commit what 'make proto' wrote"; exit $$status
+
+docs-check: $(DEV_STAMP) ## Fail if docs/configuration.md is not what the settings say
+	$(BIN)/python -m pagoda.cli.configuration_page --check docs/configuration.md
+
+bench: $(DEV_STAMP) ## Run the standard benchmarks into benchmarks/results/
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serving/standard.py
+
+check-gpu: ## On a GPU host: check the kernels on the device, with the host's own torch and triton
+	$(PYTHON) -m pytest -m gpu tests/kernels $(PYTEST_ARGS)
+
+compose-test: $(DEV_STAMP) ## Bring compose.yaml up with Docker and stream through it
+	$(BIN)/python -m pytest -m compose tests/compose $(PYTEST_ARGS)
+
+clean: ## Remove .venv and run-time data
+	rm -rf $(VENV) .pagoda

@@ -1,0 +1,44 @@
+"""How the next token of a sequence is chosen. A value; the sampler reads it, nobody changes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Order of application: penalties, bias, temperature, truncation, softmax, draw.
+
+    The random number of output index i is a function of (seed, i) alone, so batching, preemption and
+    failover do not change what is drawn.
+
+    Attributes:
+        max_tokens: output tokens at most, counted from output index 0; >= 1.
+        min_tokens: no stop token is chosen before this many output tokens.
+        temperature: 0 means greedy.
+        top_k: keep the k likeliest; 0 = off.
+        top_p: keep the smallest set with this probability; 1 = off.
+        min_p: drop what is less likely than min_p times the likeliest; 0 = off.
+        repetition_penalty: > 0, over prompt and output tokens (CTRL, arXiv 1909.05858); 1 = off.
+        frequency_penalty: times the count in the output, subtracted from the logit; 0 = off.
+        presence_penalty: once for each token in the output, subtracted from the logit; 0 = off.
+        logit_bias: token id -> added to its logit.
+        seed: unsigned 64 bit.
+        num_logprobs: alternatives returned for each token; None = no logprobs at all.
+        stop_token_ids: end the output (beside the model's EOS, which ignore_eos switches off).
+        ignore_eos: the model's EOS does not end the output.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    num_logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False

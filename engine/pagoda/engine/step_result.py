@@ -1,0 +1,103 @@
+"""What one engine step did, as values: the caller publishes, exports and counts from it."""
+
+import enum
+from dataclasses import dataclass, field
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log probabilities of the model's own distribution, before temperature and truncation."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """New tokens of one sequence; ``first_index`` is the output index of ``token_ids[0]``.
+
+    A sequence's last output has ``finish_reason``; it may carry no token (abort, error).
+    """
+
+    sequence_id: str
+    first_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    matched_stop_token_id: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Blocks were allocated for a sequence: all of its prompt, and the cached prefix is shared.
+
+    Attributes:
+        sequence_id: whose blocks these are.
+        block_ids: physical block for each logical prompt block. The sequence owns them until it ends.
+        num_cached_tokens: leading tokens whose KV is here already (whole blocks). For KvSource.IMPORT the caller
+            writes logical blocks from ``num_cached_tokens // block_size`` on; blocks before it are shared: never write.
+    """
+
+    sequence_id: str
+    block_ids: tuple[int, ...]
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBlocks:
+    """KV of a ``prefill_only`` sequence that this step completed: logical blocks [first_block, first_block + n).
+
+    Only whole blocks, except in the step that samples the token: it adds the last, partly filled block.
+    The blocks stay unchanged until `Engine.release`, so another thread may read them. Blocks that were a
+    device prefix hit are included in the first event of their sequence.
+    """
+
+    sequence_id: str
+    first_block: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """Timing and size of one forward; all zero when the step only did bookkeeping."""
+
+    num_sequences: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_context_tokens: int = 0  # KV tokens read, all sequences
+    num_preempted: int = 0
+    schedule_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Everything a step changed that the world outside the engine must know.
+
+    Attributes:
+        reserved: sequences admitted this step. Those with KvSource.IMPORT now wait for `import_finished`.
+        outputs: new tokens and ends.
+        computed: KV ready for export.
+        stored: (block hash, block id) of blocks that became reusable.
+        evicted: block hashes that are no longer here. Applied after ``stored``.
+        stats: see StepStats.
+    """
+
+    reserved: tuple[Reservation, ...] = ()
+    outputs: tuple[SequenceOutput, ...] = ()
+    computed: tuple[ComputedBlocks, ...] = ()
+    stored: tuple[tuple[bytes, int], ...] = ()
+    evicted: tuple[bytes, ...] = ()
+    stats: StepStats = field(default_factory=StepStats)

@@ -1,0 +1,67 @@
+"""Every NATS subject and JetStream stream of the platform, in one place.
+
+Subjects are ``pagoda.v1.<service>[.<id>]``. Ids never contain dots, spaces or wildcards; `token` makes one of any text.
+"""
+
+import hashlib
+import re
+
+PREFIX = "pagoda.v1"
+
+USAGE_STREAM = "USAGE"
+USAGE_OPEN = f"{PREFIX}.usage.open"
+USAGE_CLOSE = f"{PREFIX}.usage.close"
+USAGE_ALL = f"{PREFIX}.usage.*"
+
+KV_EVENTS_STREAM = "KV_EVENTS"
+KV_EVENTS_ALL = f"{PREFIX}.kv_events.*"
+
+STATUS_ALL = f"{PREFIX}.status.*.*"
+
+ROUTER_QUEUE = "router"
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def token(text: str) -> str:
+    """Return `text` as one subject token: itself if plain, else a readable slug and a hash of it."""
+    if _PLAIN.fullmatch(text):
+        return text
+    slug = re.sub(r"[^A-Za-z0-9_-]+", "-", text)[:40].strip("-")
+    digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    return f"{slug}-{digest}"
+
+
+def route(model: str) -> str:
+    """Routing requests for `model`; routers share them in the queue group ROUTER_QUEUE."""
+    return f"{PREFIX}.route.{token(model)}"
+
+
+def prefill(worker_id: str) -> str:
+    """Prefill work for one worker (request/reply)."""
+    return f"{PREFIX}.prefill.{worker_id}"
+
+
+def decode(worker_id: str) -> str:
+    """Sequences to generate on one worker (request/reply)."""
+    return f"{PREFIX}.decode.{worker_id}"
+
+
+def cancel(worker_id: str) -> str:
+    """Cancellations for one worker (publish)."""
+    return f"{PREFIX}.cancel.{worker_id}"
+
+
+def frames(gateway_id: str) -> str:
+    """Tokens on their way to one gateway: one message per step of each worker."""
+    return f"{PREFIX}.frames.{gateway_id}"
+
+
+def status(role: str, worker_id: str) -> str:
+    """Heartbeats of one worker; role is prefill, decode or kvstore."""
+    return f"{PREFIX}.status.{role}.{worker_id}"
+
+
+def kv_events(worker_id: str) -> str:
+    """Blocks stored and evicted by one worker or kvstore (JetStream KV_EVENTS)."""
+    return f"{PREFIX}.kv_events.{worker_id}"
