@@ -40,7 +40,8 @@ lint: $(DEV_STAMP) proto-check docs-check ## Check style, imports, proto and gen
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	@! find . -path ./$(VENV) -prune -o -path '*/pagoda/__init__.py' -print | grep . || (echo "pagoda/ is a namespace: no __init__.py directly in it" && false)
-	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml deploy/compose.*.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/hadolint --failure-threshold error deploy/*.Dockerfile
 
 typecheck: $(DEV_STAMP) ## Check types (mypy strict)
 	$(BIN)/mypy

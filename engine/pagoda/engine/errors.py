@@ -1,0 +1,97 @@
+"""The engine's exceptions.
+
+    EngineError
+    ├── CheckpointError            a model folder that cannot be read as one
+    │   └── UnsupportedModelError  a well-formed one whose architecture or option is not implemented
+    ├── InvalidConfigError         an EngineConfig that cannot work
+    ├── InvalidSequenceError       a SequenceRequest (or a call about one) that can never be served
+    ├── QueueFullError             too many sequences wait already; try again later
+    ├── SequenceStateError         a call that does not fit what the sequence is doing
+    └── BlockPoolError             blocks freed twice or never owned: a bug of the caller
+
+Aborts, full pools and preemptions are no errors: they are values or nothing at all.
+"""
+
+from pathlib import Path
+
+
+class EngineError(Exception):
+    """Root of every error that the engine raises on purpose."""
+
+
+class CheckpointError(EngineError):
+    """A model folder is incomplete or contradicts itself."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")
+
+
+class UnsupportedModelError(CheckpointError):
+    """The model is well-formed, but asks for what the decoder does not implement."""
+
+    def __init__(self, path: Path, what: str, value: object, supported: tuple[str, ...]) -> None:
+        self.what = what
+        self.value = value
+        self.supported = supported
+        super().__init__(
+            path, f"{what} {value!r} is not supported; supported: {', '.join(supported)}"
+        )
+
+
+class InvalidConfigError(EngineError):
+    """One limit of the configuration is out of range."""
+
+    def __init__(self, what: str, value: object, limit: object) -> None:
+        self.what = what
+        self.value = value
+        self.limit = limit
+        super().__init__(f"{what} is {value!r}, must be {limit}")
+
+
+class InvalidSequenceError(EngineError):
+    """The sequence can never be served as asked.
+
+    Attributes:
+        what: the field or quantity that is out of range.
+        value: what was asked.
+        limit: what is possible, in words or as a number.
+    """
+
+    def __init__(self, what: str, value: object, limit: object) -> None:
+        self.what = what
+        self.value = value
+        self.limit = limit
+        super().__init__(f"{what} is {value!r}, must be {limit}")
+
+
+class QueueFullError(EngineError):
+    """As many sequences as allowed wait for admission."""
+
+    def __init__(self, num_waiting: int, limit: int) -> None:
+        self.num_waiting = num_waiting
+        self.limit = limit
+        super().__init__(
+            f"{num_waiting} sequences wait and the limit is {limit}; retry later or raise "
+            "max_num_waiting"
+        )
+
+
+class SequenceStateError(EngineError):
+    """A call came for a sequence that is not in the state the call is for."""
+
+    def __init__(self, sequence_id: str, state: str, wanted: str) -> None:
+        self.sequence_id = sequence_id
+        self.state = state
+        self.wanted = wanted
+        super().__init__(f"sequence {sequence_id!r} is {state}, not {wanted}")
+
+
+class BlockPoolError(EngineError):
+    """A block was freed that nobody holds."""
+
+    def __init__(self, block_id: int, reason: str) -> None:
+        self.block_id = block_id
+        self.reason = reason
+        super().__init__(f"block {block_id}: {reason}")

@@ -1,0 +1,123 @@
+"""The engine's own state of one sequence, beside its immutable request.
+
+Knows tokens, lengths and block ids. Knows nothing of other sequences, of the pool or of tensors.
+"""
+
+import enum
+
+from pagoda.engine.sampling.sampling_state import SamplingState
+from pagoda.engine.sequence_request import SequenceRequest
+
+
+class SequenceState(enum.Enum):
+    """What a sequence is doing.
+
+    WAITING -> (IMPORTING ->) RUNNING -> (HELD ->) FINISHED; a preempted one goes from RUNNING back to
+    WAITING. IMPORTING, RUNNING and HELD sequences own blocks, the others own none.
+    """
+
+    WAITING = "waiting"
+    IMPORTING = "importing"  # blocks reserved; someone else writes them
+    RUNNING = "running"  # prefilling or decoding
+    HELD = "held"  # prefill_only and sampled: blocks stay until `Engine.release`
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Mutable state of one sequence.
+
+    Attributes:
+        request: what the caller asked.
+        arrival: rank among all sequences ever added; smaller is older.
+        state: see SequenceState.
+        token_ids: prompt and output, also output of earlier attempts.
+        num_prompt_tokens: ``token_ids[:num_prompt_tokens]`` is the prompt.
+        max_num_tokens: length at which the output ends with LENGTH.
+        num_computed_tokens: leading tokens whose KV is in the blocks.
+        num_cached_tokens: leading tokens whose KV was reused at the latest admission.
+        prefill_end: tokens that the latest admission found; computing up to there is prefill.
+        block_ids: logical -> physical; entry i covers tokens [i * block_size, (i + 1) * block_size).
+        block_hashes: of the leading full blocks, as far as known.
+        num_registered_blocks: leading blocks that were offered to the pool for reuse.
+        num_exported_blocks: leading blocks that `StepResult.computed` has named.
+        was_reserved: `StepResult.reserved` has named it; a later admission after a preemption is not named.
+        is_import_pending: the next admission waits for the caller to write KV.
+    """
+
+    __slots__ = (
+        "arrival",
+        "block_hashes",
+        "block_ids",
+        "is_import_pending",
+        "max_num_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_exported_blocks",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "prefill_end",
+        "request",
+        "sampling_state",
+        "state",
+        "stop_token_ids",
+        "token_ids",
+        "was_reserved",
+    )
+
+    def __init__(
+        self,
+        request: SequenceRequest,
+        arrival: int,
+        *,
+        max_model_len: int,
+        sampling_state: SamplingState,
+        is_import_pending: bool,
+    ) -> None:
+        num_prompt_tokens = len(request.prompt_token_ids)
+        self.request = request
+        self.arrival = arrival
+        self.state = SequenceState.WAITING
+        self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_num_tokens = min(max_model_len, num_prompt_tokens + request.sampling.max_tokens)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.prefill_end = len(self.token_ids)
+        self.block_ids: list[int] = []
+        self.block_hashes = list(request.block_hashes)
+        self.num_registered_blocks = 0
+        self.num_exported_blocks = 0
+        self.was_reserved = False
+        self.is_import_pending = is_import_pending
+        self.sampling_state = sampling_state
+        self.stop_token_ids = frozenset(sampling_state.stop_token_ids)
+
+    @property
+    def sequence_id(self) -> str:
+        """The caller's name for it."""
+        return self.request.sequence_id
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far; also the output index of the next one."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose KV is missing. At least 1 while the sequence lives: the last token's logits are needed."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether its next tokens were known when it was admitted."""
+        return self.num_computed_tokens < self.prefill_end
+
+    @property
+    def is_preemptible(self) -> bool:
+        """Whether its blocks may be taken away: never while someone else may be reading them."""
+        return not self.request.prefill_only
+
+    def append_token(self, token_id: int) -> None:
+        """Add one output token."""
+        self.token_ids.append(token_id)
+        self.sampling_state.append(token_id)

@@ -1,0 +1,50 @@
+"""Argument checks shared by the operators. Every message says what was expected and what came.
+
+Knows shapes, dtypes and devices. Knows nothing of what an operator computes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int | None]) -> None:
+    """Raise ValueError unless `tensor` has the expected shape; None accepts any size of that dim."""
+    shape = tuple(tensor.shape)
+    if len(shape) == len(expected) and all(
+        want is None or got == want for got, want in zip(shape, expected, strict=True)
+    ):
+        return
+    wanted = ", ".join("any" if want is None else str(want) for want in expected)
+    raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
+
+
+def check_same(name: str, tensor: torch.Tensor, like_name: str, like: torch.Tensor) -> None:
+    """Raise ValueError unless `tensor` has the dtype and device of `like`."""
+    if tensor.dtype != like.dtype or tensor.device != like.device:
+        raise ValueError(
+            f"{name}: expected {like.dtype} on {like.device} as {like_name}, "
+            f"got {tensor.dtype} on {tensor.device}"
+        )
+
+
+def check_float(name: str, tensor: torch.Tensor) -> None:
+    """Raise ValueError unless `tensor` is fp32, fp16 or bf16."""
+    if tensor.dtype not in FLOAT_DTYPES:
+        raise ValueError(f"{name}: expected fp32, fp16 or bf16, got {tensor.dtype}")
+
+
+def check_index(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Raise ValueError unless `tensor` holds int32 or int64 on `device`."""
+    if tensor.dtype not in (torch.int32, torch.int64) or tensor.device != device:
+        raise ValueError(
+            f"{name}: expected int32 or int64 on {device}, got {tensor.dtype} on {tensor.device}"
+        )
+
+
+def check_last_dim_dense(name: str, tensor: torch.Tensor) -> None:
+    """Raise ValueError unless neighbours along the last dim are neighbours in memory."""
+    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+        raise ValueError(f"{name}: expected stride 1 in the last dim, got {tensor.stride(-1)}")

@@ -1,0 +1,118 @@
+"""Real servers for tests: NATS (JetStream, token) and Redis, each a subprocess on a free loopback port.
+
+    with nats_server(tmp_path) as nats, redis_server(tmp_path) as redis:
+        common = settings_for(nats, redis, home=tmp_path)
+"""
+
+import contextlib
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from pagoda.runtime.settings import CommonSettings
+
+START_SECONDS = 20.0
+
+
+def free_port() -> int:
+    """A port that was free a moment ago; the servers below retry if it is taken meanwhile."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def binary(name: str) -> str:
+    """The server's binary in this interpreter's environment, else on PATH."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    assert found, f"{name} is not installed"
+    return found
+
+
+@dataclass
+class Server:
+    """A running server; `stop` and `start` (same port, same data) simulate an outage."""
+
+    command: list[str]
+    port: int
+    log: Path
+    secret: str
+    url: str
+    process: subprocess.Popen[bytes] | None = field(default=None)
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.command} did not start:\n{self.log.read_text()}")
+            time.sleep(0.005)
+
+    def stop(self, *, kill: bool = False) -> None:
+        if self.process is None:
+            return
+        if kill:
+            self.process.kill()
+        else:
+            self.process.terminate()
+        self.process.wait(10)
+        self.process = None
+
+
+@contextlib.contextmanager
+def nats_server(folder: Path, *, token: str | None = None) -> Iterator[Server]:
+    """Start nats-server with JetStream and a token; yields it, stops it."""
+    token = secrets.token_hex(8) if token is None else token
+    port = free_port()
+    store = folder / f"jetstream-{port}"
+    command = [binary("nats-server"), "-js", "-a", "127.0.0.1", "-p", str(port), "-sd", str(store)]
+    command += ["--auth", token]
+    url = f"nats://127.0.0.1:{port}"
+    server = Server(command, port, folder / f"nats-{port}.log", token, url)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(kill=True)
+
+
+@contextlib.contextmanager
+def redis_server(folder: Path, *, password: str | None = None) -> Iterator[Server]:
+    """Start redis-server with a password and without persistence; yields it, stops it."""
+    password = secrets.token_hex(8) if password is None else password
+    port = free_port()
+    command = [binary("redis-server"), "--port", str(port), "--bind", "127.0.0.1"]
+    command += ["--requirepass", password, "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    url = f"redis://:{password}@127.0.0.1:{port}/0"
+    server = Server(command, port, folder / f"redis-{port}.log", password, url)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(kill=True)
+
+
+def settings_for(
+    nats: Server | None = None, redis: Server | None = None, *, home: Path, **overrides: Any
+) -> CommonSettings:
+    """CommonSettings that point at the given servers; further fields by name."""
+    values: dict[str, Any] = {"home": home, "cluster_token": SecretStr("test-cluster-token")}
+    if nats:
+        values |= {"nats_url": nats.url, "nats_token": SecretStr(nats.secret)}
+    if redis:
+        values |= {"redis_url": redis.url}
+    return CommonSettings(**(values | overrides))
