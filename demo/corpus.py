@@ -38,9 +38,7 @@ def read_speeches(path: Path = CORPUS_PATH) -> list[Speech]:
     return speeches
 
 
-def split_held_out(
-    speeches: Sequence[Speech], fraction: float
-) -> tuple[Sequence[Speech], Sequence[Speech]]:
+def split_held_out(speeches: list[Speech], fraction: float) -> tuple[list[Speech], list[Speech]]:
     """Split into (training, held-out), the held-out part being the last `fraction` of the bytes.
 
     A contiguous tail, not a random sample: speeches answer each other, so a sample would leak.
@@ -54,7 +52,7 @@ def split_held_out(
 
 
 def persona(speaker: str) -> str:
-    """Return the system message that casts the assistant as `speaker`: `You are King Richard III.`"""
+    """Return the system message that casts the assistant: `You are King Richard III.`."""
     words = (word if set(word) <= set("IVX") else word.capitalize() for word in speaker.split())
     return f"You are {' '.join(words)}."
 

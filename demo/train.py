@@ -22,8 +22,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from corpus import Message, Speech, held_out_dialogues, read_speeches, sample_documents
-from corpus import split_held_out
+from corpus import (
+    Message,
+    Speech,
+    held_out_dialogues,
+    read_speeches,
+    sample_documents,
+    split_held_out,
+)
 from safetensors.torch import save_file
 from tokenizer import BOS_ID, END_ID, PAD_ID, save_tokenizer, train_tokenizer
 from torch import Tensor, nn
@@ -73,6 +79,7 @@ SAMPLE_PROMPTS = (
 
 
 def write_json(path: Path, value: object) -> None:
+    """Write `value` as indented JSON."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
@@ -89,7 +96,7 @@ def prepare_folder(folder: Path, speeches: list[Speech]) -> ChatTokenizer:
 
 
 def save_weights(model: nn.Module, folder: Path) -> None:
-    """Replace the folder's weights by the model's, in bfloat16; a reader sees the old or the new."""
+    """Replace the folder's weights by the model's, in bfloat16. A reader sees old or new."""
     tensors = {
         name: tensor.detach().to(torch.bfloat16).contiguous()
         for name, tensor in model.state_dict().items()
@@ -133,11 +140,11 @@ def learning_rate(step: int, num_steps: int, peak: float, warmup_steps: int = 60
 
 
 def encode(tokenizer: ChatTokenizer, document: list[Message] | str) -> list[int]:
-    """Return the tokens of a document: a chat as its template renders it, or `<|bos|>text<|end|>`."""
+    """Return a document's tokens: a chat as its template renders it, or `<|bos|>text<|end|>`."""
     if isinstance(document, str):
-        return [*tokenizer.encode(document), END_ID]
+        return [*tokenizer.encode(document, verbose=False), END_ID]
     text = tokenizer.apply_chat_template(document, tokenize=False)
-    return tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
 
 def training_batches(
@@ -171,7 +178,9 @@ def sum_loss(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
     )
 
 
-def held_out_loss(tokenizer: ChatTokenizer, speeches: list[Speech]) -> Callable[..., dict]:
+def held_out_loss(
+    tokenizer: ChatTokenizer, speeches: list[Speech]
+) -> Callable[[LlamaForCausalLM], dict[str, float]]:
     """Return a function measuring a model's loss on the held-out dialogues, each on its own.
 
     Every token after `<|bos|>` counts, role markers included. Bits per byte divides the same sum

@@ -1,7 +1,7 @@
 """Real servers for tests: NATS (JetStream, token) and Redis, each a subprocess on a free loopback port.
 
-    with nats_server(tmp_path) as nats, redis_server(tmp_path) as redis:
-        common = settings_for(nats, redis, home=tmp_path)
+with nats_server(tmp_path) as nats, redis_server(tmp_path) as redis:
+    common = settings_for(nats, redis, home=tmp_path)
 """
 
 import contextlib

@@ -11,13 +11,14 @@ class EngineConfig:
         block_size: tokens per KV block.
         num_blocks: KV blocks in the pool.
         max_num_seqs: sequences in one step at most.
-        max_num_batched_tokens: new tokens in one step at most (prefill chunks and decodes together).
+        max_num_batched_tokens: new tokens in one step at most (prefill chunks and decodes
+            together).
         max_model_len: prompt and output tokens of one sequence at most.
         max_num_waiting: sequences waiting for admission at most.
         enable_prefix_caching: reuse blocks by hash.
         device: ``cpu`` or ``cuda``.
-        dtype: ``auto`` | ``float32`` | ``bfloat16`` | ``float16``; auto is the checkpoint's where the device is
-            fast at it, else float32.
+        dtype: ``auto`` | ``float32`` | ``bfloat16`` | ``float16``; auto is the checkpoint's where
+            the device is fast at it, else float32.
         num_threads: CPU threads of one forward; 0 leaves torch's own choice.
     """
 

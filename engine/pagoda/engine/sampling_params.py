@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 class SamplingParams:
     """Order of application: penalties, bias, temperature, truncation, softmax, draw.
 
-    The random number of output index i is a function of (seed, i) alone, so batching, preemption and
-    failover do not change what is drawn.
+    The random number of output index i is a function of (seed, i) alone, so batching, preemption
+    and failover do not change what is drawn.
 
     Attributes:
         max_tokens: output tokens at most, counted from output index 0; >= 1.

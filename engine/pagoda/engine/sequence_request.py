@@ -21,12 +21,15 @@ class SequenceRequest:
         sequence_id: unique among the sequences this engine holds.
         prompt_token_ids: at least one.
         block_hashes: one for each full prompt block, chained from ``cache_root`` (16 bytes each).
-        cache_root: parent hash of the first block; covers everything that makes KV reusable, tenant salt included.
+        cache_root: parent hash of the first block; covers everything that makes KV reusable, tenant
+            salt included.
         sampling: see SamplingParams.
-        output_token_ids: output tokens that an earlier attempt delivered already; the engine goes on after them.
-        kv_source: IMPORT makes the engine stop after reserving blocks (see `StepResult.reserved`) and wait.
-        prefill_only: finish after one sampled token and keep the blocks until `Engine.release`, so that they
-            can be sent to another worker.
+        output_token_ids: output tokens that an earlier attempt delivered already; the engine goes
+            on after them.
+        kv_source: IMPORT makes the engine stop after reserving blocks (see `StepResult.reserved`)
+            and wait.
+        prefill_only: finish after one sampled token and keep the blocks until `Engine.release`, so
+            that they can be sent to another worker.
     """
 
     sequence_id: str

@@ -15,7 +15,7 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log probabilities of the model's own distribution, before temperature and truncation."""
+    """Natural logarithms of the model's own probabilities, before penalties and temperature."""
 
     token_id: int
     logprob: float
@@ -26,7 +26,10 @@ class TokenLogprobs:
 class SequenceOutput:
     """New tokens of one sequence; ``first_index`` is the output index of ``token_ids[0]``.
 
-    A sequence's last output has ``finish_reason``; it may carry no token (abort, error).
+    A sequence's last output has ``finish_reason``; it may carry no token (abort, error, or the end
+    by an imported first token). The one token of a ``prefill_only`` sequence has a finish_reason
+    only if the output really ends with it (a stop token, or max_tokens reached): else it is None
+    and another engine goes on.
     """
 
     sequence_id: str
@@ -44,9 +47,11 @@ class Reservation:
 
     Attributes:
         sequence_id: whose blocks these are.
-        block_ids: physical block for each logical prompt block. The sequence owns them until it ends.
-        num_cached_tokens: leading tokens whose KV is here already (whole blocks). For KvSource.IMPORT the caller
-            writes logical blocks from ``num_cached_tokens // block_size`` on; blocks before it are shared: never write.
+        block_ids: physical block for each logical prompt block. The sequence owns them until it
+            ends.
+        num_cached_tokens: leading tokens whose KV is here already (whole blocks). For
+            KvSource.IMPORT the caller writes logical blocks from ``num_cached_tokens //
+            block_size`` on; blocks before it are shared: never write.
     """
 
     sequence_id: str
@@ -56,10 +61,11 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlocks:
-    """KV of a ``prefill_only`` sequence that this step completed: logical blocks [first_block, first_block + n).
+    """KV of a ``prefill_only`` sequence that this step completed.
 
-    Only whole blocks, except in the step that samples the token: it adds the last, partly filled block.
-    The blocks stay unchanged until `Engine.release`, so another thread may read them. Blocks that were a
+    These are the logical blocks [first_block, first_block + len(block_ids)). Only whole blocks,
+    except in the step that samples the token: it adds the last, partly filled block. The blocks
+    stay unchanged until `Engine.release`, so another thread may read them. Blocks that were a
     device prefix hit are included in the first event of their sequence.
     """
 
@@ -87,11 +93,12 @@ class StepResult:
     """Everything a step changed that the world outside the engine must know.
 
     Attributes:
-        reserved: sequences admitted this step. Those with KvSource.IMPORT now wait for `import_finished`.
+        reserved: sequences admitted this step, each named once: not again after a preemption.
+            Those with KvSource.IMPORT now wait for `import_finished`.
         outputs: new tokens and ends.
         computed: KV ready for export.
         stored: (block hash, block id) of blocks that became reusable.
-        evicted: block hashes that are no longer here. Applied after ``stored``.
+        evicted: block hashes that are no longer here; none of them is in ``stored`` too.
         stats: see StepStats.
     """
 

@@ -1,4 +1,4 @@
-"""What one step's attention needs to know about its sequences, prepared once and read by every layer.
+"""What one step's attention needs to know about its sequences: built once, read by every layer.
 
 Knows block tables and lengths. Knows nothing of models, sampling or the scheduler.
 """
@@ -11,20 +11,21 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Variable-length batch of S sequences with T new tokens in all; prefill chunks and decodes mixed.
+    """Batch of S sequences with T new tokens in all; prefill chunks and decodes mixed.
 
-    Sequence i owns the new tokens ``[cu_seqlens_q[i], cu_seqlens_q[i + 1])``; its last new token sits at
-    position ``context_lens[i] - 1``. KV of the new tokens is written to the cache before attention runs.
+    Sequence i owns the new tokens ``[cu_seqlens_q[i], cu_seqlens_q[i + 1])``; its last new token
+    sits at position ``context_lens[i] - 1``. KV of the new tokens is written to the cache before
+    attention runs.
 
     Attributes:
         cu_seqlens_q: ``[S + 1]`` int32 on the device, prefix sums of new tokens.
-        context_lens: ``[S]`` int32 on the device, KV tokens of each sequence, the new ones included.
-        block_tables: ``[S, max_blocks]`` int32 on the device, logical -> physical; unused entries are 0.
-        slot_mapping: ``[T]`` int64 on the device, ``block_id * block_size + offset``; PAD_SLOT is skipped.
-        seqlens_q_host: new tokens per sequence, on the host, so that no step waits for a device copy.
+        context_lens: ``[S]`` int32 on the device, KV tokens of each sequence, new ones included.
+        block_tables: ``[S, max_blocks]`` int32 on the device, logical -> physical; unused are 0.
+        slot_mapping: ``[T]`` int64 on the device, ``block_id * block_size + offset`` or PAD_SLOT.
+        seqlens_q_host: new tokens per sequence, on the host, so that no step waits for a copy.
         context_lens_host: as ``context_lens``, on the host.
         block_size: tokens per block.
-        cpu_plan: what the CPU path gathers, computed once a step by ``plan_attention``; None on CUDA.
+        cpu_plan: what the CPU path gathers, from ``plan_attention``; None on CUDA.
     """
 
     cu_seqlens_q: torch.Tensor

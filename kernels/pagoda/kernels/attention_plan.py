@@ -31,7 +31,7 @@ def plan_attention(
     Args:
         seqlens_q: new tokens of each sequence, >= 1.
         context_lens: KV tokens of each sequence, its new tokens included.
-        block_tables: physical blocks of each sequence, in logical order; further entries are ignored.
+        block_tables: physical blocks of each sequence, in logical order; unneeded ones ignored.
         block_size: tokens per block.
         device: where the tensors of the result live.
 

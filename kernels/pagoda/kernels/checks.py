@@ -11,7 +11,7 @@ FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int | None]) -> None:
-    """Raise ValueError unless `tensor` has the expected shape; None accepts any size of that dim."""
+    """Raise ValueError unless `tensor` has the expected shape; None accepts any size."""
     shape = tuple(tensor.shape)
     if len(shape) == len(expected) and all(
         want is None or got == want for got, want in zip(shape, expected, strict=True)

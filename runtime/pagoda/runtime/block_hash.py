@@ -1,7 +1,8 @@
 """Block hashes: the identity of KV across processes, machines and restarts.
 
-Equal hash means equal KV; nothing else does. So the chain starts at a root that covers everything which makes
-KV reusable: the KV identity (model fingerprint, dtype, layout, block size), the adapter and the tenant's salt.
+Equal hash means equal KV; nothing else does. So the chain starts at a root that covers everything
+which makes KV reusable: the KV identity (model fingerprint, dtype, layout, block size), the adapter
+and the tenant's salt.
 """
 
 import hashlib
@@ -45,7 +46,9 @@ def hash_prompt(root: bytes, token_ids: Sequence[int], block_size: int) -> tuple
     stride = 4 * block_size
     parent, hashes = root, []
     for start in range(0, len(tokens) - stride + 1, stride):
-        parent = hashlib.blake2b(parent + tokens[start : start + stride], digest_size=HASH_BYTES).digest()
+        parent = hashlib.blake2b(
+            parent + tokens[start : start + stride], digest_size=HASH_BYTES
+        ).digest()
         hashes.append(parent)
     return tuple(hashes)
 

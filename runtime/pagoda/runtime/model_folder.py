@@ -1,4 +1,4 @@
-"""Where the model's files are: a folder, the local Hugging Face cache, or the demo model. Never downloads."""
+"""Where the model is: a folder, the local Hugging Face cache, or the demo. Never downloads."""
 
 import os
 from pathlib import Path
@@ -28,7 +28,7 @@ def resolve_model_folder(common: "CommonSettings") -> Path:
     snapshot = cached_snapshot(common.model)
     if snapshot is None:
         raise ModelFolderError(
-            f"PAGODA_MODEL={common.model!r} is neither a folder nor in the local Hugging Face cache "
+            f"PAGODA_MODEL={common.model!r} is neither a folder nor in the Hugging Face cache "
             f"({_hub_cache()}): fetch it with `hf download {common.model}`, or give a folder"
         )
     return _checked(snapshot)

@@ -17,7 +17,10 @@ def variable_names(cls: type[BaseSettings]) -> dict[str, str]:
 
 
 def unknown_name_problems(
-    variables: Mapping[str, str], models: Sequence[type[BaseSettings]], *, every_service: bool = False
+    variables: Mapping[str, str],
+    models: Sequence[type[BaseSettings]],
+    *,
+    every_service: bool = False,
 ) -> list[str]:
     """Return one line for each PAGODA_* name that no model knows.
 

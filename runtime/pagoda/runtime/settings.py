@@ -1,7 +1,8 @@
 """Settings: environment variables into frozen models, with every problem reported at once.
 
-Every variable starts with PAGODA_. A name that no model knows refuses to start, naming the nearest valid
-one. An empty value counts as unset. Nothing else in the platform reads the environment for its settings.
+Every variable starts with PAGODA_. A name that no model knows refuses to start, naming the nearest
+valid one. An empty value counts as unset. Nothing else in the platform reads the environment for
+its settings.
 """
 
 import json
@@ -49,9 +50,12 @@ class CommonSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="PAGODA_")
 
-    home: Path = Field(Path(".pagoda"), description="Folder for run-time data: logs, ledger, NVMe tier")
+    home: Path = Field(
+        Path(".pagoda"), description="Folder for run-time data: logs, ledger, NVMe tier"
+    )
     model: str = Field(
-        "", description="Model folder in Hugging Face layout, or a hub name in the local cache; empty: demo"
+        "",
+        description="Folder in Hugging Face layout, or hub name in the local cache; empty: demo",
     )
     model_name: str = Field("", description="Name clients ask for; empty: the model folder's name")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -59,7 +63,8 @@ class CommonSettings(ServiceSettings):
     )
     http_port: int = Field(8000, ge=1, le=65535, description="Port of the OpenAI API")
     topology: str = Field(
-        "disaggregated", description="disaggregated, aggregated, or prefill=P,decode=D (`pagoda up`)"
+        "disaggregated",
+        description="disaggregated, aggregated, or prefill=P,decode=D (`pagoda up`)",
     )
     local_prefill: Literal["off", "auto"] = Field(
         "off", description="auto: a decode worker prefills by itself where that is predicted faster"
@@ -71,8 +76,12 @@ class CommonSettings(ServiceSettings):
         SecretStr(""), description="Bearer token between processes (gRPC); empty on loopback only"
     )
     trace_dir: Path | None = Field(None, description="Folder for spans as JSON lines; empty: none")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least level logged")
-    log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", description="Least level logged"
+    )
+    log_format: Literal["json", "console"] = Field(
+        "json", description="One JSON object a line, or text"
+    )
 
     @property
     def served_model_name(self) -> str:
@@ -132,7 +141,8 @@ def _build(cls: type[S], variables: Mapping[str, str]) -> tuple[S | None, list[s
     if problems:
         return None, problems
     try:
-        return cls(**values), []
+        # the prefix keeps pydantic from reading the process's environment beside `variables`
+        return cls(_env_prefix="NOT_READ_", **values), []
     except ValidationError as error:
         return None, [_describe(cls, names, values, details) for details in error.errors()]
 

@@ -1,6 +1,7 @@
 """Every NATS subject and JetStream stream of the platform, in one place.
 
-Subjects are ``pagoda.v1.<service>[.<id>]``. Ids never contain dots, spaces or wildcards; `token` makes one of any text.
+Subjects are ``pagoda.v1.<service>[.<id>]``. Ids never contain dots, spaces or wildcards; `token`
+makes one of any text.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def token(text: str) -> str:
-    """Return `text` as one subject token: itself if plain, else a readable slug and a hash of it."""
+    """Return `text` as one subject token: itself if plain, else a readable slug and a hash."""
     if _PLAIN.fullmatch(text):
         return text
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", text)[:40].strip("-")

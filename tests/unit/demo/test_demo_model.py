@@ -110,9 +110,7 @@ def test_chat_template_encodes_each_marker_as_one_token(tokenizer):
 def test_generation_prompt_ends_with_the_assistant_marker(tokenizer):
     without = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
 
-    prompt = tokenizer.apply_chat_template(
-        CONVERSATION, tokenize=False, add_generation_prompt=True
-    )
+    prompt = tokenizer.apply_chat_template(CONVERSATION, tokenize=False, add_generation_prompt=True)
 
     assert prompt == without + "<|assistant|>"
 
@@ -165,6 +163,7 @@ def test_greedy_answer_ends_or_reaches_the_length(model, tokenizer, prompt):
     assert tokenizer.decode(token_ids, skip_special_tokens=True).strip()
 
 
+@pytest.mark.slow
 def test_sampled_answers_mostly_end_by_themselves(model, tokenizer):
     torch.manual_seed(0)
     text = tokenizer.apply_chat_template(
@@ -177,9 +176,10 @@ def test_sampled_answers_mostly_end_by_themselves(model, tokenizer):
     assert sum(tokenizer.eos_token_id in row for row in outputs.tolist()) >= 6
 
 
+@pytest.mark.slow
 def test_a_prompt_near_the_context_limit_keeps_its_loss(model, tokenizer):
     corpus = MODEL_DIR.with_name("tinyshakespeare.txt").read_text(encoding="utf-8")
-    token_ids = torch.tensor([tokenizer.encode(corpus[:8000])[:2048]])
+    token_ids = torch.tensor([tokenizer.encode(corpus[:8000], verbose=False)[:2048]])
     assert token_ids.shape == (1, 2048)
 
     with torch.no_grad():

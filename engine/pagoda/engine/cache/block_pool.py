@@ -5,8 +5,8 @@ Knows block ids and block hashes. Knows nothing of tensors, sequences or the net
 Every block is in exactly one of three places:
 
 - held: ref_count >= 1; its holders free it once each;
-- cached: ref_count 0 but it has a hash, so that a later prompt may reuse it; evicted when nothing else is
-  left, least recently freed first;
+- cached: ref_count 0 but it has a hash, so that a later prompt may reuse it; evicted when nothing
+  else is left, least recently freed first;
 - blank: ref_count 0 and no hash.
 """
 
@@ -64,8 +64,8 @@ class BlockPool:
     def allocate(self, block_hashes: Sequence[bytes], num_new: int) -> list[int] | None:
         """Hold the blocks of these hashes (all must be here) and `num_new` blocks to be written.
 
-        The caller owns one reference to each until `free`. Returns None if too few are free; then nothing
-        changed.
+        The caller owns one reference to each until `free`. Returns None if too few are free; then
+        nothing changed.
         """
         if self.num_allocatable(block_hashes) < num_new:
             return None
@@ -98,7 +98,8 @@ class BlockPool:
     def free(self, block_ids: Sequence[int]) -> None:
         """Give back one reference to each block of a sequence, in logical order.
 
-        The last blocks of a sequence become the first to evict: without its prefix a block is useless.
+        The last blocks of a sequence become the first to evict: without its prefix a block is
+        useless.
         """
         for block_id in reversed(block_ids):
             if self._ref_counts[block_id] == 0:
@@ -135,8 +136,8 @@ class BlockPool:
             self._on_evict(block_hash, block_id)
         self._hashes[block_id] = None
         del self._by_hash[block_hash]
-        # A hash that nobody was told of needs no goodbye either, unless an older block had it before:
-        # naming it once too often is harmless, once too seldom is not.
+        # A hash that nobody was told of needs no goodbye either, unless an older block had it
+        # before: naming it once too often is harmless, once too seldom is not.
         self._stored.pop(block_hash, None)
         self._evicted[block_hash] = None
         return block_id
@@ -146,15 +147,20 @@ class BlockPool:
         for block_id in range(self.num_blocks):
             expected = ref_counts.get(block_id, 0)
             found = self._ref_counts[block_id]
-            assert found == expected, f"block {block_id}: {found} references, holders say {expected}"
+            assert found == expected, (
+                f"block {block_id}: {found} references, holders say {expected}"
+            )
         held = {b for b, count in enumerate(self._ref_counts) if count}
         blank, cached = set(self._blank), set(self._cached)
         assert len(blank) == len(self._blank), "a blank block is listed twice"
-        assert not (held & blank or held & cached or blank & cached), "a block is in two places"
+        assert held.isdisjoint(blank), "a held block is listed as blank"
+        assert held.isdisjoint(cached), "a held block is listed as evictable"
+        assert blank.isdisjoint(cached), "a blank block is listed as evictable"
         assert len(held) + len(blank) + len(cached) == self.num_blocks, "a block is lost"
         hashed = {b: h for b, h in enumerate(self._hashes) if h is not None}
         assert {h: b for b, h in hashed.items()} == self._by_hash, "hash index differs from blocks"
-        assert cached <= set(hashed) and not blank & set(hashed)
+        assert cached <= set(hashed), "an evictable block has no hash"
+        assert blank.isdisjoint(hashed), "a blank block has a hash"
         assert not set(self._stored) & set(self._evicted)
         assert all(self._by_hash.get(h) == b for h, b in self._stored.items())
         assert not set(self._evicted) & set(self._by_hash)

@@ -15,8 +15,9 @@ from pagoda.kernels import gather_blocks, scatter_blocks
 class KvLayout:
     """Shape of the cache: ``[2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]``.
 
-    Index 0 of the first dimension is K (with RoPE applied), index 1 is V. One block outside the engine is the
-    same without ``num_blocks``: ``[2, num_layers, block_size, num_kv_heads, head_dim]``, contiguous.
+    Index 0 of the first dimension is K (with RoPE applied), index 1 is V. One block outside the
+    engine is the same without ``num_blocks``: ``[2, num_layers, block_size, num_kv_heads,
+    head_dim]``, contiguous.
     """
 
     num_layers: int
@@ -49,8 +50,9 @@ class KvLayout:
 class KvCache:
     """All KV blocks of an engine on its device.
 
-    `read_blocks` and `write_blocks` may be called by any thread, as long as the step loop does not write the
-    same blocks: a reader holds blocks that are complete, a writer blocks that were reserved for its import.
+    `read_blocks` and `write_blocks` may be called by any thread, as long as the step loop does not
+    write the same blocks: a reader holds blocks that are complete, a writer blocks that were
+    reserved for its import.
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
@@ -66,11 +68,11 @@ class KvCache:
         return self.layout.block_bytes
 
     def layer(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (K, V) of one layer, each ``[num_blocks, block_size, num_kv_heads, head_dim]``, views."""
+        """Return views (K, V) of one layer, each ``[num_blocks, block_size, HK, D]``."""
         return self.tensor[0, layer_index], self.tensor[1, layer_index]
 
     def read_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
-        """Copy blocks out. Returns uint8 ``[N, block_bytes]``, cpu, contiguous; waits for the device."""
+        """Copy blocks out: uint8 ``[N, block_bytes]``, cpu, contiguous. Waits for the device."""
         if not block_ids:
             return torch.empty((0, self.block_bytes), dtype=torch.uint8)
         blocks = gather_blocks(self.tensor, self._ids(block_ids)).contiguous()

@@ -24,12 +24,14 @@ class ScheduledSequence:
         num_new_tokens: at least 1.
         is_prefill: the tokens were known at admission; else it is the decode of one sampled token.
         samples: the chunk reaches the last token, so its logits give the next one.
+        num_context_tokens: KV tokens that its attention reads, the new ones included.
     """
 
     sequence: Sequence
     num_new_tokens: int
     is_prefill: bool
     samples: bool
+    num_context_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,14 @@ class ScheduledStep:
 class Scheduler:
     """Queues and the policy over them.
 
-    A step takes decodes first, oldest first, then goes on with prefills that run already, then admits the
-    sequences that wait, first come first served. Admission reserves the blocks of all tokens known so far, so
-    only decodes ever ask for more; when none is left, the youngest running sequence loses its blocks and goes
-    back to the front of the queue. Its tokens are kept, so it goes on as if nothing had happened.
+    A step takes decodes first, oldest first, then goes on with prefills that run already, then
+    admits the sequences that wait, first come first served. Admission reserves the blocks of all
+    tokens known so far, so only decodes ever ask for more; when none is left, the youngest running
+    sequence loses its blocks and goes back to the front of the queue. Its tokens are kept, so it
+    goes on as if nothing had happened.
 
-    ``max_num_seqs`` caps the running and importing sequences together: each of them is in a step sooner or
-    later. Held ones are in none and do not count.
+    ``max_num_seqs`` caps the running and importing sequences together: each of them is in a step
+    sooner or later. Held ones are in none and do not count.
     """
 
     def __init__(self, config: EngineConfig, blocks: SequenceBlocks) -> None:
@@ -122,12 +125,11 @@ class Scheduler:
         """Tell whether `schedule` would choose or admit anything."""
         return bool(self.running) or self._can_admit()
 
-    def _schedule_decodes(
-        self, batch: list[ScheduledSequence], budget: int
-    ) -> tuple[int, int]:
+    def _schedule_decodes(self, batch: list[ScheduledSequence], budget: int) -> tuple[int, int]:
         num_preempted = 0
         for sequence in self.running.copy():
-            # A victim of an older sequence is no longer running; it is younger, so not in the batch yet.
+            # A victim of an older sequence is no longer running; it is younger, so not in the batch
+            # yet.
             if sequence.state is not SequenceState.RUNNING or sequence.is_prefilling:
                 continue
             if not budget:
@@ -137,7 +139,15 @@ class Scheduler:
                 if self._preempt_youngest() is sequence:
                     break
             else:
-                batch.append(ScheduledSequence(sequence, 1, is_prefill=False, samples=True))
+                batch.append(
+                    ScheduledSequence(
+                        sequence,
+                        num_new_tokens=1,
+                        is_prefill=False,
+                        samples=True,
+                        num_context_tokens=len(sequence.token_ids),
+                    )
+                )
                 budget -= 1
         return budget, num_preempted
 
@@ -148,7 +158,11 @@ class Scheduler:
         num_new_tokens = min(missing, budget)
         batch.append(
             ScheduledSequence(
-                sequence, num_new_tokens, is_prefill=True, samples=num_new_tokens == missing
+                sequence,
+                num_new_tokens=num_new_tokens,
+                is_prefill=True,
+                samples=num_new_tokens == missing,
+                num_context_tokens=sequence.num_computed_tokens + num_new_tokens,
             )
         )
         return num_new_tokens
@@ -159,7 +173,10 @@ class Scheduler:
         self.running.remove(victim)
         self.blocks.free(victim)
         victim.state = SequenceState.WAITING
-        self.waiting.appendleft(victim)  # it is older than everybody who waits
+        # In front of all who came later. Not always the very front: an import that finishes late
+        # may run, and be preempted, while an older victim still waits.
+        position = bisect.bisect_left(self.waiting, victim.arrival, key=_BY_ARRIVAL)
+        self.waiting.insert(position, victim)
         return victim
 
     def _admit(self, batch: list[ScheduledSequence], budget: int) -> list[Sequence]:
@@ -193,7 +210,8 @@ class Scheduler:
     def _num_spare_blocks(self) -> int:
         """Blocks that an admission leaves free, so that it does not cause a preemption soon.
 
-        Each running sequence asks for at most one block in block_size steps. With none running nothing is
+        Each running sequence asks for at most one block in block_size steps. With none running
+        nothing is
         spared: else a sequence as large as the pool would wait for ever.
         """
         if not self.running:

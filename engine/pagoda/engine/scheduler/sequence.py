@@ -12,8 +12,8 @@ from pagoda.engine.sequence_request import SequenceRequest
 class SequenceState(enum.Enum):
     """What a sequence is doing.
 
-    WAITING -> (IMPORTING ->) RUNNING -> (HELD ->) FINISHED; a preempted one goes from RUNNING back to
-    WAITING. IMPORTING, RUNNING and HELD sequences own blocks, the others own none.
+    WAITING -> (IMPORTING ->) RUNNING -> (HELD ->) FINISHED; a preempted one goes from RUNNING back
+    to WAITING. IMPORTING, RUNNING and HELD sequences own blocks, the others own none.
     """
 
     WAITING = "waiting"
@@ -36,11 +36,14 @@ class Sequence:
         num_computed_tokens: leading tokens whose KV is in the blocks.
         num_cached_tokens: leading tokens whose KV was reused at the latest admission.
         prefill_end: tokens that the latest admission found; computing up to there is prefill.
-        block_ids: logical -> physical; entry i covers tokens [i * block_size, (i + 1) * block_size).
+        block_ids: logical -> physical; entry i covers tokens [i * block_size, (i + 1) *
+            block_size).
         block_hashes: of the leading full blocks, as far as known.
         num_registered_blocks: leading blocks that were offered to the pool for reuse.
         num_exported_blocks: leading blocks that `StepResult.computed` has named.
-        was_reserved: `StepResult.reserved` has named it; a later admission after a preemption is not named.
+        was_reserved: `StepResult.reserved` has named it; a later admission after a preemption is
+            not named.
+        has_ended: an output with a finish_reason was reported.
         is_import_pending: the next admission waits for the caller to write KV.
     """
 
@@ -48,6 +51,7 @@ class Sequence:
         "arrival",
         "block_hashes",
         "block_ids",
+        "has_ended",
         "is_import_pending",
         "max_num_tokens",
         "num_cached_tokens",
@@ -88,6 +92,7 @@ class Sequence:
         self.num_registered_blocks = 0
         self.num_exported_blocks = 0
         self.was_reserved = False
+        self.has_ended = False
         self.is_import_pending = is_import_pending
         self.sampling_state = sampling_state
         self.stop_token_ids = frozenset(sampling_state.stop_token_ids)
@@ -104,7 +109,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens whose KV is missing. At least 1 while the sequence lives: the last token's logits are needed."""
+        """Tokens whose KV is missing; at least 1, since the last token's logits are needed."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property

@@ -42,8 +42,8 @@ class SequenceBlocks:
     def reserve(self, sequence: Sequence, num_spare_blocks: int) -> bool:
         """Take blocks for all tokens of a sequence, sharing the longest cached prefix.
 
-        The last token is never part of a shared block: its logits must be computed, which writes its KV.
-        Returns False, and changes nothing, unless `num_spare_blocks` blocks stay free.
+        The last token is never part of a shared block: its logits must be computed, which writes
+        its KV. Returns False, and changes nothing, unless `num_spare_blocks` blocks stay free.
         """
         hits = self._match(sequence)
         num_new = self.num_blocks_for(len(sequence.token_ids)) - len(hits)

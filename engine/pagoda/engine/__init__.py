@@ -1,0 +1,58 @@
+"""Pagoda's engine: models, scheduler, KV blocks, sampling. Knows no network and no tokenizer."""
+
+from pagoda.engine.cache.kv_cache import KvCache, KvLayout
+from pagoda.engine.config import EngineConfig
+from pagoda.engine.engine import Engine
+from pagoda.engine.errors import (
+    BlockPoolError,
+    CheckpointError,
+    EngineError,
+    InvalidConfigError,
+    InvalidSequenceError,
+    QueueFullError,
+    SequenceStateError,
+    UnsupportedModelError,
+)
+from pagoda.engine.load import EngineLoad
+from pagoda.engine.models.model_folder import LoadedModel, load_model
+from pagoda.engine.sampling_params import SamplingParams
+from pagoda.engine.scheduler.sequence_blocks import BlockHasher
+from pagoda.engine.sequence_request import KvSource, SequenceRequest
+from pagoda.engine.step_result import (
+    ComputedBlocks,
+    FinishReason,
+    Reservation,
+    SequenceOutput,
+    StepResult,
+    StepStats,
+    TokenLogprobs,
+)
+
+__all__ = [
+    "BlockHasher",
+    "BlockPoolError",
+    "CheckpointError",
+    "ComputedBlocks",
+    "Engine",
+    "EngineConfig",
+    "EngineError",
+    "EngineLoad",
+    "FinishReason",
+    "InvalidConfigError",
+    "InvalidSequenceError",
+    "KvCache",
+    "KvLayout",
+    "KvSource",
+    "LoadedModel",
+    "QueueFullError",
+    "Reservation",
+    "SamplingParams",
+    "SequenceOutput",
+    "SequenceRequest",
+    "SequenceStateError",
+    "StepResult",
+    "StepStats",
+    "TokenLogprobs",
+    "UnsupportedModelError",
+    "load_model",
+]

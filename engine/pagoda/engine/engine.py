@@ -1,0 +1,302 @@
+"""The engine: takes sequences, computes them step by step, and says what each step changed.
+
+Ties the scheduler, the KV blocks, the model and the sampler together. Knows no network and no text.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+
+from pagoda.engine.cache.block_pool import BlockPool, OnEvict
+from pagoda.engine.cache.kv_cache import KvCache, KvLayout
+from pagoda.engine.config import EngineConfig
+from pagoda.engine.errors import InvalidSequenceError, QueueFullError, SequenceStateError
+from pagoda.engine.load import EngineLoad
+from pagoda.engine.models.model_folder import LoadedModel
+from pagoda.engine.runner import Runner
+from pagoda.engine.sampling.sampler import SampledToken, sample
+from pagoda.engine.sampling.sampling_state import SamplingState
+from pagoda.engine.scheduler.scheduler import ScheduledStep, Scheduler
+from pagoda.engine.scheduler.sequence import Sequence, SequenceState
+from pagoda.engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
+from pagoda.engine.sequence_request import KvSource, SequenceRequest
+from pagoda.engine.step_commit import commit_step, end_of, final_output
+from pagoda.engine.step_result import (
+    FinishReason,
+    Reservation,
+    SequenceOutput,
+    StepResult,
+    StepStats,
+)
+from pagoda.engine.validation import check_config, check_request
+
+
+class Engine:
+    """One model, one pool of KV blocks, one step at a time.
+
+    Not thread-safe: the thread that runs the step loop makes every call, except for reads and
+    writes of ``kv_cache``, which any thread may make for blocks that it was given.
+
+    Attributes:
+        config: as given.
+        kv_cache: bytes of the blocks.
+        max_model_len: the smaller of the configuration's and the model's.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        *,
+        hash_block: BlockHasher,
+        on_evict: OnEvict | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Allocate all KV blocks.
+
+        Args:
+            model: its device is the engine's, whatever ``config.device`` says.
+            config: limits.
+            hash_block: (parent hash, token ids of one block) -> 16 bytes; must be what hashed the
+                requests.
+            on_evict: called in the step's thread with (block hash, block id) before the block is
+                overwritten.
+            clock: seconds, for StepStats.
+
+        Raises:
+            InvalidConfigError: a limit is out of range.
+        """
+        check_config(config)
+        if config.num_threads:
+            torch.set_num_threads(config.num_threads)
+        self.config = config
+        self.max_model_len = min(config.max_model_len, model.decoder.max_positions)
+        self._model = model
+        self._clock = clock
+        shape = model.description
+        layout = KvLayout(
+            num_layers=shape.num_layers,
+            block_size=config.block_size,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=model.dtype,
+        )
+        self.kv_cache = KvCache(layout, config.num_blocks, model.device)
+        self._pool = BlockPool(config.num_blocks, on_evict=on_evict)
+        self._blocks = SequenceBlocks(
+            self._pool,
+            block_size=config.block_size,
+            hash_block=hash_block,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self._scheduler = Scheduler(config, self._blocks)
+        self._runner = Runner(model, self.kv_cache)
+        self._num_arrivals = 0
+        self._pending_outputs: list[SequenceOutput] = []
+
+    @property
+    def layout(self) -> str:
+        """What two engines must agree on, beside the fingerprint, before they swap blocks."""
+        return self.kv_cache.layout.name
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds, reusable cached ones included."""
+        return self._pool.num_free_blocks
+
+    def add(self, request: SequenceRequest) -> None:
+        """Queue a sequence.
+
+        Raises:
+            InvalidSequenceError: it can never be served.
+            QueueFullError: too many wait already.
+        """
+        if self._scheduler.get(request.sequence_id) is not None:
+            raise InvalidSequenceError("sequence_id", request.sequence_id, "unique in the engine")
+        check_request(
+            request,
+            self.config,
+            max_model_len=self.max_model_len,
+            vocab_size=self._model.vocab_size,
+        )
+        num_waiting = len(self._scheduler.waiting)
+        if num_waiting >= self.config.max_num_waiting:
+            raise QueueFullError(num_waiting, self.config.max_num_waiting)
+        self._num_arrivals += 1
+        sampling_state = SamplingState(
+            request.sampling,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=request.output_token_ids,
+            eos_token_ids=self._model.eos_token_ids,
+            vocab_size=self._model.vocab_size,
+        )
+        self._scheduler.add(
+            Sequence(
+                request,
+                self._num_arrivals,
+                max_model_len=self.max_model_len,
+                sampling_state=sampling_state,
+                is_import_pending=request.kv_source is KvSource.IMPORT,
+            )
+        )
+
+    def abort(self, sequence_id: str) -> None:
+        """End a sequence in any state; its blocks are free on return.
+
+        The next step reports its end, unless an end was reported already. Unknown ids are ignored:
+        the sequence may have ended while the abort was on its way.
+        """
+        sequence = self._scheduler.get(sequence_id)
+        if sequence is None:
+            return
+        if not sequence.has_ended:
+            self._pending_outputs.append(final_output(sequence, FinishReason.ABORT))
+        self._scheduler.finish(sequence)
+
+    def import_finished(
+        self, sequence_id: str, *, num_computed_tokens: int, first_token_id: int | None = None
+    ) -> None:
+        """Let a KvSource.IMPORT sequence run: its blocks hold the KV of the first tokens now.
+
+        Whole blocks become reusable. Unknown ids are ignored: the sequence may have been aborted.
+
+        Args:
+            sequence_id: a sequence that a step has reserved blocks for.
+            num_computed_tokens: leading tokens whose KV is valid, at least the
+                ``num_cached_tokens`` of the reservation. The engine prefills the rest, so a failed
+                import is no special case.
+            first_token_id: the next output token, which the producer sampled and published; it is
+                not reported again. Needs the KV of all tokens before it.
+
+        Raises:
+            SequenceStateError: it does not wait for an import.
+            InvalidSequenceError: an argument is out of range.
+        """
+        sequence = self._scheduler.get(sequence_id)
+        if sequence is None:
+            return
+        if sequence.state is not SequenceState.IMPORTING:
+            raise SequenceStateError(sequence_id, sequence.state.value, "importing")
+        num_tokens = len(sequence.token_ids)
+        lowest = sequence.num_cached_tokens if first_token_id is None else num_tokens
+        if not lowest <= num_computed_tokens <= num_tokens:
+            raise InvalidSequenceError(
+                "num_computed_tokens", num_computed_tokens, f"in [{lowest}, {num_tokens}]"
+            )
+        if first_token_id is None:
+            # Without its logits nothing can be sampled, so the last token is computed again.
+            num_computed_tokens = min(num_computed_tokens, num_tokens - 1)
+        else:
+            self._check_first_token(sequence, first_token_id)
+        sequence.num_computed_tokens = num_computed_tokens
+        self._blocks.register_computed(sequence)
+        self._scheduler.start_running(sequence)
+        if first_token_id is not None:
+            self._take_first_token(sequence, first_token_id)
+
+    def release(self, sequence_id: str) -> None:
+        """Free the blocks of a finished ``prefill_only`` sequence; whole blocks stay cached.
+
+        Unknown ids are ignored: the sequence may have been aborted.
+
+        Raises:
+            SequenceStateError: it has not sampled its token yet, or was never ``prefill_only``.
+        """
+        sequence = self._scheduler.get(sequence_id)
+        if sequence is None:
+            return
+        if sequence.state is not SequenceState.HELD:
+            raise SequenceStateError(sequence_id, sequence.state.value, "held")
+        self._scheduler.finish(sequence)
+
+    def step(self) -> StepResult:
+        """Schedule, compute, sample; returns what changed since the last step."""
+        started = self._clock()
+        scheduled = self._scheduler.schedule()
+        outputs, self._pending_outputs = self._pending_outputs, []
+        reserved = tuple(
+            Reservation(s.sequence_id, tuple(s.block_ids), s.num_cached_tokens)
+            for s in scheduled.reserved
+        )
+        stats = StepStats(num_preempted=scheduled.num_preempted)
+        if scheduled.batch:
+            scheduled_at = self._clock()
+            logits = self._runner.run(scheduled.batch)
+            computed_at = self._clock()
+            sampled = self._sample(logits, scheduled)
+            new_outputs, computed = commit_step(self._scheduler, scheduled.batch, sampled)
+            outputs += new_outputs
+            times = (started, scheduled_at, computed_at, self._clock())
+            stats = _stats(scheduled, times)
+        else:
+            computed = []
+        stored, evicted = self._pool.take_events()
+        return StepResult(reserved, tuple(outputs), tuple(computed), stored, evicted, stats)
+
+    def has_work(self) -> bool:
+        """Tell whether a step would do anything; False while all wait for blocks or imports."""
+        return bool(self._pending_outputs) or self._pool.has_events or self._scheduler.has_work()
+
+    def load(self) -> EngineLoad:
+        """Return how busy the engine is."""
+        scheduler = self._scheduler
+        waiting_tokens = sum(len(s.token_ids) for s in scheduler.waiting)
+        for sequence in (*scheduler.running, *scheduler.importing.values()):
+            if sequence.is_prefilling:
+                waiting_tokens += sequence.num_uncomputed_tokens
+        return EngineLoad(
+            num_waiting=len(scheduler.waiting),
+            num_running=len(scheduler.running) + len(scheduler.importing),
+            num_waiting_tokens=waiting_tokens,
+            num_blocks=self._pool.num_blocks,
+            num_free_blocks=self._pool.num_free_blocks,
+            num_context_tokens=sum(s.num_computed_tokens for s in scheduler.running),
+        )
+
+    def match_prefix(self, block_hashes: Iterable[bytes]) -> int:
+        """Return how many leading blocks are on the device. No side effect."""
+        return self._pool.match(block_hashes)
+
+    def check_invariants(self) -> None:
+        """Recount everything from first principles; AssertionError if anything differs."""
+        self._scheduler.check_invariants()
+
+    @torch.inference_mode()
+    def _sample(self, logits: torch.Tensor, scheduled: ScheduledStep) -> list[SampledToken]:
+        states = [s.sequence.sampling_state for s in scheduled.batch if s.samples]
+        return sample(logits, states) if states else []
+
+    def _check_first_token(self, sequence: Sequence, token_id: int) -> None:
+        if sequence.request.prefill_only:
+            raise InvalidSequenceError(
+                "first_token_id", token_id, "None for a prefill_only sequence"
+            )
+        if not 0 <= token_id < self._model.vocab_size:
+            raise InvalidSequenceError(
+                "first_token_id", token_id, f"in [0, {self._model.vocab_size})"
+            )
+
+    def _take_first_token(self, sequence: Sequence, token_id: int) -> None:
+        reason = end_of(sequence, token_id)
+        sequence.append_token(token_id)
+        if reason is not None:  # a producer that is awake does not hand over what has ended
+            matched = token_id if reason is FinishReason.STOP else None
+            self._pending_outputs.append(final_output(sequence, reason, matched=matched))
+            self._scheduler.finish(sequence)
+
+
+def _stats(scheduled: ScheduledStep, times: tuple[float, float, float, float]) -> StepStats:
+    """Return sizes and times of a step; ``times`` are those of its four borders."""
+    started, scheduled_at, computed_at, ended = times
+    num_prefill_tokens = sum(s.num_new_tokens for s in scheduled.batch if s.is_prefill)
+    return StepStats(
+        num_sequences=len(scheduled.batch),
+        num_prefill_tokens=num_prefill_tokens,
+        num_decode_tokens=sum(not s.is_prefill for s in scheduled.batch),
+        num_context_tokens=sum(s.num_context_tokens for s in scheduled.batch),
+        num_preempted=scheduled.num_preempted,
+        schedule_seconds=scheduled_at - started,
+        forward_seconds=computed_at - scheduled_at,
+        sample_seconds=ended - computed_at,
+    )

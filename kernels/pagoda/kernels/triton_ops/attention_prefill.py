@@ -1,0 +1,179 @@
+"""Attention of sequences with several new tokens. Reference: `reference.paged_attention`."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+import torch
+import triton
+import triton.language as tl
+
+from pagoda.kernels.attention_batch import AttentionBatch
+from pagoda.kernels.score_rule import ScoreRule
+from pagoda.kernels.triton_ops.attend_tiles import NO_SCORE, attend_tiles, attended
+from pagoda.kernels.triton_ops.launch import IS_INTERPRETED, next_power_of_2, on_device_of
+
+
+@triton.jit
+def _sequence_of_tile(cu_seqlens_q_ptr, tile, num_seqs, BLOCK_Q: tl.constexpr):
+    """Last sequence whose first tile, ``cu_seqlens_q[i] // BLOCK_Q + i``, is not after `tile`."""
+    low = 0
+    high = num_seqs
+    while low < high:
+        middle = (low + high) // 2
+        first_tile = tl.load(cu_seqlens_q_ptr + middle) // BLOCK_Q + middle
+        if first_tile <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def prefill_kernel(
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    out_ptr,
+    cu_seqlens_q_ptr,
+    context_lens_ptr,
+    block_tables_ptr,
+    num_seqs,
+    scale,
+    soft_cap,
+    stride_qt,
+    stride_qh,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_vb,
+    stride_vt,
+    stride_vh,
+    stride_ot,
+    stride_oh,
+    stride_bt,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """``softmax(cap(scale * q @ k^T)) @ v``, causal, for BLOCK_Q tokens and the heads of a KV head.
+
+    Tile q [BLOCK_M, BLOCK_D]: row m is token ``m // GROUP_SIZE``, head ``m % GROUP_SIZE`` of the
+    group. Grid (tiles, HK), tiles counted per sequence and at most ``T // BLOCK_Q + S``. Sequences
+    with one new token are left to the decode kernel.
+    """
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1).to(tl.int64)
+    seq = _sequence_of_tile(cu_seqlens_q_ptr, tile, num_seqs, BLOCK_Q)
+    seq_start = tl.load(cu_seqlens_q_ptr + seq)
+    num_new = tl.load(cu_seqlens_q_ptr + seq + 1) - seq_start
+    first_token = (tile - seq_start // BLOCK_Q - seq) * BLOCK_Q
+    if first_token >= num_new or num_new == 1:
+        return
+    num_computed = tl.load(context_lens_ptr + seq) - num_new
+
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    token = first_token + offs_m // GROUP_SIZE
+    head = kv_head * GROUP_SIZE + offs_m % GROUP_SIZE
+    row = (seq_start + token).to(tl.int64)
+    mask = ((token < num_new) & (offs_m < BLOCK_Q * GROUP_SIZE))[:, None] & (offs_d < HEAD_DIM)[
+        None, :
+    ]
+    # [BLOCK_M, BLOCK_D]
+    q = tl.load(
+        q_ptr + (row * stride_qt + head * stride_qh)[:, None] + offs_d[None, :],
+        mask=mask,
+        other=0.0,
+    )
+    if UPCAST:
+        q = q.to(tl.float32)
+
+    first_position = num_computed + first_token
+    last_position = num_computed + tl.minimum(first_token + BLOCK_Q, num_new) - 1
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(0, first_position + 1 - WINDOW) // BLOCK_N * BLOCK_N
+        full_end = begin
+    else:
+        full_end = (first_position + 1) // BLOCK_N * BLOCK_N
+    position = num_computed + token
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    row_max = tl.full([BLOCK_M], NO_SCORE, dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    k_ptr = k_cache_ptr + kv_head * stride_kh
+    v_ptr = v_cache_ptr + kv_head * stride_vh
+    table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_bt
+    acc, row_max, row_sum = attend_tiles(
+        q, acc, row_max, row_sum, position, begin, full_end, k_ptr, v_ptr, table_ptr,
+        stride_kb, stride_kt, stride_vb, stride_vt, scale, soft_cap,
+        BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, False, UPCAST, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    acc, row_max, row_sum = attend_tiles(
+        q, acc, row_max, row_sum, position, full_end, last_position + 1, k_ptr, v_ptr, table_ptr,
+        stride_kb, stride_kt, stride_vb, stride_vt, scale, soft_cap,
+        BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, True, UPCAST, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    out = attended(acc, row_sum)
+    tl.store(
+        out_ptr + (row * stride_ot + head * stride_oh)[:, None] + offs_d[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=mask,
+    )
+
+
+def tile_shape(head_dim: int, group_size: int, element_bytes: int) -> tuple[int, int, int]:
+    """(BLOCK_M, BLOCK_N, num_warps) that fits the 163 KiB of shared memory of an A100."""
+    wide = next_power_of_2(head_dim) * element_bytes
+    block_m, block_n, num_warps = (128, 64, 8) if wide <= 256 else (64, 32, 4)
+    return max(block_m, next_power_of_2(group_size)), block_n, num_warps
+
+
+def prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+    rule: ScoreRule,
+    out: torch.Tensor,
+) -> None:
+    """Fill the rows of `out` that belong to sequences with several new tokens."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_seqs, num_kv_heads = len(batch.seqlens_q_host), k_cache.shape[2]
+    group_size = num_heads // num_kv_heads
+    block_m, block_n, num_warps = tile_shape(head_dim, group_size, q.element_size())
+    block_q = block_m // group_size
+    with on_device_of(q):
+        prefill_kernel[(num_tokens // block_q + num_seqs, num_kv_heads)](
+            q,
+            k_cache,
+            v_cache,
+            out,
+            batch.cu_seqlens_q,
+            batch.context_lens,
+            batch.block_tables,
+            num_seqs,
+            rule.scale,
+            rule.soft_cap or 1.0,
+            *q.stride()[:2],
+            *k_cache.stride()[:3],
+            *v_cache.stride()[:3],
+            *out.stride()[:2],
+            batch.block_tables.stride(0),
+            GROUP_SIZE=group_size,
+            HEAD_DIM=head_dim,
+            BLOCK_SIZE=batch.block_size,
+            WINDOW=rule.window or 0,
+            HAS_CAP=rule.soft_cap is not None,
+            UPCAST=IS_INTERPRETED,
+            BLOCK_Q=block_q,
+            BLOCK_M=block_m,
+            BLOCK_N=block_n,
+            BLOCK_D=next_power_of_2(head_dim),
+            num_warps=num_warps,
+            num_stages=2,
+        )

@@ -1,0 +1,32 @@
+"""Names of workers, epochs and requests."""
+
+import functools
+import hashlib
+import socket
+from pathlib import Path
+
+from ulid import ULID
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def new_request_id() -> str:
+    """Return a ULID: 26 characters, sorted by time."""
+    return str(ULID())
+
+
+def new_worker_id(role: str) -> str:
+    """Return a name such as `decode-k3v9w2x8`, unique and one plain subject token."""
+    return f"{role}-{str(ULID())[-8:].lower()}"
+
+
+def new_epoch() -> str:
+    """Return an epoch, drawn at each start of a worker; later ones sort after earlier ones."""
+    return str(ULID())
+
+
+@functools.cache
+def host_id() -> str:
+    """Return a name that processes on one machine (one boot of it) share, containers included."""
+    source = _BOOT_ID.read_text() if _BOOT_ID.is_file() else socket.gethostname()
+    return hashlib.blake2b(source.strip().encode(), digest_size=8).hexdigest()

@@ -1,0 +1,17 @@
+"""Prometheus metrics of one process, in one registry. Names: pagoda_<noun>_<unit>."""
+
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
+from prometheus_client.registry import REGISTRY
+
+__all__ = ["BUS_DROPPED", "BUS_HANDLER_ERRORS", "BUS_RECONNECTS", "REGISTRY", "render"]
+
+BUS_DROPPED = Counter(
+    "pagoda_bus_dropped_messages", "Messages dropped because a subscriber was too slow", ["kind"]
+)
+BUS_HANDLER_ERRORS = Counter("pagoda_bus_handler_errors", "Messages whose handler raised", ["kind"])
+BUS_RECONNECTS = Counter("pagoda_bus_reconnects", "Times the NATS connection was re-established")
+
+
+def render() -> tuple[bytes, str]:
+    """Return the exposition and its content type."""
+    return generate_latest(REGISTRY), CONTENT_TYPE_LATEST

@@ -1,0 +1,165 @@
+"""Heartbeats of workers, and the directory of those that are alive."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opentelemetry.context import Context
+
+from pagoda.rpc.v1.status_pb2 import Role, WorkerState, WorkerStatus
+from pagoda.runtime import subjects
+from pagoda.runtime.bus import Bus, Subscription
+from pagoda.runtime.errors import BusError
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 0.25
+EXPIRY_SECONDS = 1.5
+ROLE_NAMES = {
+    Role.ROLE_PREFILL: "prefill",
+    Role.ROLE_DECODE: "decode",
+    Role.ROLE_KVSTORE: "kvstore",
+}
+
+Listener = Callable[[str, WorkerStatus | None], None]
+
+
+class Heartbeat:
+    """Publishes a worker's status at a steady pace, and GONE at the end."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        make_status: Callable[[], WorkerStatus],
+        *,
+        interval_seconds: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        self._bus = bus
+        self._make_status = make_status
+        self._interval_seconds = interval_seconds
+
+    async def run(self) -> None:
+        """Publish until cancelled; then say goodbye."""
+        try:
+            while True:
+                await self.publish_now()
+                await asyncio.sleep(self._interval_seconds)
+        finally:
+            status = self._make_status()
+            status.state = WorkerState.WORKER_STATE_GONE
+            await self._publish(status)
+
+    async def publish_now(self) -> None:
+        """Publish the status at once, for instance when draining begins."""
+        await self._publish(self._make_status())
+
+    async def _publish(self, status: WorkerStatus) -> None:
+        status.sent_unix_seconds = time.time()
+        if not self._bus.is_connected:
+            return  # an old heartbeat is worth nothing later
+        with contextlib.suppress(BusError):
+            subject = subjects.status(ROLE_NAMES[status.role], status.worker_id)
+            await self._bus.publish(subject, status, context=Context())
+
+
+@dataclass(slots=True)
+class _Entry:
+    status: WorkerStatus
+    seen_seconds: float
+
+
+class WorkerDirectory:
+    """The workers heard of lately. Listeners hear every status, and None when a worker is gone.
+
+    A status with another epoch replaces the old one; listeners then hear None for the old first.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, expiry_seconds: float = EXPIRY_SECONDS
+    ) -> None:
+        self._clock = clock
+        self._expiry_seconds = expiry_seconds
+        self._entries: dict[str, _Entry] = {}
+        self._listeners: list[Listener] = []
+
+    def add_listener(self, listener: Listener) -> None:
+        """Call `listener(worker_id, status or None)` from now on; it must not raise or block."""
+        self._listeners.append(listener)
+
+    def on_status(self, status: WorkerStatus) -> None:
+        """Take one heartbeat."""
+        entry = self._entries.get(status.worker_id)
+        is_other_epoch = entry is not None and entry.status.epoch != status.epoch
+        if entry and is_other_epoch and status.sent_unix_seconds < entry.status.sent_unix_seconds:
+            return  # of an earlier life, overtaken
+        if status.state == WorkerState.WORKER_STATE_GONE:
+            self._remove(status.worker_id)
+            return
+        if is_other_epoch:
+            self._remove(status.worker_id)
+        self._entries[status.worker_id] = _Entry(status, self._clock())
+        self._notify(status.worker_id, status)
+
+    def alive(self, role: "Role.ValueType | None" = None) -> list[WorkerStatus]:
+        """Return the last status of each worker that is not expired, draining ones included."""
+        oldest = self._clock() - self._expiry_seconds
+        return [
+            entry.status
+            for entry in self._entries.values()
+            if entry.seen_seconds >= oldest and (role is None or entry.status.role == role)
+        ]
+
+    def get(self, worker_id: str) -> WorkerStatus | None:
+        """Return a worker's last status, None if unknown or expired."""
+        entry = self._entries.get(worker_id)
+        if entry is None or entry.seen_seconds < self._clock() - self._expiry_seconds:
+            return None
+        return entry.status
+
+    def sweep(self) -> None:
+        """Forget workers that were silent for too long; listeners hear of each."""
+        oldest = self._clock() - self._expiry_seconds
+        for worker_id in [
+            key for key, entry in self._entries.items() if entry.seen_seconds < oldest
+        ]:
+            self._remove(worker_id)
+
+    def hold(self) -> None:
+        """Count everybody as just seen: it is us who hear nothing."""
+        now = self._clock()
+        for entry in self._entries.values():
+            entry.seen_seconds = now
+
+    async def subscribe(self, bus: Bus) -> Subscription:
+        """Follow all heartbeats and sweep, until `unsubscribe` or the end of the bus."""
+
+        async def on_message(status: WorkerStatus, _context: Context) -> None:
+            self.on_status(status)
+
+        async def keep_sweeping() -> None:
+            while True:
+                await asyncio.sleep(self._expiry_seconds / 6)
+                if bus.is_connected:
+                    self.sweep()
+                else:
+                    self.hold()
+
+        subscription = await bus.subscribe(subjects.STATUS_ALL, WorkerStatus, on_message)
+        sweeper = bus.background.start(keep_sweeping(), name="sweep worker directory")
+
+        async def end() -> None:
+            sweeper.cancel()
+            await subscription.unsubscribe()
+
+        return Subscription(end)
+
+    def _remove(self, worker_id: str) -> None:
+        if self._entries.pop(worker_id, None) is not None:
+            self._notify(worker_id, None)
+
+    def _notify(self, worker_id: str, status: WorkerStatus | None) -> None:
+        for listener in self._listeners:
+            listener(worker_id, status)

@@ -1,0 +1,166 @@
+"""The gateway's error tree and its one translation into OpenAI error bodies.
+
+GatewayError
+├── InvalidRequestError          400  what a client sent cannot be served
+│   ├── ContextLengthError       400  context_length_exceeded
+│   ├── UnsupportedFieldError    400  unsupported_parameter
+│   ├── BodyTooLargeError        413
+│   ├── MediaTypeError           415
+│   ├── ModelNotFoundError       404  model_not_found
+│   └── NotFoundError            404
+├── AuthenticationError          401  invalid_api_key
+├── OverloadedError              429  with Retry-After
+├── UnavailableError             503  with Retry-After
+├── DeadlineError                504
+└── InternalError                500
+"""
+
+import math
+from typing import Any
+
+MAX_MESSAGE_CHARS = 16_000  # an error body stays below 32 kB whatever the client sent
+MAX_VALUE_CHARS = 200
+
+
+def shorten(value: object, limit: int = MAX_VALUE_CHARS) -> str:
+    """Return `repr(value)`, cut to `limit` characters."""
+    # A huge value is cut before repr, so that an error costs no more than a good request.
+    text = repr(value[:limit] if isinstance(value, str | bytes | list) else value)
+    return text if len(text) <= limit else text[:limit] + "..."
+
+
+class GatewayError(Exception):
+    """Root. Each kind knows its HTTP status, OpenAI `type` and `code`."""
+
+    status = 500
+    kind = "server_error"
+    code: str | None = None
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None
+    ) -> None:
+        """Keep what the error body needs.
+
+        Args:
+            message: what, which value, which limit, what to do.
+            param: the request's field.
+            retry_after_seconds: when trying again makes sense.
+        """
+        super().__init__(message[:MAX_MESSAGE_CHARS])
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+
+    def body(self) -> dict[str, Any]:
+        """Return the OpenAI error body."""
+        return error_body(str(self), kind=self.kind, param=self.param, code=self.code)
+
+    def headers(self) -> dict[str, str]:
+        """Return Retry-After where there is one, in whole seconds."""
+        if self.retry_after_seconds is None:
+            return {}
+        return {"retry-after": str(max(1, math.ceil(self.retry_after_seconds)))}
+
+
+class InvalidRequestError(GatewayError):
+    """The client's request cannot be served as it is."""
+
+    status = 400
+    kind = "invalid_request_error"
+    code = "invalid_value"
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt, or prompt plus output, is longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class UnsupportedFieldError(InvalidRequestError):
+    """A field that would change the answer, and that this server cannot honour."""
+
+    code = "unsupported_parameter"
+
+
+class BodyTooLargeError(InvalidRequestError):
+    """The request body is over the limit."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class MediaTypeError(InvalidRequestError):
+    """The body is not declared as JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class ModelNotFoundError(InvalidRequestError):
+    """No such model here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class NotFoundError(InvalidRequestError):
+    """No such route or object."""
+
+    status = 404
+    code = "not_found"
+
+
+class AuthenticationError(GatewayError):
+    """Missing or wrong API key."""
+
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
+
+
+class OverloadedError(GatewayError):
+    """Every worker's queue is full."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "overloaded"
+
+
+class UnavailableError(GatewayError):
+    """Nothing can serve this now."""
+
+    status = 503
+    kind = "server_error"
+    code = "unavailable"
+
+
+class DeadlineError(GatewayError):
+    """The request's deadline passed."""
+
+    status = 504
+    kind = "server_error"
+    code = "deadline_exceeded"
+
+
+class InternalError(GatewayError):
+    """A fault of the platform; the log has the details."""
+
+    code = "internal_error"
+
+
+def error_body(
+    message: str, *, kind: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Return an OpenAI error body."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+_KIND_OF_STATUS = {401: "authentication_error", 429: "rate_limit_error"}
+_CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
+
+
+def http_error_body(status: int, detail: str) -> dict[str, Any]:
+    """Return the body for an error that the web framework raised (unknown route, wrong method)."""
+    kind = _KIND_OF_STATUS.get(
+        status, "invalid_request_error" if status < 500 else "server_error"
+    )
+    return error_body(detail[:MAX_MESSAGE_CHARS], kind=kind, code=_CODE_OF_STATUS.get(status))

@@ -1,0 +1,34 @@
+"""What the gateway counts. One registry per process, so these are made once."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_TPOT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+_E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+
+RESPONSES = Counter(
+    "pagoda_http_responses", "Answers by route and HTTP status", ["route", "status"]
+)
+REQUESTS = Counter(
+    "pagoda_requests", "Generation requests that got past validation, by how they ended",
+    ["endpoint", "outcome"],
+)  # fmt: skip
+IN_FLIGHT = Gauge("pagoda_num_requests_in_flight", "Generation requests being served now")
+TTFT = Histogram(
+    "pagoda_time_to_first_token_seconds", "Arrival to first token", buckets=_TTFT_BUCKETS
+)
+TPOT = Histogram(
+    "pagoda_time_per_output_token_seconds",
+    "Time between a sequence's tokens, averaged over the sequence",
+    buckets=_TPOT_BUCKETS,
+)
+E2E = Histogram("pagoda_request_seconds", "Arrival to end", buckets=_E2E_BUCKETS)
+INPUT_TOKENS = Counter("pagoda_input_tokens", "Prompt tokens of requests")
+CACHED_TOKENS = Counter("pagoda_cached_tokens", "Prompt tokens whose KV was reused", ["tier"])
+OUTPUT_TOKENS = Counter("pagoda_output_tokens", "Output tokens delivered to clients")
+ATTEMPTS = Counter(
+    "pagoda_retried_attempts", "Attempts after a sequence's first, by cause", ["cause"]
+)
+USAGE_FAILURES = Counter(
+    "pagoda_usage_log_failures", "Usage records that could not be stored", ["kind"]
+)

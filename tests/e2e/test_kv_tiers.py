@@ -1,0 +1,92 @@
+"""Blocks that left the device come back from the kvstore with the same tokens; a damaged one never does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.greedy_oracle import GreedyOracle
+from support.stack import Stack, running_stack
+from support.tiny_checkpoints import make_tiny_checkpoint
+
+from .test_golden_tokens import MAX_TOKENS, complete, prompt_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+BLOCK_BYTES = 2 * 3 * 16 * 2 * 16 * 4  # the tiny Llama's, in float32
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("model"), "llama")
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint: Path) -> GreedyOracle:
+    return GreedyOracle(checkpoint)
+
+
+def tiered(home: Path, checkpoint: Path, cpu_blocks: int):
+    """Workers whose pools hold little more than one prompt, and a store of `cpu_blocks` in memory."""
+    environ = {
+        "PAGODA_MODEL": str(checkpoint),
+        "PAGODA_DTYPE": "float32",
+        "PAGODA_PREFILL_NUM_BLOCKS": "20",
+        "PAGODA_DECODE_NUM_BLOCKS": "20",
+        "PAGODA_KVSTORE_CPU_BYTES": str(cpu_blocks * (BLOCK_BYTES + 512)),
+    }
+    return running_stack(home, environ)
+
+
+def push_out(stack: Stack, seed: int, rounds: int = 4) -> None:
+    """Fill the workers' pools with other prompts, so that what was there before is evicted."""
+    for i in range(rounds):
+        complete(stack, prompt_of(200, seed + i))
+
+
+@pytest.fixture(scope="module")
+def stack(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with tiered(tmp_path_factory.mktemp("home"), checkpoint, cpu_blocks=4000) as stack:
+        yield stack
+
+
+def test_blocks_come_back_from_cpu_memory(stack: Stack, oracle: GreedyOracle) -> None:
+    prompt = prompt_of(160, 1)
+    complete(stack, prompt)
+    push_out(stack, seed=100)
+    tokens, receipt = complete(stack, prompt)
+    assert tokens == oracle.greedy(prompt, MAX_TOKENS)
+    assert receipt["cached_tokens"]["cpu"] > 0
+
+
+def test_blocks_come_back_from_nvme_after_a_restart(
+    checkpoint: Path, oracle: GreedyOracle, tmp_path: Path
+) -> None:
+    prompt = prompt_of(160, 2)
+    with tiered(tmp_path, checkpoint, cpu_blocks=4000) as stack:
+        complete(stack, prompt)
+    with tiered(tmp_path, checkpoint, cpu_blocks=4000) as stack:
+        tokens, receipt = complete(stack, prompt)
+    assert tokens == oracle.greedy(prompt, MAX_TOKENS)
+    assert receipt["cached_tokens"]["nvme"] > 0
+
+
+def test_flipped_byte_on_nvme_is_found_recomputed_and_counted(
+    checkpoint: Path, oracle: GreedyOracle, tmp_path: Path
+) -> None:
+    prompt = prompt_of(160, 3)
+    with tiered(tmp_path, checkpoint, cpu_blocks=4000) as stack:
+        complete(stack, prompt)
+    segments = [path for path in (tmp_path / "kvstore").rglob("*") if path.is_file() and path.stat().st_size > BLOCK_BYTES]
+    for path in segments:  # one byte in the middle of every block's payload
+        data = bytearray(path.read_bytes())
+        for position in range(BLOCK_BYTES // 2, len(data), BLOCK_BYTES):
+            data[position] ^= 0x40
+        path.write_bytes(data)
+    assert segments
+    with tiered(tmp_path, checkpoint, cpu_blocks=4000) as stack:
+        tokens, receipt = complete(stack, prompt)
+        counted = stack.metric("kvstore", "pagoda_kvstore_bad_digests_total")
+    assert tokens == oracle.greedy(prompt, MAX_TOKENS)
+    assert receipt["cached_tokens"]["nvme"] < 160
+    assert counted > 0

@@ -1,0 +1,33 @@
+"""A seed gives the same tokens whichever processes computed them."""
+
+from pathlib import Path
+
+import pytest
+
+from support.stack import running_stack
+from support.tiny_checkpoints import make_tiny_checkpoint
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def sampled(home: Path, checkpoint: Path, topology: str) -> list[list[int]]:
+    environ = {
+        "PAGODA_MODEL": str(checkpoint), "PAGODA_DTYPE": "float32", "PAGODA_TOPOLOGY": topology
+    }
+    body = {
+        "prompt": [[1, 2, 3, 4], list(range(60))], "n": 2, "max_tokens": 40, "seed": 11,
+        "temperature": 0.9, "top_k": 50, "ignore_eos": True, "return_token_ids": True,
+    }
+    with running_stack(home, environ) as stack, stack.http() as http:
+        answer = http.post("/v1/completions", json={"model": stack.model, **body})
+        assert answer.status_code == 200, answer.text
+        return [choice["token_ids"] for choice in answer.json()["choices"]]
+
+
+def test_seeded_tokens_are_equal_in_every_topology(tmp_path: Path) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", "llama")
+    topologies = ("aggregated", "disaggregated", "prefill=1,decode=2")
+    answers = [sampled(tmp_path / f"home{i}", checkpoint, t) for i, t in enumerate(topologies)]
+    assert len({tuple(tokens) for tokens in answers[0]}) == 4
+    assert answers[1] == answers[0]
+    assert answers[2] == answers[0]

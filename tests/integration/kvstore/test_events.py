@@ -1,0 +1,104 @@
+"""KvEvents through real JetStream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from unit.kvstore.stored_blocks import make_block, make_hash
+
+from pagoda.kvstore.app import open_store
+from pagoda.kvstore.config import KvstoreSettings
+from pagoda.kvstore.event_publisher import EventPublisher
+from pagoda.kvstore.store import BlockStore
+from pagoda.rpc.v1 import kv_event_pb2
+from pagoda.runtime import subjects
+from pagoda.runtime.bus import Bus
+
+pytestmark = pytest.mark.integration
+
+SETTINGS = KvstoreSettings(cpu_bytes=4_000, nvme_bytes=40_000, segment_bytes=20_000)
+
+
+@pytest_asyncio.fixture
+async def store(tmp_path: Path) -> AsyncIterator[BlockStore]:
+    async with open_store(SETTINGS, tmp_path / "nvme") as (opened, _):
+        yield opened
+
+
+@pytest_asyncio.fixture
+async def events(bus: Bus) -> AsyncIterator[asyncio.Queue[kv_event_pb2.KvEvent]]:
+    stream = subjects.KV_EVENTS_STREAM
+    await bus.ensure_stream(
+        stream,
+        [subjects.KV_EVENTS_ALL],
+        max_bytes=16 << 20,
+        max_age_seconds=None,
+        discard_old=True,
+    )
+    queue: asyncio.Queue[kv_event_pb2.KvEvent] = asyncio.Queue()
+
+    async def take(batch: list[kv_event_pb2.KvEvent]) -> None:
+        for event in batch:
+            queue.put_nowait(event)
+
+    subscription = await bus.consume(
+        stream, "test", kv_event_pb2.KvEvent, take, batch=16, in_order=True
+    )
+    yield queue
+    await subscription.unsubscribe()
+
+
+def make_publisher(bus: Bus, store: BlockStore, now: list[float]) -> EventPublisher:
+    return EventPublisher(
+        bus,
+        store,
+        worker_id="kvstore-test",
+        epoch="e1",
+        interval_seconds=0.01,
+        snapshot_interval_seconds=60.0,
+        clock=lambda: now[0],
+    )
+
+
+async def test_snapshot_then_changes_then_a_snapshot_when_due(
+    bus: Bus, store: BlockStore, events: asyncio.Queue[kv_event_pb2.KvEvent]
+) -> None:
+    now = [0.0]
+    publisher = make_publisher(bus, store, now)
+    store.put(make_block("a"))
+    await asyncio.to_thread(store.writes.flush, 10.0)
+    await publisher.publish_once()
+    store.put(make_block("b"))
+    store.put(make_block("c"))
+    await asyncio.to_thread(store.writes.flush, 10.0)
+    await publisher.publish_once()
+    now[0] = 61.0
+    await publisher.publish_once()
+    async with asyncio.timeout(10):
+        received = [await events.get() for _ in range(6)]
+    cpu, nvme = kv_event_pb2.TIER_CPU, kv_event_pb2.TIER_NVME
+    assert [event.sequence for event in received] == [1, 2, 3, 4, 5, 6]
+    assert [event.tier for event in received] == [cpu, nvme] * 3
+    assert [event.is_snapshot for event in received] == [True, True, False, False, True, True]
+    assert received[0].stored == make_hash("a")
+    assert received[2].stored == make_hash("b") + make_hash("c")
+    assert received[2].evicted == make_hash("a")
+    assert received[3].stored == make_hash("b") + make_hash("c")
+    assert received[5].stored == make_hash("a") + make_hash("b") + make_hash("c")
+
+
+async def test_changes_are_published_by_themselves(
+    bus: Bus, store: BlockStore, events: asyncio.Queue[kv_event_pb2.KvEvent]
+) -> None:
+    publisher = make_publisher(bus, store, [0.0])
+    store.changes.on_change = publisher.notify
+    task = asyncio.create_task(publisher.run())
+    store.put(make_block("z"))
+    seen = b""
+    async with asyncio.timeout(10):
+        while make_hash("z") not in seen:
+            seen += (await events.get()).stored
+    task.cancel()
+    await asyncio.wait([task])

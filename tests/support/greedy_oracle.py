@@ -1,0 +1,32 @@
+"""What transformers generates greedily on the CPU in float32: the truth that every topology must repeat."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+class GreedyOracle:
+    """One checkpoint as transformers loads it; answers are remembered."""
+
+    def __init__(self, folder: Path) -> None:
+        self.reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._answers: dict[tuple[tuple[int, ...], int], list[int]] = {}
+
+    def greedy(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+        """Return exactly `max_tokens` tokens; no stop token ends them."""
+        key = (tuple(prompt), max_tokens)
+        if key not in self._answers:
+            with torch.no_grad():
+                tokens = self.reference.generate(
+                    torch.tensor([prompt]),
+                    attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                    do_sample=False,
+                    max_new_tokens=max_tokens,
+                    min_new_tokens=max_tokens,
+                    eos_token_id=None,
+                    pad_token_id=0,
+                )
+            self._answers[key] = tokens[0, len(prompt) :].tolist()
+        return self._answers[key]

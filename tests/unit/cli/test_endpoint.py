@@ -1,0 +1,75 @@
+"""Where the endpoint comes from, and that a key never goes to another address than its own."""
+
+from pathlib import Path
+
+import pytest
+
+from pagoda.cli.endpoint import DEFAULT_BASE_URL, resolve_endpoint
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "PAGODA_MODEL_NAME", "PAGODA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    lines = (
+        "OPENAI_BASE_URL=http://h:1/v1\nexport OPENAI_API_KEY='k'\nPAGODA_MODEL_NAME=demo\nX=1\n"
+    )
+    (tmp_path / "env").write_text(lines)
+    return tmp_path
+
+
+def test_defaults(tmp_path: Path) -> None:
+    endpoint = resolve_endpoint(home=tmp_path)
+    assert (endpoint.base_url, endpoint.api_key, endpoint.model) == (DEFAULT_BASE_URL, "", "")
+
+
+def test_env_file_of_the_stack(home: Path) -> None:
+    endpoint = resolve_endpoint(home=home)
+    assert (endpoint.base_url, endpoint.api_key, endpoint.model) == ("http://h:1/v1", "k", "demo")
+    assert endpoint.headers["Authorization"] == "Bearer k"
+    assert endpoint.root_url == "http://h:1"
+
+
+def test_home_from_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGODA_HOME", str(home))
+    assert resolve_endpoint().api_key == "k"
+
+
+def test_environment_wins_over_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    assert resolve_endpoint(home=home).api_key == "mine"
+
+
+def test_flags_win(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    endpoint = resolve_endpoint(url="http://h:1", api_key="flag", model="m", home=home)
+    assert (endpoint.base_url, endpoint.api_key, endpoint.model) == ("http://h:1/v1", "flag", "m")
+
+
+def test_the_stacks_key_stays_with_the_stacks_address(home: Path) -> None:
+    endpoint = resolve_endpoint(url="http://elsewhere:1", home=home)
+    assert (endpoint.base_url, endpoint.api_key, endpoint.model) == (
+        "http://elsewhere:1/v1",
+        "",
+        "",
+    )
+
+
+def test_the_key_is_not_in_the_repr(home: Path) -> None:
+    assert "'k'" not in repr(resolve_endpoint(home=home))
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("host:9", "http://host:9/v1"),
+        ("https://host/", "https://host/v1"),
+        ("https://host/openai/v1/", "https://host/openai/v1"),
+    ],
+)
+def test_url_forms(given: str, used: str, tmp_path: Path) -> None:
+    assert resolve_endpoint(url=given, home=tmp_path).base_url == used

@@ -1,0 +1,22 @@
+from pagoda.runtime import subjects
+from pagoda.runtime.identity import host_id, new_epoch, new_request_id, new_worker_id
+
+
+def test_ids_are_unique() -> None:
+    assert len({new_worker_id("decode") for _ in range(1000)}) == 1000
+    assert len({new_request_id() for _ in range(1000)}) == 1000
+
+
+def test_a_worker_id_is_one_plain_subject_token() -> None:
+    worker_id = new_worker_id("decode")
+
+    assert subjects.token(worker_id) == worker_id
+    assert worker_id.startswith("decode-")
+
+
+def test_request_ids_are_ulids() -> None:
+    assert len(new_request_id()) == len(new_epoch()) == 26
+
+
+def test_the_host_id_is_stable() -> None:
+    assert host_id() == host_id()

@@ -1,0 +1,106 @@
+from pagoda.rpc.v1.status_pb2 import Role, WorkerState, WorkerStatus
+from pagoda.runtime.status import WorkerDirectory
+
+Heard = list[tuple[str, str | None]]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def status(
+    worker_id: str = "d1",
+    epoch: str = "e1",
+    role: "Role.ValueType" = Role.ROLE_DECODE,
+    state: "WorkerState.ValueType" = WorkerState.WORKER_STATE_READY,
+    sent: float = 0.0,
+) -> WorkerStatus:
+    return WorkerStatus(
+        worker_id=worker_id, epoch=epoch, role=role, state=state, sent_unix_seconds=sent
+    )
+
+
+def make_directory() -> tuple[WorkerDirectory, Clock, Heard]:
+    clock, heard = Clock(), Heard()
+    directory = WorkerDirectory(clock=clock, expiry_seconds=1.5)
+    directory.add_listener(lambda worker_id, s: heard.append((worker_id, s.epoch if s else None)))
+    return directory, clock, heard
+
+
+def test_alive_filters_by_role() -> None:
+    directory, _, _ = make_directory()
+    directory.on_status(status("d1"))
+    directory.on_status(status("p1", role=Role.ROLE_PREFILL))
+
+    assert [s.worker_id for s in directory.alive(Role.ROLE_PREFILL)] == ["p1"]
+    assert len(directory.alive()) == 2
+
+
+def test_a_silent_worker_expires() -> None:
+    directory, clock, heard = make_directory()
+    directory.on_status(status())
+
+    clock.now += 1.6
+    assert directory.alive() == []
+    assert directory.get("d1") is None
+    directory.sweep()
+
+    assert heard == [("d1", "e1"), ("d1", None)]
+
+
+def test_a_heartbeat_renews() -> None:
+    directory, clock, _ = make_directory()
+    directory.on_status(status())
+    clock.now += 1.0
+    directory.on_status(status())
+    clock.now += 1.0
+    directory.sweep()
+
+    assert directory.get("d1") is not None
+
+
+def test_gone_removes_at_once() -> None:
+    directory, _, heard = make_directory()
+    directory.on_status(status())
+    directory.on_status(status(state=WorkerState.WORKER_STATE_GONE))
+
+    assert directory.alive() == []
+    assert heard[-1] == ("d1", None)
+
+
+def test_a_new_epoch_replaces_the_old_one() -> None:
+    directory, _, heard = make_directory()
+    directory.on_status(status(epoch="e1", sent=1))
+    directory.on_status(status(epoch="e2", sent=2))
+
+    assert [s.epoch for s in directory.alive()] == ["e2"]
+    assert heard == [("d1", "e1"), ("d1", None), ("d1", "e2")]
+
+
+def test_the_late_goodbye_of_an_earlier_epoch_is_ignored() -> None:
+    directory, _, _ = make_directory()
+    directory.on_status(status(epoch="e2", sent=2))
+    directory.on_status(status(epoch="e1", sent=1, state=WorkerState.WORKER_STATE_GONE))
+
+    assert [s.epoch for s in directory.alive()] == ["e2"]
+
+
+def test_a_draining_worker_is_alive() -> None:
+    directory, _, _ = make_directory()
+    directory.on_status(status(state=WorkerState.WORKER_STATE_DRAINING))
+
+    assert len(directory.alive()) == 1
+
+
+def test_hold_keeps_everybody() -> None:
+    directory, clock, _ = make_directory()
+    directory.on_status(status())
+    clock.now += 10
+    directory.hold()
+    directory.sweep()
+
+    assert len(directory.alive()) == 1

@@ -1,0 +1,87 @@
+"""What a KV transport offers to a producer. `grpc_producer` implements it; the tests break it on purpose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+MESSAGE_BYTES = 2**20
+"""Payload of one message: larger ones are slower, and hold the consumer's fence longer."""
+
+
+class ReadableBlocks(Protocol):
+    """The part of the engine's KvCache that a producer uses."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        ...
+
+    def read_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
+        """Return uint8 ``[N, block_bytes]``, cpu, contiguous."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTarget:
+    """Where a producer sends the blocks of one lease."""
+
+    lease_id: str
+    epoch: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushTrailer:
+    """The prefill's result, as the consumer needs it."""
+
+    num_computed_tokens: int
+    first_token_id: int
+    is_finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PushSummary:
+    """What became of a push."""
+
+    num_blocks: int
+    num_bytes: int
+    bad_blocks: tuple[int, ...]
+    seconds: float  # spent sending; waiting for the engine does not count
+
+
+class KvPush(Protocol):
+    """One lease's blocks on their way. Used by one task."""
+
+    async def send(self, first_block: int, block_ids: Sequence[int]) -> None:
+        """Send consecutive logical blocks from `first_block` on. They must not change until `close`.
+
+        Raises:
+            PushError: the consumer refused or is gone; nothing more can be sent.
+        """
+        ...
+
+    async def finish(self, trailer: PushTrailer) -> PushSummary:
+        """Send the result and wait until the consumer has verified every block.
+
+        Raises:
+            PushError: the consumer refused or is gone.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the push, whatever became of it; on return nothing reads the blocks any more."""
+        ...
+
+
+class KvProducer(Protocol):
+    """Sends blocks of one worker's pool to consumers."""
+
+    def push(self, target: LeaseTarget, *, timeout_seconds: float) -> KvPush:
+        """Start a push; nothing is sent before the first block."""
+        ...
+
+    async def give_up(self, target: LeaseTarget, reason: str) -> None:
+        """Tell the consumer that nothing will come. Never raises: the lease expires by itself."""
+        ...

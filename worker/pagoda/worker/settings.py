@@ -1,0 +1,47 @@
+"""The settings that prefill and decode workers share. Imports no torch: the CLI documents them.
+
+Each service subclasses `WorkerSettings` with its own prefix and adds what only it has.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from pagoda.runtime.settings import ServiceSettings
+
+
+class WorkerSettings(ServiceSettings):
+    """Limits and addresses of one worker."""
+
+    worker_id: str = Field(
+        "", pattern=r"^[A-Za-z0-9_-]{0,64}$", description="Name of this worker; empty: drawn at start"
+    )
+    health_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics")
+    health_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; empty: none"
+    )
+    kvstore_endpoint: str = Field(
+        "", description="host:port of this host's kvstore (gRPC); empty: no lower cache tiers"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is one")
+    num_threads: int = Field(0, ge=0, description="CPU threads of one forward; 0: torch's own choice")
+    block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block; equal on all workers")
+    num_blocks: int = Field(0, ge=0, description="KV blocks in the pool; 0: from kv_cache_bytes")
+    kv_cache_bytes: int = Field(
+        0, ge=0, description="Bytes of the KV pool; 0: 256 MiB on CPU, else gpu_memory_utilization"
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of the GPU's memory for weights and KV together"
+    )
+    max_model_len: int = Field(
+        0, ge=0, description="Prompt and output tokens of one sequence at most; 0: the model's own limit"
+    )
+    max_num_seqs: int = Field(64, ge=1, description="Sequences in one step at most")
+    max_num_batched_tokens: int = Field(512, ge=1, description="New tokens in one step at most")
+    max_num_waiting: int = Field(256, ge=1, description="Sequences waiting for admission at most")
+    drain_seconds: float = Field(
+        30.0, ge=0, description="After SIGTERM: time for running sequences to finish"
+    )
+    write_through_bytes: int = Field(
+        64 * 2**20, ge=0, description="KV waiting to be written to the kvstore at most; 0: write none"
+    )
