@@ -210,7 +210,10 @@ def held_out_loss(
 
 
 def train(args: argparse.Namespace, speeches: list[Speech], held_out: list[Speech]) -> None:
-    """Train for `args.steps` steps, keeping in `args.out` the weights of the best evaluation."""
+    """Train, keeping in `args.out` the weights of the best evaluation.
+
+    Ends after `args.steps` steps, or once `args.patience` evaluations in a row bring no new best.
+    """
     rng = random.Random(args.seed)
     torch.manual_seed(args.seed)
     tokenizer = prepare_folder(args.out, speeches)
@@ -220,7 +223,7 @@ def train(args: argparse.Namespace, speeches: list[Speech], held_out: list[Speec
     optimizer = build_optimizer(model, args.weight_decay)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {vars(args)}", flush=True)
 
-    best, since_report, started = math.inf, [], time.monotonic()
+    best, num_worse, since_report, started = math.inf, 0, [], time.monotonic()
     for step in range(args.steps):
         model.train()
         epoch, tokens = next(batches)
@@ -237,8 +240,9 @@ def train(args: argparse.Namespace, speeches: list[Speech], held_out: list[Speec
 
         result = measure(model)
         is_best = result["nats_per_token"] < best
+        num_worse += 1
         if is_best:
-            best = result["nats_per_token"]
+            best, num_worse = result["nats_per_token"], 0
             save_weights(model, args.out)
         print(
             f"step {step + 1} epoch {epoch} train {sum(since_report) / len(since_report):.3f} "
@@ -248,6 +252,8 @@ def train(args: argparse.Namespace, speeches: list[Speech], held_out: list[Speec
             flush=True,
         )
         since_report.clear()
+        if num_worse == args.patience:
+            break
 
 
 def report(folder: Path, held_out: list[Speech]) -> None:
@@ -273,6 +279,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1623)  # the year of the First Folio
     parser.add_argument("--steps", type=int, default=1800)
     parser.add_argument("--evaluate-every", type=int, default=100)
+    parser.add_argument("--patience", type=int, default=3)  # evaluations without a new best
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--dropout", type=float, default=0.15)

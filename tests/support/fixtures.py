@@ -1,4 +1,4 @@
-"""Fixtures for every test folder: in its conftest.py write `from support.fixtures import *  # noqa: F403`.
+"""Fixtures for every folder: `from support.fixtures import *  # noqa: F403` in its conftest.py.
 
 `nats` and `redis` live as long as the test module; `common` points at both, with a home of its own.
 """
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.servers import Server, nats_server, redis_server, settings_for
 
 from pagoda.runtime.bus import Bus
 from pagoda.runtime.settings import CommonSettings
+from support.servers import Server, nats_server, redis_server, settings_for
 
 __all__ = ["bus", "common", "nats", "nats_common", "redis"]
 

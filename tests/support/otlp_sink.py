@@ -1,9 +1,9 @@
 """An OTLP collector in the test process: takes spans over gRPC and keeps them.
 
-    with otlp_sink() as sink:
-        environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.endpoint
-        ...
-        spans = sink.wait_for(lambda spans: len(spans) >= 3)
+with otlp_sink() as sink:
+    environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.endpoint
+    ...
+    spans = sink.wait_for(lambda spans: len(spans) >= 3)
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
         self._spans: list[SinkSpan] = []
         self._changed = threading.Condition()
 
-    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def Export(self, request: Any, context: Any) -> Any:
         spans = [
             _span(span, resource_spans.resource)
             for resource_spans in request.resource_spans

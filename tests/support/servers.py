@@ -1,4 +1,4 @@
-"""Real servers for tests: NATS (JetStream, token) and Redis, each a subprocess on a free loopback port.
+"""Real servers for tests: NATS (JetStream, token) and Redis, on free loopback ports.
 
 with nats_server(tmp_path) as nats, redis_server(tmp_path) as redis:
     common = settings_for(nats, redis, home=tmp_path)
@@ -24,7 +24,7 @@ START_SECONDS = 20.0
 
 
 def free_port() -> int:
-    """A port that was free a moment ago; the servers below retry if it is taken meanwhile."""
+    """A port that was free a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -12,14 +12,24 @@ from pagoda.cli.span_search import ROOT_NAME, Span
 
 BAR_CELLS = 28
 CANDIDATES_ATTRIBUTE = "pagoda.route.candidates"
+OUTCOME_ATTRIBUTE = "pagoda.route.outcome"
 _MAX_VALUE_CHARS = 48
 _SHOWN_PREFIXES = ("pagoda.", "gen_ai.usage.", "gen_ai.response.finish_reasons", "error.")
+# Equal on every span of the request, or of no use to a reader; `--json` has them.
+_HIDDEN = frozenset(
+    {
+        "pagoda.request_id",
+        "pagoda.epoch",
+        "pagoda.lease_id",
+        CANDIDATES_ATTRIBUTE,
+    }
+)
 _CANDIDATE_COLUMNS = (
-    ("decode", "decode_worker_id"),
-    ("prefill", "prefill_worker_id"),
-    ("fetch blocks", "num_fetch_blocks"),
-    ("device blocks", "num_device_blocks"),
-    ("miss tokens", "num_miss_tokens"),
+    ("decode", "decode"),
+    ("prefill", "prefill"),
+    ("device blocks", "device_blocks"),
+    ("fetch blocks", "fetch_blocks"),
+    ("miss tokens", "miss_tokens"),
     ("queue ms", "queue_ms"),
     ("fetch ms", "fetch_ms"),
     ("compute ms", "compute_ms"),
@@ -92,30 +102,39 @@ def describe(span: Span) -> str:
     """Return the attributes worth a look, short names, in the order their service gave them."""
     shown = []
     for name, value in span.attributes.items():
-        if not name.startswith(_SHOWN_PREFIXES) or name == CANDIDATES_ATTRIBUTE:
+        if not name.startswith(_SHOWN_PREFIXES) or name in _HIDDEN:
             continue
-        text = f"{value:.3g}" if isinstance(value, float) else str(value)
-        if value in ("", [], None):
+        if value in ("", [], None) or (name == "pagoda.sequence_index" and value == 0):
             continue
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
         short = name.removeprefix("pagoda.").removeprefix("gen_ai.")
         shown.append(f"{short}={text[:_MAX_VALUE_CHARS]}")
     return "  ".join(shown)
 
 
 def candidates(spans: Sequence[Span]) -> list[tuple[Span, list[dict[str, Any]]]]:
-    """Return each routing decision of the request with the plans it compared, best first."""
+    """Return each routing decision of the request with the plans it compared, best first.
+
+    The router writes the plans; `is_chosen` is added: the first one, if the request was placed.
+    """
     decisions = []
     for span in spans:
         raw = span.attributes.get(CANDIDATES_ATTRIBUTE)
-        if raw:
-            decisions.append((span, list(orjson.loads(raw))))
+        if not raw:
+            continue
+        is_placed = span.attributes.get(OUTCOME_ATTRIBUTE) == "placed"
+        plans = [
+            {**plan, "is_chosen": is_placed and number == 0}
+            for number, plan in enumerate(orjson.loads(raw))
+        ]
+        decisions.append((span, plans))
     return decisions
 
 
 def candidates_table(span: Span, plans: Sequence[dict[str, Any]]) -> Table:
     """Return one decision as a table; the chosen plan is marked."""
     table = Table(
-        title=f"{span.name} compared {len(plans)} plans",
+        title=f"{span.name} compared {len(plans)} plan{'' if len(plans) == 1 else 's'}",
         title_justify="left",
         box=None,
         padding=(0, 1),
@@ -123,10 +142,11 @@ def candidates_table(span: Span, plans: Sequence[dict[str, Any]]) -> Table:
     )
     table.add_column("")
     for title, key in _CANDIDATE_COLUMNS:
-        table.add_column(title, justify="left" if key.endswith("_id") else "right", no_wrap=True)
+        is_text = key in ("decode", "prefill")
+        table.add_column(title, justify="left" if is_text else "right", no_wrap=True)
     table.add_column("reason", overflow="fold")
     for plan in plans:
-        is_chosen = bool(plan.get("is_chosen"))
+        is_chosen = plan["is_chosen"]
         cells = [_cell(key, plan.get(key)) for _, key in _CANDIDATE_COLUMNS]
         table.add_row(
             "→" if is_chosen else "",
@@ -138,8 +158,8 @@ def candidates_table(span: Span, plans: Sequence[dict[str, Any]]) -> Table:
 
 
 def _cell(key: str, value: Any) -> str:
-    if key == "prefill_worker_id" and not value:
+    if key == "prefill" and not value:
         return "(local)"
-    if key.endswith("_ms"):
-        return f"{float(value or 0):.1f}"
-    return str(value or 0) if key.startswith("num_") else str(value or "")
+    if value is None:
+        return ""  # ruled out before it was costed
+    return f"{value:.1f}" if key.endswith("_ms") else str(value)

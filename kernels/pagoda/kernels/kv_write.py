@@ -47,7 +47,7 @@ def write_kv(
     for new, cache in ((k, k_cache), (v, v_cache)):
         rows, rows_between = slot_rows(cache)
         index = rows_of_slots(slot_mapping, cache.shape[1], rows_between)
-        rows.index_copy_(0, index, new.reshape(num_tokens, num_kv_heads * head_dim))
+        rows.index_copy_(0, index.long(), new.reshape(num_tokens, num_kv_heads * head_dim))
 
 
 def _check(

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydantic_settings import BaseSettings
 
 PREFIX = "PAGODA_"
-SERVICES = ("GATEWAY", "ROUTER", "PREFILL", "DECODE", "KVSTORE", "BENCH")
+SERVICES = ("GATEWAY", "ROUTER", "PREFILL", "DECODE", "KVSTORE")
 SERVICE_PREFIXES = tuple(f"{PREFIX}{service}_" for service in SERVICES)
+OTHER_PREFIXES = (f"{PREFIX}BENCH_",)  # read by their owners only
 
 
 def variable_names(cls: type[BaseSettings]) -> dict[str, str]:
@@ -31,12 +32,16 @@ def unknown_name_problems(
     """
     valid = {name for model in models for name in variable_names(model).values()}
     own_prefixes = {str(model.model_config.get("env_prefix", PREFIX)).upper() for model in models}
+    all_owned = SERVICE_PREFIXES if every_service else ()
     problems = []
     for name in sorted(variables):
         if not name.startswith(PREFIX) or name in valid:
             continue
+        if name.startswith(OTHER_PREFIXES):
+            continue
         owner = next((prefix for prefix in SERVICE_PREFIXES if name.startswith(prefix)), PREFIX)
-        if owner != PREFIX and owner not in own_prefixes and not every_service:
+        is_ours = owner == PREFIX or owner in own_prefixes or owner in all_owned
+        if not is_ours:
             continue
         problems.append(f"{name} is no setting; {_hint(name, valid)}")
     return problems

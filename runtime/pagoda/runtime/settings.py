@@ -51,36 +51,44 @@ class CommonSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PAGODA_")
 
     home: Path = Field(
-        Path(".pagoda"), description="Folder for run-time data: logs, ledger, NVMe tier"
+        default=Path(".pagoda"), description="Folder for run-time data: logs, ledger, NVMe tier"
     )
     model: str = Field(
-        "",
+        default="",
         description="Folder in Hugging Face layout, or hub name in the local cache; empty: demo",
     )
-    model_name: str = Field("", description="Name clients ask for; empty: the model folder's name")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Number format of weights and KV; auto: the model's own"
+    model_name: str = Field(
+        default="", description="Name clients ask for; empty: the model folder's name"
     )
-    http_port: int = Field(8000, ge=1, le=65535, description="Port of the OpenAI API")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Number format of weights and KV; auto: the model's own"
+    )
+    http_port: int = Field(default=8000, ge=1, le=65535, description="Port of the OpenAI API")
     topology: str = Field(
-        "disaggregated",
+        default="disaggregated",
         description="disaggregated, aggregated, or prefill=P,decode=D (`pagoda up`)",
     )
     local_prefill: Literal["off", "auto"] = Field(
-        "off", description="auto: a decode worker prefills by itself where that is predicted faster"
+        default="off",
+        description="auto: a decode worker prefills by itself where that is predicted faster",
     )
-    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server")
-    nats_token: SecretStr = Field(SecretStr(""), description="Token for NATS")
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis, password included")
+    nats_url: str = Field(default="nats://127.0.0.1:4222", description="NATS server")
+    nats_token: SecretStr = Field(default=SecretStr(""), description="Token for NATS")
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0", description="Redis, password included"
+    )
     cluster_token: SecretStr = Field(
-        SecretStr(""), description="Bearer token between processes (gRPC); empty on loopback only"
+        default=SecretStr(""),
+        description="Bearer token between processes (gRPC); empty on loopback only",
     )
-    trace_dir: Path | None = Field(None, description="Folder for spans as JSON lines; empty: none")
+    trace_dir: Path | None = Field(
+        default=None, description="Folder for spans as JSON lines; empty: none"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="Least level logged"
+        default="INFO", description="Least level logged"
     )
     log_format: Literal["json", "console"] = Field(
-        "json", description="One JSON object a line, or text"
+        default="json", description="One JSON object a line, or text"
     )
 
     @property

@@ -31,8 +31,8 @@ ACK_WAIT_SECONDS = 30.0
 HANDLER_SECONDS = 25.0  # below ACK_WAIT_SECONDS, else a batch would run twice at once
 RETRY_SECONDS = 1.0
 PULL_SECONDS = 30.0
-HEARTBEAT_SECONDS = 1.0
-SILENCE_SECONDS = 2.5  # without any sign of the pull: ask again
+HEARTBEAT_SECONDS = 0.5
+SILENCE_SECONDS = 1.25  # without any sign of the pull: ask again
 PAUSE_SECONDS = 0.1
 
 ACK = b"+ACK"

@@ -13,7 +13,7 @@ from pagoda.kvstore.config import KvstoreSettings
 from pagoda.kvstore.event_publisher import EventPublisher
 from pagoda.kvstore.store import BlockStore
 from pagoda.rpc.v1 import kv_event_pb2
-from pagoda.runtime import subjects
+from pagoda.runtime import identity, subjects
 from pagoda.runtime.bus import Bus
 
 pytestmark = pytest.mark.integration
@@ -54,7 +54,7 @@ def make_publisher(bus: Bus, store: BlockStore, now: list[float]) -> EventPublis
     return EventPublisher(
         bus,
         store,
-        worker_id="kvstore-test",
+        worker_id=identity.new_worker_id("kvstore"),  # message ids are known to the server
         epoch="e1",
         interval_seconds=0.01,
         snapshot_interval_seconds=60.0,

@@ -16,14 +16,13 @@ from pagoda.cli.trace import trace
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PLANS = [
     {
-        "decode_worker_id": "decode-1",
-        "prefill_worker_id": "prefill-1",
-        "num_miss_tokens": 12,
+        "decode": "decode-1",
+        "prefill": "prefill-1",
+        "miss_tokens": 12,
         "ttft_ms": 20.5,
         "cost_ms": 21.0,
-        "is_chosen": True,
     },
-    {"decode_worker_id": "decode-2", "prefill_worker_id": "", "reason": "queue is full"},
+    {"decode": "decode-2", "prefill": "", "reason": "queue is full"},
 ]
 
 
@@ -72,7 +71,11 @@ SPANS = {
             "a",
             3,
             6,
-            attributes={"pagoda.route.candidates": json.dumps(PLANS), "pagoda.attempt": 0},
+            attributes={
+                "pagoda.route.candidates": json.dumps(PLANS),
+                "pagoda.attempt": 0,
+                "pagoda.route.outcome": "placed",
+            },
         ),
     ],
     "decode-1.1.jsonl": [span("decode.queue", "e", "a", 10, 40)],
@@ -148,7 +151,10 @@ def test_json(home: Path) -> None:
     assert content["trace_id"] == TRACE_ID
     assert content["spans"][0] == ROOT
     assert len(content["spans"]) == 7
-    assert content["candidates"] == [{"span_id": "c", "plans": PLANS}]
+    (decision,) = content["candidates"]
+    assert decision["span_id"] == "c"
+    assert [plan["is_chosen"] for plan in decision["plans"]] == [True, False]
+    assert decision["plans"][0]["cost_ms"] == 21.0
 
 
 def test_unknown_id_says_where_it_looked(home: Path) -> None:

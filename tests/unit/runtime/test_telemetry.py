@@ -1,4 +1,5 @@
 import json
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,8 +125,22 @@ def test_spans_go_to_a_collector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert len(read_spans(tmp_path)) == 1  # both at once
 
 
-def test_a_dead_collector_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that takes connections and never answers."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collector", ["refusing", "silent"])
+def test_a_dead_collector_delays_nothing(
+    collector: str, silent_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = silent_port if collector == "silent" else free_port()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     setup_telemetry("router", CommonSettings(), instance_id="r1")
     start = time.monotonic()
     for _ in range(1000):

@@ -100,7 +100,7 @@ def sequence_request(
 
 
 def frame(sequence: LiveSequence, output: SequenceOutput) -> generate_pb2.Frame:
-    """Return one sequence's new tokens; the caller adds cached tokens and stages where they belong."""
+    """Return one sequence's new tokens; the caller adds cached tokens and stages."""
     message = generate_pb2.Frame(
         request_id=sequence.request_id,
         sequence_index=sequence.sequence_index,
@@ -163,7 +163,7 @@ def milliseconds(start: float, end: float) -> float:
 
 
 def as_decimal(value: float) -> float:
-    """Undo float32 on the wire: the shortest decimal that has this float32, e.g. 0.7 rather than 0.69999999.
+    """Undo float32 on the wire: return the shortest decimal with this float32, e.g. 0.7.
 
     Both workers and the gateway then agree on the double the client wrote (up to seven digits).
     """

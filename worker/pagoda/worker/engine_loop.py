@@ -1,4 +1,4 @@
-"""The step loop: one thread owns the engine; everybody else sends it commands and gets step results.
+"""The step loop: one thread owns the engine; others send it commands and get step results.
 
 Knows threads and the event loop. Knows nothing of messages, sequences' meaning or the network.
 """
@@ -43,7 +43,8 @@ class EngineLoop(Generic[E]):
     Args:
         engine: used by the step thread only, from `start` until `stop` returned.
         on_step: called on the event loop with each step's result, in order.
-        on_failure: called on the event loop, once, if a step or a posted command raised. Steps end then.
+        on_failure: called on the event loop, once, if a step or a posted command raised. Steps end
+            then.
         after_step: called in the step thread with each result, before anything else can change.
         observe: called in the step thread after each step and before it sleeps.
     """
@@ -64,7 +65,7 @@ class EngineLoop(Generic[E]):
         self._after_step = after_step
         self._observe = observe
         self._max_commands = max_commands
-        self._commands: collections.deque[Callable[[E], None]] = collections.deque()
+        self._commands: collections.deque[Callable[[E], object]] = collections.deque()
         self._wakeup = threading.Condition()
         self._undelivered = threading.Semaphore(MAX_UNDELIVERED_STEPS)
         self._calls: set[asyncio.Future[Any]] = set()

@@ -1,13 +1,13 @@
-"""Errors of prefill and decode workers. Every message says what, which value, which limit, what to do.
+"""Errors of the workers. Every message says what, which value, which limit, what to do.
 
-    WorkerError
-    ├── EngineLoopError          the step loop takes no command: stopped, failed, or its queue is full
-    ├── EngineFailedError        a step raised; the process must restart
-    ├── RequestFormatError       a message that contradicts itself
-    ├── LeaseError               a push that this consumer does not accept
-    │   ├── LeaseVoidError           unknown, expired, cancelled, used already, or of another epoch
-    │   └── LeaseMismatchError       blocks that the lease does not cover, or another KV identity
-    └── PushError                the producer could not deliver its blocks
+WorkerError
+├── EngineLoopError          the step loop takes no command: stopped, failed, or its queue is full
+├── EngineFailedError        a step raised; the process must restart
+├── RequestFormatError       a message that contradicts itself
+├── LeaseError               a push that this consumer does not accept
+│   ├── LeaseVoidError           unknown, expired, cancelled, used already, or of another epoch
+│   └── LeaseMismatchError       blocks that the lease does not cover, or another KV identity
+└── PushError                the producer could not deliver its blocks
 """
 
 

@@ -23,8 +23,8 @@ Publish = Callable[[str, generate_pb2.FramesMessage], Awaitable[None]]
 class FramePublisher:
     """Collects the frames of one step and publishes them in order.
 
-    A message that cannot be sent is dropped and counted: the gateway sees the gap in the output indices, or
-    silence, and moves the sequence to another worker.
+    A message that cannot be sent is dropped and counted: the gateway sees the gap in the output
+    indices, or silence, and moves the sequence to another worker.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class FramePublisher:
         self._epoch = epoch
         self._on_dropped = on_dropped
         self._step: dict[str, list[generate_pb2.Frame]] = {}
-        self._queue: asyncio.Queue[tuple[str, generate_pb2.FramesMessage]] = asyncio.Queue(max_queued)
+        self._queue: asyncio.Queue[tuple[str, generate_pb2.FramesMessage]] = asyncio.Queue(
+            max_queued
+        )
 
     def add(self, gateway_id: str, frame: generate_pb2.Frame) -> None:
         """Put one frame into the current step's message for its gateway."""

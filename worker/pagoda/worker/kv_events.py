@@ -1,6 +1,7 @@
 """Tells the routers which blocks this worker holds: stored and evicted hashes, in order, durably.
 
-If an event cannot be published the next one is a snapshot, so a gap heals itself and nothing queues up.
+If an event cannot be published the next one is a snapshot, so a gap heals itself and nothing queues
+up.
 """
 
 import asyncio
@@ -31,9 +32,7 @@ class KvEventPublisher:
         kv_identity: 16 bytes.
     """
 
-    def __init__(
-        self, publish: Publish, *, worker_id: str, epoch: str, kv_identity: bytes
-    ) -> None:
+    def __init__(self, publish: Publish, *, worker_id: str, epoch: str, kv_identity: bytes) -> None:
         self._publish = publish
         self._worker_id = worker_id
         self._epoch = epoch
@@ -66,7 +65,7 @@ class KvEventPublisher:
             await asyncio.sleep(BATCH_SECONDS)
 
     async def publish_changes(self) -> bool:
-        """Publish what changed, or everything held if a snapshot is due. False: it must be tried again."""
+        """Publish what changed, or everything held if a snapshot is due. False: try again."""
         self._has_changes.clear()
         changed, self._changed = self._changed, {}
         is_snapshot, self._needs_snapshot = self._needs_snapshot, False

@@ -1,4 +1,4 @@
-"""Makes an engine from settings: device, pool size, model, identity. Takes as long as reading the weights."""
+"""Makes an engine from settings: device, pool size, model, identity. Reads the weights."""
 
 import logging
 from dataclasses import dataclass
@@ -95,7 +95,9 @@ def _num_blocks(settings: WorkerSettings, model: LoadedModel) -> int:
         head_dim=model.description.head_dim,
         dtype=model.dtype,
     )
-    return max(1, (settings.kv_cache_bytes or _default_bytes(settings, model)) // layout.block_bytes)
+    return max(
+        1, (settings.kv_cache_bytes or _default_bytes(settings, model)) // layout.block_bytes
+    )
 
 
 def _default_bytes(settings: WorkerSettings, model: LoadedModel) -> int:

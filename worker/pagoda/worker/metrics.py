@@ -19,7 +19,9 @@ class WorkerMetrics:
             "pagoda_num_requests_running", "Sequences in the batch", registry=registry
         )
         self.kv_cache_usage_ratio = Gauge(
-            "pagoda_kv_cache_usage_ratio", "Share of KV blocks that somebody holds", registry=registry
+            "pagoda_kv_cache_usage_ratio",
+            "Share of KV blocks that somebody holds",
+            registry=registry,
         )
         self.num_free_blocks = Gauge(
             "pagoda_kv_free_blocks", "KV blocks that nobody holds", registry=registry
@@ -32,7 +34,11 @@ class WorkerMetrics:
             "pagoda_step_seconds", "Time of one step", buckets=STEP_BUCKETS, registry=registry
         )
         self.stage_seconds = Histogram(
-            "pagoda_stage_seconds", "Time in a stage", ["stage"], buckets=STAGE_BUCKETS, registry=registry
+            "pagoda_stage_seconds",
+            "Time in a stage",
+            ["stage"],
+            buckets=STAGE_BUCKETS,
+            registry=registry,
         )
         self.prefill_tokens = Counter(
             "pagoda_prefill_tokens", "Prompt tokens computed", registry=registry

@@ -1,7 +1,8 @@
 """Which block hash lies in which physical block right now, as the step thread sees it.
 
-Others read blocks while the engine goes on; asking `holds` after reading tells whether what was read is what
-was meant: an eviction is noted before the block is overwritten. Also remembers each block's parent in its chain.
+Others read blocks while the engine goes on; asking `holds` after reading tells whether what was
+read is what was meant: an eviction is noted before the block is overwritten. Also remembers each
+block's parent in its chain.
 """
 
 import threading

@@ -1,6 +1,7 @@
 """The sequences one worker holds: whose they are, how far they got, and when.
 
-Book-keeping only. Runs on the event loop; knows nothing of threads, blocks' bytes or messages on the wire.
+Book-keeping only. Runs on the event loop; knows nothing of threads, blocks' bytes or messages on
+the wire.
 """
 
 import asyncio
@@ -97,6 +98,11 @@ class LiveSequence:
         return len(self.request.prompt_token_ids) + len(self.request.output_token_ids)
 
     @property
+    def is_local_prefill(self) -> bool:
+        """Whether the decode worker prefilled it as planned, not as a fallback."""
+        return bool(self.stages.first_token) and not self.fallback_reason
+
+    @property
     def is_waiting(self) -> bool:
         """Whether the engine has not admitted it yet."""
         return not self.stages.reserved
@@ -143,7 +149,7 @@ class SequenceTable:
         return sum(sequence.is_waiting for sequence in self._by_id.values())
 
     def attempts(self, request_id: str, indices: Iterable[int] = ()) -> list[LiveSequence]:
-        """Return every attempt of these sequences of a request; no indices = all of its sequences."""
+        """Return every attempt of these sequences of a request; no indices = all of them."""
         wanted = frozenset(indices)
         return [
             sequence

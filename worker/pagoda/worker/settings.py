@@ -14,7 +14,9 @@ class WorkerSettings(ServiceSettings):
     """Limits and addresses of one worker."""
 
     worker_id: str = Field(
-        "", pattern=r"^[A-Za-z0-9_-]{0,64}$", description="Name of this worker; empty: drawn at start"
+        "",
+        pattern=r"^[A-Za-z0-9_-]{0,64}$",
+        description="Name of this worker; empty: drawn at start",
     )
     health_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics")
     health_port: int | None = Field(
@@ -24,8 +26,12 @@ class WorkerSettings(ServiceSettings):
         "", description="host:port of this host's kvstore (gRPC); empty: no lower cache tiers"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is one")
-    num_threads: int = Field(0, ge=0, description="CPU threads of one forward; 0: torch's own choice")
-    block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block; equal on all workers")
+    num_threads: int = Field(
+        0, ge=0, description="CPU threads of one forward; 0: torch's own choice"
+    )
+    block_size: int = Field(
+        16, ge=1, le=256, description="Tokens per KV block; equal on all workers"
+    )
     num_blocks: int = Field(0, ge=0, description="KV blocks in the pool; 0: from kv_cache_bytes")
     kv_cache_bytes: int = Field(
         0, ge=0, description="Bytes of the KV pool; 0: 256 MiB on CPU, else gpu_memory_utilization"
@@ -34,7 +40,9 @@ class WorkerSettings(ServiceSettings):
         0.9, gt=0, le=1, description="Share of the GPU's memory for weights and KV together"
     )
     max_model_len: int = Field(
-        0, ge=0, description="Prompt and output tokens of one sequence at most; 0: the model's own limit"
+        0,
+        ge=0,
+        description="Prompt and output tokens of one sequence at most; 0: the model's own limit",
     )
     max_num_seqs: int = Field(64, ge=1, description="Sequences in one step at most")
     max_num_batched_tokens: int = Field(512, ge=1, description="New tokens in one step at most")
@@ -43,5 +51,7 @@ class WorkerSettings(ServiceSettings):
         30.0, ge=0, description="After SIGTERM: time for running sequences to finish"
     )
     write_through_bytes: int = Field(
-        64 * 2**20, ge=0, description="KV waiting to be written to the kvstore at most; 0: write none"
+        64 * 2**20,
+        ge=0,
+        description="KV waiting to be written to the kvstore at most; 0: write none",
     )

@@ -1,7 +1,7 @@
 """How fast this worker is, fitted from its own step timings while it serves.
 
-Old steps count less and less, so a change of clocks or neighbours is forgotten within some hundred steps.
-Knows numbers only.
+Old steps count less and less, so a change of clocks or neighbours is forgotten within some hundred
+steps. Knows numbers only.
 """
 
 import itertools
@@ -59,8 +59,9 @@ class Rate:
 class SpeedModel:
     """Prefill tokens per second and step time, online.
 
-    Decode-only steps feed a least-squares fit whose coefficients cannot be negative (three of them, so every
-    subset is tried). Steps with prefill feed the prefill rate, less what their decodes are predicted to cost.
+    Decode-only steps feed a least-squares fit whose coefficients cannot be negative (three of them,
+    so every subset is tried). Steps with prefill feed the prefill rate, less what their decodes are
+    predicted to cost.
     """
 
     def __init__(self) -> None:
@@ -111,7 +112,7 @@ class SpeedModel:
 def _fit(
     gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]
 ) -> tuple[float, float, float]:
-    """Return the non-negative least-squares coefficients for normal equations ``gram x = moment``."""
+    """Return the non-negative least-squares solution of ``gram x = moment``."""
     scale = 1.0 / np.sqrt(np.maximum(np.diag(gram), 1e-30))
     scaled = gram * np.outer(scale, scale) + 1e-9 * np.eye(3)
     target = moment * scale

@@ -56,7 +56,7 @@ class TierClient:
         first_block: int,
         timeout_seconds: float,
     ) -> Fetched:
-        """Write the blocks with these hashes to logical blocks from `first_block` on, up to the first miss."""
+        """Write these hashes' blocks to logical blocks from `first_block` on, up to a miss."""
         fetched = Fetched()
         started = time.perf_counter()
         request = kv_store_pb2.GetRequest(

@@ -132,8 +132,10 @@ class WriteThrough:
                 yield message
 
     def _encode(self, blocks: Sequence[Block]) -> tuple[kv_store_pb2.PutRequest, list[Block]]:
-        """Read and digest blocks. Returns the message and the blocks that were overwritten meanwhile."""
-        payloads: ByteArray = self._kv_cache.read_blocks([block_id for _, block_id in blocks]).numpy()
+        """Read and digest blocks. Returns the message and what was overwritten meanwhile."""
+        payloads: ByteArray = self._kv_cache.read_blocks(
+            [block_id for _, block_id in blocks]
+        ).numpy()
         is_here = [self._resident.holds(*block) for block in blocks]  # after reading, not before
         message = kv_store_pb2.PutRequest(kv_identity=self._kv_identity)
         parents = self._parents.get_all(block_hash for block_hash, _ in blocks)

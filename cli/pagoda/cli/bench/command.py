@@ -24,6 +24,31 @@ _REFRESH_SECONDS = 0.25
 _EXIT_INTERRUPTED = 130
 
 
+# What `pagoda bench --help` says; paragraphs, because the help keeps line breaks as they stand.
+_HELP = (
+    "Measure any OpenAI-compatible endpoint.\n\n"
+    "What the numbers mean:\n\n"
+    "TTFT: from when the request was due (open loop) or sent (closed loop) to the first event "
+    "with text. Queueing, in this client too, is inside it.\n\n"
+    "E2E: the same start to the end of the stream.\n\n"
+    "TPOT: (E2E - TTFT) / (output tokens - 1), per request.\n\n"
+    "ITL: each gap between events with text. A server may put several tokens into an event; "
+    "tokens per event is printed.\n\n"
+    "tokens/s: output (or all) tokens of complete requests over the whole time, the last "
+    "stragglers included. Tokens of failed requests count nowhere.\n\n"
+    "Output tokens: the server's usage if it sends one, else counted with --tokenizer, else "
+    "events; the JSON says which.\n\n"
+    "Failures: refused (http_429, http_503, ...), connect, timeout, disconnected, "
+    "error_event, bad_stream, empty, client_limit. Latencies cover complete requests only, so "
+    "they are never shown without the failed and shed share; goodput counts failures as "
+    "misses.\n\n"
+    "No number is smoothed, trimmed or subtracted from. Compare only runs of one machine, one "
+    "hour.\n\n"
+    "Exit status: 0, 1 if no request succeeded or the run could not start, 130 after Ctrl-C "
+    "(which prints what it has)."
+)
+
+
 def bench(
     url: options.Url = "",
     model: options.Model = "",
@@ -52,36 +77,8 @@ def bench(
     json_file: options.JsonFile = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure any OpenAI-compatible endpoint.
-
-    What the numbers mean:
-
-    - TTFT: from when the request was due (open loop) or sent (closed loop) to the first event with
-      text. Queueing, in this client too, is inside it.
-
-    - E2E: the same start to the end of the stream.
-
-    - TPOT: (E2E - TTFT) / (output tokens - 1), per request.
-
-    - ITL: each gap between events with text. A server may put several tokens into an event; tokens
-      per event is printed.
-
-    - tokens/s: output (or all) tokens of complete requests over the whole time, the last stragglers
-      included. Tokens of failed requests count nowhere.
-
-    - Output tokens: the server's usage if it sends one, else counted with --tokenizer, else events;
-      the JSON says which.
-
-    - Failures: refused (http_429, http_503, ...), connect, timeout, disconnected, error_event,
-      bad_stream, empty, client_limit. Latencies cover complete requests only, so they are never
-      shown without the failed and shed share; goodput counts failures as misses.
-
-    No number is smoothed, trimmed or subtracted from. Compare only runs of one machine, one hour.
-
-    Exit status: 0, 1 if no request succeeded or the run could not start, 130 after Ctrl-C (which
-    prints what it has).
-    """
-    console = Console(stderr=False)
+    """Measure any OpenAI-compatible endpoint."""
+    console = Console()
     paced = concurrency is not None or rate is not None or trace is not None
     is_endless = requests is None and duration is None and trace is None
     try:
@@ -122,6 +119,9 @@ def bench(
         raise typer.Exit(_EXIT_INTERRUPTED)
     if not results.num_ok:
         raise typer.Exit(1)
+
+
+bench.__doc__ = _HELP
 
 
 async def _watched(run: BenchRun, console: Console, *, is_quiet: bool) -> Results:

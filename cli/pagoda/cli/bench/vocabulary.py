@@ -5,7 +5,7 @@ Found with a local tokenizer file or the server's `/tokenize`; without either, l
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,26 +85,40 @@ class Vocabulary:
         cls, session: aiohttp.ClientSession, endpoint: Endpoint
     ) -> "Vocabulary | None":
         """Ask the server's `/tokenize`; None where it has none."""
-        words, token_ids = [], []
-        for word in (f" {word}" for word in _COMMON_WORDS):
-            ids = await _tokenize(session, endpoint, word)
-            if ids is None:
-                return None
-            if len(ids) == 1:
-                words.append(word)
-                token_ids.append(ids[0])
-        if len(words) < MIN_WORDS:
+        found = await _single_tokens(session, endpoint, [f" {word}" for word in _COMMON_WORDS])
+        if found is None or len(found) < MIN_WORDS:
             return None
+        words, token_ids = tuple(found), tuple(found.values())
         sample = random.Random(0).choices(range(len(words)), k=256)
         is_exact = await _tokenize(session, endpoint, "".join(words[i] for i in sample)) == [
             token_ids[i] for i in sample
         ]
-        return cls(tuple(words), tuple(token_ids), None, is_exact)
+        return cls(words, token_ids, None, is_exact)
 
     @classmethod
     def approximate(cls) -> "Vocabulary":
         """Common English words, about one token each: lengths are then what the server counts."""
         return cls(tuple(f" {word}" for word in _COMMON_WORDS), (), None, is_exact=False)
+
+
+async def _single_tokens(
+    session: aiohttp.ClientSession, endpoint: Endpoint, words: Sequence[str]
+) -> dict[str, int] | None:
+    """Return those of `words` that are one token, with it; None where the server does not say.
+
+    Many words are asked at once: as many tokens as words means that each is one.
+    """
+    ids = await _tokenize(session, endpoint, "".join(words))
+    if ids is None:
+        return None
+    if len(ids) == len(words):
+        return dict(zip(words, ids, strict=True))
+    if len(words) == 1:
+        return {}
+    middle = len(words) // 2
+    first = await _single_tokens(session, endpoint, words[:middle])
+    second = await _single_tokens(session, endpoint, words[middle:])
+    return None if first is None or second is None else {**first, **second}
 
 
 async def _tokenize(

@@ -60,7 +60,8 @@ def _keep_top_p(probs: torch.Tensor, rows: list[int], top_ps: list[float]) -> No
     limit = torch.tensor(top_ps, dtype=torch.float64, device=probs.device)[:, None]
     chosen = probs[index]
     vocab_size = chosen.shape[1]
-    num_candidates = min(_NUM_CANDIDATES, vocab_size)
+    # On CUDA the whole vocabulary at once: to ask whether that is needed would wait for the device.
+    num_candidates = vocab_size if probs.is_cuda else min(_NUM_CANDIDATES, vocab_size)
     kept = _count_top_p(ordered := chosen.topk(num_candidates, dim=-1).values, limit)
     if num_candidates < vocab_size and bool((kept == num_candidates).any()):
         kept = _count_top_p(ordered := chosen.sort(dim=-1, descending=True).values, limit)

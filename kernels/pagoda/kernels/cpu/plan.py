@@ -16,7 +16,7 @@ SCRATCH_BYTES = 1 << 20
 """Gathered K or V kept per decode group; more leaves the per-core cache and gathers get slower."""
 
 
-ROWS_PER_SPAN = 128
+ROWS_PER_SPAN = 64
 """Query rows attended at once in prefill: fewer skip more masked keys, more amortise the call."""
 
 

@@ -174,6 +174,16 @@ def choose_num_splits(num_seqs: int, num_kv_heads: int, max_context: int, proces
     return max(1, min(wanted, max_context // MIN_SPLIT_TOKENS, MAX_SPLITS))
 
 
+def tile_shape(head_dim: int, element_bytes: int) -> tuple[int, int]:
+    """(BLOCK_N, num_stages) that fit an A100 and spill next to nothing.
+
+    Five stages buffer K and V twice, since the load of a block id comes before theirs.
+    """
+    if element_bytes == 4:
+        return (32, 3) if head_dim <= 128 else (16, 3)
+    return (64, 5) if head_dim <= 128 else (32, 5)
+
+
 def decode(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -196,6 +206,7 @@ def decode(
         (num_seqs, num_heads, num_splits, head_dim) if is_split else (1,), dtype=torch.float32
     )
     lse = q.new_empty((num_seqs, num_heads, num_splits) if is_split else (1,), dtype=torch.float32)
+    block_n, num_stages = tile_shape(head_dim, q.element_size())
     block_d = next_power_of_2(head_dim)
     with on_device_of(q):
         decode_kernel[(num_seqs, num_kv_heads, num_splits)](
@@ -225,10 +236,10 @@ def decode(
             IS_SPLIT=is_split,
             UPCAST=IS_INTERPRETED,
             BLOCK_G=max(16, next_power_of_2(group_size)),
-            BLOCK_N=64 if block_d * q.element_size() <= 256 else 32,
+            BLOCK_N=block_n,
             BLOCK_D=block_d,
             num_warps=4,
-            num_stages=3,
+            num_stages=num_stages,
         )
         if is_split:
             merge_kernel[(num_seqs, num_heads)](

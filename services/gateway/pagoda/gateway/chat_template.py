@@ -1,6 +1,6 @@
-"""Chat messages to prompt text with the model's own Jinja template, in a sandbox, as Hugging Face renders it.
+"""Chat messages to prompt text, with the model's own Jinja template in a sandbox.
 
-Knows no tokens. The template comes with the model; what it sees is plain JSON data.
+Renders as Hugging Face does. Knows no tokens. What a template sees is plain JSON data.
 """
 
 import json

@@ -15,10 +15,12 @@ class GatewaySettings(ServiceSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     ledger_url: str = Field(
-        "", description="SQLAlchemy URL of the ledger; empty = sqlite file ledger.sqlite3 in PAGODA_HOME."
+        "",
+        description="SQLAlchemy URL of the ledger; empty = ledger.sqlite3 in PAGODA_HOME.",
     )
     bootstrap_api_key: SecretStr = Field(
-        SecretStr(""), description="API key stored (hashed) for tenant 'default' at start; empty = none."
+        SecretStr(""),
+        description="API key stored (hashed) for tenant 'default' at start; empty = none.",
     )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
     max_n: int = Field(16, ge=1, le=128, description="Largest n (choices for each prompt).")
@@ -45,12 +47,16 @@ class GatewaySettings(ServiceSettings):
         5.0, gt=0, description="Deadline of one write to the usage log."
     )
     gap_timeout_seconds: float = Field(
-        3.0, gt=0, description="A hole in a sequence's tokens that lasts this long starts a new attempt."
+        3.0,
+        gt=0,
+        description="A hole in a sequence's tokens that lasts this long starts a new attempt.",
     )
     failover_wait_seconds: float = Field(
         30.0, ge=0, description="How long a sequence that lost its worker waits for another one."
     )
-    max_attempts: int = Field(3, ge=1, le=10, description="Attempts of one sequence, the first included.")
+    max_attempts: int = Field(
+        3, ge=1, le=10, description="Attempts of one sequence, the first included."
+    )
     receipt_wait_seconds: float = Field(
         1.0, ge=0, description="How long a receipt waits for a close record that is on its way."
     )

@@ -1,7 +1,8 @@
 """Token ids to text, a few at a time, never with half a character.
 
-Two ways. Byte-level vocabularies (GPT-2, Llama 3, Qwen): each token is a byte string, so an incremental UTF-8
-decoder is exact and cheap. Others (SentencePiece): decode a small window twice and take the difference.
+Two ways. Byte-level vocabularies (GPT-2, Llama 3, Qwen): each token is a byte string, so an
+incremental UTF-8 decoder is exact and cheap. Others (SentencePiece): decode a small window twice
+and take the difference.
 """
 
 import codecs
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from pagoda.gateway.tokenizer import ModelTokenizer
 
 REPLACEMENT = "\ufffd"
-# A character has four bytes at most; a window that still ends in a broken one after this many tokens is broken.
+# A character has four bytes at most; what is still broken after this many tokens stays broken.
 _MAX_PENDING_TOKENS = 6
 _CONTEXT_TOKENS = 6
 

@@ -1,4 +1,4 @@
-"""One sequence to its end: route it, hand it to a decode worker, and to another one when that fails.
+"""One sequence to its end: routed, handed to a decode worker, to another when that one fails.
 
 Knows messages and workers; knows no text and no HTTP.
 """
@@ -281,9 +281,7 @@ class Dispatcher:
 
 def _refusal(answer: route_pb2.RouteResponse) -> GatewayError:
     kind = (
-        OverloadedError
-        if answer.status == route_pb2.ROUTE_STATUS_OVERLOADED
-        else UnavailableError
+        OverloadedError if answer.status == route_pb2.ROUTE_STATUS_OVERLOADED else UnavailableError
     )
     return kind(
         answer.message or "no worker can take this request now; try again",

@@ -160,7 +160,5 @@ _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 
 def http_error_body(status: int, detail: str) -> dict[str, Any]:
     """Return the body for an error that the web framework raised (unknown route, wrong method)."""
-    kind = _KIND_OF_STATUS.get(
-        status, "invalid_request_error" if status < 500 else "server_error"
-    )
+    kind = _KIND_OF_STATUS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return error_body(detail[:MAX_MESSAGE_CHARS], kind=kind, code=_CODE_OF_STATUS.get(status))

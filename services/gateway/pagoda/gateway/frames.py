@@ -1,6 +1,6 @@
 """Tokens on their way in: one NATS subscription for all sequences of this gateway.
 
-The handler only sorts frames into their sequences and never waits, so a slow client slows nobody else.
+The handler only sorts frames into their sequences and never waits: a slow client slows nobody.
 """
 
 from opentelemetry.context import Context

@@ -1,12 +1,13 @@
-"""One request from its placement to its last token: all of its sequences, its accounts and its trace.
+"""One request from its placement to its last token: its sequences, its accounts, its trace.
 
-Whoever answers the client waits on `changed`, reads the sequences and says what was delivered. Knows no HTTP.
+Whoever answers the client waits on `changed`, reads the sequences and says what was delivered.
+Knows no HTTP.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,7 @@ class Generation:
             usage_log: stores the open record.
             span: gateway.request.
             deadline_unix_seconds: when it must have ended.
-            max_undelivered_tokens: bound on what waits for a slow reader; None: no reader before the end.
+            max_undelivered_tokens: bound on what waits for a slow reader; None: nobody reads yet.
             clock: Unix seconds.
         """
         self.identity = identity
@@ -149,7 +150,9 @@ class Generation:
         limit = self._max_undelivered_tokens
         if limit is not None and sum(s.num_unread for s in self.sequences) > limit:
             self.fail(
-                UnavailableError(f"more than {limit} tokens wait for this client: it reads too slowly"),
+                UnavailableError(
+                    f"more than {limit} tokens wait for this client: it reads too slowly"
+                ),
                 reason="client_disconnect",
             )
 
@@ -162,10 +165,12 @@ class Generation:
         for sequence in self.sequences:
             self._frames.register(self.identity.request_id, sequence)
         try:
-            if self.failure is None:
+            if not self.is_over:  # the client may have gone before this task began
                 await self._run_all()
         except* GatewayError as group:
-            self._set_failure(_first(group))
+            error = _first(group)
+            assert isinstance(error, GatewayError), "the clause takes nothing else"
+            self._set_failure(error)
         except* Exception as group:
             error = _first(group)
             logger.error("request %s failed", self.identity.request_id, exc_info=error)
@@ -190,7 +195,7 @@ class Generation:
             self._stop(reason)
 
     def prompts_cached(self) -> tuple[int, CachedTokens]:
-        """Return reused prompt tokens: their number and by tier. Each prompt counts once, as in `usage`."""
+        """Return reused prompt tokens: their number, and by tier. Each prompt counts once."""
         total, tiers = 0, CachedTokens()
         for sequence in self.first_sequences():
             total += sequence.num_cached_tokens
@@ -296,17 +301,12 @@ class Generation:
 
     def _stop(self, reason: str) -> None:
         self._call.cancel_reason = reason
-        if self._runner is not None:
-            self._runner.cancel()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.cancel()
         self.changed.set()
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> "GatewayError":
-    leaves = _leaves(group)
-    return next((e for e in leaves if isinstance(e, GatewayError)), leaves[0])  # type: ignore[return-value]
-
-
-def _leaves(error: BaseException) -> Sequence[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
+def _first(group: BaseExceptionGroup[Exception]) -> Exception:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

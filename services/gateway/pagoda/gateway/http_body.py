@@ -1,4 +1,4 @@
-"""Request bodies: read within a byte limit, parse as JSON, check the schema, say what is wrong with a field's name."""
+"""Request bodies: read within a byte limit, parsed as JSON, checked; errors name the field."""
 
 import re
 from typing import Any, TypeVar

@@ -1,6 +1,6 @@
-"""One output sequence as its frames arrive: each index once, text without broken characters, stop strings.
+"""One output sequence as its frames arrive: each index once, whole characters, stop strings.
 
-Knows nothing of HTTP or NATS. Frames of older attempts are dropped; frames that come too early wait.
+Knows no HTTP and no NATS. Frames of older attempts are dropped; those that come too early wait.
 """
 
 import asyncio
@@ -15,10 +15,7 @@ from pagoda.gateway.validation import OutputOptions
 from pagoda.rpc.v1 import generate_pb2
 
 MAX_EARLY_FRAMES = 4096
-_FINISH_REASONS = {
-    generate_pb2.FINISH_REASON_STOP: "stop",
-    generate_pb2.FINISH_REASON_LENGTH: "length",
-}
+_LENGTH = generate_pb2.FINISH_REASON_LENGTH
 STAGE_NAMES = (
     "prefill_queue_ms", "kv_fetch_ms", "prefill_compute_ms",
     "kv_transfer_ms", "decode_queue_ms", "decode_generate_ms",
@@ -210,7 +207,7 @@ class OutputSequence:
             if matched is None:
                 self._texts.append(self._stops.flush())
             self._finish(
-                _FINISH_REASONS.get(reason, "stop") if matched is None else "stop",
+                "length" if reason == _LENGTH and matched is None else "stop",
                 matched_id if matched is None else matched,
             )
 

@@ -91,9 +91,7 @@ class PromptMaker:
         self, token_ids: Sequence[int], text: str | None, model: ServedModel, tenant: str
     ) -> Prompt:
         """Hash the blocks of a prompt that has passed its checks."""
-        root = block_hash.cache_root(
-            kv_identity=model.kv_identity, cache_salt=cache_salt(tenant)
-        )
+        root = block_hash.cache_root(kv_identity=model.kv_identity, cache_salt=cache_salt(tenant))
         hashes = await _off_loop(
             len(token_ids), lambda: block_hash.hash_prompt(root, token_ids, model.block_size)
         )
@@ -142,9 +140,7 @@ async def completion_prompts(
 
 def cache_salt(tenant: str) -> bytes:
     """Return what keeps one tenant's blocks apart from all others'."""
-    return hashlib.blake2b(
-        tenant.encode(), digest_size=_SALT_BYTES, person=b"pagoda.salt"
-    ).digest()
+    return hashlib.blake2b(tenant.encode(), digest_size=_SALT_BYTES, person=b"pagoda.salt").digest()
 
 
 def _split_prompts(prompt: Any) -> list[str | list[int]]:

@@ -28,8 +28,6 @@ class ModelTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.special_tokens = _special_tokens(config)
-        self._bos_id = _token_id(tokenizer, self.special_tokens.get("bos_token"))
-        self._bos_change = self._needed_bos_change(config.get("add_bos_token"))
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         pieces = [tokenizer.id_to_token(i) or "" for i in range(_size(tokenizer))]
@@ -60,19 +58,16 @@ class ModelTokenizer:
         return len(self._token_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return token ids; `add_special_tokens` adds BOS and the like as the model expects."""
-        ids = list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        if add_special_tokens and self._bos_change > 0 and self._bos_id is not None:
-            ids.insert(0, self._bos_id)
-        elif add_special_tokens and self._bos_change < 0:
-            del ids[0]
-        return ids
+        """Return token ids; `add_special_tokens` adds BOS and the like as the model expects.
+
+        What is added is tokenizer.json's affair alone; like the reference implementation, this
+        ignores add_bos_token in tokenizer_config.json beside it.
+        """
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of whole sequences; for streams use `detokenizer`."""
-        return str(
-            self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        )
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def detokenizer(
         self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
@@ -88,19 +83,12 @@ class ModelTokenizer:
         return self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
 
     def token_text(self, token_id: int) -> str:
-        """Return one token as text; ``bytes:\\xf0\\x9f`` where it is no valid UTF-8 by itself."""
+        r"""Return one token as text; ``bytes:\xf0\x9f`` where it is no valid UTF-8 by itself."""
         raw = self.token_bytes(token_id)
         try:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-    def _needed_bos_change(self, wanted: bool | None) -> int:
-        """Return 1 or -1 where add_bos_token in the config overrules tokenizer.json, else 0."""
-        if wanted is None or self._bos_id is None:
-            return 0
-        with_special = self._tokenizer.encode("a", add_special_tokens=True).ids
-        return int(wanted) - int(with_special[:1] == [self._bos_id])
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
@@ -119,11 +107,6 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(token, str):
             found[name] = token
     return found
-
-
-def _token_id(tokenizer: Tokenizer, token: str | None) -> int | None:
-    found = tokenizer.token_to_id(token) if token else None
-    return None if found is None else int(found)
 
 
 def _size(tokenizer: Tokenizer) -> int:

@@ -1,4 +1,4 @@
-"""From a request body and a model to sampling parameters: every range that the schema alone cannot check.
+"""From a body and a model to sampling parameters: every range that the schema cannot check.
 
 What passes here the engine can run. Errors name the field, the value and the limit.
 """
@@ -54,9 +54,7 @@ class OutputOptions:
     tokens_as_ids: bool
 
 
-def output_options(
-    body: GenerationBody, *, num_logprobs: int | None, max_n: int
-) -> OutputOptions:
+def output_options(body: GenerationBody, *, num_logprobs: int | None, max_n: int) -> OutputOptions:
     """Check what the model has no say in."""
     refuse_unsupported(body)
     num_choices = 1 if body.n is None else body.n
@@ -153,7 +151,7 @@ def output_budget(
     if wanted > room:
         raise ContextLengthError(
             f"This model's maximum context length is {model.max_model_len} tokens; the prompt has "
-            f"{num_prompt_tokens} and max_tokens asks for {wanted}. max_tokens can be {room} at most.",
+            f"{num_prompt_tokens} and max_tokens asks for {wanted}. It can be {room} at most.",
             param="max_tokens",
         )
     return wanted
@@ -173,8 +171,9 @@ def check_token_ids(token_ids: Sequence[int], model: ServedModel, *, param: str)
 def sequence_seed(seed: int | None, *, sequence_index: int, num_choices: int) -> int:
     """Return one sequence's seed (unsigned 64 bit).
 
-    A given seed belongs to each prompt: its first choice uses the seed itself, so a prompt samples the same in a
-    batch and alone; further choices use a seed derived from (seed, choice). Without a seed each is drawn afresh.
+    A given seed belongs to each prompt: its first choice uses the seed itself, so a prompt samples
+    the same in a batch and alone; further choices use one derived from (seed, choice). Without a
+    seed each is drawn afresh.
     """
     if seed is None:
         return secrets.randbits(64)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from pagoda.kvstore.change_log import TierName
 from pagoda.kvstore.codec import TIERS
@@ -17,8 +18,8 @@ from pagoda.runtime import subjects
 from pagoda.runtime.bus import Bus
 from pagoda.runtime.errors import BusError
 
-# 512 KiB of hashes: half of what NATS takes in one message.
-_MAX_HASHES = 32_768
+# Of each kind in one message: together 512 KiB, half of what NATS takes.
+_MAX_HASHES = 16_384
 _PUBLISH_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
 
@@ -98,19 +99,17 @@ class EventPublisher:
         *,
         is_snapshot: bool = False,
     ) -> None:
-        parts: list[tuple[Sequence[bytes], Sequence[bytes]]] = [
-            (stored[i : i + _MAX_HASHES], ()) for i in range(0, len(stored), _MAX_HASHES)
-        ]
-        parts += [((), evicted[i : i + _MAX_HASHES]) for i in range(0, len(evicted), _MAX_HASHES)]
-        for part_stored, part_evicted in parts or [((), ())]:
+        for part_stored, part_evicted in zip_longest(
+            _parts(stored), _parts(evicted), fillvalue=b""
+        ):
             self._sequence += 1
             event = kv_event_pb2.KvEvent(
                 worker_id=self._worker_id,
                 epoch=self._epoch,
                 sequence=self._sequence,
                 tier=TIERS[tier],
-                stored=b"".join(part_stored),
-                evicted=b"".join(part_evicted),
+                stored=part_stored,
+                evicted=part_evicted,
                 is_snapshot=is_snapshot,
             )
             is_snapshot = False  # the parts that follow add to the first
@@ -120,3 +119,10 @@ class EventPublisher:
                 message_id=f"{self._worker_id}:{self._epoch}:{self._sequence}",
                 timeout_seconds=_PUBLISH_SECONDS,
             )
+
+
+def _parts(hashes: Sequence[bytes]) -> list[bytes]:
+    """Return the hashes packed, in parts small enough for one message; at least one part."""
+    return [
+        b"".join(hashes[i : i + _MAX_HASHES]) for i in range(0, max(1, len(hashes)), _MAX_HASHES)
+    ]

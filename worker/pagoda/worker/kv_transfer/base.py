@@ -1,4 +1,4 @@
-"""What a KV transport offers to a producer. `grpc_producer` implements it; the tests break it on purpose."""
+"""What a KV transport offers to a producer; `grpc_producer` implements it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class KvPush(Protocol):
     """One lease's blocks on their way. Used by one task."""
 
     async def send(self, first_block: int, block_ids: Sequence[int]) -> None:
-        """Send consecutive logical blocks from `first_block` on. They must not change until `close`.
+        """Send consecutive logical blocks from `first_block` on; unchanged until `close`.
 
         Raises:
             PushError: the consumer refused or is gone; nothing more can be sent.

@@ -1,4 +1,4 @@
-"""The consumer's side of KvTransferService: checks leases and digests, writes blocks where they were reserved.
+"""The consumer's side of KvTransferService: checks leases and digests, writes blocks.
 
 Copying, digesting and writing happen in threads, behind the fence of `ReservedBlocks`.
 """
@@ -57,7 +57,7 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._clock = clock
         self._arenas: collections.OrderedDict[str, ArenaReader] = collections.OrderedDict()
 
-    async def Push(  # noqa: N802 - gRPC names it
+    async def Push(
         self, request_iterator: AsyncIterator[kv_transfer_pb2.PushRequest], context: Context
     ) -> kv_transfer_pb2.PushResponse:
         """Take one lease's blocks."""
@@ -86,7 +86,7 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         finally:  # also when the stream broke, which cancels this call
             self._leases.settle(lease, LeaseOutcome.BROKEN, reason=reason)
 
-    async def Release(  # noqa: N802 - gRPC names it
+    async def Release(
         self, request: kv_transfer_pb2.ReleaseRequest, context: Context
     ) -> kv_transfer_pb2.ReleaseResponse:
         """The producer gives a lease up."""
@@ -185,10 +185,10 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
 def _write(
     blocks: ReservedBlocks, arena: ArenaReader | None, messages: Sequence[kv_transfer_pb2.Block]
 ) -> list[int] | None:
-    """Copy, verify and write one message's blocks. Returns the indices with bad digests, None if fenced.
+    """Copy, verify and write one message's blocks. Returns bad indices, None if fenced.
 
-    The payload is copied before it is digested: what was verified is what is written, whoever else still writes
-    to the arena.
+    The payload is copied before it is digested: what was verified is what is written, whoever else
+    still writes to the arena.
     """
     payloads: ByteArray = np.empty((len(messages), blocks.block_bytes), dtype=np.uint8)
     for row, message in zip(payloads, messages, strict=True):
@@ -220,9 +220,7 @@ def _copy_payload(
         )
     if message.payload:
         if len(message.payload) != blocks.block_bytes:
-            raise LeaseMismatchError(
-                f"block {message.index} carries {len(message.payload)} bytes of {blocks.block_bytes}"
-            )
+            raise LeaseMismatchError(f"block {message.index} carries {len(message.payload)} bytes")
         out[:] = np.frombuffer(message.payload, dtype=np.uint8)
         return
     if arena is None:

@@ -10,5 +10,5 @@ ByteArray = npt.NDArray[np.uint8]
 
 
 def digest_blocks(blocks: ByteArray) -> list[bytes]:
-    """Return XXH3-128 of each row of ``[N, block_bytes]``, contiguous. About memory speed: call off the event loop."""
+    """Return XXH3-128 of each row of ``[N, block_bytes]``, contiguous. Not on the event loop."""
     return [xxhash.xxh3_128_digest(block.data) for block in blocks]

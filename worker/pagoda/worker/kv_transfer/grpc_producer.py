@@ -1,7 +1,7 @@
-"""The producer's side of KvTransferService: reads blocks, digests them, streams them to the consumer.
+"""The producer's side of KvTransferService: reads, digests and streams blocks.
 
-Reading and digesting happen in threads. Payloads go through the shared-memory arena where the consumer can open
-it, else inline. Knows leases only by their ids.
+Reading and digesting happen in threads. Payloads go through the shared-memory arena where the
+consumer can open it, else inline. Knows leases only by their ids.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ class GrpcProducer:
     def encode(
         self, arena: Arena | None, ticket: int, first_block: int, block_ids: Sequence[int]
     ) -> kv_transfer_pb2.PushRequest:
-        """Read and digest blocks into one message. Runs in a thread; the tests corrupt its result."""
+        """Read and digest blocks into one message. Runs in a thread."""
         payloads: ByteArray = self.kv_cache.read_blocks(block_ids).numpy()
         blocks = []
         for position, digest in enumerate(digest_blocks(payloads)):
@@ -131,9 +131,7 @@ PushCall = grpc.aio.StreamUnaryCall[kv_transfer_pb2.PushRequest, kv_transfer_pb2
 class GrpcPush:
     """One Push stream. Starts over inline, once, if the consumer cannot open the arena."""
 
-    def __init__(
-        self, producer: GrpcProducer, target: LeaseTarget, timeout_seconds: float
-    ) -> None:
+    def __init__(self, producer: GrpcProducer, target: LeaseTarget, timeout_seconds: float) -> None:
         self._producer = producer
         self._target = target
         self._ends_at = time.monotonic() + timeout_seconds

@@ -1,8 +1,8 @@
 """Leases: the consumer's promises to keep reserved blocks for a producer, for a while.
 
-A lease is settled exactly once: its blocks arrived, or the push broke, it expired, the producer vanished, or
-the sequence ended. Settling closes the blocks, so a late push can never write into them.
-Runs on the event loop; knows nothing of gRPC.
+A lease is settled exactly once: its blocks arrived, or the push broke, it expired, the producer
+vanished, or the sequence ended. Settling closes the blocks, so a late push can never write into
+them. Runs on the event loop; knows nothing of gRPC.
 """
 
 import asyncio
@@ -163,7 +163,9 @@ class LeaseTable:
         """A producer is gone or started anew: nothing will come of the leases it held."""
         for lease in tuple(self._leases.values()):
             if lease.producer_id == producer_id:
-                self.settle(lease, LeaseOutcome.PRODUCER_LOST, reason=f"worker {producer_id} is gone")
+                self.settle(
+                    lease, LeaseOutcome.PRODUCER_LOST, reason=f"worker {producer_id} is gone"
+                )
 
     def sweep(self) -> None:
         """Settle what has expired."""

@@ -1,7 +1,8 @@
 """A fence around blocks that an importing sequence owns: nobody writes them once it has ended.
 
-Writers (transfers, fetches) run in threads while the step loop steps. `close` waits for the write in progress,
-at most about 1 MiB of copying; afterwards every write is refused. So close first, then let the engine free.
+Writers (transfers, fetches) run in threads while the step loop steps. `close` waits for the write
+in progress, at most about 1 MiB of copying; afterwards every write is refused. So close first, then
+let the engine free.
 """
 
 import threading
@@ -25,7 +26,7 @@ class WritableBlocks(Protocol):
 
 
 class ReservedBlocks:
-    """Logical blocks [first_block, num_blocks) of one sequence, writable until `close`. Thread-safe.
+    """Logical blocks [first_block, num_blocks) of a sequence, writable until `close`.
 
     Blocks before ``first_block`` are shared with others and valid already: they are never written.
     """
@@ -65,7 +66,7 @@ class ReservedBlocks:
         return self._first_block <= index < len(self._block_ids)
 
     def write(self, indices: Sequence[int], blocks: torch.Tensor) -> bool:
-        """Write verified blocks, ``[N, block_bytes]`` uint8 cpu. False: closed, nothing was written."""
+        """Write verified blocks, ``[N, block_bytes]`` uint8 cpu. False: closed, none written."""
         if not all(map(self.covers, indices)):
             raise ValueError(
                 f"blocks {list(indices)} are not all in [{self._first_block}, {self.num_blocks})"
@@ -78,7 +79,7 @@ class ReservedBlocks:
             return True
 
     def close(self) -> int:
-        """Refuse writes from now on. Returns how many leading logical blocks are valid. Idempotent."""
+        """Refuse writes from now on. Returns the number of valid leading blocks. Idempotent."""
         with self._lock:
             self._is_open = False
             count = self._first_block

@@ -1,9 +1,10 @@
 """A bounded arena in shared memory, through which blocks go to workers on the same host.
 
-One file in /dev/shm per producer, readable by its user only. It is cut into slots of one block. The file's head
-has one number per slot: the ticket of the push that filled it, 0 = free. The producer writes tickets and data;
-the consumer copies a slot and writes 0. A full arena is no error: the payload then travels inline.
-The producer holds a lock on its file while it lives, so a file without one was left by a killed process.
+One file in /dev/shm per producer, readable by its user only. It is cut into slots of one block. The
+file's head has one number per slot: the ticket of the push that filled it, 0 = free. The producer
+writes tickets and data; the consumer copies a slot and writes 0. A full arena is no error: the
+payload then travels inline. The producer holds a lock on its file while it lives, so a file without
+one was left by a killed process.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import os
 import re
 import secrets
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +24,7 @@ import numpy.typing as npt
 from pagoda.worker.kv_transfer.digests import ByteArray
 
 FOLDER = Path("/dev/shm")
-MAGIC = 0x31414B_41444F474150  # "PAGODAKA1" cut to 7 bytes, little endian
+MAGIC = int.from_bytes(b"PAGODAK1", "little")
 _NAME = re.compile(r"pagoda-kv-[0-9a-f]{32}")
 _HEAD_WORDS = 4  # magic, slot bytes, number of slots, offset of slot 0
 
@@ -32,7 +34,7 @@ class ArenaError(Exception):
 
 
 class Arena:
-    """The producer's side. Thread-safe enough for one writer thread per push: slots are never shared."""
+    """The producer's side. Thread-safe."""
 
     def __init__(self, *, slot_bytes: int, max_bytes: int, folder: Path = FOLDER) -> None:
         """Make an arena of at most `max_bytes`, and remove what killed processes left.
@@ -51,12 +53,16 @@ class Arena:
         self._path = folder / self.name
         try:
             remove_stale_arenas(folder)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._file = os.open(
+                self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+            )
         except OSError as error:
             raise ArenaError(f"{self._path}: {error.strerror}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.posix_fallocate(self._file, 0, size)  # reserved now: a full tmpfs would kill us later
+            os.posix_fallocate(
+                self._file, 0, size
+            )  # reserved now: a full tmpfs would kill us later
             self._map = mmap.mmap(self._file, size)
         except OSError as error:
             self._unlink()
@@ -64,10 +70,11 @@ class Arena:
         head = np.frombuffer(self._map, dtype=np.uint64, count=_HEAD_WORDS + num_slots)
         head[:_HEAD_WORDS] = (MAGIC, slot_bytes, num_slots, data_offset)
         self._tickets: npt.NDArray[np.uint64] = head[_HEAD_WORDS:]
-        self._slots: ByteArray = np.frombuffer(self._map, dtype=np.uint8, offset=data_offset).reshape(
-            num_slots, slot_bytes
-        )
+        self._slots: ByteArray = np.frombuffer(
+            self._map, dtype=np.uint8, offset=data_offset
+        ).reshape(num_slots, slot_bytes)
         self._data_offset = data_offset
+        self._lock = threading.Lock()
         self._next_slot = 0
         self._last_ticket = 0
 
@@ -83,14 +90,15 @@ class Arena:
 
     def put(self, ticket: int, block: ByteArray) -> int | None:
         """Copy one block in. Returns its offset in the arena, or None if no slot is free."""
-        slot = self._take_slot(ticket)
+        with self._lock:
+            slot = self._take_slot(ticket)
         if slot is None:
             return None
         self._slots[slot] = block
         return self._data_offset + slot * self.slot_bytes
 
     def _take_slot(self, ticket: int) -> int | None:
-        """Claim the next free slot; the claim and the copy that follows are not seen by others yet."""
+        """Claim the next free slot; the consumer does not know of it yet."""
         for step in range(self.num_slots):
             slot = (self._next_slot + step) % self.num_slots
             if not self._tickets[slot]:

@@ -1,1 +1,1 @@
-"""Request bodies as clients send them: types and ranges. What needs the model is checked in `validation`."""
+"""Request bodies as clients send them: types and ranges. The rest is checked in `validation`."""

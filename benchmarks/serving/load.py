@@ -1,0 +1,100 @@
+"""Drives an endpoint for the standard set with the machinery of `pagoda bench`."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import orjson
+import uvloop
+
+from pagoda.cli.bench.client import Outcome, RequestClient
+from pagoda.cli.bench.config import BenchConfig
+from pagoda.cli.bench.prompts import PromptMaker
+from pagoda.cli.bench.results import Results
+from pagoda.cli.bench.runner import BenchRun
+from pagoda.cli.bench.vocabulary import Vocabulary
+from pagoda.cli.bench.workload import LengthRange, PlannedRequest
+from pagoda.cli.endpoint import Endpoint
+
+REQUEST_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Closed loop of greedy completions, sent as token ids, that run to their last token."""
+
+    concurrency: int
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def text(self) -> str:
+        """Describe it."""
+        return (
+            f"concurrency {self.concurrency}, {self.num_requests} requests, "
+            f"{self.prompt_tokens} prompt and {self.output_tokens} output tokens"
+        )
+
+
+def drive(endpoint: Endpoint, load: Load, *, tokenizer: Path, seed: int) -> Results:
+    """Run one load. A new seed means new prompts: nothing of them is cached."""
+    config = BenchConfig(
+        concurrency=load.concurrency,
+        num_requests=load.num_requests,
+        prompt_tokens=LengthRange(load.prompt_tokens, load.prompt_tokens),
+        output_tokens=LengthRange(load.output_tokens, load.output_tokens),
+        ignore_eos=True,
+        send_ids=True,
+        seed=seed,
+        tokenizer=tokenizer,
+        timeout_seconds=REQUEST_SECONDS,
+        num_warmup=1,
+    )
+    return uvloop.run(BenchRun(config, endpoint).run())
+
+
+def batch_prompts(load: Load, *, tokenizer: Path, seed: int) -> list[list[int]]:
+    """Return the very prompts that `drive` sends with this load and seed."""
+    maker = PromptMaker(Vocabulary.from_tokenizer_file(tokenizer), seed=seed, send_ids=True)
+    requests = (
+        PlannedRequest(index, load.prompt_tokens, load.output_tokens)
+        for index in range(load.num_requests)
+    )
+    return [list(map(int, maker.prompt(request))) for request in requests]
+
+
+def prefix_outcomes(
+    endpoint: Endpoint, *, tokenizer: Path, seed: int, num_prefix: int, num_unique: int, count: int
+) -> list[Outcome]:
+    """Send `count` requests one after the other that share a prefix the server never saw before."""
+    maker = PromptMaker(
+        Vocabulary.from_tokenizer_file(tokenizer),
+        seed=seed,
+        num_prefix_tokens=num_prefix,
+        send_ids=True,
+    )
+
+    async def send_all() -> list[Outcome]:
+        async with aiohttp.ClientSession() as session:
+            client = RequestClient(
+                session, endpoint, path="completions", timeout_seconds=REQUEST_SECONDS
+            )
+            outcomes = []
+            for index in range(count):
+                prompt = maker.prompt(PlannedRequest(index, num_unique, 8))
+                body = {
+                    "model": endpoint.model,
+                    "prompt": prompt,
+                    "max_tokens": 8,
+                    "temperature": 0,
+                    "ignore_eos": True,
+                    "stream": True,
+                    "stream_options": {"include_usage": True},
+                }
+                outcomes.append(await client.send(orjson.dumps(body)))
+                await asyncio.sleep(0)
+            return outcomes
+
+    return uvloop.run(send_all())

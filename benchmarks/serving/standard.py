@@ -1,0 +1,166 @@
+"""The standard set (`make bench`): four measurements of one machine, into benchmarks/results/.
+
+Repetitions are interleaved and every number carries its spread; ratios are within a repetition.
+Run it with nothing else on the machine.
+
+    python benchmarks/serving/standard.py [--model small|demo|FOLDER] [--repetitions 3]
+"""
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from models import model_folder, vocab_size
+from processes import memory_bandwidth, running_stack, transformers_baseline
+from section import Section
+from section_engine import EngineSection
+from section_gateway import GatewaySection
+from section_prefix import PrefixSection
+from section_topology import TopologySection
+
+from pagoda.cli.bench.provenance import provenance
+from pagoda.cli.bench.report import write_json
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+MODEL_CACHE = ROOT / ".pagoda" / "bench-models"
+PARTS = ("engine", "topology", "prefix", "gateway")
+MIN_REPETITIONS = 3
+# One decode worker; two, as many workers as the last one has; one prefill and one decode worker.
+TOPOLOGIES = ("aggregated", "decode=2", "disaggregated")
+
+
+def main() -> None:
+    """Measure, print and write."""
+    arguments = parse()
+    started = time.monotonic()
+    model = model_folder(arguments.model, MODEL_CACHE)
+    idle_percent = 100 - psutil.cpu_percent(interval=2)
+    say(f"{model}, {arguments.repetitions} repetitions, machine {idle_percent:.0f} % idle before")
+    with tempfile.TemporaryDirectory(prefix="pagoda-bench-") as folder:
+        sections = measure(arguments, model, Path(folder))
+    origin = provenance(["python", *sys.argv])
+    content: dict[str, Any] = {
+        "schema_version": 1,
+        "provenance": origin.as_dict(),
+        "model": arguments.model,
+        "dtype": arguments.dtype,
+        "threads_per_worker": arguments.threads,
+        "repetitions": arguments.repetitions,
+        "seed": arguments.seed,
+        "idle_percent_before": idle_percent,
+        "duration_seconds": time.monotonic() - started,
+        "sections": {name: section.as_dict() for name, section in sections.items()},
+    }
+    stem = arguments.output / f"{datetime.now(UTC):%Y-%m-%d}-serving"
+    write_json(stem.with_suffix(".json"), content)
+    page = markdown(content, sections)
+    stem.with_suffix(".md").write_text(page, encoding="utf-8")
+    print(page)
+    say(f"wrote {stem}.json and .md")
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="small", help="small, demo, or a model folder")
+    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each worker")
+    parser.add_argument("--repetitions", type=int, default=MIN_REPETITIONS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    if arguments.repetitions < MIN_REPETITIONS:
+        parser.error(f"--repetitions {arguments.repetitions}: at least {MIN_REPETITIONS}")
+    return arguments
+
+
+def measure(arguments: argparse.Namespace, model: Path, home: Path) -> dict[str, Section]:
+    """Run the parts, interleaving what is compared."""
+    seeds = range(arguments.seed, arguments.seed + arguments.repetitions)
+    sections: dict[str, Section] = {}
+    if set(arguments.only) - {"gateway"}:
+        sections |= measure_stacks(arguments, model, home, seeds)
+    if "gateway" in arguments.only:
+        gateway = GatewaySection(model, vocab=vocab_size(model))
+        for seed in seeds:
+            say(f"gateway alone, repetition {seed - arguments.seed + 1}")
+            gateway.repeat(home / f"gateway-{seed}", seed=seed)
+        sections["gateway"] = gateway.section()
+    return sections
+
+
+def measure_stacks(
+    arguments: argparse.Namespace, model: Path, home: Path, seeds: range
+) -> dict[str, Section]:
+    """Run the parts that need whole stacks; all are up at once, only one is loaded at a time."""
+    options = {"model": model, "num_threads": arguments.threads, "dtype": arguments.dtype}
+    bandwidth = memory_bandwidth(arguments.threads)
+    engine = EngineSection(model, bandwidth, dtype=arguments.dtype)
+    topology, prefix = TopologySection(model), PrefixSection(model)
+    with contextlib.ExitStack() as stack:
+        stacks = [
+            stack.enter_context(running_stack(home / f"stack-{number}", topology=name, **options))
+            for number, name in enumerate(TOPOLOGIES)
+        ]
+        aggregated, *_, disaggregated = stacks
+        baseline = stack.enter_context(transformers_baseline(home, **options))
+        parts: dict[str, tuple[Callable[[int], None], Callable[[], Section]]] = {
+            "engine": (
+                lambda seed: engine.repeat(aggregated, baseline, seed=seed),
+                engine.section,
+            ),
+            "topology": (
+                lambda seed: topology.repeat(stacks, seed=100 + seed),
+                topology.section,
+            ),
+            "prefix": (lambda seed: prefix.repeat(disaggregated, seed=seed), prefix.section),
+        }
+        chosen = {name: part for name, part in parts.items() if name in arguments.only}
+        for repeat, _ in chosen.values():
+            repeat(0)  # warms every path up
+        for part in (engine, topology, prefix):
+            part.forget()
+        for seed in seeds:
+            for name, (repeat, _) in chosen.items():
+                say(f"{name}, repetition {seed - arguments.seed + 1}")
+                repeat(seed)
+        return {name: section() for name, (_, section) in chosen.items()}
+
+
+def markdown(content: dict[str, Any], sections: dict[str, Section]) -> str:
+    """Return the page."""
+    origin = content["provenance"]
+    lines = [
+        f"# Serving, {origin['time'][:10]}",
+        "",
+        f"- Machine: {origin['cpu_model']}, {origin['num_cores']} cores, "
+        f"{origin['memory_bytes'] / 2**30:.0f} GiB, {origin['system']}, "
+        f"{content['idle_percent_before']:.0f} % idle before the start",
+        f"- Software: pagoda {origin['pagoda_version']} at {origin['commit'] or 'no commit'}, "
+        f"Python {origin['python']}",
+        f"- Command: `{' '.join(origin['command'])}` ({content['duration_seconds']:.0f} s)",
+        f"- Model: {content['model']}, {content['dtype']}, "
+        f"{content['threads_per_worker']} thread(s) per worker",
+        f"- Every number: median (least-greatest) of {content['repetitions']} interleaved "
+        "repetitions; ratios within a repetition. Compare nothing across machines or days.",
+        "",
+    ]
+    return "\n".join(lines) + "\n" + "\n".join(part.markdown() for part in sections.values())
+
+
+def say(text: str) -> None:
+    """Report progress."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

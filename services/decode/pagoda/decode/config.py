@@ -1,0 +1,28 @@
+"""Settings of the decode worker."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from pagoda.worker.settings import WorkerSettings
+
+
+class DecodeSettings(WorkerSettings):
+    """What `python -m pagoda.decode` reads, beside the common settings."""
+
+    model_config = SettingsConfigDict(env_prefix="PAGODA_DECODE_")
+
+    grpc_host: str = Field("127.0.0.1", description="Address that takes KV blocks (gRPC)")
+    grpc_port: int = Field(0, ge=0, le=65535, description="Its port; 0: any free one")
+    advertise_host: str = Field(
+        "", description="Host that prefill workers reach this worker by; empty: grpc_host"
+    )
+    lease_seconds: float = Field(
+        60.0,
+        gt=0,
+        description="Reserved blocks wait this long for a prefill worker's next sign of life",
+    )
+
+    @property
+    def advertised_host(self) -> str:
+        """The host that leases name."""
+        return self.advertise_host or self.grpc_host

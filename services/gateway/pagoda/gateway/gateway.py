@@ -1,0 +1,120 @@
+"""The gateway's parts, made and tied together once; everything an HTTP route needs."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagoda.gateway.admission import Admission
+from pagoda.gateway.auth import Authenticator
+from pagoda.gateway.catalog import Catalog
+from pagoda.gateway.chat_template import ChatTemplate
+from pagoda.gateway.config import GatewaySettings
+from pagoda.gateway.dispatch import Dispatcher
+from pagoda.gateway.frames import FrameReceiver
+from pagoda.gateway.ledger import Ledger, open_ledger
+from pagoda.gateway.preparation import Preparer
+from pagoda.gateway.prompts import PromptMaker
+from pagoda.gateway.receipts import Receipts
+from pagoda.gateway.tokenizer import ModelTokenizer
+from pagoda.gateway.usage_log import UsageLog
+from pagoda.rpc.v1.usage_pb2 import UsageRecord
+from pagoda.runtime import subjects
+from pagoda.runtime.bus import Bus
+from pagoda.runtime.health import Health
+from pagoda.runtime.settings import CommonSettings
+from pagoda.runtime.status import WorkerDirectory
+
+DEFAULT_TENANT = "default"
+LEDGER_CONSUMER = "ledger"
+LEDGER_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """One replica."""
+
+    gateway_id: str
+    served_name: str
+    settings: GatewaySettings
+    health: Health
+    bus: Bus
+    directory: WorkerDirectory
+    catalog: Catalog
+    tokenizer: ModelTokenizer
+    prompts: PromptMaker
+    preparer: Preparer
+    frames: FrameReceiver
+    dispatcher: Dispatcher
+    usage_log: UsageLog
+    ledger: Ledger
+    authenticator: Authenticator
+    receipts: Receipts
+    admission: Admission
+
+
+@contextlib.asynccontextmanager
+async def open_gateway(
+    *,
+    common: CommonSettings,
+    settings: GatewaySettings,
+    model_folder: Path,
+    bus: Bus,
+    health: Health,
+    gateway_id: str,
+) -> AsyncIterator[Gateway]:
+    """Yield a gateway that receives frames and heartbeats and applies usage records.
+
+    It is ready once a decode worker has announced the model.
+    """
+    tokenizer = ModelTokenizer.load(model_folder)
+    template = ChatTemplate.load(model_folder, tokenizer.special_tokens)
+    prompts = PromptMaker(tokenizer, template)
+    directory, frames = WorkerDirectory(), FrameReceiver()
+    usage_log = UsageLog(bus, timeout_seconds=settings.usage_timeout_seconds)
+    health.set_ready("model", False, "no decode worker has announced it yet")
+    async with open_ledger(settings.ledger_address(common.home)) as ledger:
+        secret = settings.bootstrap_api_key.get_secret_value()
+        if secret:
+            await ledger.create_key(DEFAULT_TENANT, "bootstrap", secret)
+        catalog = Catalog(
+            directory,
+            common.served_model_name,
+            on_known=lambda: health.set_ready("model", True),
+        )
+        directory.add_listener(frames.on_worker)
+        gateway = Gateway(
+            gateway_id=gateway_id,
+            served_name=common.served_model_name,
+            settings=settings,
+            health=health,
+            bus=bus,
+            directory=directory,
+            catalog=catalog,
+            tokenizer=tokenizer,
+            prompts=prompts,
+            preparer=Preparer(settings, tokenizer, prompts),
+            frames=frames,
+            dispatcher=Dispatcher(bus, directory, settings, gateway_id=gateway_id),
+            usage_log=usage_log,
+            ledger=ledger,
+            authenticator=Authenticator(ledger),
+            receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
+            admission=Admission(settings.max_requests_in_flight),
+        )
+        await usage_log.ensure_stream()
+        async with contextlib.AsyncExitStack() as stack:
+            for subscription in (
+                await frames.subscribe(bus, gateway_id),
+                await directory.subscribe(bus),
+                await bus.consume(
+                    subjects.USAGE_STREAM,
+                    LEDGER_CONSUMER,
+                    UsageRecord,
+                    ledger.apply,
+                    batch=LEDGER_BATCH,
+                ),
+            ):
+                stack.push_async_callback(subscription.unsubscribe)
+            health.set_ready("gateway", True)
+            yield gateway

@@ -1,0 +1,1 @@
+"""Router: where a sequence should run, by predicted cost."""

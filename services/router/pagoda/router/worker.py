@@ -1,0 +1,95 @@
+"""A worker as the router sees it: what it serves, its load and its speeds."""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class WorkerRole(Enum):
+    """What a process does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    KVSTORE = "kvstore"
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Fitted by the worker from its own timings, priors where it has none."""
+
+    prefill_tokens_per_second: float
+    step_base_ms: float
+    step_per_sequence_ms: float
+    step_per_context_token_ms: float
+    transfer_bytes_per_second: float
+    fetch_bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Load that a choice puts on a worker."""
+
+    num_sequences: int = 0
+    num_prefill_tokens: int = 0
+    num_context_tokens: int = 0
+    num_blocks: int = 0
+
+    def __add__(self, other: "Charge") -> "Charge":
+        return Charge(
+            self.num_sequences + other.num_sequences,
+            self.num_prefill_tokens + other.num_prefill_tokens,
+            self.num_context_tokens + other.num_context_tokens,
+            self.num_blocks + other.num_blocks,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One heartbeat, converted. A kvstore has no model and no load."""
+
+    worker_id: str
+    epoch: str
+    role: WorkerRole
+    is_ready: bool
+    host_id: str
+    model: str
+    kv_identity: bytes
+    block_size: int  # tokens
+    block_bytes: int
+    max_model_len: int  # tokens; 0 = not said
+    num_waiting: int
+    num_running: int
+    num_waiting_tokens: int  # still to prefill
+    num_blocks: int
+    num_free_blocks: int
+    num_context_tokens: int
+    max_num_seqs: int  # 0 = not said
+    max_num_waiting: int  # 0 = not said
+    speeds: Speeds
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences waiting or running."""
+        return self.num_waiting + self.num_running
+
+    @property
+    def is_queue_full(self) -> bool:
+        """Whether it would refuse another sequence."""
+        return 0 < self.max_num_waiting <= self.num_waiting
+
+    def plus(self, charge: Charge) -> "Worker":
+        """Return this worker with load that it has not reported yet.
+
+        New sequences take free places in the batch first and wait when there is none.
+        """
+        if not charge.num_sequences:
+            return self
+        num_places = max(0, self.max_num_seqs - self.num_sequences)
+        num_admitted = min(charge.num_sequences, num_places)
+        return replace(
+            self,
+            num_running=self.num_running + num_admitted,
+            num_waiting=self.num_waiting + charge.num_sequences - num_admitted,
+            num_waiting_tokens=self.num_waiting_tokens + charge.num_prefill_tokens,
+            num_context_tokens=self.num_context_tokens + charge.num_context_tokens,
+            num_free_blocks=max(0, self.num_free_blocks - charge.num_blocks),
+        )

@@ -1,0 +1,125 @@
+"""Disaggregated, aggregated and alone: the same tokens."""
+
+import asyncio
+import random
+
+import pytest
+from support.worker_cluster import GREEDY, Cluster
+
+from pagoda.engine import SamplingParams
+from pagoda.rpc.v1 import generate_pb2
+
+pytestmark = pytest.mark.integration
+
+RANDOM = random.Random(7)
+SHARED = [RANDOM.randrange(250) for _ in range(48)]
+PROMPTS = [
+    [RANDOM.randrange(250) for _ in range(length)] for length in (1, 15, 16, 17, 32, 100)
+] + [[*SHARED, 1, 2, 3], [*SHARED, 4, 5, 6, 7], SHARED]
+
+
+async def run_all(cluster: Cluster, prefill_worker_id: str, sampling: SamplingParams) -> list:
+    answers = await asyncio.gather(
+        *(
+            cluster.generate(
+                "decode-1", prompt, sampling=sampling, prefill_worker_id=prefill_worker_id
+            )
+            for prompt in PROMPTS
+        )
+    )
+    return [await answer.finished() for answer in answers]
+
+
+@pytest.mark.parametrize("shared_memory_bytes", [0, 2**20])
+async def test_disaggregated_tokens_equal_the_engine_alone(
+    cluster: Cluster, shared_memory_bytes: int
+) -> None:
+    decode = await cluster.start_decode("decode-1")
+    prefill = await cluster.start_prefill("prefill-1", shared_memory_bytes=shared_memory_bytes)
+
+    answers = await run_all(cluster, "prefill-1", GREEDY)
+
+    assert [answer.token_ids for answer in answers] == cluster.alone(PROMPTS)
+    assert all(a.last.finish_reason == generate_pb2.FINISH_REASON_LENGTH for a in answers)
+    assert decode.metric("pagoda_kv_leases_settled_total", outcome="received") == len(PROMPTS)
+    assert decode.metric("pagoda_prefill_tokens_total") == 0
+    assert prefill.metric("pagoda_kv_transfer_bytes_total", direction="sent") > 0
+    await cluster.idle(decode)
+    await cluster.idle(prefill)
+
+
+async def test_aggregated_tokens_equal_the_engine_alone(cluster: Cluster) -> None:
+    decode = await cluster.start_decode("decode-1")
+
+    answers = await run_all(cluster, "", GREEDY)
+
+    assert [answer.token_ids for answer in answers] == cluster.alone(PROMPTS)
+    await cluster.idle(decode)
+
+
+@pytest.mark.parametrize("prefill_worker_id", ["", "prefill-1"])
+async def test_sampled_tokens_and_logprobs_equal_the_engine_alone(
+    cluster: Cluster, prefill_worker_id: str
+) -> None:
+    await cluster.start_decode("decode-1")
+    await cluster.start_prefill("prefill-1")
+    sampling = SamplingParams(
+        max_tokens=10, temperature=0.7, top_p=0.9, seed=99, num_logprobs=2, ignore_eos=True
+    )
+
+    answers = await run_all(cluster, prefill_worker_id, sampling)
+
+    assert [answer.token_ids for answer in answers] == cluster.alone(PROMPTS, sampling)
+    for answer in answers:
+        logprobs = [p for frame in answer.frames for p in frame.logprobs]
+        assert len(logprobs) == 10
+        assert all(len(p.top) == 2 and p.chosen.logprob <= 0 for p in logprobs)
+
+
+async def test_one_token_ends_on_the_prefill_side(cluster: Cluster) -> None:
+    decode = await cluster.start_decode("decode-1")
+    prefill = await cluster.start_prefill("prefill-1")
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+
+    answers = await run_all(cluster, "prefill-1", sampling)
+
+    assert [answer.token_ids for answer in answers] == cluster.alone(PROMPTS, sampling)
+    assert all(a.last.finish_reason == generate_pb2.FINISH_REASON_LENGTH for a in answers)
+    assert all(len(a.frames) == 1 for a in answers)
+    await cluster.idle(decode)
+    await cluster.idle(prefill)
+
+
+@pytest.mark.parametrize("prefill_worker_id", ["", "prefill-1"])
+async def test_later_attempt_goes_on_where_the_earlier_one_ended(
+    cluster: Cluster, prefill_worker_id: str
+) -> None:
+    await cluster.start_decode("decode-1")
+    await cluster.start_prefill("prefill-1")
+    prompt = PROMPTS[5]
+    expected = cluster.alone([prompt])[0]
+
+    answer = await cluster.generate(
+        "decode-1",
+        prompt,
+        output_token_ids=expected[:5],
+        attempt=1,
+        prefill_worker_id=prefill_worker_id,
+    )
+
+    assert (await answer.finished()).token_ids == expected[5:]
+
+
+async def test_second_prompt_reuses_the_first_ones_blocks(cluster: Cluster) -> None:
+    await cluster.start_decode("decode-1")
+    await cluster.start_prefill("prefill-1")
+    for prompt in PROMPTS[6:8]:
+        answer = await cluster.generate("decode-1", prompt, prefill_worker_id="prefill-1")
+        await answer.finished()
+
+    first, *_, last = answer.frames
+    assert first.cached.device == len(SHARED)
+    assert first.stages.prefill_compute_ms > 0
+    assert last.stages.decode_generate_ms > 0
+    assert last.stages.kv_transfer_ms > 0
+    assert answer.token_ids == cluster.alone([PROMPTS[7]])[0]

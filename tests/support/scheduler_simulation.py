@@ -1,0 +1,144 @@
+"""A scheduler without a model: KV is what it would be, and every read of it is checked.
+
+The KV of a token is modelled as a digest of all tokens up to it. A slot that was shared, evicted,
+overwritten or left unwritten by mistake therefore holds something else than the sequence expects.
+"""
+
+import hashlib
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from pagoda.engine import EngineConfig, SequenceOutput
+from pagoda.engine.cache.block_pool import BlockPool
+from pagoda.engine.sampling.sampler import SampledToken
+from pagoda.engine.sampling.sampling_state import SamplingState
+from pagoda.engine.scheduler import ScheduledStep, Scheduler, Sequence
+from pagoda.engine.scheduler.sequence_blocks import SequenceBlocks
+from pagoda.engine.sequence_request import KvSource, SequenceRequest
+from pagoda.engine.step_commit import commit_step
+from pagoda.engine.step_result import ComputedBlocks
+from support.engine_driver import hash_block
+
+VOCAB_SIZE = 50
+EOS = 49
+
+
+def kv_of(token_ids: SequenceOf[int]) -> bytes:
+    return hashlib.blake2b(bytes(token_ids), digest_size=8).digest()
+
+
+def next_token(token_ids: SequenceOf[int]) -> int:
+    """Return what the imaginary model says after these tokens; now and then EOS."""
+    return kv_of(token_ids)[0] % VOCAB_SIZE
+
+
+def expected_output(request: SequenceRequest, max_model_len: int) -> list[int]:
+    """Compute a sequence alone, one token at a time, without blocks: the naive truth."""
+    tokens = [*request.prompt_token_ids, *request.output_token_ids]
+    num_prompt = len(request.prompt_token_ids)
+    while True:
+        tokens.append(next_token(tokens))
+        num_output = len(tokens) - num_prompt
+        is_full = num_output == request.sampling.max_tokens or len(tokens) == max_model_len
+        if tokens[-1] == EOS or is_full or request.prefill_only:
+            return tokens[num_prompt + len(request.output_token_ids) :]
+
+
+@dataclass
+class Simulation:
+    """Steps a scheduler; `slots[block][offset]` is the modelled KV."""
+
+    config: EngineConfig
+    outputs: dict[str, list[SequenceOutput]] = field(default_factory=dict)
+    computed: list[ComputedBlocks] = field(default_factory=list)
+    num_preempted: int = 0
+    num_arrivals: int = 0
+
+    def __post_init__(self) -> None:
+        self.pool = BlockPool(self.config.num_blocks)
+        blocks = SequenceBlocks(
+            self.pool,
+            block_size=self.config.block_size,
+            hash_block=hash_block,
+            enable_prefix_caching=self.config.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(self.config, blocks)
+        self.slots = [[b""] * self.config.block_size for _ in range(self.config.num_blocks)]
+
+    def add(self, request: SequenceRequest) -> Sequence:
+        state = SamplingState(
+            request.sampling,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=request.output_token_ids,
+            eos_token_ids={EOS},
+            vocab_size=VOCAB_SIZE,
+        )
+        self.num_arrivals += 1
+        sequence = Sequence(
+            request,
+            self.num_arrivals,
+            max_model_len=self.config.max_model_len,
+            sampling_state=state,
+            is_import_pending=request.kv_source is KvSource.IMPORT,
+        )
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> ScheduledStep:
+        scheduled = self.scheduler.schedule()
+        self.num_preempted += scheduled.num_preempted
+        sampled = []
+        for entry in scheduled.batch:
+            sequence = entry.sequence
+            first = sequence.num_computed_tokens
+            end = first + entry.num_new_tokens
+            self.check_kv(sequence)
+            self.write_kv(sequence, first, end)
+            if entry.samples:
+                sampled.append(SampledToken(next_token(sequence.token_ids)))
+        outputs, computed = commit_step(self.scheduler, scheduled.batch, sampled)
+        for output in outputs:
+            self.outputs.setdefault(output.sequence_id, []).append(output)
+        self.computed += computed
+        self.scheduler.check_invariants()
+        self.check_exports()
+        for sequence in (*self.scheduler.running, *self.scheduler.held.values()):
+            self.check_kv(sequence)
+        return scheduled
+
+    def finish_import(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Do what `Engine.import_finished` does without a first token."""
+        self.write_kv(sequence, sequence.num_cached_tokens, num_computed_tokens)
+        computed = min(num_computed_tokens, len(sequence.token_ids) - 1)
+        sequence.num_computed_tokens = computed
+        self.scheduler.blocks.register_computed(sequence)
+        self.scheduler.start_running(sequence)
+
+    def write_kv(self, sequence: Sequence, first: int, end: int) -> None:
+        size = self.config.block_size
+        for position in range(first, end):
+            kv = kv_of(sequence.token_ids[: position + 1])
+            self.slots[sequence.block_ids[position // size]][position % size] = kv
+
+    def check_kv(self, sequence: Sequence) -> None:
+        size = self.config.block_size
+        for position in range(sequence.num_computed_tokens):
+            found = self.slots[sequence.block_ids[position // size]][position % size]
+            expected = kv_of(sequence.token_ids[: position + 1])
+            assert found == expected, f"{sequence.sequence_id}: wrong KV at {position}"
+
+    def check_exports(self) -> None:
+        """Blocks that were named for export stay with their sequence until it is released."""
+        for computed in self.computed:
+            sequence = self.scheduler.get(computed.sequence_id)
+            if sequence is not None:
+                first, end = computed.first_block, computed.first_block + len(computed.block_ids)
+                assert sequence.block_ids[first:end] == list(computed.block_ids)
+
+    def tokens(self, sequence_id: str) -> list[int]:
+        """Return the output tokens so far, having checked their indices."""
+        tokens: list[int] = []
+        for output in self.outputs.get(sequence_id, []):
+            assert output.first_index == self.outputs[sequence_id][0].first_index + len(tokens)
+            tokens.extend(output.token_ids)
+        return tokens

@@ -1,0 +1,321 @@
+"""A decode worker and a router that compute nothing: the NATS contract, with tokens from a function.
+
+For gateway tests and for benchmarks of everything but the engine. Deterministic: the token at an output index
+depends on (prompt, seed, index) alone, so another attempt goes on exactly where the first one stopped.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from opentelemetry.context import Context
+
+from pagoda.rpc.v1 import generate_pb2 as pb
+from pagoda.rpc.v1 import route_pb2
+from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerState, WorkerStatus
+from pagoda.runtime import subjects
+from pagoda.runtime.bus import Bus, Subscription
+from pagoda.runtime.identity import new_epoch, new_worker_id
+from pagoda.runtime.status import Heartbeat, WorkerDirectory
+
+TokenAt = Callable[[pb.GenerateRequest, int], int]
+
+
+def tiny_card(name: str = "tiny", **values: int) -> ModelCard:
+    """A model card that fits `tiny_tokenizer`."""
+    fields = {"block_size": 16, "block_bytes": 1024, "max_model_len": 512, "vocab_size": 267}
+    identity = hashlib.blake2b(name.encode(), digest_size=16).digest()
+    return ModelCard(name=name, kv_identity=identity, dtype="float32", **{**fields, **values})
+
+
+def letters(request: pb.GenerateRequest, index: int) -> int:
+    """Printable ASCII of a byte-level tokenizer with 5 specials: depends on prompt, seed and index."""
+    seed = request.sampling.seed if request.sampling.temperature > 0 else 0
+    state = repr((list(request.prompt_token_ids), seed, index)).encode()
+    # Byte-level alphabets sort printable ASCII first: id 5 is "!", 5 + 64 is "a".
+    return 5 + 64 + hashlib.blake2b(state, digest_size=2).digest()[0] % 26
+
+
+def spell(token_ids: list[int]) -> TokenAt:
+    """The same text for everybody, then its last token again and again."""
+    return lambda _request, index: token_ids[min(index, len(token_ids) - 1)]
+
+
+@dataclass(slots=True)
+class _Running:
+    request: pb.GenerateRequest
+    index: int
+
+
+@dataclass
+class ScriptedWorker:
+    """A decode worker. One step makes one token of every running sequence that no gate holds.
+
+    Attributes:
+        bus: its connection.
+        card: what it serves.
+        token_at: what it says.
+        eos_id: ends a sequence unless ignore_eos.
+        step_seconds: pause between steps; 0 = as fast as the event loop goes.
+        admit_status: answers of the waiting queue; anything but ACCEPTED refuses.
+        gate_index: sequences wait before this output index until `open_gate`; None = no gate.
+        finish_error: ends every sequence with FINISH_REASON_ERROR at `gate_index`.
+        cached: prompt tokens reported as reused (device).
+        requests, cancels: everything that came.
+    """
+
+    bus: Bus
+    card: ModelCard = field(default_factory=tiny_card)
+    token_at: TokenAt = letters
+    eos_id: int = 1
+    step_seconds: float = 0.0
+    admit_status: pb.AdmitStatus = pb.ADMIT_STATUS_ACCEPTED
+    gate_index: int | None = None
+    finish_error: str = ""
+    cached: int = 0
+    worker_id: str = field(default_factory=lambda: new_worker_id("decode"))
+    epoch: str = field(default_factory=new_epoch)
+    requests: list[pb.GenerateRequest] = field(default_factory=list)
+    contexts: list[Context] = field(default_factory=list)
+    cancels: list[pb.CancelRequest] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._running: dict[tuple[str, int], _Running] = {}
+        self._subscriptions: list[Subscription] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._work = asyncio.Event()
+        self._changed = asyncio.Condition()
+
+    @property
+    def num_running(self) -> int:
+        """Sequences not ended."""
+        return len(self._running)
+
+    async def start(self) -> None:
+        """Listen, then announce itself."""
+        self._subscriptions = [
+            await self.bus.serve(subjects.decode(self.worker_id), pb.GenerateRequest, self._admit),
+            await self.bus.subscribe(
+                subjects.cancel(self.worker_id), pb.CancelRequest, self._cancel
+            ),
+        ]
+        heartbeat = Heartbeat(self.bus, self.status)
+        await heartbeat.publish_now()
+        self._tasks = [
+            asyncio.create_task(heartbeat.run()),
+            asyncio.create_task(self._step_forever()),
+        ]
+
+    async def stop(self) -> None:
+        """Say goodbye and end."""
+        await self._end()
+
+    async def kill(self) -> None:
+        """End at once, as a killed process looks from outside once its silence is noticed."""
+        self._running.clear()
+        await self._end()
+
+    def status(self) -> WorkerStatus:
+        """What a heartbeat says."""
+        return WorkerStatus(
+            worker_id=self.worker_id,
+            epoch=self.epoch,
+            role=Role.ROLE_DECODE,
+            state=WorkerState.WORKER_STATE_READY,
+            model=self.card,
+        )
+
+    def open_gate(self) -> None:
+        """Let everybody go on."""
+        self.gate_index = None
+        self._work.set()
+
+    async def wait_until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+        """Return when `condition()` holds; it is looked at after each step, admission and cancel."""
+        async with asyncio.timeout(seconds), self._changed:
+            await self._changed.wait_for(condition)
+
+    async def publish(self, gateway_id: str, *frames: pb.Frame) -> None:
+        """Send frames as one step's message."""
+        message = pb.FramesMessage(worker_id=self.worker_id, epoch=self.epoch, frames=frames)
+        await self.bus.publish(subjects.frames(gateway_id), message, context=Context())
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        self._subscriptions, self._tasks = [], []
+
+    async def _admit(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        self.requests.append(request)
+        self.contexts.append(context)
+        if self.admit_status == pb.ADMIT_STATUS_ACCEPTED:
+            key = (request.request_id, request.sequence_index)
+            self._running[key] = _Running(request, len(request.output_token_ids))
+            self._work.set()
+        await self._notify()
+        return pb.GenerateResponse(
+            status=self.admit_status, epoch=self.epoch, message="scripted to say so"
+        )
+
+    async def _cancel(self, request: pb.CancelRequest, _context: Context) -> None:
+        self.cancels.append(request)
+        for key in list(self._running):
+            if key[0] == request.request_id and (
+                not request.sequence_indices or key[1] in request.sequence_indices
+            ):
+                del self._running[key]
+        await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _step_forever(self) -> None:
+        while True:
+            await self._work.wait()
+            by_gateway: dict[str, list[pb.Frame]] = defaultdict(list)
+            for key, running in list(self._running.items()):
+                if self.gate_index is not None and running.index >= self.gate_index:
+                    if not self.finish_error:
+                        continue
+                    frame = self._frame(running)
+                    frame.finish_reason = pb.FINISH_REASON_ERROR
+                    frame.error = self.finish_error
+                else:
+                    frame = self._next_frame(running)
+                by_gateway[running.request.gateway_id].append(frame)
+                if frame.finish_reason:
+                    del self._running[key]
+            for gateway_id, frames in by_gateway.items():
+                await self.publish(gateway_id, *frames)
+            if not by_gateway:
+                self._work.clear()
+            await self._notify()
+            await asyncio.sleep(self.step_seconds)
+
+    def _frame(self, running: _Running) -> pb.Frame:
+        request = running.request
+        return pb.Frame(
+            request_id=request.request_id,
+            sequence_index=request.sequence_index,
+            attempt=request.attempt,
+            first_index=running.index,
+        )
+
+    def _next_frame(self, running: _Running) -> pb.Frame:
+        request, sampling = running.request, running.request.sampling
+        frame = self._frame(running)
+        token_id = self.token_at(request, running.index)
+        forced = [i for i, bias in sampling.logit_bias.items() if bias >= 100]
+        token_id = forced[0] if forced else token_id
+        frame.token_ids.append(token_id)
+        if sampling.HasField("num_logprobs"):
+            frame.logprobs.append(_logprobs(token_id, sampling.num_logprobs))
+        is_first = running.index == len(request.output_token_ids)
+        if is_first:
+            frame.cached.device = self.cached
+            frame.stages.prefill_compute_ms = 2.0
+        running.index += 1
+        stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {self.eos_id})
+        if token_id in stops and running.index > sampling.min_tokens:
+            frame.finish_reason = pb.FINISH_REASON_STOP
+            frame.matched_stop_token_id = token_id
+        elif running.index >= sampling.max_tokens:
+            frame.finish_reason = pb.FINISH_REASON_LENGTH
+        if frame.finish_reason:
+            frame.stages.decode_generate_ms = 3.0
+        return frame
+
+
+def _logprobs(token_id: int, num_top: int) -> pb.PositionLogprobs:
+    tops = [
+        pb.TokenLogprob(token_id=(token_id + i) % 267, logprob=-0.5 - i) for i in range(num_top)
+    ]
+    chosen = pb.TokenLogprob(token_id=token_id, logprob=-0.5)
+    return pb.PositionLogprobs(chosen=chosen, top=tops)
+
+
+@dataclass
+class ScriptedRouter:
+    """A router that takes the first decode worker that is alive and not excluded.
+
+    Attributes:
+        bus: its connection.
+        model: whose requests it answers.
+        answer: replaces the choice where set.
+        requests: everything that came.
+    """
+
+    bus: Bus
+    model: str = "tiny"
+    answer: route_pb2.RouteResponse | None = None
+    requests: list[route_pb2.RouteRequest] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.directory = WorkerDirectory()
+        self._subscriptions: list[Subscription] = []
+
+    async def start(self) -> None:
+        """Follow heartbeats and answer."""
+        self._subscriptions = [
+            await self.directory.subscribe(self.bus),
+            await self.bus.serve(
+                subjects.route(self.model),
+                route_pb2.RouteRequest,
+                self._route,
+                queue=subjects.ROUTER_QUEUE,
+            ),
+        ]
+
+    async def stop(self) -> None:
+        """Answer nobody any more."""
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        self._subscriptions = []
+
+    async def _route(
+        self, request: route_pb2.RouteRequest, _context: Context
+    ) -> route_pb2.RouteResponse:
+        self.requests.append(request)
+        if self.answer is not None:
+            return self.answer
+        for status in self.directory.alive(Role.ROLE_DECODE):
+            if status.worker_id not in request.excluded_worker_ids:
+                chosen = route_pb2.Candidate(decode_worker_id=status.worker_id, is_chosen=True)
+                return route_pb2.RouteResponse(
+                    status=route_pb2.ROUTE_STATUS_PLACED,
+                    decode_worker_id=status.worker_id,
+                    decode_epoch=status.epoch,
+                    candidates=[chosen],
+                )
+        return route_pb2.RouteResponse(
+            status=route_pb2.ROUTE_STATUS_NO_WORKER,
+            message="no decode worker is alive",
+            retry_after_seconds=1.5,
+        )
+
+
+@contextlib.asynccontextmanager
+async def running_worker(worker: ScriptedWorker) -> AsyncIterator[ScriptedWorker]:
+    """Start a worker, stop it at the end."""
+    await worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop()
+
+
+@contextlib.asynccontextmanager
+async def running_router(router: ScriptedRouter) -> AsyncIterator[ScriptedRouter]:
+    """Start a router, stop it at the end."""
+    await router.start()
+    try:
+        yield router
+    finally:
+        await router.stop()

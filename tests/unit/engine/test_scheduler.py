@@ -1,0 +1,389 @@
+import random
+
+import pytest
+from support.engine_driver import make_request
+from support.scheduler_simulation import Simulation, expected_output
+
+from pagoda.engine import EngineConfig, KvSource, SamplingParams
+from pagoda.engine.scheduler import Sequence, SequenceState
+
+
+def make_simulation(**fields: object) -> Simulation:
+    values = {"block_size": 4, "num_blocks": 32, "max_num_seqs": 8, "max_model_len": 64}
+    return Simulation(EngineConfig(**{**values, **fields}))
+
+
+def add(
+    simulation: Simulation,
+    sequence_id: str,
+    num_prompt_tokens: int,
+    *,
+    max_tokens: int = 6,
+    first_token: int = 0,
+    **fields: object,
+) -> Sequence:
+    """Queue a sequence whose prompt shares nothing with one of another `first_token`."""
+    prompt = [first_token, *range(1, num_prompt_tokens)]
+    return simulation.add(
+        make_request(
+            sequence_id,
+            prompt,
+            block_size=4,
+            sampling=SamplingParams(max_tokens=max_tokens),
+            **fields,
+        )
+    )
+
+
+def step_until_preempted(simulation: Simulation) -> None:
+    for _ in range(30):
+        simulation.step()
+        if simulation.num_preempted:
+            return
+    raise AssertionError("nothing was preempted")
+
+
+def batch_of(simulation: Simulation) -> dict[str, int]:
+    return {s.sequence.sequence_id: s.num_new_tokens for s in simulation.step().batch}
+
+
+def test_prompt_is_computed_in_one_step_and_then_token_by_token() -> None:
+    simulation = make_simulation()
+    add(simulation, "a", 10)
+    assert batch_of(simulation) == {"a": 10}
+    assert batch_of(simulation) == {"a": 1}
+
+
+def test_prompt_longer_than_the_budget_is_chunked() -> None:
+    simulation = make_simulation(max_num_batched_tokens=4)
+    add(simulation, "a", 10)
+    assert [batch_of(simulation) for _ in range(4)] == [{"a": 4}, {"a": 4}, {"a": 2}, {"a": 1}]
+
+
+def test_last_chunk_of_one_token_is_prefill() -> None:
+    simulation = make_simulation(max_num_batched_tokens=4)
+    add(simulation, "a", 5)
+    kinds = [[s.is_prefill for s in simulation.step().batch] for _ in range(3)]
+    assert kinds == [[True], [True], [False]]
+
+
+def test_decodes_come_before_prefills() -> None:
+    simulation = make_simulation(max_num_batched_tokens=5)
+    add(simulation, "a", 5)
+    simulation.step()
+    add(simulation, "b", 9, first_token=1)
+    assert batch_of(simulation) == {"a": 1, "b": 4}
+    assert batch_of(simulation) == {"a": 1, "b": 4}
+    assert batch_of(simulation) == {"a": 1, "b": 1}
+
+
+def test_budget_is_never_exceeded() -> None:
+    simulation = make_simulation(max_num_batched_tokens=3)
+    for i in range(6):
+        add(simulation, str(i), 7, first_token=i)
+    for _ in range(40):
+        assert sum(batch_of(simulation).values()) <= 3
+
+
+def test_admission_is_first_come_first_served() -> None:
+    simulation = make_simulation(num_blocks=5)
+    add(simulation, "small", 4)
+    simulation.step()
+    add(simulation, "large", 17, first_token=1)
+    add(simulation, "late", 4, first_token=2)
+    assert batch_of(simulation) == {"small": 1}
+
+
+def test_admission_reserves_the_whole_prompt() -> None:
+    simulation = make_simulation(max_num_batched_tokens=4)
+    sequence = add(simulation, "a", 10)
+    simulation.step()
+    assert len(sequence.block_ids) == 3
+
+
+def test_admission_respects_max_num_seqs() -> None:
+    simulation = make_simulation(max_num_seqs=2)
+    for i in range(3):
+        add(simulation, str(i), 4, first_token=i, max_tokens=2)
+    assert batch_of(simulation) == {"0": 4, "1": 4}
+    simulation.step()
+    assert batch_of(simulation) == {"2": 4}
+
+
+def test_admission_leaves_room_for_those_who_run() -> None:
+    simulation = make_simulation(num_blocks=5)
+    add(simulation, "a", 8, max_tokens=10)
+    simulation.step()  # holds 2 blocks and will ask for more
+    add(simulation, "b", 12, first_token=1)
+    assert batch_of(simulation) == {"a": 1}
+
+
+def test_sequence_as_large_as_the_pool_is_admitted_alone() -> None:
+    simulation = make_simulation(num_blocks=4)
+    add(simulation, "a", 13, max_tokens=3)
+    assert batch_of(simulation) == {"a": 13}
+
+
+def test_prefix_of_a_running_sequence_is_shared() -> None:
+    simulation = make_simulation()
+    first = add(simulation, "a", 10)
+    simulation.step()
+    second = add(simulation, "b", 11)
+    simulation.step()
+    assert second.num_cached_tokens == 8
+    assert second.block_ids[:2] == first.block_ids[:2]
+    assert second.block_ids[2] != first.block_ids[2]
+
+
+def test_last_prompt_token_is_never_reused() -> None:
+    simulation = make_simulation()
+    add(simulation, "a", 8)
+    simulation.step()
+    second = add(simulation, "b", 8)
+    simulation.step()
+    assert second.num_cached_tokens == 4
+
+
+def test_output_blocks_are_reused_too() -> None:
+    simulation = make_simulation()
+    first = add(simulation, "a", 6, max_tokens=7)
+    while simulation.scheduler.has_work():
+        simulation.step()
+    again = simulation.add(make_request("b", first.token_ids[:13], block_size=4))
+    simulation.step()
+    assert again.num_cached_tokens == 12
+
+
+def test_without_prefix_caching_nothing_is_shared() -> None:
+    simulation = make_simulation(enable_prefix_caching=False)
+    add(simulation, "a", 10)
+    simulation.step()
+    second = add(simulation, "b", 10)
+    simulation.step()
+    assert second.num_cached_tokens == 0
+    assert not simulation.pool.has_events
+
+
+def test_youngest_is_preempted_and_goes_on_where_it_was() -> None:
+    simulation = make_simulation(num_blocks=6)
+    old = add(simulation, "old", 8, max_tokens=9, first_token=10)
+    young = add(simulation, "young", 8, max_tokens=9, first_token=11)
+    step_until_preempted(simulation)
+    assert young.state is SequenceState.WAITING
+    assert old.state is SequenceState.RUNNING
+    while simulation.scheduler.has_work():
+        simulation.step()
+    for sequence in (old, young):
+        tokens = simulation.tokens(sequence.sequence_id)
+        assert tokens == expected_output(sequence.request, 64)
+
+
+def test_preempted_goes_to_the_front_of_the_queue() -> None:
+    simulation = make_simulation(num_blocks=6)
+    add(simulation, "old", 8, max_tokens=9, first_token=10)
+    young = add(simulation, "young", 8, max_tokens=9, first_token=11)
+    simulation.step()
+    add(simulation, "new", 4, first_token=42)
+    step_until_preempted(simulation)
+    assert simulation.scheduler.waiting[0] is young
+
+
+def test_late_import_that_is_preempted_queues_behind_older_ones() -> None:
+    simulation = make_simulation(num_blocks=7)
+    oldest = add(simulation, "oldest", 8, max_tokens=20, first_token=10)
+    middle = add(simulation, "middle", 4, max_tokens=20, first_token=11)
+    importing = add(simulation, "importing", 4, first_token=13, kv_source=KvSource.IMPORT)
+    step_until_preempted(simulation)
+    assert middle.state is SequenceState.WAITING
+    simulation.finish_import(importing, 3)
+    for _ in range(20):
+        simulation.step()
+        if importing.state is SequenceState.WAITING:
+            break
+    assert oldest.state is SequenceState.RUNNING
+    assert list(simulation.scheduler.waiting) == [middle, importing]
+
+
+def test_prefill_only_is_never_preempted() -> None:
+    simulation = make_simulation(num_blocks=7, max_num_batched_tokens=2)
+    decoding = add(simulation, "decoding", 4, max_tokens=20, first_token=10)
+    for _ in range(3):
+        simulation.step()
+    exporting = add(simulation, "exporting", 15, first_token=11, prefill_only=True)
+    step_until_preempted(simulation)
+    assert exporting.state is SequenceState.RUNNING
+    assert decoding.state is SequenceState.WAITING
+    for _ in range(12):
+        simulation.step()
+    assert exporting.state is SequenceState.HELD
+    assert decoding.state is SequenceState.WAITING
+    assert not simulation.scheduler.has_work()
+    simulation.scheduler.finish(exporting)
+    assert simulation.scheduler.has_work()
+
+
+def test_import_waits_without_work_until_it_is_finished() -> None:
+    simulation = make_simulation()
+    sequence = add(simulation, "a", 10, kv_source=KvSource.IMPORT)
+    scheduled = simulation.step()
+    assert scheduled.reserved == (sequence,)
+    assert scheduled.batch == ()
+    assert sequence.state is SequenceState.IMPORTING
+    assert not simulation.scheduler.has_work()
+    simulation.finish_import(sequence, 9)
+    assert batch_of(simulation) == {"a": 1}
+
+
+def test_import_is_admitted_when_the_budget_is_spent() -> None:
+    simulation = make_simulation(max_num_batched_tokens=4)
+    add(simulation, "a", 8)
+    sequence = add(simulation, "b", 8, first_token=1, kv_source=KvSource.IMPORT)
+    simulation.step()
+    assert sequence.state is SequenceState.IMPORTING
+
+
+def test_import_registers_its_whole_blocks() -> None:
+    simulation = make_simulation()
+    sequence = add(simulation, "a", 12, kv_source=KvSource.IMPORT)
+    simulation.step()
+    simulation.finish_import(sequence, 11)
+    assert simulation.pool.match(sequence.block_hashes) == 2
+
+
+def test_computed_blocks_name_whole_blocks_and_the_rest_at_the_end() -> None:
+    simulation = make_simulation(max_num_batched_tokens=5)
+    sequence = add(simulation, "a", 14, prefill_only=True)
+    while simulation.scheduler.has_work():
+        simulation.step()
+    spans = [(c.first_block, len(c.block_ids)) for c in simulation.computed]
+    assert spans == [(0, 1), (1, 1), (2, 2)]
+    assert [b for c in simulation.computed for b in c.block_ids] == sequence.block_ids
+
+
+def test_computed_blocks_include_prefix_hits_in_the_first_event() -> None:
+    simulation = make_simulation(max_num_batched_tokens=64)
+    add(simulation, "a", 14)
+    simulation.step()
+    add(simulation, "b", 14, prefill_only=True)
+    simulation.step()
+    assert [(c.first_block, len(c.block_ids)) for c in simulation.computed] == [(0, 4)]
+
+
+@pytest.mark.parametrize("state", list(SequenceState)[:4], ids=lambda state: state.value)
+def test_finish_frees_the_blocks_in_every_state(state: SequenceState) -> None:
+    simulation = make_simulation(max_num_seqs=1)
+    if state is SequenceState.WAITING:
+        add(simulation, "other", 4, first_token=9, max_tokens=20)
+    fields: dict[SequenceState, dict[str, object]] = {
+        SequenceState.IMPORTING: {"kv_source": KvSource.IMPORT},
+        SequenceState.HELD: {"prefill_only": True},
+    }
+    sequence = add(simulation, "a", 9, **fields.get(state, {}))
+    simulation.step()
+    assert sequence.state is state
+    simulation.scheduler.finish(sequence)
+    simulation.scheduler.check_invariants()
+    held = sum(len(s.block_ids) for s in simulation.scheduler.running)
+    assert simulation.pool.num_free_blocks == 32 - held
+
+
+def test_check_invariants_finds_a_leaked_block() -> None:
+    simulation = make_simulation()
+    sequence = add(simulation, "a", 9)
+    simulation.step()
+    sequence.block_ids.pop()
+    with pytest.raises(AssertionError):
+        simulation.scheduler.check_invariants()
+
+
+class RandomCaller:
+    """Adds, aborts, imports and releases at random, and remembers what must come out."""
+
+    def __init__(self, seed: int, *, enable_prefix_caching: bool) -> None:
+        self.rng = random.Random(seed)
+        self.simulation = make_simulation(
+            num_blocks=self.rng.choice([12, 16, 24]),
+            max_num_seqs=self.rng.choice([2, 5, 9]),
+            max_num_batched_tokens=self.rng.choice([3, 8, 40]),
+            max_model_len=44,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        self.sequences: dict[str, Sequence] = {}
+        self.aborted: set[str] = set()
+        self.prompts: list[list[int]] = []
+
+    def run(self, num_sequences: int, max_steps: int) -> None:
+        scheduler = self.simulation.scheduler
+        for _ in range(max_steps):
+            if len(self.sequences) < num_sequences and self.rng.random() < 0.4:
+                self.add()
+            if self.rng.random() < 0.03:
+                self.abort()
+            for sequence in list(scheduler.importing.values()):
+                if self.rng.random() < 0.3:
+                    lowest, highest = sequence.num_cached_tokens, len(sequence.token_ids)
+                    self.simulation.finish_import(sequence, self.rng.randint(lowest, highest))
+            for sequence in list(scheduler.held.values()):
+                if self.rng.random() < 0.3:
+                    scheduler.finish(sequence)
+            self.simulation.step()
+            if len(self.sequences) == num_sequences and not len(scheduler):
+                return
+        raise AssertionError(f"{len(scheduler)} sequences left after {max_steps} steps")
+
+    def add(self) -> None:
+        """Mostly a prompt that starts like an earlier one."""
+        rng, prompt = self.rng, []
+        if self.prompts and rng.random() < 0.7:
+            prompt = rng.choice(self.prompts)[: rng.randint(1, 20)]
+        prompt = prompt + [rng.randrange(49) for _ in range(rng.randint(0 if prompt else 1, 10))]
+        self.prompts.append(prompt)
+        kind = rng.random()
+        sequence_id = str(len(self.sequences))
+        self.sequences[sequence_id] = self.simulation.add(
+            make_request(
+                sequence_id,
+                prompt,
+                block_size=4,
+                sampling=SamplingParams(max_tokens=rng.randint(3, 14)),
+                output_token_ids=tuple(rng.randrange(49) for _ in range(rng.choice([0, 0, 2]))),
+                kv_source=KvSource.IMPORT if kind < 0.25 else KvSource.COMPUTE,
+                prefill_only=0.2 < kind < 0.4,
+            )
+        )
+
+    def abort(self) -> None:
+        alive = [s for s in self.sequences.values() if s.state is not SequenceState.FINISHED]
+        if alive:
+            victim = self.rng.choice(alive)
+            self.aborted.add(victim.sequence_id)
+            self.simulation.scheduler.finish(victim)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("enable_prefix_caching", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_runs_keep_every_invariant(seed: int, enable_prefix_caching: bool) -> None:
+    caller = RandomCaller(seed, enable_prefix_caching=enable_prefix_caching)
+    caller.run(num_sequences=300, max_steps=6000)
+    simulation = caller.simulation
+    assert simulation.pool.num_free_blocks == simulation.config.num_blocks
+    for sequence_id, sequence in caller.sequences.items():
+        expected = expected_output(sequence.request, 44)
+        found = simulation.tokens(sequence_id)
+        num_expected = len(found) if sequence_id in caller.aborted else len(expected)
+        assert found == expected[:num_expected]
+
+
+@pytest.mark.slow
+def test_random_runs_do_preempt() -> None:
+    rng = random.Random(1)
+    simulation = make_simulation(num_blocks=12, max_num_seqs=9, max_model_len=44)
+    for i in range(60):
+        prompt = [rng.randrange(49) for _ in range(rng.randint(1, 8))]
+        params = SamplingParams(max_tokens=20)
+        simulation.add(make_request(str(i), prompt, block_size=4, sampling=params))
+    while simulation.scheduler.has_work():
+        simulation.step()
+    assert not len(simulation.scheduler)
+    assert simulation.num_preempted > 10

@@ -1,0 +1,31 @@
+"""A tiny tokenizer for every gateway test."""
+
+from pathlib import Path
+
+import pytest
+from support.tiny_tokenizer import write_model_folder
+
+from pagoda.gateway.catalog import ServedModel
+from pagoda.gateway.tokenizer import ModelTokenizer
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> ModelTokenizer:
+    return ModelTokenizer.load(model_folder)
+
+
+@pytest.fixture
+def model() -> ServedModel:
+    return ServedModel(
+        name="tiny",
+        kv_identity=bytes(16),
+        block_size=16,
+        max_model_len=100,
+        vocab_size=267,
+        created_unix_seconds=0,
+    )

@@ -1,0 +1,51 @@
+"""The served model, learnt from heartbeats."""
+
+import pytest
+from support.scripted_worker import tiny_card
+
+from pagoda.gateway.catalog import Catalog
+from pagoda.gateway.errors import ModelNotFoundError, UnavailableError
+from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerState, WorkerStatus
+from pagoda.runtime.status import WorkerDirectory
+
+
+def status(card: ModelCard, role: "Role" = Role.ROLE_DECODE) -> WorkerStatus:
+    return WorkerStatus(
+        worker_id="w", epoch="1", role=role, model=card, state=WorkerState.WORKER_STATE_READY
+    )
+
+
+def test_model_is_known_from_a_decode_worker_and_stays_known() -> None:
+    directory = WorkerDirectory()
+    known: list[bool] = []
+    catalog = Catalog(directory, "tiny", on_known=lambda: known.append(True))
+    with pytest.raises(UnavailableError):
+        catalog.get("tiny")
+    directory.on_status(status(tiny_card(), Role.ROLE_PREFILL))
+    assert catalog.model is None
+    directory.on_status(status(tiny_card()))
+    directory.on_status(status(tiny_card()))
+    gone = status(tiny_card())
+    gone.state = WorkerState.WORKER_STATE_GONE
+    directory.on_status(gone)
+    assert catalog.get("tiny").max_model_len == 512
+    assert known == [True]
+
+
+def test_other_models_are_not_found() -> None:
+    directory = WorkerDirectory()
+    directory.on_status(status(tiny_card("other")))
+    catalog = Catalog(directory, "tiny")
+    with pytest.raises(ModelNotFoundError, match="other"):
+        catalog.get("other")
+    assert catalog.model is None
+
+
+def test_a_new_identity_replaces_the_old_one() -> None:
+    directory = WorkerDirectory()
+    catalog = Catalog(directory, "tiny")
+    directory.on_status(status(tiny_card()))
+    card = tiny_card(max_model_len=64)
+    card.kv_identity = bytes(16)
+    directory.on_status(status(card))
+    assert catalog.get("tiny").max_model_len == 64

@@ -1,0 +1,26 @@
+"""Settings of the gateway."""
+
+from pathlib import Path
+
+import pytest
+
+from pagoda.gateway.config import GatewaySettings
+from pagoda.runtime.errors import SettingsError
+from pagoda.runtime.settings import load_settings
+
+
+def test_ledger_lies_in_home_by_default() -> None:
+    settings = load_settings(GatewaySettings, {})
+    assert settings.ledger_address(Path("/data")) == "sqlite:////data/ledger.sqlite3"
+    other = load_settings(GatewaySettings, {"PAGODA_GATEWAY_LEDGER_URL": "postgresql://db/x"})
+    assert other.ledger_address(Path("/data")) == "postgresql://db/x"
+
+
+def test_misspelt_name_refuses_to_start() -> None:
+    with pytest.raises(SettingsError, match="PAGODA_GATEWAY_MAX_N"):
+        load_settings(GatewaySettings, {"PAGODA_GATEWAY_MAXN": "4"})
+
+
+def test_key_is_not_printed() -> None:
+    settings = load_settings(GatewaySettings, {"PAGODA_GATEWAY_BOOTSTRAP_API_KEY": "sk-secret"})
+    assert "sk-secret" not in repr(settings)

@@ -1,0 +1,41 @@
+"""One shape for every error."""
+
+import orjson
+import pytest
+
+from pagoda.gateway import errors
+
+
+def kinds(root: type[errors.GatewayError]) -> list[type[errors.GatewayError]]:
+    return [root, *(found for child in root.__subclasses__() for found in kinds(child))]
+
+
+@pytest.mark.parametrize("kind", kinds(errors.GatewayError))
+def test_body_has_openais_four_fields(kind: type[errors.GatewayError]) -> None:
+    body = kind("what", param="field").body()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["code"] is None or isinstance(body["error"]["code"], str)
+    assert 400 <= kind.status < 600
+
+
+def test_retry_after_is_a_whole_number_of_seconds() -> None:
+    assert errors.OverloadedError("x", retry_after_seconds=0.2).headers() == {"retry-after": "1"}
+    assert errors.OverloadedError("x", retry_after_seconds=2.1).headers() == {"retry-after": "3"}
+    assert errors.InternalError("x").headers() == {}
+
+
+def test_body_is_bounded() -> None:
+    body = errors.InvalidRequestError("x" * 1_000_000).body()
+    assert len(orjson.dumps(body)) < 32_000
+
+
+def test_every_kind_is_in_the_tree_of_the_module() -> None:
+    for kind in kinds(errors.GatewayError):
+        assert kind.__name__ in (errors.__doc__ or "")
+
+
+def test_shorten_cuts_before_it_prints() -> None:
+    assert len(errors.shorten("x" * 10**7)) <= errors.MAX_VALUE_CHARS + 3
+    assert len(errors.shorten(list(range(10**6)))) <= errors.MAX_VALUE_CHARS + 3
+    assert errors.shorten({"a": 1}) == "{'a': 1}"

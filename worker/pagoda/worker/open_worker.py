@@ -1,0 +1,74 @@
+"""Opens a worker: model, bus, kvstore channel and `Worker`; closes them in reverse."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from pagoda.rpc.v1 import status_pb2
+from pagoda.runtime.block_hash import hash_block
+from pagoda.runtime.bus import Bus
+from pagoda.runtime.identity import new_epoch
+from pagoda.runtime.rpc_client import grpc_channel
+from pagoda.runtime.service import ServiceContext
+from pagoda.runtime.settings import resolve_model_folder
+from pagoda.worker.load_engine import LoadedEngine, load_engine
+from pagoda.worker.metrics import WorkerMetrics
+from pagoda.worker.resident_blocks import ParentHashes, ResidentBlocks
+from pagoda.worker.settings import WorkerSettings
+from pagoda.worker.worker import Worker, WorkerIdentity
+
+MAX_PARENT_HASHES = 262_144
+
+
+@contextlib.asynccontextmanager
+async def open_worker(
+    context: ServiceContext,
+    settings: WorkerSettings,
+    *,
+    role: "status_pb2.Role.ValueType",
+    metrics: WorkerMetrics | None = None,
+) -> AsyncIterator[Worker]:
+    """Yield a worker that has its model but does not step yet; see `Worker.running`."""
+    context.health.set_ready("model", False, "loading")
+    resident, parents = ResidentBlocks(), ParentHashes(MAX_PARENT_HASHES)
+    loaded = await asyncio.to_thread(_load, context, settings, resident, parents)
+    context.health.set_ready("model", True)
+    identity = WorkerIdentity(context.instance_id, new_epoch(), role)
+    token = context.common.cluster_token.get_secret_value()
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(Bus.connect(context.common, name=context.instance_id))
+        kvstore = None
+        if settings.kvstore_endpoint:
+            kvstore = grpc_channel(settings.kvstore_endpoint, token=token)
+            stack.push_async_callback(kvstore.close)
+        yield Worker(
+            identity=identity,
+            loaded=loaded,
+            resident=resident,
+            parents=parents,
+            settings=settings,
+            bus=bus,
+            kvstore=kvstore,
+            metrics=metrics or WorkerMetrics(),
+        )
+
+
+def _load(
+    context: ServiceContext,
+    settings: WorkerSettings,
+    resident: ResidentBlocks,
+    parents: ParentHashes,
+) -> LoadedEngine:
+    def hash_and_remember(parent: bytes, token_ids: Sequence[int]) -> bytes:
+        block_hash = hash_block(parent, token_ids)
+        parents.add(parent, block_hash)
+        return block_hash
+
+    return load_engine(
+        resolve_model_folder(context.common),
+        settings,
+        model_name=context.common.served_model_name,
+        dtype=context.common.dtype,
+        hash_block=hash_and_remember,
+        on_evict=resident.on_evict,
+    )
