@@ -32,7 +32,8 @@ def main() -> None:
     }
     # sync_interval always: a usage record that was acknowledged is on disk.
     (FOLDER / "nats.conf").write_text(
-        f"port: 4222\nhttp_port: 8222\nauthorization {{ token: {nats_token!r} }}\n"
+        f# Long prompts travel as token ids; NATS allows 1 MiB by default.
+        f"port: 4222\nhttp_port: 8222\nmax_payload: 8MB\nauthorization {{ token: {nats_token!r} }}\n"
         "jetstream { store_dir: /data, sync_interval: always }\n"
     )
     (FOLDER / "redis.conf").write_text(

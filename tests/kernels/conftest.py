@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 
 SEED_VARIABLE = "PAGODA_TEST_SEED"
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
-"""Largest ``|got - want| / |want|``, in Frobenius norms; bf16: two roundings, both down when interpreted."""
+"""Largest ``|got - want| / |want|`` in Frobenius norms; bf16 is truncated when interpreted."""
 
 
 @pytest.fixture(autouse=True)

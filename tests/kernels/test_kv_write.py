@@ -22,9 +22,9 @@ def check(path, k, v, cache, slots):
     assert torch.equal(cache.nan_to_num(7.0), want.nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("num_tokens", [1, 63, 127])
 @pytest.mark.parametrize(
-    ("num_kv_heads", "head_dim", "block_size"), [(1, 64, 16), (3, 80, 32), (2, 96, 128)]
+    ("num_tokens", "num_kv_heads", "head_dim", "block_size"),
+    [(1, 1, 64, 16), (63, 3, 80, 32), (127, 2, 96, 128)],
 )
 def test_matches_reference(path, device, dtype, num_tokens, num_kv_heads, head_dim, block_size):
     check(path, *make_case(num_tokens, num_kv_heads, head_dim, block_size, dtype, device))

@@ -115,6 +115,7 @@ def test_takes_q_sliced_and_blocks_apart_in_memory(path, device, dtype, assert_c
     assert_close(case.got(path), case.want())
 
 
+@pytest.mark.slow
 def test_random_mixed_batches(path, device, seed, assert_close):
     rng = random.Random(seed)
     for _ in range(8):

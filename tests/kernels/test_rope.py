@@ -13,8 +13,10 @@ def make_cos_sin(rot_dim, device):
     return torch.cat([angles.cos(), angles.sin()], -1)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 63, 127])
-@pytest.mark.parametrize(("head_dim", "rot_dim"), [(64, 64), (80, 80), (96, 36), (128, 64)])
+@pytest.mark.parametrize(
+    ("num_tokens", "head_dim", "rot_dim"),
+    [(1, 64, 64), (63, 80, 80), (127, 96, 36), (7, 128, 64), (7, 256, 256)],
+)
 def test_matches_reference(path, device, dtype, num_tokens, head_dim, rot_dim, assert_close):
     q = torch.randn(num_tokens, 3, head_dim, device=device).to(dtype)
     k = torch.randn(num_tokens, 1, head_dim, device=device).to(dtype)

@@ -1,7 +1,8 @@
-"""A decode worker and a router that compute nothing: the NATS contract, with tokens from a function.
+"""A decode worker and a router that compute nothing: the NATS contract, tokens from a function.
 
-For gateway tests and for benchmarks of everything but the engine. Deterministic: the token at an output index
-depends on (prompt, seed, index) alone, so another attempt goes on exactly where the first one stopped.
+For gateway tests and for benchmarks of everything but the engine. Deterministic: the token at an
+output index depends on (prompt, seed, index) alone, so another attempt goes on exactly where the
+first one stopped.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ def tiny_card(name: str = "tiny", **values: int) -> ModelCard:
 
 
 def letters(request: pb.GenerateRequest, index: int) -> int:
-    """Printable ASCII of a byte-level tokenizer with 5 specials: depends on prompt, seed and index."""
+    """a to z of `tiny_tokenizer`, drawn from prompt, seed (unless greedy) and index."""
     seed = request.sampling.seed if request.sampling.temperature > 0 else 0
     state = repr((list(request.prompt_token_ids), seed, index)).encode()
     # Byte-level alphabets sort printable ASCII first: id 5 is "!", 5 + 64 is "a".
@@ -134,7 +135,7 @@ class ScriptedWorker:
         self._work.set()
 
     async def wait_until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
-        """Return when `condition()` holds; it is looked at after each step, admission and cancel."""
+        """Return when `condition()` holds; looked at after each step, admission and cancel."""
         async with asyncio.timeout(seconds), self._changed:
             await self._changed.wait_for(condition)
 

@@ -148,8 +148,12 @@ class Cluster:
         done, _ = await asyncio.wait([worker.task], timeout=5)
         if not done:
             import sys
-            for t in asyncio.all_tasks(): t.print_stack(file=sys.stderr)
-            import faulthandler; faulthandler.dump_traceback(all_threads=True)
+
+            for t in asyncio.all_tasks():
+                t.print_stack(file=sys.stderr)
+            import faulthandler
+
+            faulthandler.dump_traceback(all_threads=True)
         async with asyncio.timeout(SECONDS):
             with contextlib.suppress(BaseExceptionGroup):
                 await worker.task

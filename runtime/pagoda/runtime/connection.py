@@ -117,7 +117,7 @@ class Connection:
             waiting.set_result(None)
 
     async def _on_error(self, error: Exception) -> None:
-        self._last_error = str(error) or type(error).__name__
+        before, self._last_error = self._last_error, str(error) or type(error).__name__
         if not self._has_connected:
             if "authorization" in self._last_error.lower():
                 raise BusConnectError(self._url, 0, self._last_error)
@@ -125,7 +125,7 @@ class Connection:
         if isinstance(error, nats.errors.SlowConsumerError):
             BUS_DROPPED.labels(kind_of(error.subject)).inc()
             logger.warning("dropped a message on %s: too many are waiting", error.subject)
-        elif not self._is_closing:
+        elif not self._is_closing and self._last_error != before:  # once, not at each attempt
             logger.warning("NATS: %s", self._last_error)
 
     async def _on_disconnected(self) -> None:
@@ -135,6 +135,7 @@ class Connection:
 
     async def _on_reconnected(self) -> None:
         BUS_RECONNECTS.inc()
+        self._last_error = ""
         self._connected.set()
         logger.info("reconnected to NATS at %s", self._url)
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import copy
+import functools
 import json
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -60,7 +62,10 @@ async def ask(bus: Bus, request: route_pb2.RouteRequest) -> route_pb2.RouteRespo
 @contextlib.asynccontextmanager
 async def beating(bus: Bus, *statuses: status_pb2.WorkerStatus) -> AsyncIterator[None]:
     """Heartbeats of these workers while the context lasts."""
-    beats = [Heartbeat(bus, lambda s=status: s, interval_seconds=0.1) for status in statuses]
+    beats = [
+        Heartbeat(bus, functools.partial(copy.copy, status), interval_seconds=0.1)
+        for status in statuses
+    ]
     tasks = [asyncio.create_task(beat.run()) for beat in beats]
     try:
         yield

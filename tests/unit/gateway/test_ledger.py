@@ -31,7 +31,7 @@ def opened(request_id: str, tenant: str = "t") -> UsageRecord:
             endpoint="completions",
             num_prompt_tokens=10,
             opened_unix_seconds=5,
-        )  # fmt: skip
+        )
     )
 
 
@@ -48,7 +48,7 @@ def closed(request_id: str, num_output_tokens: int = 3) -> UsageRecord:
             num_attempts=1,
             worker_ids=["w"],
             gateway_route_ms=1.5,
-        )  # fmt: skip
+        )
     )
 
 

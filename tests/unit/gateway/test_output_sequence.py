@@ -143,7 +143,7 @@ async def test_stop_strings_wait_for_min_tokens(tokenizer: ModelTokenizer) -> No
 @pytest.mark.parametrize(("include", "text"), [(False, "a"), (True, "ab")])
 async def test_stop_token_has_no_text(tokenizer: ModelTokenizer, include: bool, text: str) -> None:
     sequence = make(tokenizer, include_stop=include)
-    stop = dict(finish_reason=pb.FINISH_REASON_STOP, matched_stop_token_id=70)
+    stop = {"finish_reason": pb.FINISH_REASON_STOP, "matched_stop_token_id": 70}
     sequence.take(frame(0, [69, 70], **stop))
     assert text_of(sequence) == text
     assert (sequence.finish_reason, sequence.matched_stop) == ("stop", 70)

@@ -1,5 +1,7 @@
 """Stop strings do not depend on where the text was cut, and never leak."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ def naive(text: str, stops: list[str], *, include: bool) -> tuple[str, str | Non
 
 def cut(text: str, borders: list[int]) -> list[str]:
     places = sorted({min(b, len(text)) for b in borders} | {0, len(text)})
-    return [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(places)]
 
 
 @given(

@@ -83,12 +83,10 @@ class SamplingState:
         Both live on `device` from the first call on and are kept up to date by `append`.
         """
         if self._output_counts is None or self._prompt_mask is None:
-            assert self._tokens is not None
-            prompt, output = (torch.tensor(ids, dtype=torch.int64) for ids in self._tokens)
-            self._prompt_mask = (torch.bincount(prompt, minlength=self._vocab_size) > 0).to(device)
-            counts = torch.bincount(output, minlength=self._vocab_size)
-            self._output_counts = counts.to(device, torch.float32)
-            self._tokens = None
+            with torch.inference_mode(False):  # `append` changes them outside of a step's forward
+                self._count(device)
+        assert self._output_counts is not None
+        assert self._prompt_mask is not None
         return self._output_counts, self._prompt_mask
 
     def append(self, token_id: int) -> None:
@@ -99,3 +97,11 @@ class SamplingState:
         elif self._tokens is not None:  # an imported first token: nothing was counted yet
             prompt, output = self._tokens
             self._tokens = (prompt, (*output, token_id))
+
+    def _count(self, device: torch.device) -> None:
+        assert self._tokens is not None
+        prompt, output = (torch.tensor(ids, dtype=torch.int64) for ids in self._tokens)
+        self._prompt_mask = (torch.bincount(prompt, minlength=self._vocab_size) > 0).to(device)
+        counts = torch.bincount(output, minlength=self._vocab_size)
+        self._output_counts = counts.to(device, torch.float32)
+        self._tokens = None

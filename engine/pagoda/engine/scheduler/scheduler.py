@@ -175,7 +175,7 @@ class Scheduler:
         victim.state = SequenceState.WAITING
         # In front of all who came later. Not always the very front: an import that finishes late
         # may run, and be preempted, while an older victim still waits.
-        position = 0
+        position = bisect.bisect_left(self.waiting, victim.arrival, key=_BY_ARRIVAL)
         self.waiting.insert(position, victim)
         return victim
 

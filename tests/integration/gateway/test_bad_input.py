@@ -1,0 +1,192 @@
+"""Bad input: OpenAI-shaped 4xx that names the field and the limit; the engine never sees it."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from .conftest import CHAT, Running, Start
+
+pytestmark = pytest.mark.integration
+
+USER = {"role": "user", "content": "x"}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+
+
+def check(answer: Any, status: int, param: str | None = None, *named: str) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert "x-request-id" in answer.headers
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] is None or isinstance(error["code"], str)
+    if param is not None:
+        assert error["param"] == param
+    for text in named:
+        assert text in error["message"]
+    return error
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param", "named"),
+    [
+        ({"messages": []}, "messages", "1"),
+        ({"messages": "hi"}, "messages", "list"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "required"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
+        ({"messages": [{"role": "poet", "content": "x"}]}, "messages[0].role", "poet"),
+        ({"messages": [IMAGE]}, "messages[0].content[0]", "image_url"),
+        ({"temperature": -1}, "temperature", "-1"),
+        ({"temperature": 2.5}, "temperature", "2.5"),
+        ({"temperature": "hot"}, "temperature", "hot"),
+        ({"top_p": 0}, "top_p", "0"),
+        ({"max_tokens": 0}, "max_tokens", "1"),
+        ({"max_tokens": 10**6}, "max_tokens", "512"),
+        ({"n": 17}, "n", "16"),
+        ({"n": 0}, "n", "16"),
+        ({"seed": 2**63}, "seed", str(2**63 - 1)),
+        ({"stop": 5}, "stop", "5"),
+        ({"logit_bias": {"9999": 1, "x": 1}}, "logit_bias", "9999"),
+        ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+        ({"tool_choice": {}}, "tool_choice", "function"),
+        ({"tool_choice": "required"}, "tool_choice", "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "text"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", ""),
+    ],
+)
+async def test_bad_field(
+    running: Running, fields: dict[str, Any], param: str, named: str, stream: bool
+) -> None:
+    check(await running.chat(**{"stream": stream, **fields}), 400, param, named)
+    assert running.worker.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [267]}, "prompt"),
+        ({"prompt": [[-1]]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": ["x"] * 20, "n": 16}, "prompt"),
+    ],
+)
+async def test_bad_completion_field(
+    running: Running, fields: dict[str, Any], param: str
+) -> None:
+    check(await running.completion(**fields), 400, param)
+    assert running.worker.requests == []
+
+
+async def test_prompt_over_the_context(running: Running) -> None:
+    messages = [{"role": "user", "content": "word " * 500}]
+    for stream in (False, True):
+        answer = await running.chat(messages=messages, stream=stream)
+        error = check(answer, 400, "messages", "512")
+        assert error["code"] == "context_length_exceeded"
+        assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
+@pytest.mark.parametrize("raw", [b"{", b"", b"[1]", b"7", b"null", b'"x"', b'{"a":"\xff\xfe"}'])
+async def test_body_that_is_no_object(running: Running, path: str, raw: bytes) -> None:
+    answer = await running.http.post(
+        path, content=raw, headers={"content-type": "application/json"}
+    )
+    check(answer, 400)
+
+
+async def test_form_is_refused(running: Running) -> None:
+    check(await running.http.post("/v1/chat/completions", data={"model": "tiny"}), 415)
+
+
+async def test_unknown_model(running: Running) -> None:
+    error = check(await running.chat(model="gpt-9"), 404, "model", "gpt-9")
+    assert error["code"] == "model_not_found"
+    check(await running.http.get("/v1/models/gpt-9"), 404, "model")
+
+
+async def test_known_model(running: Running) -> None:
+    listed = (await running.http.get("/v1/models")).json()
+    assert [model["id"] for model in listed["data"]] == ["tiny"]
+    assert (await running.http.get("/v1/models/tiny")).json() == listed["data"][0]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("GET", "/v1/nowhere", 404), ("GET", "/v1/completions", 405),
+     ("POST", "/healthz", 405)],
+)  # fmt: skip
+async def test_unknown_route(running: Running, method: str, path: str, status: int) -> None:
+    check(await running.http.request(method, path), status)
+
+
+async def test_five_thousand_problems_make_a_small_answer(running: Running) -> None:
+    answer = await running.chat(messages=[{"role": 5, "content": "x" * 100}] * 5000)
+    check(answer, 400)
+    assert len(answer.content) < 32_000
+
+
+async def test_body_over_the_limit(start: Start) -> None:
+    async with start(max_body_bytes=2000) as running:
+        check(await running.chat(messages=[{**USER, "content": "x" * 3000}]), 413, None, "2000")
+
+        async def chunks() -> Any:
+            yield orjson.dumps(CHAT)[:-1]
+            yield b" " * 3000
+
+        answer = await running.http.post(
+            "/v1/chat/completions", content=chunks(), headers={"content-type": "application/json"}
+        )
+        check(answer, 413, None, "2000")
+        assert (await running.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("key", [None, "Bearer sk-wrong", "Basic x", "Bearer "])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"),
+     ("GET", "/v1/receipts/x"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/v1/x")],
+)  # fmt: skip
+async def test_wrong_key(running: Running, method: str, path: str, key: str | None) -> None:
+    running.http.headers.pop("authorization")
+    headers = {} if key is None else {"authorization": key}
+    answer = await running.http.request(method, path, headers=headers, json=CHAT if method == "POST" else None)
+    assert check(answer, 401)["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+async def test_health_needs_no_key(running: Running, path: str) -> None:
+    running.http.headers.pop("authorization")
+    assert (await running.http.get(path)).status_code == 200
+
+
+async def test_unknown_fields_change_nothing(running: Running) -> None:
+    answer = await running.chat(
+        brand_new={"a": [1]}, user="u", store=False, metadata={"k": "v"},
+        messages=[{**USER, "annotations": []}], response_format={"type": "text"},
+        tools=[], tool_choice="auto", parallel_tool_calls=True,
+    )  # fmt: skip
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "echoed"), [("my-id_1", True), ("a b", False), ("x" * 65, False), ("", False)]
+)
+async def test_request_id(running: Running, sent: str, echoed: bool) -> None:
+    answer = await running.http.post(
+        "/v1/chat/completions", json=CHAT, headers={"x-request-id": sent}
+    )
+    assert (answer.headers["x-request-id"] == sent) is echoed
+    assert len(answer.headers["x-pagoda-request-id"]) == 26
+
+
+async def test_no_path_address_or_traceback_in_errors(running: Running) -> None:
+    for answer in (await running.chat(temperature=9), await running.http.get("/v1/nowhere")):
+        for leak in ("site-packages", "Traceback", "0x", "pagoda/gateway", "errors.pydantic"):
+            assert leak not in answer.text

@@ -1,0 +1,219 @@
+"""Chat completions, whole and streamed, against a scripted worker on real NATS."""
+
+from typing import Any
+
+import orjson
+import pytest
+from support.scripted_worker import ScriptedWorker, spell
+
+from pagoda.gateway.tokenizer import ModelTokenizer
+
+from .conftest import CHAT, Running, Start
+
+pytestmark = pytest.mark.integration
+
+
+async def events(running: Running, path: str = "/v1/chat/completions", **body: Any) -> list[Any]:
+    """Return the data events of a stream, `[DONE]` last; checks the framing."""
+    payload = {**(CHAT if "chat" in path else {"model": "tiny"}), **body, "stream": True}
+    async with running.http.stream("POST", path, json=payload) as answer:
+        raw = (await answer.aread()).decode()
+        assert answer.status_code == 200, raw
+        assert answer.headers["content-type"].startswith("text/event-stream")
+    assert raw.endswith("data: [DONE]\n\n")
+    blocks = [block for block in raw.split("\n\n") if block and not block.startswith(":")]
+    assert all(block.startswith("data: ") for block in blocks)
+    return [orjson.loads(block[6:]) for block in blocks[:-1]]
+
+
+def text_of(chunks: list[Any], index: int = 0) -> str:
+    choices = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+    return "".join(c["delta"].get("content") or "" for c in choices)
+
+
+async def test_whole_answer_has_openais_shape(running: Running) -> None:
+    answer = (await running.chat()).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["id"].startswith("chatcmpl-")
+    choice = answer["choices"][0]
+    assert choice["message"]["role"] == "assistant"
+    assert len(choice["message"]["content"]) == 8
+    assert (choice["finish_reason"], choice["logprobs"]) == ("length", None)
+    usage = answer["usage"]
+    assert usage["completion_tokens"] == 8
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 8
+
+
+async def test_stream_equals_the_whole_answer(running: Running) -> None:
+    whole = (await running.chat(temperature=0)).json()
+    chunks = await events(running, temperature=0)
+    assert text_of(chunks) == whole["choices"][0]["message"]["content"]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["length"]
+    roles = [chunk["choices"][0]["delta"].get("role") for chunk in chunks]
+    assert roles == ["assistant"] + [None] * (len(chunks) - 1)
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
+async def test_no_usage_unless_asked_for(running: Running, options: Any) -> None:
+    fields = {} if options is None else {"stream_options": options}
+    assert all(chunk.get("usage") is None for chunk in await events(running, **fields))
+
+
+async def test_usage_comes_last_and_once(running: Running) -> None:
+    chunks = await events(running, stream_options={"include_usage": True})
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 8
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+async def test_continuous_usage_rises(running: Running) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await events(running, stream_options=options, max_tokens=10, min_tokens=10)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1]]
+    assert counts == sorted(set(counts))
+    assert counts[-1] == chunks[-1]["usage"]["completion_tokens"] == 10
+    assert len({chunk["usage"]["prompt_tokens"] for chunk in chunks}) == 1
+
+
+async def test_continuous_usage_alone_has_no_effect(running: Running) -> None:
+    chunks = await events(running, stream_options={"continuous_usage_stats": True})
+    assert all(chunk.get("usage") is None for chunk in chunks)
+
+
+async def test_n_choices_have_their_own_text_and_one_end_each(running: Running) -> None:
+    whole = (await running.chat(n=3, seed=5)).json()
+    texts = [choice["message"]["content"] for choice in whole["choices"]]
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert whole["usage"]["completion_tokens"] == 24
+    chunks = await events(running, n=3, seed=5)
+    assert [text_of(chunks, index) for index in range(3)] == texts
+    ends = [c["index"] for chunk in chunks for c in chunk["choices"] if c["finish_reason"]]
+    assert sorted(ends) == [0, 1, 2]
+
+
+async def test_seed_repeats_and_the_first_choice_is_the_seeds_own(running: Running) -> None:
+    def texts(answer: Any) -> list[str]:
+        return [choice["message"]["content"] for choice in answer.json()["choices"]]
+
+    one = texts(await running.chat(seed=7))
+    assert texts(await running.chat(seed=7)) == one
+    assert texts(await running.chat(seed=7, n=2))[0] == one[0]
+    assert texts(await running.chat(seed=8)) != one
+    assert texts(await running.chat()) != texts(await running.chat())
+
+
+async def test_stop_string_over_token_borders(
+    start: Start, bus: Any, model_folder: Any
+) -> None:
+    tokenizer = ModelTokenizer.load(model_folder)
+    ids = tokenizer.encode("one two\U0001f600 three four", add_special_tokens=False)
+    worker = ScriptedWorker(bus, token_at=spell(ids), gate_index=len(ids) + 3)
+    async with start(worker) as running:
+        answer = await running.chat(stop=["\U0001f600 th", "never"], max_tokens=60)
+        choice = answer.json()["choices"][0]
+        assert choice["message"]["content"] == "one two"
+        assert choice["finish_reason"] == "stop"
+        assert choice["stop_reason"] == "\U0001f600 th"
+        await worker.wait_until(lambda: bool(worker.cancels))
+        assert worker.cancels[0].reason == "stop_string"
+        await worker.wait_until(lambda: worker.num_running == 0)
+        num_tokens = answer.json()["usage"]["completion_tokens"]
+        assert tokenizer.decode(ids[:num_tokens], skip_special_tokens=True).endswith("th")
+        chunks = await events(running, stop=["\U0001f600 th"], max_tokens=60)
+        assert text_of(chunks) == "one two"
+        whole = await running.chat(
+            stop="\U0001f600 th", include_stop_str_in_output=True, max_tokens=60
+        )
+        assert whole.json()["choices"][0]["message"]["content"] == "one two\U0001f600 th"
+
+
+async def test_eos_ends_and_ignore_eos_does_not(start: Start, bus: Any) -> None:
+    async with start(ScriptedWorker(bus, token_at=spell([69, 70, 1]))) as running:
+        stopped = (await running.chat()).json()
+        assert stopped["choices"][0]["message"]["content"] == "ab"
+        assert stopped["choices"][0]["finish_reason"] == "stop"
+        assert stopped["usage"]["completion_tokens"] == 3
+        ignored = (await running.chat(ignore_eos=True)).json()
+        assert ignored["choices"][0]["finish_reason"] == "length"
+        assert (await running.chat(min_tokens=5)).json()["usage"]["completion_tokens"] == 6
+
+
+async def test_stop_token_ids_have_no_text(start: Start, bus: Any) -> None:
+    async with start(ScriptedWorker(bus, token_at=spell([69, 70, 71]))) as running:
+        choice = (await running.chat(stop_token_ids=[70])).json()["choices"][0]
+        assert (choice["message"]["content"], choice["stop_reason"]) == ("a", 70)
+
+
+@pytest.mark.parametrize("num_top", [0, 5])
+async def test_logprobs(running: Running, num_top: int) -> None:
+    answer = (await running.chat(logprobs=True, top_logprobs=num_top, temperature=0)).json()
+    logprobs = answer["choices"][0]["logprobs"]
+    assert set(logprobs) == {"content", "refusal"}
+    assert len(logprobs["content"]) == answer["usage"]["completion_tokens"]
+    assert all(len(entry["top_logprobs"]) == num_top for entry in logprobs["content"])
+    spelled = b"".join(bytes(entry["bytes"]) for entry in logprobs["content"])
+    assert spelled.decode() == answer["choices"][0]["message"]["content"]
+    chunks = await events(running, logprobs=True, top_logprobs=num_top, temperature=0)
+    streamed = [e for c in chunks for e in (c["choices"][0]["logprobs"] or {}).get("content", [])]
+    assert streamed == logprobs["content"]
+
+
+async def test_bias_reaches_the_engine(running: Running) -> None:
+    answer = (await running.chat(logit_bias={"70": 100})).json()
+    assert answer["choices"][0]["message"]["content"] == "b" * 8
+
+
+async def test_cached_tokens_are_reported_and_bounded(start: Start, bus: Any) -> None:
+    async with start(ScriptedWorker(bus, cached=4)) as running:
+        usage = (await running.chat(n=2)).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 4
+
+
+async def test_max_tokens_defaults_to_the_rest_of_the_context(running: Running) -> None:
+    await running.chat(max_tokens=None, stop=["e"])
+    request = running.worker.requests[-1]
+    assert request.sampling.max_tokens == 512 - len(request.prompt_token_ids)
+    await running.chat(max_tokens=None, max_completion_tokens=3)
+    assert running.worker.requests[-1].sampling.max_tokens == 3
+
+
+async def test_the_worker_gets_everything_it_needs(running: Running) -> None:
+    await running.chat(messages=[{"role": "user", "content": "x" * 40}], temperature=0.5, top_k=7)
+    request = running.worker.requests[-1]
+    assert request.gateway_id == running.gateway.gateway_id
+    assert len(request.cache_root) == 16
+    assert len(request.block_hashes) == 16 * (len(request.prompt_token_ids) // 16) > 0
+    assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 7)
+    asked = running.router.requests[-1]
+    assert asked.block_hashes == request.block_hashes
+    assert asked.num_prompt_tokens == len(request.prompt_token_ids)
+
+
+async def test_return_token_ids(running: Running) -> None:
+    answer = (await running.chat(return_token_ids=True)).json()["choices"][0]
+    assert len(answer["token_ids"]) == 8
+    assert answer["prompt_token_ids"] == list(running.worker.requests[-1].prompt_token_ids)
+    chunks = await events(running, return_token_ids=True)
+    assert sum(len(chunk["choices"][0]["token_ids"]) for chunk in chunks) == 8
+
+
+async def test_tokenize_counts_what_usage_counts(running: Running) -> None:
+    count = await running.http.post(
+        "/tokenize", json={"model": "tiny", "messages": CHAT["messages"]}
+    )
+    assert count.json()["count"] == (await running.chat()).json()["usage"]["prompt_tokens"]
+    tokens = (await running.http.post("/tokenize", json={"prompt": "hello \U0001f600"})).json()
+    text = await running.http.post("/detokenize", json={"tokens": tokens["tokens"]})
+    assert text.json()["prompt"] == "<|bos|>hello \U0001f600"
+
+
+async def test_continue_final_message_with_echo(running: Running) -> None:
+    messages = [*CHAT["messages"], {"role": "assistant", "content": "So it"}]
+    fields = {"messages": messages, "echo": True, "continue_final_message": True}
+    content = (await running.chat(**fields)).json()["choices"][0]["message"]["content"]
+    assert content.startswith("So it")
+    assert len(content) == 5 + 8

@@ -1,0 +1,200 @@
+"""Workers that die, refuse or stutter; routers that refuse; frames that come twice."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.scripted_worker import ScriptedWorker, letters, running_worker
+
+from pagoda.rpc.v1 import generate_pb2 as pb
+from pagoda.rpc.v1 import route_pb2
+
+from .conftest import Running, Start, heard_of
+from .test_chat import events, text_of
+
+pytestmark = pytest.mark.integration
+
+
+def expected_text(request: pb.GenerateRequest, num_tokens: int) -> str:
+    return "".join(chr(letters(request, i) - 5 + 33) for i in range(num_tokens))
+
+
+async def test_worker_death_goes_on_at_the_right_index(start: Start, bus: Any) -> None:
+    first = ScriptedWorker(bus, gate_index=5)
+    async with start(first) as running, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(events(running, max_tokens=12, seed=3))
+        await first.wait_until(lambda: bool(first.requests))
+        second = ScriptedWorker(bus)
+        async with running_worker(second):
+            await heard_of(running.router.directory, second.worker_id)
+            await running.gateway.ledger.wait_applied(0)
+            await _tokens_arrived(running, 5)
+            await first.kill()
+            chunks = await asking
+        request = second.requests[0]
+        assert request.attempt == 1
+        assert list(request.output_token_ids) == [letters(request, i) for i in range(5)]
+        assert running.router.requests[-1].excluded_worker_ids == [first.worker_id]
+        assert text_of(chunks) == expected_text(request, 12)
+        assert sum(1 for c in chunks if c["choices"][0]["finish_reason"]) == 1
+
+
+async def test_billed_once_over_two_attempts(start: Start, bus: Any) -> None:
+    first = ScriptedWorker(bus, gate_index=5)
+    async with start(first) as running, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(running.chat(max_tokens=12))
+        await first.wait_until(lambda: bool(first.requests))
+        async with running_worker(ScriptedWorker(bus)) as second:
+            await heard_of(running.router.directory, second.worker_id)
+            await _tokens_arrived(running, 5)
+            await first.kill()
+            answer = await asking
+        receipt = await running.receipt(answer)
+        assert answer.json()["usage"]["completion_tokens"] == 12
+        assert (receipt["output_tokens"], receipt["attempts"]) == (12, 2)
+        assert receipt["workers"] == [first.worker_id, second.worker_id]
+
+
+async def test_late_frames_of_the_dead_worker_change_nothing(start: Start, bus: Any) -> None:
+    first = ScriptedWorker(bus, gate_index=5)
+    async with start(first) as running, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(events(running, max_tokens=12, seed=3))
+        await first.wait_until(lambda: bool(first.requests))
+        second = ScriptedWorker(bus, gate_index=8)
+        async with running_worker(second):
+            await heard_of(running.router.directory, second.worker_id)
+            await _tokens_arrived(running, 5)
+            await first.kill()
+            await second.wait_until(lambda: bool(second.requests))
+            await _tokens_arrived(running, 8)
+            request = second.requests[0]
+            name = {"request_id": request.request_id, "sequence_index": 0}
+            stale = pb.Frame(**name, attempt=0, first_index=8, token_ids=[5, 5, 5])
+            again = pb.Frame(**name, attempt=1, first_index=0, token_ids=[5] * 8)
+            end = pb.Frame(**name, attempt=0, first_index=8, finish_reason=pb.FINISH_REASON_STOP)
+            await first.publish(request.gateway_id, stale, again, end)
+            second.open_gate()
+            chunks = await asking
+        assert text_of(chunks) == expected_text(request, 12)
+
+
+async def test_gap_starts_another_attempt(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, gate_index=2)
+    async with start(worker, gap_timeout_seconds=0.05) as running, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(running.chat(max_tokens=6, seed=1))
+        await worker.wait_until(lambda: bool(worker.requests))
+        await _tokens_arrived(running, 2)
+        request = worker.requests[0]
+        lost = pb.Frame(request_id=request.request_id, first_index=4, token_ids=[70])
+        await worker.publish(request.gateway_id, lost)
+        await worker.wait_until(lambda: len(worker.requests) == 2)
+        worker.open_gate()
+        answer = await asking
+        assert worker.requests[1].attempt == 1
+        assert [cancel.reason for cancel in worker.cancels] == ["superseded"]
+        content = answer.json()["choices"][0]["message"]["content"]
+        assert content == expected_text(request, 6)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(pb.ADMIT_STATUS_OVERLOADED, 429), (pb.ADMIT_STATUS_DRAINING, 503)]
+)
+async def test_refusing_worker_is_replaced_and_three_refusals_are_an_answer(
+    start: Start, bus: Any, status: Any, code: int
+) -> None:
+    first = ScriptedWorker(bus, admit_status=status)
+    async with start(first) as running:
+        answer = await running.chat(stream=True)
+        assert answer.status_code == code
+        assert int(answer.headers["retry-after"]) >= 1
+        assert len(first.requests) == 3
+        async with running_worker(ScriptedWorker(bus)) as second:
+            await heard_of(running.router.directory, second.worker_id)
+            assert (await running.chat()).status_code == 200
+        receipt = await running.receipt(answer)
+        assert (receipt["outcome"], receipt["output_tokens"]) == ("failed", 0)
+
+
+async def test_invalid_is_the_clients_fault(start: Start, bus: Any) -> None:
+    async with start(ScriptedWorker(bus, admit_status=pb.ADMIT_STATUS_INVALID)) as running:
+        answer = await running.chat()
+        assert answer.status_code == 400
+        assert "scripted" in answer.json()["error"]["message"]
+        assert len(running.worker.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(route_pb2.ROUTE_STATUS_NO_WORKER, 503), (route_pb2.ROUTE_STATUS_OVERLOADED, 429)],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_router_refuses(running: Running, status: Any, code: int, stream: bool) -> None:
+    running.router.answer = route_pb2.RouteResponse(
+        status=status, message="every queue is full", retry_after_seconds=2.4
+    )
+    answer = await running.chat(stream=stream)
+    assert answer.status_code == code
+    assert answer.headers["retry-after"] == "3"
+    assert "queue is full" in answer.json()["error"]["message"]
+
+
+async def test_no_router(running: Running) -> None:
+    await running.router.stop()
+    answer = await running.chat()
+    assert answer.status_code == 503
+    assert "retry-after" in answer.headers
+
+
+async def test_engine_fault_before_the_first_token_is_a_500(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, gate_index=0, finish_error="out of blocks")
+    async with start(worker) as running:
+        for stream in (False, True):
+            answer = await running.chat(stream=stream)
+            assert answer.status_code == 500
+            assert "out of blocks" in answer.json()["error"]["message"]
+
+
+async def test_engine_fault_in_a_stream_is_one_error_event(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, gate_index=3)
+    async with start(worker) as running, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(events(running, max_tokens=12))
+        await worker.wait_until(lambda: bool(worker.requests))
+        await _tokens_arrived(running, 3, read=True)
+        worker.finish_error = "out of blocks"
+        worker.gate_index = 3
+        worker._work.set()
+        chunks = await asking
+        assert "out of blocks" in chunks[-1]["error"]["message"]
+        assert all("error" not in chunk for chunk in chunks[:-1])
+        assert len(text_of(chunks[:-1])) == 3
+
+
+async def test_deadline_is_a_504_and_the_worker_is_told(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, gate_index=1)
+    async with start(worker, request_timeout_seconds=0.5) as running:
+        answer = await running.chat()
+        assert answer.status_code == 504
+        await worker.wait_until(lambda: bool(worker.cancels))
+        assert worker.cancels[0].reason == "deadline"
+
+
+async def test_too_many_requests_at_once(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, gate_index=0)
+    async with start(worker, max_requests_in_flight=1) as running, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(running.chat())
+        await worker.wait_until(lambda: bool(worker.requests))
+        refused = await running.chat()
+        worker.open_gate()
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert (await asking).status_code == 200
+
+
+async def _tokens_arrived(running: Running, num_tokens: int, *, read: bool = False) -> None:
+    """Return when the only generation has this many tokens, and has them read if asked for."""
+    async with asyncio.timeout(10):
+        while True:
+            for generation in running.gateway.admission._generations:
+                sequence = generation.sequences[0]
+                if len(sequence.token_ids) >= num_tokens and not (read and sequence.num_unread):
+                    return
+            await asyncio.sleep(0)

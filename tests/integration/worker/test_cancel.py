@@ -1,0 +1,146 @@
+"""Whatever stage a cancel meets, both sides get all their blocks back."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from support.fake_prefill import FakePrefill
+from support.worker_cluster import Answer, Cluster, RunningWorker
+
+from pagoda.engine import SamplingParams
+from pagoda.rpc.v1 import generate_pb2, status_pb2
+from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
+
+pytestmark = pytest.mark.integration
+
+PROMPT = list(range(1, 101))
+LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+
+
+class Gate:
+    """Holds a push after its first message."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+
+
+def gated_producer(gate: Gate) -> type[GrpcProducer]:
+    class GatedPush(GrpcPush):
+        async def send(self, first_block: int, block_ids: Sequence[int]) -> None:
+            await super().send(first_block, block_ids)
+            gate.reached.set()
+            await gate.opened.wait()
+
+    class GatedProducer(GrpcProducer):
+        def push(self, target, *, timeout_seconds):
+            return GatedPush(self, target, timeout_seconds)
+
+    return GatedProducer
+
+
+async def assert_aborted(cluster: Cluster, answer: Answer, *workers: RunningWorker) -> None:
+    await answer.finished()
+    assert answer.last.finish_reason == generate_pb2.FINISH_REASON_ABORT
+    assert "client_disconnect" in answer.last.error
+    for worker in workers:
+        await cluster.idle(worker)
+
+
+async def test_cancel_while_waiting_for_admission(cluster: Cluster) -> None:
+    decode = await cluster.start_decode("decode-1", max_num_seqs=1)
+    running = await cluster.generate("decode-1", PROMPT, sampling=LONG)
+    await running.first_token()
+    waiting = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-1")
+
+    await cluster.cancel("decode-1", waiting)
+    await waiting.finished()
+
+    assert waiting.tokens == {}
+    assert waiting.last.finish_reason == generate_pb2.FINISH_REASON_ABORT
+    await cluster.cancel("decode-1", running)
+    await assert_aborted(cluster, running, decode)
+
+
+async def test_cancel_while_reserved_tells_the_prefill_worker(cluster: Cluster) -> None:
+    decode = await cluster.start_decode("decode-1")
+    fake = await FakePrefill(cluster, "prefill-1").start()
+    answer = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-1")
+    request = await fake.next_request()
+
+    await cluster.cancel("decode-1", answer)
+
+    await assert_aborted(cluster, answer, decode)
+    assert (await fake.next_cancel()).request_id == request.generate.request_id
+
+
+async def test_cancel_during_the_push(cluster: Cluster) -> None:
+    gate = Gate()
+    decode = await cluster.start_decode("decode-1")
+    prefill = await cluster.start_prefill("prefill-1", producer_class=gated_producer(gate))
+    answer = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-1")
+    await gate.reached.wait()
+
+    await cluster.cancel("decode-1", answer)
+
+    await assert_aborted(cluster, answer, decode, prefill)
+    assert decode.metric("pagoda_kv_leases_settled_total", outcome="sequence ended") == 1
+
+
+@pytest.mark.parametrize("prefill_worker_id", ["", "prefill-1"])
+async def test_cancel_while_generating(cluster: Cluster, prefill_worker_id: str) -> None:
+    decode = await cluster.start_decode("decode-1")
+    prefill = await cluster.start_prefill("prefill-1")
+    answer = await cluster.generate(
+        "decode-1", PROMPT, sampling=LONG, prefill_worker_id=prefill_worker_id
+    )
+    await answer.wait_for(lambda a: len(a.tokens) >= 3)
+
+    await cluster.cancel("decode-1", answer)
+
+    await assert_aborted(cluster, answer, decode, prefill)
+    assert len(answer.tokens) < LONG.max_tokens
+
+
+async def test_cancel_of_the_unknown_changes_nothing(cluster: Cluster) -> None:
+    await cluster.start_decode("decode-1")
+    answer = await cluster.generate("decode-1", PROMPT)
+    other = Answer(cluster.request(PROMPT))
+
+    await cluster.cancel("decode-1", other)
+
+    assert (await answer.finished()).token_ids == cluster.alone([PROMPT])[0]
+
+
+async def test_deadline_ends_a_sequence(cluster: Cluster) -> None:
+    decode = await cluster.start_decode("decode-1")
+    await FakePrefill(cluster, "prefill-1").start()
+
+    answer = await cluster.generate(
+        "decode-1", PROMPT, prefill_worker_id="prefill-1", deadline_seconds=0.5
+    )
+
+    await answer.finished()
+    assert answer.last.finish_reason == generate_pb2.FINISH_REASON_ABORT
+    assert "deadline" in answer.last.error
+    await cluster.idle(decode)
+
+
+async def test_draining_worker_refuses_and_hands_over_what_it_cannot_finish(
+    cluster: Cluster,
+) -> None:
+    decode = await cluster.start_decode("decode-1", drain_seconds=0.5)
+    await FakePrefill(cluster, "prefill-1").start()
+    answer = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-1")
+
+    decode.stop.set()
+    await cluster.status(
+        "decode-1", lambda status: status.state == status_pb2.WORKER_STATE_DRAINING
+    )
+    refused = await cluster.ask("decode-1", cluster.request(PROMPT))
+
+    assert refused.status == generate_pb2.ADMIT_STATUS_DRAINING
+    await answer.finished()
+    assert answer.last.finish_reason == generate_pb2.FINISH_REASON_ERROR
+    assert "another one can go on" in answer.last.error
+    await decode.task

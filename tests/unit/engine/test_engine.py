@@ -1,0 +1,513 @@
+import random
+import threading
+
+import pytest
+import torch
+from support.engine_driver import ROOT, EngineDriver, hash_block, make_request
+from support.tiny_checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
+
+from pagoda.engine import (
+    Engine,
+    EngineConfig,
+    FinishReason,
+    InvalidConfigError,
+    InvalidSequenceError,
+    KvSource,
+    LoadedModel,
+    QueueFullError,
+    SamplingParams,
+    SequenceStateError,
+)
+
+PROMPT = [random.Random(1).randrange(256) for _ in range(21)]
+OTHER = [random.Random(2).randrange(256) for _ in range(21)]
+
+
+def greedy(max_tokens: int = 6, **fields: object) -> SamplingParams:
+    values = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
+    return SamplingParams(**{**values, **fields})
+
+
+def make_driver(model: LoadedModel, **fields: object) -> EngineDriver:
+    values = {"block_size": 4, "num_blocks": 32, "max_model_len": 100}
+    return EngineDriver(model, EngineConfig(**{**values, **fields}))
+
+
+def greedy_tokens(model: LoadedModel, prompt: list[int], max_tokens: int = 6) -> list[int]:
+    return make_driver(model).generate([prompt], sampling=greedy(max_tokens))[0]
+
+
+def test_layout_names_what_blocks_look_like(tiny_model: LoadedModel) -> None:
+    engine = make_driver(tiny_model).engine
+    assert engine.layout == "kv2-L3-HK2-D16-float32-bs4"
+    assert engine.kv_cache.block_bytes == 2 * 3 * 4 * 2 * 16 * 4
+
+
+def test_new_engine_has_no_work(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    assert not driver.engine.has_work()
+    result = driver.step()
+    assert result.outputs == ()
+    assert result.stats.num_sequences == 0
+
+
+def test_output_ends_with_length(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(3))
+    output = driver.run()["a"]
+    assert output.first_index == 0
+    assert len(output.token_ids) == 3
+    assert output.finish_reason is FinishReason.LENGTH
+    assert output.matched_stop_token_id is None
+
+
+def test_output_ends_at_max_model_len(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model, max_model_len=24)
+    driver.add("a", PROMPT, sampling=greedy(50))
+    output = driver.run()["a"]
+    assert len(output.token_ids) == 3
+    assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_max_model_len_is_also_the_models(tiny_model: LoadedModel) -> None:
+    assert make_driver(tiny_model, max_model_len=5000).engine.max_model_len == 512
+
+
+def test_output_ends_with_a_stop_token(tiny_model: LoadedModel) -> None:
+    tokens = greedy_tokens(tiny_model, PROMPT)
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(stop_token_ids=(tokens[2],)))
+    output = driver.run()["a"]
+    assert output.token_ids == tokens[:3]
+    assert output.finish_reason is FinishReason.STOP
+    assert output.matched_stop_token_id == tokens[2]
+
+
+def test_eos_ends_the_output_unless_ignored(tiny_model: LoadedModel) -> None:
+    bias = {EOS_TOKEN_ID: 1000.0}
+    driver = make_driver(tiny_model)
+    driver.add("stops", PROMPT, sampling=greedy(ignore_eos=False, logit_bias=bias))
+    driver.add("goes on", PROMPT, sampling=greedy(logit_bias=bias))
+    outputs = driver.run()
+    assert outputs["stops"].token_ids == [EOS_TOKEN_ID]
+    assert outputs["stops"].matched_stop_token_id == EOS_TOKEN_ID
+    assert outputs["goes on"].token_ids == [EOS_TOKEN_ID] * 6
+
+
+def test_min_tokens_puts_the_end_off(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    bias = {EOS_TOKEN_ID: 1000.0}
+    params = greedy(ignore_eos=False, logit_bias=bias, min_tokens=3)
+    driver.add("a", PROMPT, sampling=params)
+    output = driver.run()["a"]
+    assert EOS_TOKEN_ID not in output.token_ids[:3]
+    assert output.token_ids[3:] == [EOS_TOKEN_ID]
+
+
+def test_logprobs_come_with_every_token(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(num_logprobs=2))
+    output = driver.run()["a"]
+    assert [lp.token_id for lp in output.logprobs] == output.token_ids
+    assert all(lp.top[0] == (lp.token_id, lp.logprob) for lp in output.logprobs)
+
+
+def test_penalties_survive_preemption(tiny_model: LoadedModel) -> None:
+    params = SamplingParams(max_tokens=20, seed=3, presence_penalty=1.0, ignore_eos=True)
+    prompts = [PROMPT[:6], OTHER[:6], PROMPT[7:13]]
+    alone = [make_driver(tiny_model).generate([p], sampling=params)[0] for p in prompts]
+    driver = make_driver(tiny_model, num_blocks=10)
+    assert driver.generate(prompts, sampling=params) == alone
+    assert driver.num_preempted > 0
+
+
+def test_earlier_output_counts_for_index_and_penalties(tiny_model: LoadedModel) -> None:
+    params = SamplingParams(max_tokens=12, seed=3, frequency_penalty=0.5, ignore_eos=True)
+    tokens = make_driver(tiny_model).generate([PROMPT], sampling=params)[0]
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=params, output_token_ids=tuple(tokens[:5]))
+    output = driver.run()["a"]
+    assert output.first_index == 5
+    assert output.token_ids == tokens[5:]
+
+
+def test_reservation_names_all_prompt_blocks_once(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model, num_blocks=10)
+    for i, prompt in enumerate((PROMPT[:6], OTHER[:6], PROMPT[7:13])):
+        driver.add(str(i), prompt, sampling=greedy(20))
+    driver.run()
+    reserved = [r for result in driver.results for r in result.reserved]
+    assert [r.sequence_id for r in reserved] == ["0", "1", "2"]
+    assert [len(r.block_ids) for r in reserved] == [2, 2, 2]
+    assert driver.num_preempted > 0
+
+
+def test_stored_and_evicted_follow_the_pool(tiny_model: LoadedModel) -> None:
+    evicted: list[tuple[bytes, int]] = []
+    config = EngineConfig(block_size=4, num_blocks=6, max_model_len=100)
+    driver = EngineDriver(tiny_model, config, on_evict=lambda h, b: evicted.append((h, b)))
+    driver.add("a", PROMPT, sampling=greedy(1))
+    result = driver.step()
+    request = make_request("a", PROMPT, block_size=4)
+    assert tuple(h for h, _ in result.stored) == request.block_hashes
+    assert tuple(b for _, b in result.stored) == result.reserved[0].block_ids[:5]
+    assert driver.engine.match_prefix(request.block_hashes) == 5
+    driver.add("b", OTHER, sampling=greedy(1))
+    result = driver.step()
+    assert set(result.evicted) == set(request.block_hashes)
+    assert [h for h, _ in evicted] == list(result.evicted)
+    assert driver.engine.match_prefix(request.block_hashes) == 0
+
+
+def test_on_evict_sees_the_old_bytes(tiny_model: LoadedModel) -> None:
+    copies: dict[bytes, torch.Tensor] = {}
+
+    def on_evict(block_hash: bytes, block_id: int) -> None:
+        copies[block_hash] = driver.engine.kv_cache.read_blocks([block_id])[0]
+
+    config = EngineConfig(block_size=4, num_blocks=6, max_model_len=100)
+    driver = EngineDriver(tiny_model, config, on_evict=on_evict)
+    driver.add("a", PROMPT, sampling=greedy(1))
+    stored = driver.step().stored
+    before = {h: driver.engine.kv_cache.read_blocks([b])[0] for h, b in stored}
+    driver.add("b", OTHER, sampling=greedy(1))
+    driver.step()
+    assert copies.keys() == before.keys()
+    assert all(torch.equal(copies[h], before[h]) for h in before)
+
+
+def test_caches_of_different_roots_share_nothing(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy())
+    driver.run()
+    driver.add("b", PROMPT, sampling=greedy(), cache_root=b"another tenant!!")
+    assert driver.step().reserved[0].num_cached_tokens == 0
+
+
+def test_prefill_only_keeps_its_blocks_until_release(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(), prefill_only=True)
+    result = driver.step()
+    (output,) = result.outputs
+    assert output.token_ids == (greedy_tokens(tiny_model, PROMPT)[0],)
+    assert output.finish_reason is None
+    assert result.computed[0].block_ids == result.reserved[0].block_ids
+    assert driver.engine.num_free_blocks == 26
+    assert not driver.engine.has_work()
+    driver.engine.release("a")
+    assert driver.engine.num_free_blocks == 32
+    assert driver.engine.match_prefix(make_request("a", PROMPT, block_size=4).block_hashes) == 5
+    assert not driver.engine.has_work()
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        (greedy(1), FinishReason.LENGTH),
+        (greedy(5, ignore_eos=False, logit_bias={EOS_TOKEN_ID: 1000.0}), FinishReason.STOP),
+    ],
+    ids=["length", "stop"],
+)
+def test_prefill_only_says_when_the_output_ends_with_its_token(
+    tiny_model: LoadedModel, params: SamplingParams, reason: FinishReason
+) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=params, prefill_only=True)
+    assert driver.step().outputs[0].finish_reason is reason
+    driver.engine.abort("a")
+    assert driver.engine.num_free_blocks == 32
+    assert driver.step().outputs == ()
+
+
+def test_release_before_the_token_is_refused(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(), prefill_only=True)
+    with pytest.raises(SequenceStateError) as error:
+        driver.engine.release("a")
+    assert (error.value.sequence_id, error.value.state) == ("a", "waiting")
+
+
+def test_unknown_ids_are_ignored(tiny_model: LoadedModel) -> None:
+    engine = make_driver(tiny_model).engine
+    engine.abort("gone")
+    engine.release("gone")
+    engine.import_finished("gone", num_computed_tokens=0)
+    assert not engine.has_work()
+
+
+def test_import_shares_the_cached_prefix(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(1))
+    driver.run()
+    driver.add("b", PROMPT, sampling=greedy(), kv_source=KvSource.IMPORT)
+    reservation = driver.step().reserved[0]
+    assert reservation.num_cached_tokens == 20
+    driver.engine.import_finished("b", num_computed_tokens=20)
+    assert driver.run()["b"].token_ids == greedy_tokens(tiny_model, PROMPT)
+
+
+def test_imported_blocks_are_stored_with_the_next_step(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(), kv_source=KvSource.IMPORT)
+    driver.step()
+    driver.engine.import_finished("a", num_computed_tokens=21, first_token_id=3)
+    result = driver.step()
+    hashes = make_request("a", PROMPT, block_size=4).block_hashes
+    assert tuple(h for h, _ in result.stored) == hashes
+    assert result.outputs[0].first_index == 1
+    assert result.stats.num_prefill_tokens == 0
+    assert result.stats.num_decode_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("params", "token", "reason"),
+    [
+        (greedy(5, stop_token_ids=(3,)), 3, FinishReason.STOP),
+        (greedy(1), 4, FinishReason.LENGTH),
+    ],
+    ids=["stop", "length"],
+)
+def test_import_whose_first_token_is_the_last(
+    tiny_model: LoadedModel, params: SamplingParams, token: int, reason: FinishReason
+) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=params, kv_source=KvSource.IMPORT)
+    driver.step()
+    driver.engine.import_finished("a", num_computed_tokens=21, first_token_id=token)
+    output = driver.run()["a"]
+    assert (output.first_index, output.token_ids, output.finish_reason) == (1, [], reason)
+    assert driver.engine.num_free_blocks == 32
+
+
+@pytest.mark.parametrize(
+    ("num_computed_tokens", "first_token_id", "what"),
+    [
+        (22, None, "num_computed_tokens"),
+        (-1, None, "num_computed_tokens"),
+        (20, 3, "num_computed_tokens"),
+        (21, VOCAB_SIZE, "first_token_id"),
+    ],
+)
+def test_import_finished_refuses_what_cannot_be(
+    tiny_model: LoadedModel, num_computed_tokens: int, first_token_id: int | None, what: str
+) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(), kv_source=KvSource.IMPORT)
+    driver.step()
+    with pytest.raises(InvalidSequenceError) as error:
+        driver.engine.import_finished(
+            "a", num_computed_tokens=num_computed_tokens, first_token_id=first_token_id
+        )
+    assert error.value.what == what
+    driver.engine.import_finished("a", num_computed_tokens=0)
+    assert driver.run()["a"].token_ids == greedy_tokens(tiny_model, PROMPT)
+
+
+def test_import_finished_twice_is_refused(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(), kv_source=KvSource.IMPORT)
+    driver.step()
+    driver.engine.import_finished("a", num_computed_tokens=0)
+    with pytest.raises(SequenceStateError, match="is running, not importing"):
+        driver.engine.import_finished("a", num_computed_tokens=0)
+
+
+def test_prefill_only_may_import_its_prefix(tiny_model: LoadedModel) -> None:
+    source, target = make_driver(tiny_model), make_driver(tiny_model)
+    source.add("a", PROMPT, sampling=greedy(1))
+    stored = source.step().stored
+    target.add("a", PROMPT, sampling=greedy(), kv_source=KvSource.IMPORT, prefill_only=True)
+    block_ids = target.step().reserved[0].block_ids
+    blocks = source.engine.kv_cache.read_blocks([b for _, b in stored[:3]])
+    target.engine.kv_cache.write_blocks(block_ids[:3], blocks)
+    target.engine.import_finished("a", num_computed_tokens=12)
+    result = target.step()
+    assert result.stats.num_prefill_tokens == 9
+    assert result.computed[0].block_ids == block_ids
+    assert result.outputs[0].token_ids == (greedy_tokens(tiny_model, PROMPT)[0],)
+
+
+@pytest.mark.parametrize("state", ["waiting", "prefilling", "decoding", "importing", "held"])
+def test_abort_frees_at_once_and_is_reported_with_the_next_step(
+    tiny_model: LoadedModel, state: str
+) -> None:
+    driver = make_driver(tiny_model, max_num_batched_tokens=8 if state == "prefilling" else 64)
+    fields = {"importing": {"kv_source": KvSource.IMPORT}, "held": {"prefill_only": True}}
+    driver.add("a", PROMPT, sampling=greedy(), **fields.get(state, {}))
+    if state != "waiting":
+        driver.step()
+    num_tokens = {"decoding": 1, "held": 1}.get(state, 0)
+    driver.engine.abort("a")
+    driver.engine.check_invariants()
+    assert driver.engine.num_free_blocks == 32
+    assert driver.engine.has_work()
+    output = driver.run()["a"]
+    assert output.finish_reason is FinishReason.ABORT
+    assert len(output.token_ids) == num_tokens
+
+
+def test_abort_leaves_the_others_alone(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy())
+    driver.add("b", OTHER, sampling=greedy())
+    driver.step()
+    driver.engine.abort("a")
+    assert driver.run()["b"].token_ids == greedy_tokens(tiny_model, OTHER)
+
+
+def test_id_may_be_used_again_after_the_end(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(1))
+    driver.run()
+    driver.sequences.clear()
+    driver.add("a", PROMPT, sampling=greedy(1))
+    assert driver.run()["a"].token_ids == greedy_tokens(tiny_model, PROMPT, 1)
+
+
+def test_full_queue_is_refused(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model, max_num_waiting=2)
+    driver.add("a", PROMPT)
+    driver.add("b", PROMPT)
+    with pytest.raises(QueueFullError) as error:
+        driver.add("c", PROMPT)
+    assert (error.value.num_waiting, error.value.limit) == (2, 2)
+
+
+def test_id_in_use_is_refused(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT)
+    with pytest.raises(InvalidSequenceError, match="sequence_id is 'a', must be unique"):
+        driver.add("a", OTHER)
+
+
+def test_load_counts_queues_blocks_and_tokens(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model, max_num_batched_tokens=10, max_num_seqs=2)
+    for name in ("a", "b", "c"):
+        driver.add(name, PROMPT, sampling=greedy(), cache_root=name.encode() * 16)
+    load = driver.engine.load()
+    assert (load.num_waiting, load.num_running, load.num_waiting_tokens) == (3, 0, 63)
+    driver.step()
+    load = driver.engine.load()
+    assert (load.num_waiting, load.num_running, load.num_waiting_tokens) == (2, 1, 53)
+    assert (load.num_blocks, load.num_free_blocks, load.num_context_tokens) == (32, 26, 10)
+    driver.run()
+    load = driver.engine.load()
+    assert (load.num_waiting, load.num_running, load.num_waiting_tokens) == (0, 0, 0)
+    assert load.num_free_blocks == 32
+
+
+def test_stats_say_what_a_step_was(tiny_model: LoadedModel) -> None:
+    times = iter(range(100))
+    config = EngineConfig(block_size=4, num_blocks=32, max_model_len=100)
+    driver = EngineDriver(tiny_model, config, clock=lambda: float(next(times)))
+    driver.add("a", PROMPT, sampling=greedy())
+    driver.step()
+    driver.add("b", OTHER, sampling=greedy())
+    stats = driver.step().stats
+    assert stats.num_sequences == 2
+    assert (stats.num_prefill_tokens, stats.num_decode_tokens) == (21, 1)
+    assert stats.num_context_tokens == 22 + 21
+    times_seen = (stats.schedule_seconds, stats.forward_seconds, stats.sample_seconds)
+    assert times_seen == (1.0, 1.0, 1.0)
+
+
+def test_logits_that_are_not_finite_end_one_sequence(
+    tiny_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("bad", PROMPT, sampling=greedy())
+    driver.add("good", OTHER, sampling=greedy())
+    run = driver.engine._runner.run
+
+    def spoilt(batch: object) -> torch.Tensor:
+        logits = run(batch)  # type: ignore[arg-type]
+        logits[0] = float("nan")
+        return logits
+
+    monkeypatch.setattr(driver.engine._runner, "run", spoilt)
+    driver.step()
+    monkeypatch.undo()
+    outputs = driver.run()
+    assert outputs["bad"].finish_reason is FinishReason.ERROR
+    assert outputs["bad"].error == "the model's logits are not finite"
+    assert outputs["good"].token_ids == greedy_tokens(tiny_model, OTHER)
+    bad_hashes = make_request("bad", PROMPT, block_size=4).block_hashes
+    assert driver.engine.match_prefix(bad_hashes) == 0
+
+
+def test_two_engines_may_share_a_model(tiny_model: LoadedModel) -> None:
+    first, second = make_driver(tiny_model), make_driver(tiny_model)
+    first.add("a", PROMPT, sampling=greedy())
+    second.add("a", OTHER, sampling=greedy())
+    while first.engine.has_work() or second.engine.has_work():
+        first.step()
+        second.step()
+    assert first.sequences["a"].token_ids == greedy_tokens(tiny_model, PROMPT)
+    assert second.sequences["a"].token_ids == greedy_tokens(tiny_model, OTHER)
+
+
+def test_blocks_may_be_read_by_another_thread(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(), prefill_only=True)
+    block_ids = driver.step().computed[0].block_ids
+    expected = driver.engine.kv_cache.read_blocks(block_ids)
+    found: list[torch.Tensor] = []
+
+    def copy() -> None:
+        found.append(driver.engine.kv_cache.read_blocks(block_ids))
+        driver.engine.kv_cache.write_blocks(range(20, 20 + len(block_ids)), found[0])
+
+    driver.add("b", OTHER, sampling=greedy())
+    thread = threading.Thread(target=copy)
+    thread.start()
+    driver.run()
+    thread.join()
+    assert torch.equal(found[0], expected)
+
+
+@pytest.mark.parametrize("name", ["block_size", "num_blocks", "max_num_seqs", "max_model_len"])
+def test_limit_below_one_is_refused(tiny_model: LoadedModel, name: str) -> None:
+    with pytest.raises(InvalidConfigError, match=f"{name} is 0, must be at least 1"):
+        Engine(tiny_model, EngineConfig(**{name: 0}), hash_block=hash_block)
+
+
+def test_root_of_the_tests_has_the_size_of_a_hash() -> None:
+    assert len(ROOT) == len(hash_block(ROOT, [1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_random_runs_keep_every_invariant(tiny_model: LoadedModel, seed: int) -> None:
+    rng = random.Random(seed)
+    driver = make_driver(tiny_model, num_blocks=24, max_num_seqs=5, max_num_batched_tokens=16)
+    prompts = [[rng.randrange(256) for _ in range(rng.randint(1, 24))] for _ in range(6)]
+    expected = {}
+    requests = []
+    for i in range(30):
+        prompt = rng.choice(prompts)
+        params = SamplingParams(
+            max_tokens=rng.randint(1, 16),
+            temperature=rng.choice([0.0, 0.8]),
+            top_p=rng.choice([1.0, 0.9]),
+            presence_penalty=rng.choice([0.0, 0.5]),
+            seed=i,
+        )
+        requests.append((str(i), prompt, params))
+        expected[str(i)] = make_driver(tiny_model).generate([prompt], sampling=params)[0]
+    aborted = set()
+    while requests or driver.engine.has_work():
+        if requests and rng.random() < 0.5:
+            sequence_id, prompt, params = requests.pop()
+            driver.add(sequence_id, prompt, sampling=params)
+        if rng.random() < 0.03 and driver.sequences:
+            sequence_id = rng.choice(list(driver.sequences))
+            if driver.sequences[sequence_id].finish_reason is None:
+                aborted.add(sequence_id)
+                driver.engine.abort(sequence_id)
+        driver.step()
+    assert driver.engine.num_free_blocks == 24
+    for sequence_id, output in driver.sequences.items():
+        if sequence_id in aborted:
+            assert output.token_ids == expected[sequence_id][: len(output.token_ids)]
+        else:
+            assert output.token_ids == expected[sequence_id]
