@@ -1,7 +1,7 @@
 """Draws the secrets of a compose project once, into the volume that its containers share.
 
-Writes ``env`` (read by deploy/entrypoint.sh), ``nats.conf`` and ``redis.conf``. A secret that the environment names is
-taken as it is; a file that exists is kept, so that restarts keep their keys.
+Writes ``env`` (read by deploy/entrypoint.sh), ``nats.conf`` and ``redis.conf``. A secret that
+the environment names is taken as it is; files that exist are kept, and restarts keep their keys.
 """
 
 import os
@@ -31,9 +31,10 @@ def main() -> None:
         ),
     }
     # sync_interval always: a usage record that was acknowledged is on disk.
+    # max_payload: long prompts travel as token ids.
     (FOLDER / "nats.conf").write_text(
-        f# Long prompts travel as token ids; NATS allows 1 MiB by default.
-        f"port: 4222\nhttp_port: 8222\nmax_payload: 8MB\nauthorization {{ token: {nats_token!r} }}\n"
+        "port: 4222\nhttp_port: 8222\nmax_payload: 8MB\n"
+        f"authorization {{ token: {nats_token!r} }}\n"
         "jetstream { store_dir: /data, sync_interval: always }\n"
     )
     (FOLDER / "redis.conf").write_text(

@@ -50,13 +50,6 @@ class EngineSection:
                 / sum(answer["seconds"] for answer in answers)
             )
 
-    def forget(self) -> None:
-        """Drop what was measured so far: it was warm-up."""
-        self._stack.clear()
-        self._baseline.clear()
-        self._single.clear()
-        self._single_baseline.clear()
-
     def section(self) -> Section:
         """Return the report."""
         section = Section(

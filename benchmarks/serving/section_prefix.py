@@ -44,12 +44,6 @@ class PrefixSection:
         self._cold.append(Spread.of(cold).median)
         self._warm.append(Spread.of(warm).median)
 
-    def forget(self) -> None:
-        """Drop what was measured so far: it was warm-up."""
-        self._cold.clear()
-        self._warm.clear()
-        self._num_cached.clear()
-
     def section(self) -> Section:
         """Return the report."""
         cold, warm = Spread.of(self._cold), Spread.of(self._warm)

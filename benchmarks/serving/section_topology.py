@@ -29,10 +29,6 @@ class TopologySection:
                 results = drive(stack.endpoint, load, tokenizer=self._tokenizer, seed=seed)
                 self._runs.setdefault((stack.topology, load), []).append(results)
 
-    def forget(self) -> None:
-        """Drop what was measured so far: it was warm-up."""
-        self._runs.clear()
-
     def section(self) -> Section:
         """Return the report."""
         section = Section(

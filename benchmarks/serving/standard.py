@@ -8,15 +8,16 @@ Run it with nothing else on the machine.
 
 import argparse
 import contextlib
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
+from load import Load, drive
 from models import model_folder, vocab_size
 from processes import memory_bandwidth, running_stack, transformers_baseline
 from section import Section
@@ -35,11 +36,15 @@ PARTS = ("engine", "topology", "prefix", "gateway")
 MIN_REPETITIONS = 3
 # One decode worker; two, as many workers as the last one has; one prefill and one decode worker.
 TOPOLOGIES = ("aggregated", "decode=2", "disaggregated")
+NEEDS = {"engine": ("aggregated",), "topology": TOPOLOGIES, "prefix": ("disaggregated",)}
+WARM_UP = Load(concurrency=8, num_requests=8, prompt_tokens=64, output_tokens=8)
 
 
 def main() -> None:
     """Measure, print and write."""
     arguments = parse()
+    # As an exception, so that the stacks are stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic()
     model = model_folder(arguments.model, MODEL_CACHE)
     idle_percent = 100 - psutil.cpu_percent(interval=2)
@@ -103,37 +108,35 @@ def measure_stacks(
 ) -> dict[str, Section]:
     """Run the parts that need whole stacks; all are up at once, only one is loaded at a time."""
     options = {"model": model, "num_threads": arguments.threads, "dtype": arguments.dtype}
-    bandwidth = memory_bandwidth(arguments.threads)
+    chosen = [name for name in PARTS if name in arguments.only and name != "gateway"]
+    bandwidth = memory_bandwidth(arguments.threads) if "engine" in chosen else {}
     engine = EngineSection(model, bandwidth, dtype=arguments.dtype)
     topology, prefix = TopologySection(model), PrefixSection(model)
-    with contextlib.ExitStack() as stack:
-        stacks = [
-            stack.enter_context(running_stack(home / f"stack-{number}", topology=name, **options))
+    with contextlib.ExitStack() as exits:
+        stacks = {
+            name: exits.enter_context(
+                running_stack(home / f"stack-{number}", topology=name, **options)
+            )
             for number, name in enumerate(TOPOLOGIES)
-        ]
-        aggregated, *_, disaggregated = stacks
-        baseline = stack.enter_context(transformers_baseline(home, **options))
-        parts: dict[str, tuple[Callable[[int], None], Callable[[], Section]]] = {
-            "engine": (
-                lambda seed: engine.repeat(aggregated, baseline, seed=seed),
-                engine.section,
-            ),
-            "topology": (
-                lambda seed: topology.repeat(stacks, seed=100 + seed),
-                topology.section,
-            ),
-            "prefix": (lambda seed: prefix.repeat(disaggregated, seed=seed), prefix.section),
+            if any(name in NEEDS[part] for part in chosen)
         }
-        chosen = {name: part for name, part in parts.items() if name in arguments.only}
-        for repeat, _ in chosen.values():
-            repeat(0)  # warms every path up
-        for part in (engine, topology, prefix):
-            part.forget()
-        for seed in seeds:
-            for name, (repeat, _) in chosen.items():
-                say(f"{name}, repetition {seed - arguments.seed + 1}")
-                repeat(seed)
-        return {name: section() for name, (_, section) in chosen.items()}
+        say(f"{', '.join(stacks)} up")
+        for stack in stacks.values():
+            drive(stack.endpoint, WARM_UP, tokenizer=model / "tokenizer.json", seed=0)
+        if "engine" in chosen:
+            baseline = exits.enter_context(transformers_baseline(home, **options))
+            baseline.ask({"prompts": [[5] * 16] * 8, "num_output_tokens": 8})
+        for number, seed in enumerate(seeds, start=1):
+            for name in chosen:
+                say(f"{name}, repetition {number} of {len(seeds)}")
+                if name == "engine":
+                    engine.repeat(stacks["aggregated"], baseline, seed=seed)
+                elif name == "topology":
+                    topology.repeat(list(stacks.values()), seed=100 + seed)
+                else:
+                    prefix.repeat(stacks["disaggregated"], seed=seed)
+    sections = {"engine": engine, "topology": topology, "prefix": prefix}
+    return {name: sections[name].section() for name in chosen}
 
 
 def markdown(content: dict[str, Any], sections: dict[str, Section]) -> str:

@@ -1,6 +1,6 @@
 """compose.yaml with its CPU overlay, on a real Docker Engine: `make compose-test`.
 
-Jaeger is left out: it is an image that the test does not need, and the services must run without a collector.
+Jaeger is left out: the services must run without a collector.
 """
 
 import json
@@ -28,7 +28,9 @@ def compose(*arguments: str) -> str:
     done = subprocess.run(
         [*COMPOSE, *arguments], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1500
     )
-    assert done.returncode == 0, f"compose {arguments}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    assert done.returncode == 0, (
+        f"compose {arguments}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    )
     return done.stdout
 
 

@@ -1,7 +1,6 @@
 """Greedy tokens of the whole stack equal transformers', in float32 on the CPU.
 
-For every family and topology; with chunked prefill, shared blocks, preemption, and blocks that come back from the
-kvstore's CPU and NVMe tiers.
+For every family and topology, with chunked prefill, prefix hits, shared blocks and preemption.
 """
 
 import random
@@ -10,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
 from support.greedy_oracle import GreedyOracle
 from support.stack import Stack, running_stack
 from support.tiny_checkpoints import FAMILIES, make_tiny_checkpoint
@@ -29,8 +27,13 @@ def complete(stack: Stack, prompt: list[int], max_tokens: int = MAX_TOKENS, **op
     """Token ids of one completion, and the whole answer."""
     with stack.http() as http:
         body = {
-            "model": stack.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
-            "ignore_eos": True, "return_token_ids": True, **options,
+            "model": stack.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **options,
         }
         answer = http.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
@@ -61,7 +64,7 @@ def stack(
         "PAGODA_MODEL": str(checkpoint),
         "PAGODA_DTYPE": "float32",
         "PAGODA_TOPOLOGY": request.param,
-        # Long prompts take several chunks, and a few sequences fill the pool, so some are preempted.
+        # Long prompts take several chunks; a few sequences fill the pool, so some are preempted.
         "PAGODA_PREFILL_MAX_NUM_BATCHED_TOKENS": "40",
         "PAGODA_DECODE_MAX_NUM_BATCHED_TOKENS": "40",
         "PAGODA_DECODE_NUM_BLOCKS": "40",

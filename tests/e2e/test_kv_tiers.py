@@ -1,10 +1,9 @@
-"""Blocks that left the device come back from the kvstore with the same tokens; a damaged one never does."""
+"""Blocks that left the device come back from the kvstore unchanged; a damaged one never does."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from support.greedy_oracle import GreedyOracle
 from support.stack import Stack, running_stack
 from support.tiny_checkpoints import make_tiny_checkpoint
@@ -27,7 +26,7 @@ def oracle(checkpoint: Path) -> GreedyOracle:
 
 
 def tiered(home: Path, checkpoint: Path, cpu_blocks: int):
-    """Workers whose pools hold little more than one prompt, and a store of `cpu_blocks` in memory."""
+    """Workers whose pools hold little more than a prompt; a store of `cpu_blocks` in memory."""
     environ = {
         "PAGODA_MODEL": str(checkpoint),
         "PAGODA_DTYPE": "float32",
@@ -77,7 +76,11 @@ def test_flipped_byte_on_nvme_is_found_recomputed_and_counted(
     prompt = prompt_of(160, 3)
     with tiered(tmp_path, checkpoint, cpu_blocks=4000) as stack:
         complete(stack, prompt)
-    segments = [path for path in (tmp_path / "kvstore").rglob("*") if path.is_file() and path.stat().st_size > BLOCK_BYTES]
+    segments = [
+        path
+        for path in (tmp_path / "kvstore").rglob("*")
+        if path.is_file() and path.stat().st_size > BLOCK_BYTES
+    ]
     for path in segments:  # one byte in the middle of every block's payload
         data = bytearray(path.read_bytes())
         for position in range(BLOCK_BYTES // 2, len(data), BLOCK_BYTES):

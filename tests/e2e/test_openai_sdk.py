@@ -2,7 +2,6 @@
 
 import openai
 import pytest
-
 from support.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -18,14 +17,24 @@ def chat(stack: Stack, **options):
 def test_stream_equals_non_stream(any_stack: Stack) -> None:
     whole = chat(any_stack)
     chunks = list(chat(any_stack, stream=True))
-    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
+    assert (
+        "".join(c.choices[0].delta.content or "" for c in chunks)
+        == whole.choices[0].message.content
+    )
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 1)
 
 
 def test_usage_counts_every_token_once(any_stack: Stack) -> None:
-    chunks = list(chat(any_stack, stream=True, stream_options={"include_usage": True}, max_tokens=12,
-                       extra_body={"ignore_eos": True}))
+    chunks = list(
+        chat(
+            any_stack,
+            stream=True,
+            stream_options={"include_usage": True},
+            max_tokens=12,
+            extra_body={"ignore_eos": True},
+        )
+    )
     usage = chunks[-1].usage
     assert usage.completion_tokens == 12
     assert usage.total_tokens == usage.prompt_tokens + 12
@@ -73,7 +82,10 @@ def test_two_choices_have_their_own_index(any_stack: Stack) -> None:
 
 def test_completion_takes_token_ids_and_returns_them(any_stack: Stack) -> None:
     answer = any_stack.openai().completions.create(
-        model=any_stack.model, prompt=[10, 20, 30, 40], max_tokens=5, temperature=0,
+        model=any_stack.model,
+        prompt=[10, 20, 30, 40],
+        max_tokens=5,
+        temperature=0,
         extra_body={"return_token_ids": True, "ignore_eos": True},
     )
     assert len(answer.choices[0].model_extra["token_ids"]) == 5
@@ -86,7 +98,11 @@ def test_completion_takes_token_ids_and_returns_them(any_stack: Stack) -> None:
         ({"temperature": -1}, openai.BadRequestError, "temperature"),
         ({"messages": []}, openai.BadRequestError, "messages"),
         ({"max_tokens": 10**6}, openai.BadRequestError, "max_tokens"),
-        ({"messages": [{"role": "user", "content": "word " * 5000}]}, openai.BadRequestError, "2048"),
+        (
+            {"messages": [{"role": "user", "content": "word " * 5000}]},
+            openai.BadRequestError,
+            "2048",
+        ),
     ],
 )
 def test_bad_input_names_the_field(any_stack: Stack, options, error, named) -> None:

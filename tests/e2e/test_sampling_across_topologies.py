@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from support.stack import running_stack
 from support.tiny_checkpoints import make_tiny_checkpoint
 
@@ -12,11 +11,19 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 def sampled(home: Path, checkpoint: Path, topology: str) -> list[list[int]]:
     environ = {
-        "PAGODA_MODEL": str(checkpoint), "PAGODA_DTYPE": "float32", "PAGODA_TOPOLOGY": topology
+        "PAGODA_MODEL": str(checkpoint),
+        "PAGODA_DTYPE": "float32",
+        "PAGODA_TOPOLOGY": topology,
     }
     body = {
-        "prompt": [[1, 2, 3, 4], list(range(60))], "n": 2, "max_tokens": 40, "seed": 11,
-        "temperature": 0.9, "top_k": 50, "ignore_eos": True, "return_token_ids": True,
+        "prompt": [[1, 2, 3, 4], list(range(60))],
+        "n": 2,
+        "max_tokens": 40,
+        "seed": 11,
+        "temperature": 0.9,
+        "top_k": 50,
+        "ignore_eos": True,
+        "return_token_ids": True,
     }
     with running_stack(home, environ) as stack, stack.http() as http:
         answer = http.post("/v1/completions", json={"model": stack.model, **body})

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-
 from support.otlp_sink import OtlpSink, otlp_sink
 from support.stack import Stack, running_stack
 
@@ -44,23 +43,33 @@ def stack(sink: OtlpSink, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def test_every_stage_is_a_child_of_its_request(stack: Stack, sink: OtlpSink) -> None:
     answer = stack.openai().chat.completions.with_raw_response.create(
-        model=stack.model, messages=[{"role": "user", "content": "What ho!"}], max_tokens=8,
+        model=stack.model,
+        messages=[{"role": "user", "content": "What ho!"}],
+        max_tokens=8,
         extra_body={"ignore_eos": True},
     )
     request_id = answer.headers["x-request-id"]
 
     def complete(spans):
-        root = [s for s in spans if s.attributes.get("pagoda.request_id") == request_id
-                and s.name == "gateway.request"]
+        root = [
+            s
+            for s in spans
+            if s.attributes.get("pagoda.request_id") == request_id and s.name == "gateway.request"
+        ]
         return bool(root) and {s.name for s in spans if s.trace_id == root[0].trace_id} >= {
             child for _, child in EDGES
         }
 
     spans = sink.wait_for(complete, timeout_seconds=10)
-    root = next(s for s in spans if s.name == "gateway.request"
-                and s.attributes.get("pagoda.request_id") == request_id)
+    root = next(
+        s
+        for s in spans
+        if s.name == "gateway.request" and s.attributes.get("pagoda.request_id") == request_id
+    )
     trace = {s.span_id: s for s in spans if s.trace_id == root.trace_id}
-    edges = {(trace[s.parent_span_id].name, s.name) for s in trace.values() if s.parent_span_id in trace}
+    edges = {
+        (trace[s.parent_span_id].name, s.name) for s in trace.values() if s.parent_span_id in trace
+    }
     assert edges == EDGES
     assert sum(1 for s in trace.values() if s.parent_span_id not in trace) == 1
     services = {s.name: s.service for s in trace.values()}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from support.stack import PAGODA, running_stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -59,7 +58,8 @@ def test_two_stacks_run_side_by_side(tmp_path: Path) -> None:
 def test_killed_worker_is_started_again(tmp_path: Path) -> None:
     with running_stack(tmp_path, {"PAGODA_TOPOLOGY": "aggregated"}) as stack:
         decode = next(
-            p for p in psutil.Process(stack.process.pid).children(recursive=True)
+            p
+            for p in psutil.Process(stack.process.pid).children(recursive=True)
             if "pagoda.decode" in " ".join(p.cmdline())
         )
         decode.kill()

@@ -20,13 +20,18 @@ MAX_TOKENS = 20
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
 pytestmark = pytest.mark.slow
 
-_random = random.Random(7)
-SHARED = [_random.randrange(256) for _ in range(40)]
+
+def random_tokens(count: int) -> list[int]:
+    rng = random.Random(count)
+    return [rng.randrange(256) for _ in range(count)]
+
+
+SHARED = random_tokens(40)
 PROMPTS = [
-    [_random.randrange(256) for _ in range(5)],
-    SHARED + [_random.randrange(256) for _ in range(24)],  # a multiple of the block size
-    SHARED + [_random.randrange(256) for _ in range(9)],
-    [_random.randrange(256) for _ in range(83)],
+    random_tokens(5),
+    SHARED + random_tokens(24),  # a multiple of the block size
+    SHARED + random_tokens(9),
+    random_tokens(83),
 ]
 
 
@@ -64,7 +69,7 @@ def all_logits(decoder: Decoder, token_ids: Sequence[int], chunks: Sequence[int]
 
 @pytest.mark.parametrize("chunks", [[90], [1] * 90, [33, 1, 8, 47, 1]], ids=["1", "90", "mixed"])
 def test_logits_are_close(oracle: Oracle, chunks: list[int]) -> None:
-    tokens = [random.Random(3).randrange(256) for _ in range(90)]
+    tokens = random_tokens(90)
     found = all_logits(oracle.model.decoder, tokens, chunks)
     torch.testing.assert_close(found, oracle.logits(tokens), atol=1e-4, rtol=1e-4)
 
@@ -91,7 +96,7 @@ def test_logits_are_close(oracle: Oracle, chunks: list[int]) -> None:
         },
         {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
         {"attention_bias": True, "mlp_bias": True},
-        {"tie_word_embeddings": True, "num_key_value_heads": None},
+        {"tie_word_embeddings": True, "num_key_value_heads": 4},
         {"head_dim": 40},
     ],
     ids=["linear", "llama3", "yarn", "rope-parameters", "biases", "tied-mha", "head-dim"],
@@ -99,10 +104,8 @@ def test_logits_are_close(oracle: Oracle, chunks: list[int]) -> None:
 def test_llama_options_change_logits_as_in_transformers(
     make_oracle: Callable[..., Oracle], overrides: dict[str, object]
 ) -> None:
-    if "num_key_value_heads" in overrides:
-        overrides = {**overrides, "num_key_value_heads": 4}
     oracle = make_oracle("llama", **overrides)
-    tokens = [random.Random(4).randrange(256) for _ in range(150)]
+    tokens = random_tokens(150)
     found = all_logits(oracle.model.decoder, tokens, [100, 50])
     torch.testing.assert_close(found, oracle.logits(tokens), atol=1e-4, rtol=1e-4)
 
@@ -119,7 +122,7 @@ def test_qwen_layer_types_choose_the_windows(
         use_sliding_window=True,
         sliding_window=13,
     )
-    tokens = [random.Random(5).randrange(256) for _ in range(70)]
+    tokens = random_tokens(70)
     found = all_logits(oracle.model.decoder, tokens, [64, 6])
     torch.testing.assert_close(found, oracle.logits(tokens), atol=1e-4, rtol=1e-4)
 

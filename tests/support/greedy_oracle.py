@@ -1,4 +1,4 @@
-"""What transformers generates greedily on the CPU in float32: the truth that every topology must repeat."""
+"""What transformers generates greedily, on the CPU in float32: every topology must repeat it."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -145,15 +145,6 @@ class Cluster:
 
     async def stop(self, worker: RunningWorker) -> None:
         worker.stop.set()
-        done, _ = await asyncio.wait([worker.task], timeout=5)
-        if not done:
-            import sys
-
-            for t in asyncio.all_tasks():
-                t.print_stack(file=sys.stderr)
-            import faulthandler
-
-            faulthandler.dump_traceback(all_threads=True)
         async with asyncio.timeout(SECONDS):
             with contextlib.suppress(BaseExceptionGroup):
                 await worker.task

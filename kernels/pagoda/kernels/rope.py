@@ -28,7 +28,7 @@ def apply_rope(
         cos_sin: ``[max_position, R]`` fp32 contiguous, R <= D even: cosines, then sines.
 
     Returns:
-        New contiguous (q, k).
+        New (q, k) with a dense last dim; on CPU they share memory.
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit.
@@ -39,20 +39,19 @@ def apply_rope(
 
         return apply_rope_triton(q, k, positions, cos_sin)
     cos, sin = cos_sin.index_select(0, positions)[:, None].chunk(2, -1)
-    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+    turned_q, turned_k = _turned(torch.cat([q, k], 1), cos, sin).split([q.shape[1], k.shape[1]], 1)
+    return turned_q, turned_k
 
 
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = cos.shape[-1]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    first, second = x[..., :half], x[..., half : 2 * half]
-    if x.dtype != torch.float32:
-        first, second = first.float(), second.float()
-    torch.sub(first * cos, second * sin, out=out[..., :half])
-    torch.add(second * cos, first * sin, out=out[..., half : 2 * half])
-    if 2 * half < x.shape[-1]:
-        out[..., 2 * half :] = x[..., 2 * half :]
-    return out
+    wide = x[..., : 2 * half].float()
+    first, second = wide[..., :half], wide[..., half:]
+    turned = wide.unflatten(-1, (2, half)) * cos[:, :, None]
+    turned[..., 0, :].addcmul_(second, sin, value=-1)
+    turned[..., 1, :].addcmul_(first, sin)
+    rounded = turned.flatten(-2).to(x.dtype)
+    return rounded if 2 * half == x.shape[-1] else torch.cat([rounded, x[..., 2 * half :]], -1)
 
 
 def _check(

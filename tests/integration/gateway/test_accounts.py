@@ -5,14 +5,13 @@ from typing import Any
 
 import httpx
 import pytest
+from support.running_gateway import CHAT, Running, Start
 from support.scripted_worker import ScriptedWorker
 
 from pagoda.gateway.gateway import LEDGER_CONSUMER
 from pagoda.runtime import subjects
 
-from .conftest import CHAT, Running, Start
-
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_receipt_agrees_with_usage(start: Start, bus: Any) -> None:

@@ -2,33 +2,13 @@
 
 from typing import Any
 
-import orjson
 import pytest
+from support.running_gateway import CHAT, Running, Start, text_of
 from support.scripted_worker import ScriptedWorker, spell
 
 from pagoda.gateway.tokenizer import ModelTokenizer
 
-from .conftest import CHAT, Running, Start
-
-pytestmark = pytest.mark.integration
-
-
-async def events(running: Running, path: str = "/v1/chat/completions", **body: Any) -> list[Any]:
-    """Return the data events of a stream, `[DONE]` last; checks the framing."""
-    payload = {**(CHAT if "chat" in path else {"model": "tiny"}), **body, "stream": True}
-    async with running.http.stream("POST", path, json=payload) as answer:
-        raw = (await answer.aread()).decode()
-        assert answer.status_code == 200, raw
-        assert answer.headers["content-type"].startswith("text/event-stream")
-    assert raw.endswith("data: [DONE]\n\n")
-    blocks = [block for block in raw.split("\n\n") if block and not block.startswith(":")]
-    assert all(block.startswith("data: ") for block in blocks)
-    return [orjson.loads(block[6:]) for block in blocks[:-1]]
-
-
-def text_of(chunks: list[Any], index: int = 0) -> str:
-    choices = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
-    return "".join(c["delta"].get("content") or "" for c in choices)
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_whole_answer_has_openais_shape(running: Running) -> None:
@@ -46,7 +26,7 @@ async def test_whole_answer_has_openais_shape(running: Running) -> None:
 
 async def test_stream_equals_the_whole_answer(running: Running) -> None:
     whole = (await running.chat(temperature=0)).json()
-    chunks = await events(running, temperature=0)
+    chunks = await running.events(temperature=0)
     assert text_of(chunks) == whole["choices"][0]["message"]["content"]
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
@@ -59,11 +39,11 @@ async def test_stream_equals_the_whole_answer(running: Running) -> None:
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
 async def test_no_usage_unless_asked_for(running: Running, options: Any) -> None:
     fields = {} if options is None else {"stream_options": options}
-    assert all(chunk.get("usage") is None for chunk in await events(running, **fields))
+    assert all(chunk.get("usage") is None for chunk in await running.events(**fields))
 
 
 async def test_usage_comes_last_and_once(running: Running) -> None:
-    chunks = await events(running, stream_options={"include_usage": True})
+    chunks = await running.events(stream_options={"include_usage": True})
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] == 8
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
@@ -71,7 +51,7 @@ async def test_usage_comes_last_and_once(running: Running) -> None:
 
 async def test_continuous_usage_rises(running: Running) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = await events(running, stream_options=options, max_tokens=10, min_tokens=10)
+    chunks = await running.events(stream_options=options, max_tokens=10, min_tokens=10)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1]]
     assert counts == sorted(set(counts))
     assert counts[-1] == chunks[-1]["usage"]["completion_tokens"] == 10
@@ -79,7 +59,7 @@ async def test_continuous_usage_rises(running: Running) -> None:
 
 
 async def test_continuous_usage_alone_has_no_effect(running: Running) -> None:
-    chunks = await events(running, stream_options={"continuous_usage_stats": True})
+    chunks = await running.events(stream_options={"continuous_usage_stats": True})
     assert all(chunk.get("usage") is None for chunk in chunks)
 
 
@@ -89,7 +69,7 @@ async def test_n_choices_have_their_own_text_and_one_end_each(running: Running) 
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
     assert len(set(texts)) == 3
     assert whole["usage"]["completion_tokens"] == 24
-    chunks = await events(running, n=3, seed=5)
+    chunks = await running.events(n=3, seed=5)
     assert [text_of(chunks, index) for index in range(3)] == texts
     ends = [c["index"] for chunk in chunks for c in chunk["choices"] if c["finish_reason"]]
     assert sorted(ends) == [0, 1, 2]
@@ -106,9 +86,7 @@ async def test_seed_repeats_and_the_first_choice_is_the_seeds_own(running: Runni
     assert texts(await running.chat()) != texts(await running.chat())
 
 
-async def test_stop_string_over_token_borders(
-    start: Start, bus: Any, model_folder: Any
-) -> None:
+async def test_stop_string_over_token_borders(start: Start, bus: Any, model_folder: Any) -> None:
     tokenizer = ModelTokenizer.load(model_folder)
     ids = tokenizer.encode("one two\U0001f600 three four", add_special_tokens=False)
     worker = ScriptedWorker(bus, token_at=spell(ids), gate_index=len(ids) + 3)
@@ -123,7 +101,7 @@ async def test_stop_string_over_token_borders(
         await worker.wait_until(lambda: worker.num_running == 0)
         num_tokens = answer.json()["usage"]["completion_tokens"]
         assert tokenizer.decode(ids[:num_tokens], skip_special_tokens=True).endswith("th")
-        chunks = await events(running, stop=["\U0001f600 th"], max_tokens=60)
+        chunks = await running.events(stop=["\U0001f600 th"], max_tokens=60)
         assert text_of(chunks) == "one two"
         whole = await running.chat(
             stop="\U0001f600 th", include_stop_str_in_output=True, max_tokens=60
@@ -157,7 +135,7 @@ async def test_logprobs(running: Running, num_top: int) -> None:
     assert all(len(entry["top_logprobs"]) == num_top for entry in logprobs["content"])
     spelled = b"".join(bytes(entry["bytes"]) for entry in logprobs["content"])
     assert spelled.decode() == answer["choices"][0]["message"]["content"]
-    chunks = await events(running, logprobs=True, top_logprobs=num_top, temperature=0)
+    chunks = await running.events(logprobs=True, top_logprobs=num_top, temperature=0)
     streamed = [e for c in chunks for e in (c["choices"][0]["logprobs"] or {}).get("content", [])]
     assert streamed == logprobs["content"]
 
@@ -197,7 +175,7 @@ async def test_return_token_ids(running: Running) -> None:
     answer = (await running.chat(return_token_ids=True)).json()["choices"][0]
     assert len(answer["token_ids"]) == 8
     assert answer["prompt_token_ids"] == list(running.worker.requests[-1].prompt_token_ids)
-    chunks = await events(running, return_token_ids=True)
+    chunks = await running.events(return_token_ids=True)
     assert sum(len(chunk["choices"][0]["token_ids"]) for chunk in chunks) == 8
 
 

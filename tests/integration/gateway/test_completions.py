@@ -3,11 +3,9 @@
 from typing import Any
 
 import pytest
+from support.running_gateway import Running
 
-from .conftest import Running
-from .test_chat import events
-
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +27,7 @@ async def test_prompt_forms_and_order(running: Running, prompt: Any, num_prompts
 async def test_streamed_texts_equal_the_whole(running: Running) -> None:
     fields = {"prompt": ["a", "b"], "n": 2, "seed": 3, "max_tokens": 8}
     whole = (await running.completion(**fields)).json()
-    chunks = await events(running, "/v1/completions", **fields)
+    chunks = await running.events("/v1/completions", **fields)
     texts = ["", "", "", ""]
     for chunk in chunks:
         for choice in chunk["choices"]:
@@ -60,7 +58,7 @@ async def test_echo_repeats_the_prompt(running: Running) -> None:
     whole = (await running.completion(**fields)).json()["choices"]
     assert [choice["text"][:2] for choice in whole] == ["ab", "cd"]
     assert all(len(choice["text"]) == 5 for choice in whole)
-    chunks = await events(running, "/v1/completions", **fields)
+    chunks = await running.events("/v1/completions", **fields)
     first = [c["text"] for chunk in chunks for c in chunk["choices"] if c["index"] == 1]
     assert "".join(first).startswith("cd")
 

@@ -4,15 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.running_gateway import Running, Start, heard_of, text_of
 from support.scripted_worker import ScriptedWorker, letters, running_worker
 
 from pagoda.rpc.v1 import generate_pb2 as pb
 from pagoda.rpc.v1 import route_pb2
 
-from .conftest import Running, Start, heard_of
-from .test_chat import events, text_of
-
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 def expected_text(request: pb.GenerateRequest, num_tokens: int) -> str:
@@ -22,13 +20,12 @@ def expected_text(request: pb.GenerateRequest, num_tokens: int) -> str:
 async def test_worker_death_goes_on_at_the_right_index(start: Start, bus: Any) -> None:
     first = ScriptedWorker(bus, gate_index=5)
     async with start(first) as running, asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(events(running, max_tokens=12, seed=3))
+        asking = tasks.create_task(running.events(max_tokens=12, seed=3))
         await first.wait_until(lambda: bool(first.requests))
         second = ScriptedWorker(bus)
         async with running_worker(second):
             await heard_of(running.router.directory, second.worker_id)
-            await running.gateway.ledger.wait_applied(0)
-            await _tokens_arrived(running, 5)
+            await running.tokens_arrived(5)
             await first.kill()
             chunks = await asking
         request = second.requests[0]
@@ -46,7 +43,7 @@ async def test_billed_once_over_two_attempts(start: Start, bus: Any) -> None:
         await first.wait_until(lambda: bool(first.requests))
         async with running_worker(ScriptedWorker(bus)) as second:
             await heard_of(running.router.directory, second.worker_id)
-            await _tokens_arrived(running, 5)
+            await running.tokens_arrived(5)
             await first.kill()
             answer = await asking
         receipt = await running.receipt(answer)
@@ -58,15 +55,15 @@ async def test_billed_once_over_two_attempts(start: Start, bus: Any) -> None:
 async def test_late_frames_of_the_dead_worker_change_nothing(start: Start, bus: Any) -> None:
     first = ScriptedWorker(bus, gate_index=5)
     async with start(first) as running, asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(events(running, max_tokens=12, seed=3))
+        asking = tasks.create_task(running.events(max_tokens=12, seed=3))
         await first.wait_until(lambda: bool(first.requests))
         second = ScriptedWorker(bus, gate_index=8)
         async with running_worker(second):
             await heard_of(running.router.directory, second.worker_id)
-            await _tokens_arrived(running, 5)
+            await running.tokens_arrived(5)
             await first.kill()
             await second.wait_until(lambda: bool(second.requests))
-            await _tokens_arrived(running, 8)
+            await running.tokens_arrived(8)
             request = second.requests[0]
             name = {"request_id": request.request_id, "sequence_index": 0}
             stale = pb.Frame(**name, attempt=0, first_index=8, token_ids=[5, 5, 5])
@@ -83,7 +80,7 @@ async def test_gap_starts_another_attempt(start: Start, bus: Any) -> None:
     async with start(worker, gap_timeout_seconds=0.05) as running, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(running.chat(max_tokens=6, seed=1))
         await worker.wait_until(lambda: bool(worker.requests))
-        await _tokens_arrived(running, 2)
+        await running.tokens_arrived(2)
         request = worker.requests[0]
         lost = pb.Frame(request_id=request.request_id, first_index=4, token_ids=[70])
         await worker.publish(request.gateway_id, lost)
@@ -138,11 +135,12 @@ async def test_router_refuses(running: Running, status: Any, code: int, stream: 
     assert "queue is full" in answer.json()["error"]["message"]
 
 
-async def test_no_router(running: Running) -> None:
-    await running.router.stop()
-    answer = await running.chat()
-    assert answer.status_code == 503
-    assert "retry-after" in answer.headers
+async def test_no_router(start: Start) -> None:
+    async with start() as running:
+        await running.router.stop()
+        answer = await running.chat()
+        assert answer.status_code == 503
+        assert "retry-after" in answer.headers
 
 
 async def test_engine_fault_before_the_first_token_is_a_500(start: Start, bus: Any) -> None:
@@ -157,9 +155,9 @@ async def test_engine_fault_before_the_first_token_is_a_500(start: Start, bus: A
 async def test_engine_fault_in_a_stream_is_one_error_event(start: Start, bus: Any) -> None:
     worker = ScriptedWorker(bus, gate_index=3)
     async with start(worker) as running, asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(events(running, max_tokens=12))
+        asking = tasks.create_task(running.events(max_tokens=12))
         await worker.wait_until(lambda: bool(worker.requests))
-        await _tokens_arrived(running, 3, read=True)
+        await running.tokens_arrived(3, delivered=True)
         worker.finish_error = "out of blocks"
         worker.gate_index = 3
         worker._work.set()
@@ -187,14 +185,3 @@ async def test_too_many_requests_at_once(start: Start, bus: Any) -> None:
         worker.open_gate()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert (await asking).status_code == 200
-
-
-async def _tokens_arrived(running: Running, num_tokens: int, *, read: bool = False) -> None:
-    """Return when the only generation has this many tokens, and has them read if asked for."""
-    async with asyncio.timeout(10):
-        while True:
-            for generation in running.gateway.admission._generations:
-                sequence = generation.sequences[0]
-                if len(sequence.token_ids) >= num_tokens and not (read and sequence.num_unread):
-                    return
-            await asyncio.sleep(0)

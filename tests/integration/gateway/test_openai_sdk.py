@@ -2,10 +2,9 @@
 
 import openai
 import pytest
+from support.running_gateway import CHAT, Running
 
-from .conftest import CHAT, Running
-
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_chat_whole_and_streamed(running: Running) -> None:

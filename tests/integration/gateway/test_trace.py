@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from support.running_gateway import CHAT, Start
 
 from pagoda.runtime.settings import CommonSettings
 from pagoda.runtime.telemetry import setup_telemetry, shutdown_telemetry
 
-from .conftest import CHAT, Start
-
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
@@ -37,8 +36,15 @@ async def test_spans_of_a_request(
             seen = trace.get_current_span(running.worker.contexts[0]).get_span_context()
     finally:
         shutdown_telemetry()
-    by_name = {span["name"]: span for span in spans(tmp_path / "traces") if span["trace_id"] == TRACE_ID}
-    assert set(by_name) == {"gateway.request", "gateway.admit", "gateway.tokenize", "gateway.settle"}
+    by_name = {
+        span["name"]: span for span in spans(tmp_path / "traces") if span["trace_id"] == TRACE_ID
+    }
+    assert set(by_name) == {
+        "gateway.request",
+        "gateway.admit",
+        "gateway.tokenize",
+        "gateway.settle",
+    }
     root = by_name["gateway.request"]
     assert root["parent_span_id"] == "b7ad6b7169203331"
     for name in ("gateway.admit", "gateway.tokenize", "gateway.settle"):
@@ -52,5 +58,9 @@ async def test_spans_of_a_request(
     route = next(event for event in root["events"] if event["name"] == "pagoda.route")
     explanation = json.loads(route["attributes"]["pagoda.route.explanation"])
     assert explanation["candidates"][0]["is_chosen"] is True
-    failed = [span for span in spans(tmp_path / "traces") if span["attributes"].get("pagoda.request_id") == bad.headers["x-request-id"]]
+    failed = [
+        span
+        for span in spans(tmp_path / "traces")
+        if span["attributes"].get("pagoda.request_id") == bad.headers["x-request-id"]
+    ]
     assert [span["attributes"]["error.type"] for span in failed] == ["invalid_value"]

@@ -100,7 +100,9 @@ async def test_sets_expire_unless_their_worker_is_alive(client: Redis, bus: Bus)
 
 
 @pytest_asyncio.fixture
-async def consumed(client: Redis, bus: Bus) -> AsyncIterator[tuple[IndexWriter, asyncio.Queue]]:
+async def consumed(
+    client: Redis, bus: Bus
+) -> AsyncIterator[tuple[IndexWriter, asyncio.Queue[kv_event_pb2.KvEvent]]]:
     """A writer that consumes the stream, and a queue that hears of each batch."""
     writer, _ = make_writer(client, bus)
     applied: asyncio.Queue[kv_event_pb2.KvEvent] = asyncio.Queue()
@@ -125,7 +127,7 @@ async def consumed(client: Redis, bus: Bus) -> AsyncIterator[tuple[IndexWriter, 
 
 
 async def test_wiped_redis_is_rebuilt_from_the_stream(
-    client: Redis, bus: Bus, consumed: tuple[IndexWriter, asyncio.Queue]
+    client: Redis, bus: Bus, consumed: tuple[IndexWriter, asyncio.Queue[kv_event_pb2.KvEvent]]
 ) -> None:
     writer, applied = consumed
     history = [make_event([1, 2, 3]), make_event([4], [1]), make_event([5])]
@@ -149,7 +151,7 @@ async def test_wiped_redis_is_rebuilt_from_the_stream(
 
 
 async def test_one_router_rebuilds(
-    client: Redis, bus: Bus, consumed: tuple[IndexWriter, asyncio.Queue]
+    client: Redis, bus: Bus, consumed: tuple[IndexWriter, asyncio.Queue[kv_event_pb2.KvEvent]]
 ) -> None:
     writer, _ = consumed
     await client.set(index_keys.REBUILD_LOCK, "another router")

@@ -158,7 +158,7 @@ async def test_requests_are_answered_while_a_replica_stops(
     other = common.model_copy(update={"home": common.home / "other"})
     with running_service("router", other) as replica:
         async with beating(bus, *WORKERS):
-            routers = set()
+            routers: set[str] = set()
             async with asyncio.timeout(10):
                 while len(routers) < 2:
                     routers.add((await until_placed(bus)).router_id)

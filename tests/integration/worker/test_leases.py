@@ -168,7 +168,7 @@ async def test_block_of_the_wrong_size_is_refused(cluster: Cluster) -> None:
 
 
 async def test_stream_without_trailer_is_refused(cluster: Cluster) -> None:
-    await push_and_expect(cluster, grpc.StatusCode.INVALID_ARGUMENT)
+    await push_and_expect(cluster, grpc.StatusCode.INVALID_ARGUMENT, [])
 
 
 async def test_trailer_that_claims_too_much_is_not_believed(cluster: Cluster) -> None:

@@ -19,8 +19,9 @@ from pagoda.engine import (
     SequenceStateError,
 )
 
-PROMPT = [random.Random(1).randrange(256) for _ in range(21)]
-OTHER = [random.Random(2).randrange(256) for _ in range(21)]
+_rng = random.Random(1)
+PROMPT = [_rng.randrange(256) for _ in range(21)]
+OTHER = [_rng.randrange(256) for _ in range(21)]
 
 
 def greedy(max_tokens: int = 6, **fields: object) -> SamplingParams:
@@ -420,7 +421,7 @@ def test_logits_that_are_not_finite_end_one_sequence(
     run = driver.engine._runner.run
 
     def spoilt(batch: object) -> torch.Tensor:
-        logits = run(batch)  # type: ignore[arg-type]
+        logits = run(batch).clone()  # type: ignore[arg-type]
         logits[0] = float("nan")
         return logits
 

@@ -93,6 +93,7 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
     assert choose(logits, make_state(seed=17, output=(0, 0))) == expected
 
 
+@pytest.mark.slow
 def test_temperature_sharpens_and_flattens() -> None:
     logits = make_logits()
     best = int(logits.argmax())
@@ -122,6 +123,7 @@ def test_top_k_keeps_ties_together() -> None:
     assert set(draws(logits, count=300, top_k=2)) == {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     assert set(draws(logits, top_p=0.49)) == {0}
@@ -136,6 +138,7 @@ def test_top_p_is_of_what_top_k_left() -> None:
     assert set(draws(logits, top_k=2, top_p=0.58)) == {0, 1}
 
 
+@pytest.mark.slow
 def test_top_p_in_a_large_flat_vocabulary() -> None:
     logits = torch.linspace(0, 0.001, 3000)[None]
     chosen = draws(logits, top_p=0.5)
@@ -143,6 +146,7 @@ def test_top_p_in_a_large_flat_vocabulary() -> None:
     assert len(set(chosen)) > 400
 
 
+@pytest.mark.slow
 def test_min_p_drops_what_is_too_unlikely() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     assert set(draws(logits, min_p=0.2)) == {0, 1, 2}

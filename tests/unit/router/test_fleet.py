@@ -10,7 +10,9 @@ SETTINGS = RouterSettings(prior_prefill_tokens_per_second=123.0, prior_step_base
 
 
 def make_status(
-    worker_id: str = "d", epoch: str = "e1", role: int = status_pb2.ROLE_DECODE
+    worker_id: str = "d",
+    epoch: str = "e1",
+    role: "status_pb2.Role.ValueType" = status_pb2.ROLE_DECODE,
 ) -> status_pb2.WorkerStatus:
     return status_pb2.WorkerStatus(
         worker_id=worker_id,

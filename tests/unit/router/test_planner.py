@@ -1,5 +1,6 @@
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from unit.router.workers import POLICY, decode, make_request, prefill
@@ -12,7 +13,7 @@ from pagoda.router.worker import Charge, Worker
 AUTO = Policy("auto", 10, 2.0, 1.5, 4)
 
 
-def names(workers: list[Worker], policy: Policy = POLICY, **changes: object) -> tuple[str, str]:
+def names(workers: list[Worker], policy: Policy = POLICY, **changes: Any) -> tuple[str, str]:
     comparison = compare(make_request(**changes), workers, {}, policy)
     assert comparison.chosen is not None
     return comparison.chosen.decode_worker_id, comparison.chosen.prefill_worker_id
@@ -162,7 +163,9 @@ def test_cheapest_pair_is_found_among_many_workers() -> None:
     assert names(workers) == ("d39", "p39")
 
 
-def spread(num_requests: int, workers: list[Worker], matches: dict[str, PrefixMatch]) -> Counter:
+def spread(
+    num_requests: int, workers: list[Worker], matches: dict[str, PrefixMatch]
+) -> Counter[str]:
     """Place requests one after another with no heartbeat in between."""
     in_flight = InFlight(settle_seconds=0.1, max_seconds=1.0, clock=lambda: 0.0)
     chosen: Counter[str] = Counter()

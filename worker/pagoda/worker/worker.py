@@ -40,6 +40,7 @@ from pagoda.worker.settings import WorkerSettings
 from pagoda.worker.spans import StageRecorder
 from pagoda.worker.speed_model import Rate, SpeedModel
 from pagoda.worker.status import make_status
+from pagoda.worker.task_end import cancel_and_wait
 from pagoda.worker.tier_client import TierClient
 from pagoda.worker.write_through import WriteThrough
 
@@ -210,8 +211,7 @@ class Worker:
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            await cancel_and_wait([task])
 
     def post_abort(self, sequence: LiveSequence) -> None:
         """Let the engine forget a sequence in any state; its blocks are free then."""
@@ -346,8 +346,6 @@ class Worker:
     async def _close(self, running: "list[asyncio.Task[None]]") -> None:
         self._end_all(f"worker {self.identity.worker_id} has stopped; another one can go on")
         await self.tasks.close()
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running)
+        await cancel_and_wait(running)
         await self.loop.stop()
         self.executor.shutdown(wait=False, cancel_futures=True)

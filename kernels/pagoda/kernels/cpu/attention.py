@@ -55,7 +55,7 @@ class _Layer:
         """Attend one query token per sequence; the G query heads of a KV head are the rows."""
         num_heads, head_dim = self.q.shape[1:]
         num_kv_heads = self.k_cache.shape[2]
-        num_seqs = len(group.rows)
+        num_seqs = group.rows.shape[0]
         q = self.q.index_select(0, group.rows).view(num_seqs, num_kv_heads, -1, head_dim)
         num_rows = q.shape[2]
         if num_rows == 1:
@@ -92,7 +92,7 @@ class _Layer:
         """``[S, HK, N, D]`` view of scratch memory holding the tokens of `slots`."""
         rows, rows_between = slot_rows(cache)
         block_size, num_kv_heads, head_dim = cache.shape[1:]
-        scratch = self.plan.scratch(name, (len(slots), rows.shape[1]), cache.dtype)
+        scratch = self.plan.scratch(name, slots.shape[0], rows.shape[1], cache.dtype)
         index = rows_of_slots(slots, block_size, rows_between)
         torch.index_select(rows, 0, index, out=scratch)
         return scratch.view(num_seqs, -1, num_kv_heads, head_dim).transpose(1, 2)

@@ -138,14 +138,18 @@ class CpuPlan:
             self._staircase[key] = bias
         return bias[:num_rows, longest - offset : longest + num_rows]
 
-    def scratch(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised tensor that the next call with the same name overwrites."""
-        numel = int(np.prod(shape))
-        buffer = self._scratch.get(name)
-        if buffer is None or buffer.dtype != dtype or buffer.numel() < numel:
-            buffer = torch.empty(numel, dtype=dtype)
-            self._scratch[name] = buffer
-        return buffer[:numel].view(shape)
+    def scratch(self, name: str, num_rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised ``[num_rows, width]`` that the next call with the same name overwrites."""
+        rows = self._scratch.get(name)
+        if (
+            rows is None
+            or rows.dtype != dtype
+            or rows.shape[1] != width
+            or rows.shape[0] < num_rows
+        ):
+            rows = torch.empty(num_rows, width, dtype=dtype)
+            self._scratch[name] = rows
+        return rows[:num_rows]
 
     def _build_decode(self, max_tokens: int, window: int | None) -> list[DecodeGroup]:
         rows = np.flatnonzero(self._new == 1)

@@ -150,7 +150,7 @@ class Generation:
         try:
             if sequence.plan_prefill_worker_id:
                 settlement = await self._remote.run(sequence, blocks, self.endpoint)
-                if self._join(sequence, settlement):
+                if sequence.is_ending or self._join(sequence, settlement):
                     return
                 self._fall_back(sequence, settlement)
                 num_valid_tokens = self._num_valid_tokens(sequence, settlement.num_valid_blocks)

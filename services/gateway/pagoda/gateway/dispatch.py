@@ -195,6 +195,7 @@ class Dispatcher:
             timeout_seconds=self._settings.route_timeout_seconds,
             context=call.context,
         )
+        _raise_if_cancelled()
         call.on_route(sequence, answer, 1000 * (time.perf_counter() - started))
         return answer
 
@@ -246,6 +247,7 @@ class Dispatcher:
                     retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
                 ),
             ) from error
+        _raise_if_cancelled()
         if answer.status == _ACCEPTED:
             return
         sequence.worker_id = ""  # it holds nothing of ours
@@ -277,6 +279,16 @@ class Dispatcher:
         """Wait a little, longer each time, never in step with others."""
         longest = min(_MAX_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**num_tries)
         await asyncio.sleep(longest * (0.5 + self._draw() / 2))
+
+
+def _raise_if_cancelled() -> None:
+    """Raise a cancellation that came together with an answer.
+
+    Before Python 3.12 `asyncio.wait_for`, which the NATS client uses, drops it then.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _refusal(answer: route_pb2.RouteResponse) -> GatewayError:

@@ -14,43 +14,62 @@ from pagoda.router import index_keys
 from pagoda.router.breaker import Breaker
 from pagoda.router.errors import IndexUnavailableError
 
-# KEYS: the marker, then the sets of every group. ARGV: the hashes in one string; then for each
-# group how many sets it has, and which group's run it starts from (0: from the first hash). A
-# group's run goes on while any of its sets has the hash. Looks up in growing chunks, so a miss at
-# the start costs next to nothing.
+# KEYS: the marker, then the sets of every source. ARGV: the hashes in one string; the number of
+# sets of each source; then for each group its source and the group whose run it continues (0: it
+# starts at the first hash). A group's run goes on while any set of its source has the hash. Looks
+# up in growing chunks, each chunk of each source at most once, so a miss at the start costs next to
+# nothing and workers that share a kvstore share its answers.
 _MATCH = """
 local packed = ARGV[1]
 local total = #packed / 16
-local hashes = {}
-local runs = {}
+local sources = {}
 local key = 2
-for group = 1, (#ARGV - 1) / 2 do
-  local num_sets = tonumber(ARGV[2 * group])
-  local from = tonumber(ARGV[2 * group + 1])
-  local run = from > 0 and runs[from] or 0
-  local chunk = 16
-  local is_running = true
-  while is_running and run < total do
-    local size = math.min(chunk, total - run)
-    local args = {}
-    for i = 1, size do
-      local at = run + i
-      if not hashes[at] then hashes[at] = string.sub(packed, at * 16 - 15, at * 16) end
-      args[i] = hashes[at]
+for num_sets in string.gmatch(ARGV[2], '%d+') do
+  local source = {first = key, last = key + tonumber(num_sets) - 1, found = {}}
+  sources[#sources + 1] = source
+  key = source.last + 1
+end
+
+local chunks = {}
+local begin, size = 0, 16
+while begin < total do
+  chunks[#chunks + 1] = {begin = begin, size = math.min(size, total - begin)}
+  begin = begin + size
+  size = math.min(size * 4, 1024)
+end
+
+local function lookup(source, number)
+  local chunk = chunks[number]
+  if not chunk.hashes then
+    local hashes = {}
+    for i = 1, chunk.size do
+      local at = (chunk.begin + i) * 16
+      hashes[i] = string.sub(packed, at - 15, at)
     end
-    local found = redis.call('SMISMEMBER', KEYS[key], unpack(args))
-    for other = 1, num_sets - 1 do
-      local more = redis.call('SMISMEMBER', KEYS[key + other], unpack(args))
-      for i = 1, size do if more[i] == 1 then found[i] = 1 end end
-    end
-    local hits = 0
-    while hits < size and found[hits + 1] == 1 do hits = hits + 1 end
-    run = run + hits
-    is_running = hits == size
-    chunk = math.min(chunk * 4, 1024)
+    chunk.hashes = hashes
   end
-  runs[group] = run
-  key = key + num_sets
+  local found = redis.call('SMISMEMBER', KEYS[source.first], unpack(chunk.hashes))
+  for other = source.first + 1, source.last do
+    local more = redis.call('SMISMEMBER', KEYS[other], unpack(chunk.hashes))
+    for i = 1, chunk.size do if more[i] == 1 then found[i] = 1 end end
+  end
+  source.found[number] = found
+  return found
+end
+
+local runs = {}
+for number, start in string.gmatch(ARGV[3], '(%d+):(%d+)') do
+  local source = sources[tonumber(number)]
+  local run = runs[tonumber(start)] or 0
+  for number, chunk in ipairs(chunks) do
+    local last = chunk.begin + chunk.size
+    if run < last then
+      local found = source.found[number] or lookup(source, number)
+      while run < last and found[run - chunk.begin + 1] == 1 do run = run + 1 end
+      if run < last then break end
+    end
+  end
+  runs[#runs + 1] = run
 end
 runs[#runs + 1] = redis.call('EXISTS', KEYS[1])
 return runs
@@ -88,10 +107,17 @@ class PrefixIndex:
         """
         if not self.breaker.allows():
             raise IndexUnavailableError("the breaker is open: Redis failed lately")
-        keys = [index_keys.MARKER, *(key for group in groups for key in group.keys)]
-        arguments: list[bytes | int] = [b"".join(block_hashes)]
-        for group in groups:
-            arguments += [len(group.keys), 0 if group.start is None else group.start + 1]
+        sources = {group.keys: None for group in groups}  # ordered, each once
+        numbers = {keys: number for number, keys in enumerate(sources, start=1)}
+        keys = [index_keys.MARKER, *(key for source in sources for key in source)]
+        arguments: list[bytes | str] = [
+            b"".join(block_hashes),
+            " ".join(str(len(source)) for source in sources),
+            " ".join(
+                f"{numbers[group.keys]}:{0 if group.start is None else group.start + 1}"
+                for group in groups
+            ),
+        ]
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 *runs, marker = await self._match(keys=keys, args=arguments)

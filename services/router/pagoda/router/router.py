@@ -14,7 +14,7 @@ from pagoda.router.in_flight import InFlight
 from pagoda.router.index_keys import IndexTier
 from pagoda.router.planner import Policy
 from pagoda.router.prefix_index import PrefixIndex, SetGroup
-from pagoda.router.worker import Charge, Worker
+from pagoda.router.worker import Charge, Worker, WorkerRole
 from pagoda.rpc.v1 import route_pb2
 from pagoda.runtime.telemetry import tracer
 
@@ -66,7 +66,7 @@ class Router:
         sharing = [worker for worker in workers if worker.kv_identity == request.kv_identity]
         if not sharing or not request.block_hashes:
             return {}
-        groups = self._groups(sharing)
+        groups = self._groups(request, sharing)
         started = time.perf_counter()
         with tracer().start_as_current_span("router.match") as span:
             span.set_attribute("pagoda.match.blocks", len(request.block_hashes))
@@ -91,16 +91,23 @@ class Router:
             for i, worker in enumerate(sharing)
         }
 
-    def _groups(self, sharing: list[Worker]) -> list[SetGroup]:
-        """Return one group for each worker's device, then one for each that has a kvstore."""
+    def _groups(self, request: RoutingRequest, sharing: list[Worker]) -> list[SetGroup]:
+        """Return one group for each worker's device, then one for each that may fetch."""
         stores = self._fleet.kvstores()
+        has_prefill = any(
+            worker.role is WorkerRole.PREFILL
+            and worker.is_ready
+            and worker.worker_id not in request.excluded_worker_ids
+            for worker in sharing
+        )
         groups = [
             SetGroup((index_keys.blocks(worker.worker_id, worker.epoch, IndexTier.DEVICE),))
             for worker in sharing
         ]
         for position, worker in enumerate(sharing):
             store = stores.get(worker.host_id)
-            if store is not None:
+            is_prefilling = worker.role is WorkerRole.PREFILL or not has_prefill
+            if store is not None and (is_prefilling or self._policy.local_prefill == "auto"):
                 keys = [
                     index_keys.blocks(store.worker_id, store.epoch, tier)
                     for tier in (IndexTier.CPU, IndexTier.NVME)

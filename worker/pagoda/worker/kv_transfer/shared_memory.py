@@ -75,7 +75,6 @@ class Arena:
         ).reshape(num_slots, slot_bytes)
         self._data_offset = data_offset
         self._lock = threading.Lock()
-        self._next_slot = 0
         self._last_ticket = 0
 
     @property
@@ -98,14 +97,12 @@ class Arena:
         return self._data_offset + slot * self.slot_bytes
 
     def _take_slot(self, ticket: int) -> int | None:
-        """Claim the next free slot; the consumer does not know of it yet."""
-        for step in range(self.num_slots):
-            slot = (self._next_slot + step) % self.num_slots
-            if not self._tickets[slot]:
-                self._tickets[slot] = ticket
-                self._next_slot = slot + 1
-                return slot
-        return None
+        """Claim the first free slot (its memory is warm); the consumer does not know of it yet."""
+        slot = int(np.argmin(self._tickets))
+        if self._tickets[slot]:
+            return None
+        self._tickets[slot] = ticket
+        return slot
 
     def release(self, ticket: int) -> None:
         """Free all slots of a push that has ended."""

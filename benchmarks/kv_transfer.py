@@ -1,0 +1,212 @@
+"""Measures KV transfer between two processes on this host: gRPC payloads against shared memory.
+
+    python benchmarks/kv_transfer.py [--mib 64] [--repeats 12]
+
+Everything of the product's path is in it: blocks gathered from one pool, digested, sent, verified, scattered
+into another pool. Every push is compared byte for byte once. Prints a table, writes
+benchmarks/results/<date>-kv-transfer.json.
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import torch
+import uvloop
+
+from pagoda.engine import KvCache, KvLayout
+from pagoda.rpc.v1 import kv_transfer_pb2_grpc
+from pagoda.runtime.rpc_client import grpc_channel
+from pagoda.runtime.rpc_server import grpc_server
+from pagoda.worker.kv_transfer.base import LeaseTarget, PushTrailer
+from pagoda.worker.kv_transfer.consumer import KvConsumer
+from pagoda.worker.kv_transfer.digests import digest_blocks
+from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer
+from pagoda.worker.kv_transfer.leases import LeaseTable
+from pagoda.worker.kv_transfer.reserved_blocks import ReservedBlocks
+from pagoda.worker.kv_transfer.shared_memory import Arena
+
+RESULTS = Path(__file__).parent / "results"
+LAYOUT = KvLayout(num_layers=8, block_size=16, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+IDENTITY = bytes(16)
+EPOCH = "benchmark"
+ARENA_BYTES = 64 * 2**20
+
+
+async def consume(num_blocks: int) -> None:
+    """The other process: opens the leases that stdin names, answers with digests on stdout."""
+    cache = KvCache(LAYOUT, num_blocks, torch.device("cpu"))
+    leases = LeaseTable(EPOCH, lease_seconds=600, clock=time.monotonic)
+    consumer = KvConsumer(
+        leases,
+        kv_identity=IDENTITY,
+        executor=ThreadPoolExecutor(2),
+        on_bad_blocks=lambda count: sys.exit(f"{count} bad blocks"),
+    )
+
+    def add(server: grpc.aio.Server) -> None:
+        kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(consumer, server)
+
+    async with grpc_server(host="127.0.0.1", port=0, token="", add=add) as port:
+        _say({"port": port})
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            command = json.loads(line)
+            block_ids = range(command["num_blocks"])
+            if command["lease_id"]:
+                blocks = ReservedBlocks(cache, block_ids, first_block=0)
+                leases.open(command["lease_id"], sequence_id="s", producer_id="p", blocks=blocks)
+                _say({"ready": True})
+            else:
+                digests = digest_blocks(cache.read_blocks(block_ids).numpy())
+                _say({"digests": [digest.hex() for digest in digests]})
+
+
+async def produce(total_bytes: int, repeats: int) -> list[dict[str, Any]]:
+    """Push to a fresh consumer process, each way and size, `repeats` times."""
+    num_blocks = total_bytes // LAYOUT.block_bytes
+    cache = KvCache(LAYOUT, num_blocks, torch.device("cpu"))
+    cache.tensor.copy_(torch.randn(cache.tensor.shape, dtype=torch.float32))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        __file__,
+        "--consumer",
+        str(num_blocks),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=2**24,
+    )
+    rows = []
+    try:
+        port = (await _hear(process))["port"]
+        for name, uses_arena in (("gRPC payloads", False), ("shared memory", True)):
+            arena = (
+                Arena(slot_bytes=LAYOUT.block_bytes, max_bytes=ARENA_BYTES) if uses_arena else None
+            )
+            producer = GrpcProducer(
+                cache,
+                kv_identity=IDENTITY,
+                open_channel=lambda endpoint: grpc_channel(endpoint, token=""),
+                executor=ThreadPoolExecutor(2),
+                arena=arena,
+            )
+            for count in (1, 16, num_blocks):
+                seconds = [
+                    await _push(process, producer, port, f"{name}-{count}-{i}", count)
+                    for i in range(repeats + 1)
+                ][1:]
+                await _check(process, cache, count)
+                rows.append(_row(name, count, seconds))
+            await producer.close()
+    finally:
+        process.terminate()
+        await process.wait()
+    return rows
+
+
+async def _push(
+    process: asyncio.subprocess.Process,
+    producer: GrpcProducer,
+    port: int,
+    lease_id: str,
+    count: int,
+) -> float:
+    await _tell(process, {"lease_id": lease_id, "num_blocks": count})
+    await _hear(process)
+    started = time.perf_counter()
+    push = producer.push(LeaseTarget(lease_id, EPOCH, f"127.0.0.1:{port}"), timeout_seconds=60)
+    await push.send(0, range(count))
+    summary = await push.finish(PushTrailer(16 * count, 1, False))
+    seconds = time.perf_counter() - started
+    await push.close()
+    assert summary.num_blocks == count
+    assert not summary.bad_blocks
+    return seconds
+
+
+async def _check(process: asyncio.subprocess.Process, cache: KvCache, count: int) -> None:
+    await _tell(process, {"lease_id": "", "num_blocks": count})
+    expected = [d.hex() for d in digest_blocks(cache.read_blocks(range(count)).numpy())]
+    assert (await _hear(process))["digests"] == expected, "the pools differ"
+
+
+def _row(name: str, count: int, seconds: list[float]) -> dict[str, Any]:
+    num_bytes = count * LAYOUT.block_bytes
+    return {
+        "transport": name,
+        "bytes": num_bytes,
+        "blocks": count,
+        "p50_ms": statistics.median(seconds) * 1e3,
+        "best_ms": min(seconds) * 1e3,
+        "worst_ms": max(seconds) * 1e3,
+        "p50_gb_per_second": num_bytes / statistics.median(seconds) / 1e9,
+        "best_gb_per_second": num_bytes / min(seconds) / 1e9,
+    }
+
+
+def _say(value: dict[str, Any]) -> None:
+    print(json.dumps(value), flush=True)
+
+
+async def _tell(process: asyncio.subprocess.Process, value: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(value).encode() + b"\n")
+    await process.stdin.drain()
+
+
+async def _hear(process: asyncio.subprocess.Process) -> Any:
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    if not line:
+        sys.exit("the consumer process ended")
+    return json.loads(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=64, help="size of the large push")
+    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--consumer", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.consumer:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(consume(arguments.consumer))
+        return
+    load_before = os.getloadavg()[0]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        rows = runner.run(produce(arguments.mib * 2**20, arguments.repeats))
+    print(
+        f"{'transport':15} {'KiB':>8} {'p50 ms':>9} {'best ms':>9} {'p50 GB/s':>9} {'best GB/s':>9}"
+    )
+    for row in rows:
+        print(
+            f"{row['transport']:15} {row['bytes'] // 1024:8} {row['p50_ms']:9.2f} "
+            f"{row['best_ms']:9.2f} {row['p50_gb_per_second']:9.2f} {row['best_gb_per_second']:9.2f}"
+        )
+    result = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+        "load_average_before": load_before,
+        "block_bytes": LAYOUT.block_bytes,
+        "repeats": arguments.repeats,
+        "rows": rows,
+    }
+    path = RESULTS / f"{datetime.date.today().isoformat()}-kv-transfer.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

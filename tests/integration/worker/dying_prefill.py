@@ -1,0 +1,38 @@
+"""A prefill worker that dies by SIGKILL in the middle of its push. Run as a process by the tests."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from pagoda.prefill.config import PrefillSettings
+from pagoda.prefill.server import serve
+from pagoda.runtime.service import load_or_exit, run_service
+from pagoda.runtime.settings import CommonSettings
+from pagoda.worker.kv_transfer.base import LeaseTarget
+from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
+
+
+class DyingPush(GrpcPush):
+    async def send(self, first_block: int, block_ids: Sequence[int]) -> None:
+        if self._sent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await super().send(first_block, block_ids)
+
+
+class DyingProducer(GrpcProducer):
+    def push(self, target: LeaseTarget, *, timeout_seconds: float) -> GrpcPush:
+        return DyingPush(self, target, timeout_seconds)
+
+
+if __name__ == "__main__":
+    settings = load_or_exit(PrefillSettings)
+    sys.exit(
+        run_service(
+            "prefill",
+            load_or_exit(CommonSettings),
+            lambda context: serve(context, settings, producer_class=DyingProducer),
+            health_port=None,
+            instance_id=settings.worker_id,
+        )
+    )

@@ -1,0 +1,114 @@
+"""Spans, KV events and heartbeats of one request."""
+
+import json
+from pathlib import Path
+
+import pytest
+from opentelemetry import trace
+from support.worker_cluster import Cluster
+
+from pagoda.rpc.v1 import kv_event_pb2
+from pagoda.runtime import subjects
+from pagoda.runtime.block_hash import split_hashes
+from pagoda.runtime.telemetry import setup_telemetry, shutdown_telemetry, tracer
+
+pytestmark = pytest.mark.integration
+
+PROMPT = list(range(1, 101))
+REMOTE = {
+    "prefill.queue",
+    "kv.fetch",
+    "prefill.compute",
+    "kv.transfer",
+    "decode.queue",
+    "decode.generate",
+}
+
+
+@pytest.mark.parametrize(
+    ("prefill_worker_id", "expected"),
+    [
+        ("prefill-1", REMOTE),
+        ("", REMOTE - {"kv.transfer"}),
+        ("prefill-nowhere", REMOTE - {"kv.transfer"}),
+    ],
+)
+async def test_every_stage_is_a_span_under_the_gateways(
+    cluster: Cluster, tmp_path: Path, prefill_worker_id: str, expected: set[str]
+) -> None:
+    await cluster.start_decode("decode-1")
+    await cluster.start_prefill("prefill-1")
+    common = cluster.common.model_copy(update={"trace_dir": tmp_path / "traces"})
+    setup_telemetry("test", common, instance_id="1")
+    try:
+        parent = tracer().start_span("gateway.request")
+        answer = await cluster.generate(
+            "decode-1",
+            PROMPT,
+            prefill_worker_id=prefill_worker_id,
+            context=trace.set_span_in_context(parent),
+        )
+        await answer.finished()
+        parent.end()
+    finally:
+        shutdown_telemetry()
+
+    lines = (tmp_path / "traces" / "test-1.jsonl").read_text().splitlines()
+    spans = {span["name"]: span for span in map(json.loads, lines)}
+    root = spans.pop("gateway.request")
+    assert set(spans) == expected
+    assert len(lines) == len(expected) + 1
+    assert {span["trace_id"] for span in spans.values()} == {root["trace_id"]}
+    assert {span["parent_span_id"] for span in spans.values()} == {root["span_id"]}
+    assert all(s["end_unix_seconds"] >= s["start_unix_seconds"] for s in spans.values())
+    generate = spans["decode.generate"]["attributes"]
+    assert generate["pagoda.output_tokens"] == (11 if "kv.transfer" in expected else 12)
+
+
+async def test_events_say_what_the_pool_holds(cluster: Cluster) -> None:
+    decode = await cluster.start_decode("decode-1", num_blocks=12)
+    held: set[bytes] = set()
+    sequences: list[int] = []
+
+    async def on_events(events: list[kv_event_pb2.KvEvent]) -> None:
+        for event in events:
+            if event.epoch != cluster.statuses["decode-1"].epoch:
+                continue
+            sequences.append(event.sequence)
+            if event.is_snapshot:
+                held.clear()
+            held.update(split_hashes(event.stored))
+            held.difference_update(split_hashes(event.evicted))
+            seen.append(event)
+
+    seen: list[kv_event_pb2.KvEvent] = []
+    await cluster.bus.consume(
+        subjects.KV_EVENTS_STREAM, "test", kv_event_pb2.KvEvent, on_events, batch=10, in_order=True
+    )
+    last = None
+    for start in (0, 50, 100):
+        last = await cluster.generate("decode-1", [(start + i) % 250 for i in range(100)])
+        await last.finished()
+    await cluster.idle(decode)
+    expected = set(split_hashes(last.request.block_hashes))
+
+    await cluster.status("decode-1", lambda _: expected <= held and len(held) <= 12)
+    assert sequences == list(range(1, len(sequences) + 1))
+    assert seen[0].is_snapshot
+    assert seen[0].kv_identity == cluster.statuses["decode-1"].model.kv_identity
+
+
+async def test_heartbeat_carries_the_card_and_fitted_speeds(cluster: Cluster) -> None:
+    await cluster.start_decode("decode-1")
+    for i in range(3):
+        answer = await cluster.generate("decode-1", [i, *PROMPT])
+        await answer.finished()
+
+    status = await cluster.status(
+        "decode-1", lambda s: s.speed.prefill_tokens_per_second > 0 and s.speed.step_base_ms > 0
+    )
+
+    assert status.model.block_size == 16
+    assert status.model.vocab_size == cluster.model.vocab_size
+    assert len(status.model.kv_identity) == 16
+    assert status.host_id

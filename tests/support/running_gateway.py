@@ -1,0 +1,144 @@
+"""A gateway on a real port, with a scripted router and worker on NATS; how to talk to it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import orjson
+from pydantic import SecretStr
+
+from pagoda.gateway.app import make_app
+from pagoda.gateway.config import GatewaySettings
+from pagoda.gateway.gateway import Gateway, open_gateway
+from pagoda.gateway.server import http_server, listen
+from pagoda.rpc.v1.status_pb2 import WorkerStatus
+from pagoda.runtime.bus import Bus
+from pagoda.runtime.health import Health
+from pagoda.runtime.identity import new_worker_id
+from pagoda.runtime.settings import CommonSettings
+from pagoda.runtime.status import WorkerDirectory
+from support.scripted_worker import (
+    ScriptedRouter,
+    ScriptedWorker,
+    running_router,
+    running_worker,
+)
+
+API_KEY = "sk-test-0123456789"
+CHAT: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "hello world"}],
+    "max_tokens": 8,
+}
+
+
+@dataclass
+class Running:
+    """A gateway and how to reach it."""
+
+    gateway: Gateway
+    worker: ScriptedWorker
+    router: ScriptedRouter
+    url: str
+    http: httpx.AsyncClient
+
+    def sdk(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=API_KEY, max_retries=0, timeout=20
+        )
+
+    async def chat(self, **body: Any) -> httpx.Response:
+        return await self.http.post("/v1/chat/completions", json={**CHAT, **body})
+
+    async def completion(self, **body: Any) -> httpx.Response:
+        values = {"model": "tiny", "prompt": "hello", "max_tokens": 8, **body}
+        return await self.http.post("/v1/completions", json=values)
+
+    async def receipt(self, answer: httpx.Response) -> dict[str, Any]:
+        found = await self.http.get(f"/v1/receipts/{answer.headers['x-request-id']}")
+        return dict(found.json())
+
+    async def events(self, path: str = "/v1/chat/completions", **body: Any) -> list[Any]:
+        """Return a stream's data events without `[DONE]`; checks the framing."""
+        payload = {**(CHAT if "chat" in path else {"model": "tiny"}), **body, "stream": True}
+        async with self.http.stream("POST", path, json=payload) as answer:
+            raw = (await answer.aread()).decode()
+            assert answer.status_code == 200, raw
+            assert answer.headers["content-type"].startswith("text/event-stream")
+        assert raw.endswith("data: [DONE]\n\n")
+        blocks = [block for block in raw.split("\n\n") if block and not block.startswith(":")]
+        assert all(block.startswith("data: ") for block in blocks)
+        return [orjson.loads(block[6:]) for block in blocks[:-1]]
+
+    async def tokens_arrived(self, num_tokens: int, *, delivered: bool = False) -> None:
+        """Return once the only generation has this many tokens, or has delivered them."""
+
+        def has_arrived() -> bool:
+            return any(
+                (g.sequences[0].num_delivered if delivered else len(g.sequences[0].token_ids))
+                >= num_tokens
+                for g in self.gateway.admission._generations
+            )
+
+        async with asyncio.timeout(10):
+            while not has_arrived():  # noqa: ASYNC110  (the responder owns the event)
+                await asyncio.sleep(0)
+
+
+Start = Callable[..., AbstractAsyncContextManager[Running]]
+
+
+def text_of(chunks: list[Any], index: int = 0) -> str:
+    """Return the text that chat chunks make for one choice."""
+    choices = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+    return "".join(c["delta"].get("content") or "" for c in choices)
+
+
+async def heard_of(directory: WorkerDirectory, worker_id: str, *, gone: bool = False) -> None:
+    """Return once a directory has heard of a worker, or of its end."""
+    heard = asyncio.Event()
+
+    def listen_for(who: str, status: WorkerStatus | None) -> None:
+        if who == worker_id and (status is None) == gone:
+            heard.set()
+
+    directory.add_listener(listen_for)
+    async with asyncio.timeout(10):
+        await heard.wait()
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(
+    common: CommonSettings, bus: Bus, model_folder: Path, worker: ScriptedWorker, **settings: Any
+) -> AsyncIterator[Running]:
+    """Start a gateway that serves `worker`; `bus` is the worker's and the router's connection."""
+    common = common.model_copy(update={"model_name": "tiny"})
+    gateway_settings = GatewaySettings(bootstrap_api_key=SecretStr(API_KEY), **settings)
+    router = ScriptedRouter(bus)
+    listener = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    headers = {"authorization": f"Bearer {API_KEY}"}
+    async with (
+        Bus.connect(common, name="gateway") as gateway_bus,
+        running_router(router),
+        open_gateway(
+            common=common,
+            settings=gateway_settings,
+            model_folder=model_folder,
+            bus=gateway_bus,
+            health=Health(),
+            gateway_id=new_worker_id("gateway"),
+        ) as gateway,
+        http_server(make_app(gateway), listener),
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http,
+        running_worker(worker),
+    ):
+        for directory in (gateway.directory, router.directory):
+            await heard_of(directory, worker.worker_id)
+        yield Running(gateway, worker, router, url, http)

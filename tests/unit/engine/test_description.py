@@ -1,0 +1,149 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_checkpoints import FAMILIES, make_tiny_checkpoint
+
+from pagoda.engine import CheckpointError, UnsupportedModelError
+from pagoda.engine.models.description import DecoderDescription, read_description
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+
+
+def read(folder: Path, **overrides: Any) -> DecoderDescription:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**LLAMA, **overrides}))
+    return read_description(path)
+
+
+def test_defaults_are_those_of_the_family(tmp_path: Path) -> None:
+    description = read(tmp_path)
+    assert description.num_kv_heads == 4
+    assert description.head_dim == 16
+    assert description.rms_norm_eps == 1e-6
+    assert description.rope.theta == 10000.0
+    assert not description.tie_word_embeddings
+    biases = (description.qkv_bias, description.output_bias, description.mlp_bias)
+    assert biases == (False, False, False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_can_be_read(tmp_path: Path, family: str) -> None:
+    description = read_description(make_tiny_checkpoint(tmp_path, family) / "config.json")
+    assert description.qkv_bias == (family == "qwen2")
+    assert not description.output_bias
+    assert description.qk_norm == (family == "qwen3")
+    windows = {"qwen2": (None, 20, 20), "mistral": (27, 27)}
+    no_windows = (None,) * description.num_layers
+    assert description.sliding_windows == windows.get(family, no_windows)
+
+
+def test_llama_attention_bias_covers_the_output_too(tmp_path: Path) -> None:
+    description = read(tmp_path, attention_bias=True)
+    assert description.qkv_bias
+    assert description.output_bias
+
+
+def test_llama_ignores_a_sliding_window(tmp_path: Path) -> None:
+    assert read(tmp_path, sliding_window=8).sliding_windows == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "window"),
+    [({}, 4096), ({"sliding_window": None}, None), ({"sliding_window": 7}, 7)],
+    ids=["absent", "null", "number"],
+)
+def test_mistral_window(tmp_path: Path, fields: dict[str, Any], window: int | None) -> None:
+    description = read(tmp_path, architectures=["MistralForCausalLM"], **fields)
+    assert description.sliding_windows == (window, window)
+
+
+def test_qwen_window_needs_its_switch(tmp_path: Path) -> None:
+    fields = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 7, "max_window_layers": 1}
+    assert read(tmp_path, **fields).sliding_windows == (None, None)
+    assert read(tmp_path, use_sliding_window=True, **fields).sliding_windows == (None, 7)
+
+
+def test_qwen3_head_dim_has_a_default_of_its_own(tmp_path: Path) -> None:
+    assert read(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == 128
+
+
+def test_older_rope_fields(tmp_path: Path) -> None:
+    scaling = {"type": "linear", "factor": 2.0}
+    rope = read(tmp_path, rope_theta=500.0, rope_scaling=scaling).rope
+    assert (rope.theta, rope.rope_type, rope.factor) == (500.0, "linear", 2.0)
+
+
+def test_unknown_architecture_names_the_supported_ones(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        read(tmp_path, architectures=["MambaForCausalLM"])
+    assert error.value.value == "MambaForCausalLM"
+    assert "LlamaForCausalLM" in error.value.supported
+    assert "'MambaForCausalLM' is not supported; supported: LlamaForCausalLM" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    ],
+)
+def test_unsupported_options_are_refused(tmp_path: Path, fields: dict[str, Any], what: str) -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        read(tmp_path, **fields)
+    assert error.value.what == what
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vocab_size": None}, "vocab_size is missing"),
+        ({"vocab_size": 0}, "vocab_size is 0, must be a positive integer"),
+        ({"hidden_size": "64"}, "hidden_size is '64', must be a positive integer"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1, must be a positive number"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, must be true or false"),
+        ({"hidden_act": 3}, "hidden_act is 3, must be a string"),
+        ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key-value heads"),
+        ({"architectures": None}, "must be a list of one name"),
+        ({"rope_scaling": 3}, "rope_scaling is 3, must be an object"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+    ],
+)
+def test_wrong_fields_are_named(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as error:
+        read(tmp_path, **fields)
+    assert error.value.path == tmp_path / "config.json"
+
+
+def test_layer_types_of_another_length_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="must name 2 layers"):
+        read(
+            tmp_path,
+            architectures=["Qwen2ForCausalLM"],
+            use_sliding_window=True,
+            layer_types=["full_attention"],
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "cannot be read"), ("{", "is not JSON"), ("[]", "is not a JSON object")],
+)
+def test_wrong_files_are_named(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        read_description(path)

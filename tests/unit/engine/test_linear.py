@@ -1,0 +1,40 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pagoda.engine.models import linear as module
+from pagoda.engine.models.linear import Linear
+
+
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 9, 130])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_product_is_right_for_any_number_of_rows(
+    dtype: torch.dtype, num_rows: int, has_bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    weight = torch.randn(72, 40, generator=generator).to(dtype)
+    bias = torch.randn(72, generator=generator).to(dtype) if has_bias else None
+    x = torch.randn(num_rows, 40, generator=generator).to(dtype)
+    expected = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    tolerance = 1e-4 if dtype is torch.float32 else 0.05
+    found = Linear(weight, bias)(x)
+    assert found.dtype is dtype
+    torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_product_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "can_pack", lambda: False)
+    weight, x = torch.randn(16, 8).bfloat16(), torch.randn(3, 8).bfloat16()
+    assert torch.equal(Linear(weight)(x), F.linear(x, weight))
+
+
+def test_can_pack_is_false_where_the_operator_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(name)
+
+    monkeypatch.setattr(torch.ops, "mkldnn", Broken())
+    module.can_pack.cache_clear()
+    assert not module.can_pack()
+    module.can_pack.cache_clear()
