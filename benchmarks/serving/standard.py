@@ -34,6 +34,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 MODEL_CACHE = ROOT / ".pagoda" / "bench-models"
 PARTS = ("engine", "topology", "prefix", "gateway")
 MIN_REPETITIONS = 3
+QUIET_IDLE_PERCENT = 90
 # One decode worker; two, as many workers as the last one has; one prefill and one decode worker.
 TOPOLOGIES = ("aggregated", "decode=2", "disaggregated")
 NEEDS = {"engine": ("aggregated",), "topology": TOPOLOGIES, "prefix": ("disaggregated",)}
@@ -135,19 +136,27 @@ def measure_stacks(
                     topology.repeat(list(stacks.values()), seed=100 + seed)
                 else:
                     prefix.repeat(stacks["disaggregated"], seed=seed)
-    sections = {"engine": engine, "topology": topology, "prefix": prefix}
+    sections: dict[str, EngineSection | TopologySection | PrefixSection] = {
+        "engine": engine,
+        "topology": topology,
+        "prefix": prefix,
+    }
     return {name: sections[name].section() for name in chosen}
 
 
 def markdown(content: dict[str, Any], sections: dict[str, Section]) -> str:
     """Return the page."""
     origin = content["provenance"]
+    busy = []
+    if content["idle_percent_before"] < QUIET_IDLE_PERCENT:
+        busy = ["- **The machine was busy: these numbers are no measurement of pagoda.**"]
     lines = [
         f"# Serving, {origin['time'][:10]}",
         "",
         f"- Machine: {origin['cpu_model']}, {origin['num_cores']} cores, "
         f"{origin['memory_bytes'] / 2**30:.0f} GiB, {origin['system']}, "
         f"{content['idle_percent_before']:.0f} % idle before the start",
+        *busy,
         f"- Software: pagoda {origin['pagoda_version']} at {origin['commit'] or 'no commit'}, "
         f"Python {origin['python']}",
         f"- Command: `{' '.join(origin['command'])}` ({content['duration_seconds']:.0f} s)",

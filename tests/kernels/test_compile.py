@@ -20,7 +20,7 @@ SHARED_BYTES = {80: 166912, 90: 232448}
 SPILLED_BYTES = 16
 """Stack per thread that is tolerated: a few addresses, no tile."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The test as a prefill worker: takes PrefillRequests and does with the lease what a test asks for."""
+"""The test as a prefill worker: takes requests and does with leases what a test asks for."""
 
 import asyncio
 import time
@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 from opentelemetry.context import Context
-from support.worker_cluster import SECONDS, Cluster
 
 from pagoda.rpc.v1 import generate_pb2, kv_transfer_pb2, kv_transfer_pb2_grpc, status_pb2
 from pagoda.runtime import subjects
 from pagoda.runtime.rpc_client import grpc_channel
 from pagoda.worker.kv_transfer.digests import digest_blocks
+from support.worker_cluster import SECONDS, Cluster
 
 
 class FakePrefill:

@@ -160,9 +160,8 @@ class Cluster:
         output_token_ids: Sequence[int] = (),
         attempt: int = 0,
         request_id: str = "",
-        kv_identity: bytes = bytes(16),
     ) -> generate_pb2.GenerateRequest:
-        root = cache_root(kv_identity=kv_identity, cache_salt=b"tenant")
+        root = cache_root(kv_identity=bytes(16), cache_salt=self.gateway_id.encode())
         return generate_pb2.GenerateRequest(
             request_id=request_id or new_request_id(),
             attempt=attempt,

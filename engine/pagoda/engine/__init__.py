@@ -1,5 +1,6 @@
 """Pagoda's engine: models, scheduler, KV blocks, sampling. Knows no network and no tokenizer."""
 
+from pagoda.engine.cache.block_pool import OnEvict
 from pagoda.engine.cache.kv_cache import KvCache, KvLayout
 from pagoda.engine.config import EngineConfig
 from pagoda.engine.engine import Engine
@@ -27,6 +28,7 @@ from pagoda.engine.step_result import (
     StepStats,
     TokenLogprobs,
 )
+from pagoda.engine.validation import check_request
 
 __all__ = [
     "BlockHasher",
@@ -44,6 +46,7 @@ __all__ = [
     "KvLayout",
     "KvSource",
     "LoadedModel",
+    "OnEvict",
     "QueueFullError",
     "Reservation",
     "SamplingParams",
@@ -54,5 +57,6 @@ __all__ = [
     "StepStats",
     "TokenLogprobs",
     "UnsupportedModelError",
+    "check_request",
     "load_model",
 ]

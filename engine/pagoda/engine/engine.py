@@ -21,7 +21,7 @@ from pagoda.engine.scheduler.scheduler import ScheduledStep, Scheduler
 from pagoda.engine.scheduler.sequence import Sequence, SequenceState
 from pagoda.engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
 from pagoda.engine.sequence_request import KvSource, SequenceRequest
-from pagoda.engine.step_commit import commit_step, end_of, final_output
+from pagoda.engine.step_commit import commit_step, end_of, final_output, step_stats
 from pagoda.engine.step_result import (
     FinishReason,
     Reservation,
@@ -144,6 +144,8 @@ class Engine:
     def abort(self, sequence_id: str) -> None:
         """End a sequence in any state; its blocks are free on return.
 
+        So whoever reads or writes blocks of it from another thread must have stopped before.
+
         The next step reports its end, unless an end was reported already. Unknown ids are ignored:
         the sequence may have ended while the abort was on its way.
         """
@@ -228,7 +230,7 @@ class Engine:
             new_outputs, computed = commit_step(self._scheduler, scheduled.batch, sampled)
             outputs += new_outputs
             times = (started, scheduled_at, computed_at, self._clock())
-            stats = _stats(scheduled, times)
+            stats = step_stats(scheduled, times)
         else:
             computed = []
         stored, evicted = self._pool.take_events()
@@ -284,19 +286,3 @@ class Engine:
             matched = token_id if reason is FinishReason.STOP else None
             self._pending_outputs.append(final_output(sequence, reason, matched=matched))
             self._scheduler.finish(sequence)
-
-
-def _stats(scheduled: ScheduledStep, times: tuple[float, float, float, float]) -> StepStats:
-    """Return sizes and times of a step; ``times`` are those of its four borders."""
-    started, scheduled_at, computed_at, ended = times
-    num_prefill_tokens = sum(s.num_new_tokens for s in scheduled.batch if s.is_prefill)
-    return StepStats(
-        num_sequences=len(scheduled.batch),
-        num_prefill_tokens=num_prefill_tokens,
-        num_decode_tokens=sum(not s.is_prefill for s in scheduled.batch),
-        num_context_tokens=sum(s.num_context_tokens for s in scheduled.batch),
-        num_preempted=scheduled.num_preempted,
-        schedule_seconds=scheduled_at - started,
-        forward_seconds=computed_at - scheduled_at,
-        sample_seconds=ended - computed_at,
-    )

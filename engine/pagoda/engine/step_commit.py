@@ -6,9 +6,9 @@ Knows sequences and their queues. Knows nothing of tensors.
 from collections.abc import Sequence as SequenceOf
 
 from pagoda.engine.sampling.sampler import SampledToken
-from pagoda.engine.scheduler.scheduler import ScheduledSequence, Scheduler
+from pagoda.engine.scheduler.scheduler import ScheduledSequence, ScheduledStep, Scheduler
 from pagoda.engine.scheduler.sequence import Sequence
-from pagoda.engine.step_result import ComputedBlocks, FinishReason, SequenceOutput
+from pagoda.engine.step_result import ComputedBlocks, FinishReason, SequenceOutput, StepStats
 
 _NOT_FINITE = "the model's logits are not finite"
 
@@ -65,6 +65,22 @@ def commit_step(
         if token is not None:
             outputs.append(_commit_token(scheduler, sequence, token))
     return outputs, computed
+
+
+def step_stats(scheduled: ScheduledStep, times: tuple[float, float, float, float]) -> StepStats:
+    """Return sizes and times of a step; ``times`` are those of its four borders."""
+    started, scheduled_at, computed_at, ended = times
+    num_prefill_tokens = sum(s.num_new_tokens for s in scheduled.batch if s.is_prefill)
+    return StepStats(
+        num_sequences=len(scheduled.batch),
+        num_prefill_tokens=num_prefill_tokens,
+        num_decode_tokens=sum(not s.is_prefill for s in scheduled.batch),
+        num_context_tokens=sum(s.num_context_tokens for s in scheduled.batch),
+        num_preempted=scheduled.num_preempted,
+        schedule_seconds=scheduled_at - started,
+        forward_seconds=computed_at - scheduled_at,
+        sample_seconds=ended - computed_at,
+    )
 
 
 def _commit_token(scheduler: Scheduler, sequence: Sequence, token: SampledToken) -> SequenceOutput:

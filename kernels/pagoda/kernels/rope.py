@@ -39,15 +39,15 @@ def apply_rope(
 
         return apply_rope_triton(q, k, positions, cos_sin)
     cos, sin = cos_sin.index_select(0, positions)[:, None].chunk(2, -1)
-    turned_q, turned_k = _turned(torch.cat([q, k], 1), cos, sin).split([q.shape[1], k.shape[1]], 1)
-    return turned_q, turned_k
+    turned = _turned(torch.cat([q, k], 1), cos, sin)
+    return turned[:, : q.shape[1]], turned[:, q.shape[1] :]
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = cos.shape[-1]
     wide = x[..., : 2 * half].float()
     first, second = wide[..., :half], wide[..., half:]
-    turned = wide.unflatten(-1, (2, half)) * cos[:, :, None]
+    turned = wide.reshape(*wide.shape[:-1], 2, half) * cos[:, :, None]
     turned[..., 0, :].addcmul_(second, sin, value=-1)
     turned[..., 1, :].addcmul_(first, sin)
     rounded = turned.flatten(-2).to(x.dtype)

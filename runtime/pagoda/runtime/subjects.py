@@ -19,6 +19,7 @@ KV_EVENTS_ALL = f"{PREFIX}.kv_events.*"
 
 STATUS_ALL = f"{PREFIX}.status.*.*"
 
+ROUTE_ALL = f"{PREFIX}.route.*"
 ROUTER_QUEUE = "router"
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")

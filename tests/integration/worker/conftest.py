@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -8,8 +8,21 @@ from support.servers import Server, settings_for
 from support.tiny_checkpoints import make_tiny_checkpoint
 from support.worker_cluster import Cluster
 
-from pagoda.engine import EngineConfig, LoadedModel, load_model
+from pagoda.engine import Engine, EngineConfig, LoadedModel, StepResult, load_model
 from pagoda.runtime.settings import CommonSettings
+
+
+@pytest.fixture(autouse=True)
+def checked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every engine recounts its blocks after each step; a wrong count fails the engine."""
+    step = Engine.step
+
+    def step_and_check(self: Engine) -> StepResult:
+        result = step(self)
+        self.check_invariants()
+        return result
+
+    monkeypatch.setattr(Engine, "step", step_and_check)
 
 
 @pytest.fixture(scope="session")
@@ -23,8 +36,8 @@ def model(checkpoint: Path) -> LoadedModel:
 
 
 @pytest.fixture
-def worker_common(nats: Server, checkpoint: Path, tmp_path: Path) -> Iterator[CommonSettings]:
-    yield settings_for(nats, home=tmp_path, model=str(checkpoint), dtype="float32")
+def worker_common(nats: Server, checkpoint: Path, tmp_path: Path) -> CommonSettings:
+    return settings_for(nats, home=tmp_path, model=str(checkpoint), dtype="float32")
 
 
 @pytest_asyncio.fixture

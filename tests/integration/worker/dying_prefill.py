@@ -1,4 +1,4 @@
-"""A prefill worker that dies by SIGKILL in the middle of its push. Run as a process by the tests."""
+"""A prefill worker that dies by SIGKILL in the middle of its push; run as a process."""
 
 import os
 import signal

@@ -57,6 +57,20 @@ async def test_prefill_worker_killed_in_its_push(cluster: Cluster) -> None:
     assert remove_stale_arenas(FOLDER) == 1  # what the dead process left
 
 
+async def test_sigterm_drains_and_exits_cleanly(cluster: Cluster) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pagoda.prefill", env=environment(cluster)
+    )
+    try:
+        await cluster.status("prefill-dying", lambda status: True)
+        process.terminate()
+        async with asyncio.timeout(SECONDS):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+
 async def test_failed_step_fails_its_sequences_and_ends_the_service(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from support.fake_prefill import FakePrefill, block_message, trailer_message
 from support.worker_cluster import Cluster
 
 from pagoda.rpc.v1 import generate_pb2, kv_transfer_pb2, status_pb2
+from pagoda.worker.kv_transfer.consumer import KvConsumer
 from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer
 
 pytestmark = pytest.mark.integration
@@ -53,6 +54,38 @@ async def test_flipped_bit_is_found_and_recomputed(
     assert decode.metric("pagoda_kv_bad_digests_total", source="transfer") == 1
     assert prefill.metric("pagoda_kv_bad_digests_total", source="transfer") == 1
     assert decode.metric("pagoda_prefill_tokens_total") == len(PROMPT) - 3 * 16
+
+
+async def test_consumer_that_cannot_open_the_arena_gets_payloads(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = await cluster.start_decode("decode-1")
+    await cluster.start_prefill("prefill-1")
+    num_refusals = 0
+
+    def open_arena(self: KvConsumer, name: str, slot_bytes: int) -> None:
+        nonlocal num_refusals
+        num_refusals += 1
+
+    monkeypatch.setattr(KvConsumer, "_open_arena", open_arena)
+    for _ in range(2):
+        answer = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-1")
+        await assert_same_tokens(cluster, answer)
+
+    assert num_refusals == 1  # the producer remembers
+    assert decode.metric("pagoda_kv_leases_settled_total", outcome="received") == 2
+    assert decode.metric("pagoda_prefill_tokens_total") == 0
+
+
+async def test_full_arena_sends_the_rest_inline(cluster: Cluster) -> None:
+    decode = await cluster.start_decode("decode-1")
+    block_bytes = cluster.statuses["decode-1"].model.block_bytes
+    await cluster.start_prefill("prefill-1", shared_memory_bytes=2 * block_bytes)
+
+    answer = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-1")
+
+    await assert_same_tokens(cluster, answer)
+    assert decode.metric("pagoda_kv_leases_settled_total", outcome="received") == 1
 
 
 async def test_silent_producer_loses_its_lease_and_a_late_push_is_refused(

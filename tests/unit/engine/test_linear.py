@@ -24,9 +24,28 @@ def test_product_is_right_for_any_number_of_rows(
 
 
 def test_product_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "can_pack", lambda: False)
+    monkeypatch.setattr(module, "can_pack", lambda dtype: False)
     weight, x = torch.randn(16, 8).bfloat16(), torch.randn(3, 8).bfloat16()
     assert torch.equal(Linear(weight)(x), F.linear(x, weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(72, 40), (512, 256), (256, 768)], ids=str)
+def test_packed_product_of_a_row_does_not_depend_on_the_others(
+    dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    if not module.can_pack(dtype):
+        pytest.skip("nothing is packed on this machine")
+    generator = torch.Generator().manual_seed(0)
+    linear = Linear(torch.randn(shape, generator=generator).to(dtype))
+    x = torch.randn(40, shape[1], generator=generator).to(dtype)
+    alone = torch.cat([linear(row) for row in x.split(1)])
+    for num_rows in (2, 3, 8, 17, 40):
+        assert torch.equal(linear(x[:num_rows]), alone[:num_rows])
+
+
+def test_float16_is_not_packed() -> None:
+    assert not module.can_pack(torch.float16)
 
 
 def test_can_pack_is_false_where_the_operator_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,5 +55,5 @@ def test_can_pack_is_false_where_the_operator_fails(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch.ops, "mkldnn", Broken())
     module.can_pack.cache_clear()
-    assert not module.can_pack()
+    assert not module.can_pack(torch.float32)
     module.can_pack.cache_clear()

@@ -10,8 +10,8 @@ RETRY_SECONDS = 0.25
 async def cancel_and_wait(tasks: "Iterable[asyncio.Task[Any]]") -> None:
     """Cancel tasks until they have ended.
 
-    Once is not enough: before Python 3.12 `asyncio.wait_for`, which the NATS client uses, swallows a
-    cancellation that comes at the moment its future is done.
+    Once is not enough: before Python 3.12 `asyncio.wait_for`, which the NATS client uses, swallows
+    a cancellation that comes at the moment its future is done.
     """
     pending = {task for task in tasks if not task.done()}
     while pending:

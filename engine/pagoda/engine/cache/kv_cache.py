@@ -61,6 +61,7 @@ class KvCache:
         shape = (2, layout.num_layers, num_blocks, *layout.block_shape[2:])
         # Zeros, not empty: a masked slot times a NaN that lies there would still be a NaN.
         self.tensor = torch.zeros(shape, dtype=layout.dtype, device=device)
+        self._layers = list(zip(self.tensor[0].unbind(), self.tensor[1].unbind(), strict=True))
 
     @property
     def block_bytes(self) -> int:
@@ -69,7 +70,7 @@ class KvCache:
 
     def layer(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views (K, V) of one layer, each ``[num_blocks, block_size, HK, D]``."""
-        return self.tensor[0, layer_index], self.tensor[1, layer_index]
+        return self._layers[layer_index]
 
     def read_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
         """Copy blocks out: uint8 ``[N, block_bytes]``, cpu, contiguous. Waits for the device."""

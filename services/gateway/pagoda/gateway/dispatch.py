@@ -10,7 +10,9 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from google.protobuf.message import Message
 from opentelemetry.context import Context
 
 from pagoda.gateway import metrics
@@ -30,6 +32,8 @@ from pagoda.runtime import subjects
 from pagoda.runtime.bus import Bus
 from pagoda.runtime.errors import BusError, MessageTooLargeError
 from pagoda.runtime.status import WorkerDirectory
+
+R = TypeVar("R", bound=Message)
 
 logger = logging.getLogger(__name__)
 
@@ -188,14 +192,13 @@ class Dispatcher:
             excluded_worker_ids=self._excluded(refused),
         )
         started = time.perf_counter()
-        answer = await self._bus.request(
+        answer = await self._request(
             subjects.route(call.model.name),
             request,
             route_pb2.RouteResponse,
             timeout_seconds=self._settings.route_timeout_seconds,
             context=call.context,
         )
-        _raise_if_cancelled()
         call.on_route(sequence, answer, 1000 * (time.perf_counter() - started))
         return answer
 
@@ -229,7 +232,7 @@ class Dispatcher:
         )
         worker_id = placement.decode_worker_id
         try:
-            answer = await self._bus.request(
+            answer = await self._request(
                 subjects.decode(worker_id),
                 request,
                 generate_pb2.GenerateResponse,
@@ -247,7 +250,6 @@ class Dispatcher:
                     retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
                 ),
             ) from error
-        _raise_if_cancelled()
         if answer.status == _ACCEPTED:
             return
         sequence.worker_id = ""  # it holds nothing of ours
@@ -262,6 +264,28 @@ class Dispatcher:
                 retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
             ),
         )
+
+    async def _request(
+        self,
+        subject: str,
+        message: Message,
+        response_type: type[R],
+        *,
+        timeout_seconds: float,
+        context: Context,
+    ) -> R:
+        """Ask; a cancellation that comes together with the answer is not lost.
+
+        Before Python 3.12 `asyncio.wait_for`, which the NATS client uses, drops it then.
+        """
+        try:
+            return await self._bus.request(
+                subject, message, response_type, timeout_seconds=timeout_seconds, context=context
+            )
+        finally:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError
 
     async def _cancel(self, call: Call, sequence: OutputSequence, reason: str) -> None:
         """Tell the sequence's worker to stop; best effort, the deadline frees what this misses."""
@@ -279,16 +303,6 @@ class Dispatcher:
         """Wait a little, longer each time, never in step with others."""
         longest = min(_MAX_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**num_tries)
         await asyncio.sleep(longest * (0.5 + self._draw() / 2))
-
-
-def _raise_if_cancelled() -> None:
-    """Raise a cancellation that came together with an answer.
-
-    Before Python 3.12 `asyncio.wait_for`, which the NATS client uses, drops it then.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def _refusal(answer: route_pb2.RouteResponse) -> GatewayError:

@@ -30,7 +30,6 @@ from pagoda.runtime.status import WorkerDirectory
 _STREAM_BYTES = 256 << 20
 _MAX_REDIS_CONNECTIONS = 32
 _EVENTS_PER_BATCH = 64
-ROUTE_ALL = f"{subjects.PREFIX}.route.*"
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +127,7 @@ async def _serve(
         async with asyncio.timeout(settings.warm_up_seconds):
             await context.stop.wait()
     routes = await bus.serve(
-        ROUTE_ALL,
+        subjects.ROUTE_ALL,
         route_pb2.RouteRequest,
         on_route,
         queue=subjects.ROUTER_QUEUE,

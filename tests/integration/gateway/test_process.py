@@ -1,0 +1,109 @@
+"""`python -m pagoda.gateway` as a process: starts from its environment, stops on SIGTERM."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+from support.running_gateway import API_KEY, CHAT
+from support.scripted_worker import (
+    ScriptedRouter,
+    ScriptedWorker,
+    running_router,
+    running_worker,
+)
+from support.servers import free_port
+
+from pagoda.runtime.bus import Bus
+from pagoda.runtime.settings import CommonSettings
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+
+START_SECONDS = 30.0
+
+
+def environment(common: CommonSettings, model_folder: Path, port: int) -> dict[str, str]:
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PAGODA_")},
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PAGODA_HOME": str(common.home),
+        "PAGODA_MODEL": str(model_folder),
+        "PAGODA_HTTP_PORT": str(port),
+        "PAGODA_NATS_URL": common.nats_url,
+        "PAGODA_NATS_TOKEN": common.nats_token.get_secret_value(),
+        "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": API_KEY,
+    }
+
+
+async def launch(environ: dict[str, str]) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pagoda.gateway", env=environ,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def worker(bus: Bus) -> AsyncIterator[ScriptedWorker]:
+    async with running_router(ScriptedRouter(bus)), running_worker(ScriptedWorker(bus)) as made:
+        yield made
+
+
+async def until_ready(http: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            try:
+                if (await http.get("/readyz")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.02)  # another process: there is no event to wait on
+
+
+async def test_sigterm_finishes_what_runs_then_exits(
+    nats_common: CommonSettings, model_folder: Path, worker: ScriptedWorker
+) -> None:
+    port = free_port()
+    process = await launch(environment(nats_common, model_folder, port))
+    headers = {"authorization": f"Bearer {API_KEY}"}
+    try:
+        url = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http:
+            await until_ready(http)
+            assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
+            worker.requests.clear()
+            worker.gate_index = 2
+            async with asyncio.TaskGroup() as tasks:
+                asking = tasks.create_task(http.post("/v1/chat/completions", json=CHAT))
+                await worker.wait_until(lambda: bool(worker.requests))
+                process.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(10):
+                    while (await http.get("/readyz")).status_code == 200:
+                        pass
+                worker.open_gate()
+                assert (await asking).status_code == 200
+        async with asyncio.timeout(15):
+            output, _ = await process.communicate()
+        assert process.returncode == 0, output.decode()
+        assert b"Traceback" not in output
+        assert b"never awaited" not in output
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_misspelt_setting_refuses_to_start(
+    nats_common: CommonSettings, model_folder: Path
+) -> None:
+    environ = environment(nats_common, model_folder, free_port())
+    process = await launch({**environ, "PAGODA_GATEWAY_DRAIN_SECS": "3"})
+    async with asyncio.timeout(START_SECONDS):
+        output, _ = await process.communicate()
+    assert process.returncode == 2
+    assert b"PAGODA_GATEWAY_DRAIN_SECONDS" in output
+    assert b"Traceback" not in output
