@@ -19,6 +19,7 @@ from pagoda.runtime.background_tasks import BackgroundTasks
 from pagoda.runtime.bus_codec import ERROR_HEADER, decode, kind_of, make_headers
 from pagoda.runtime.bus_errors import translated
 from pagoda.runtime.bus_streams import Streams
+from pagoda.runtime.cancellation import cancellation_kept
 from pagoda.runtime.connection import Connection
 from pagoda.runtime.errors import RemoteHandlerError, RequestTimeoutError
 from pagoda.runtime.metrics import BUS_HANDLER_ERRORS
@@ -107,12 +108,14 @@ class Bus:
         """
         payload = message.SerializeToString()
         try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._connection.wait()
-                with translated(subject, len(payload), self._client.max_payload, timeout_seconds):
-                    answer = await self._client.request(
-                        subject, payload, timeout=timeout_seconds, headers=make_headers(context)
-                    )
+            with cancellation_kept():
+                async with asyncio.timeout(timeout_seconds):
+                    await self._connection.wait()
+                    limit = self._client.max_payload
+                    with translated(subject, len(payload), limit, timeout_seconds):
+                        answer = await self._client.request(
+                            subject, payload, timeout=timeout_seconds, headers=make_headers(context)
+                        )
         except TimeoutError:
             raise RequestTimeoutError(subject, timeout_seconds) from None
         if answer.headers and ERROR_HEADER in answer.headers:

@@ -14,6 +14,7 @@ from nats.aio.client import Client
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from pagoda.runtime.background_tasks import BackgroundTasks
+from pagoda.runtime.cancellation import cancellation_kept
 from pagoda.runtime.errors import RequestTimeoutError, StreamError
 from pagoda.runtime.stream_consumer import StreamConsumer, consumer_config
 from pagoda.runtime.subscription import Subscription
@@ -94,17 +95,18 @@ class Streams:
         """
         headers = {**(headers or {}), "Nats-Msg-Id": message_id}
         try:
-            async with asyncio.timeout(timeout_seconds):
-                while True:
-                    try:
-                        attempt_seconds = min(ATTEMPT_SECONDS, timeout_seconds)
-                        answer = await self._client.request(
-                            subject, payload, timeout=attempt_seconds, headers=headers
-                        )
-                    except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
-                        await asyncio.sleep(PAUSE_SECONDS)
-                    else:
-                        return _check_acknowledgement(subject, answer.data)
+            with cancellation_kept():
+                async with asyncio.timeout(timeout_seconds):
+                    while True:
+                        try:
+                            attempt_seconds = min(ATTEMPT_SECONDS, timeout_seconds)
+                            answer = await self._client.request(
+                                subject, payload, timeout=attempt_seconds, headers=headers
+                            )
+                        except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
+                            await asyncio.sleep(PAUSE_SECONDS)
+                        else:
+                            return _check_acknowledgement(subject, answer.data)
         except TimeoutError:
             raise RequestTimeoutError(subject, timeout_seconds) from None
         except nats.errors.Error as error:

@@ -75,6 +75,7 @@ class WorkerDirectory:
     """The workers heard of lately. Listeners hear every status, and None when a worker is gone.
 
     A status with another epoch replaces the old one; listeners then hear None for the old first.
+    Only `sweep` lets a silent worker go, so that everybody learns of it at the same moment.
     """
 
     def __init__(
@@ -104,20 +105,17 @@ class WorkerDirectory:
         self._notify(status.worker_id, status)
 
     def alive(self, role: "Role.ValueType | None" = None) -> list[WorkerStatus]:
-        """Return the last status of each worker that is not expired, draining ones included."""
-        oldest = self._clock() - self._expiry_seconds
+        """Return the last status of each worker that is not gone, draining ones included."""
         return [
             entry.status
             for entry in self._entries.values()
-            if entry.seen_seconds >= oldest and (role is None or entry.status.role == role)
+            if role is None or entry.status.role == role
         ]
 
     def get(self, worker_id: str) -> WorkerStatus | None:
-        """Return a worker's last status, None if unknown or expired."""
+        """Return a worker's last status, None if unknown or gone."""
         entry = self._entries.get(worker_id)
-        if entry is None or entry.seen_seconds < self._clock() - self._expiry_seconds:
-            return None
-        return entry.status
+        return entry.status if entry is not None else None
 
     def sweep(self) -> None:
         """Forget workers that were silent for too long; listeners hear of each."""
@@ -127,11 +125,10 @@ class WorkerDirectory:
         ]:
             self._remove(worker_id)
 
-    def hold(self) -> None:
-        """Count everybody as just seen: it is us who hear nothing."""
-        now = self._clock()
+    def hold(self, seconds: float) -> None:
+        """Add to everybody's time: for so long it was us who heard nothing."""
         for entry in self._entries.values():
-            entry.seen_seconds = now
+            entry.seen_seconds += seconds
 
     async def subscribe(self, bus: Bus) -> Subscription:
         """Follow all heartbeats and sweep, until `unsubscribe` or the end of the bus."""
@@ -140,12 +137,17 @@ class WorkerDirectory:
             self.on_status(status)
 
         async def keep_sweeping() -> None:
+            period = self._expiry_seconds / 6
             while True:
-                await asyncio.sleep(self._expiry_seconds / 6)
-                if bus.is_connected:
-                    self.sweep()
+                asleep_since = self._clock()
+                await asyncio.sleep(period)
+                asleep = self._clock() - asleep_since
+                if not bus.is_connected:
+                    self.hold(asleep)
+                elif asleep > 2 * period:  # we stood still; their heartbeats wait to be read
+                    self.hold(asleep - period)
                 else:
-                    self.hold()
+                    self.sweep()
 
         subscription = await bus.subscribe(subjects.STATUS_ALL, WorkerStatus, on_message)
         sweeper = bus.background.start(keep_sweeping(), name="sweep worker directory")

@@ -79,7 +79,8 @@ def test_verbose_prints_usage_apart_from_the_reply(server: OpenAiServer) -> None
     ],
 )
 def test_failure_is_said_and_exits_1(server: OpenAiServer, model: str, message: str) -> None:
-    result = invoke("--url", server.url, "--model", model, "-m", "x", "--timeout", "0.3")
+    seconds = "0.3" if model == "stuck" else "60"
+    result = invoke("--url", server.url, "--model", model, "-m", "x", "--timeout", seconds)
     assert result.exit_code == 1
     assert message in result.stderr
 

@@ -97,6 +97,7 @@ def test_logprobs_come_with_every_token(tiny_model: LoadedModel) -> None:
     assert all(lp.top[0] == (lp.token_id, lp.logprob) for lp in output.logprobs)
 
 
+@pytest.mark.slow
 def test_penalties_survive_preemption(tiny_model: LoadedModel) -> None:
     params = SamplingParams(max_tokens=20, seed=3, presence_penalty=1.0, ignore_eos=True)
     prompts = [PROMPT[:6], OTHER[:6], PROMPT[7:13]]
@@ -169,6 +170,7 @@ def test_caches_of_different_roots_share_nothing(tiny_model: LoadedModel) -> Non
     assert driver.step().reserved[0].num_cached_tokens == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logprobs_are_bitwise_the_same_alone_and_in_a_batch(tiny_folder: Path, dtype: str) -> None:
     model = load_model(tiny_folder, EngineConfig(dtype=dtype, max_model_len=100))

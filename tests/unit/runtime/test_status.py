@@ -45,10 +45,10 @@ def test_a_silent_worker_expires() -> None:
     directory.on_status(status())
 
     clock.now += 1.6
-    assert directory.alive() == []
-    assert directory.get("d1") is None
     directory.sweep()
 
+    assert directory.alive() == []
+    assert directory.get("d1") is None
     assert heard == [("d1", "e1"), ("d1", None)]
 
 
@@ -96,11 +96,15 @@ def test_a_draining_worker_is_alive() -> None:
     assert len(directory.alive()) == 1
 
 
-def test_hold_keeps_everybody() -> None:
+def test_hold_adds_to_everybodys_time() -> None:
     directory, clock, _ = make_directory()
     directory.on_status(status())
     clock.now += 10
-    directory.hold()
+    directory.hold(9.0)
+    directory.sweep()
+    still_there = len(directory.alive())
+    clock.now += 1.0
     directory.sweep()
 
-    assert len(directory.alive()) == 1
+    assert still_there == 1
+    assert directory.alive() == []

@@ -192,7 +192,7 @@ class Dispatcher:
             excluded_worker_ids=self._excluded(refused),
         )
         started = time.perf_counter()
-        answer = await self._request(
+        answer = await self._bus.request(
             subjects.route(call.model.name),
             request,
             route_pb2.RouteResponse,
@@ -232,7 +232,7 @@ class Dispatcher:
         )
         worker_id = placement.decode_worker_id
         try:
-            answer = await self._request(
+            answer = await self._bus.request(
                 subjects.decode(worker_id),
                 request,
                 generate_pb2.GenerateResponse,
@@ -264,28 +264,6 @@ class Dispatcher:
                 retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
             ),
         )
-
-    async def _request(
-        self,
-        subject: str,
-        message: Message,
-        response_type: type[R],
-        *,
-        timeout_seconds: float,
-        context: Context,
-    ) -> R:
-        """Ask; a cancellation that comes together with the answer is not lost.
-
-        Before Python 3.12 `asyncio.wait_for`, which the NATS client uses, drops it then.
-        """
-        try:
-            return await self._bus.request(
-                subject, message, response_type, timeout_seconds=timeout_seconds, context=context
-            )
-        finally:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise asyncio.CancelledError
 
     async def _cancel(self, call: Call, sequence: OutputSequence, reason: str) -> None:
         """Tell the sequence's worker to stop; best effort, the deadline frees what this misses."""
