@@ -12,5 +12,5 @@ RUN useradd --create-home --uid 10001 pagoda && mkdir -p /var/lib/pagoda /run/pa
 USER pagoda
 WORKDIR /var/lib/pagoda
 COPY deploy/entrypoint.sh deploy/make_secrets.py deploy/ready.py /opt/pagoda/
-ENV PAGODA_SERVICE=${SERVICE}
+ENV SERVICE=${SERVICE}
 ENTRYPOINT ["/bin/sh", "/opt/pagoda/entrypoint.sh"]

@@ -141,6 +141,6 @@ async def test_draining_worker_refuses_and_hands_over_what_it_cannot_finish(
 
     assert refused.status == generate_pb2.ADMIT_STATUS_DRAINING
     await answer.finished()
-    assert answer.last.finish_reason == generate_pb2.FINISH_REASON_ERROR
+    assert answer.last.finish_reason == generate_pb2.FINISH_REASON_ABORT
     assert "another one can go on" in answer.last.error
     await decode.task

@@ -7,7 +7,7 @@ import pytest
 from opentelemetry import trace
 from support.worker_cluster import Cluster
 
-from pagoda.rpc.v1 import kv_event_pb2
+from pagoda.rpc.v1 import kv_event_pb2, status_pb2
 from pagoda.runtime import subjects
 from pagoda.runtime.block_hash import split_hashes
 from pagoda.runtime.telemetry import setup_telemetry, shutdown_telemetry, tracer
@@ -98,6 +98,11 @@ async def test_events_say_what_the_pool_holds(cluster: Cluster) -> None:
     assert seen[0].kv_identity == cluster.statuses["decode-1"].model.kv_identity
 
 
+def step_ms(status: status_pb2.WorkerStatus) -> float:
+    speed = status.speed
+    return speed.step_base_ms + speed.step_per_sequence_ms + speed.step_per_context_token_ms
+
+
 async def test_heartbeat_carries_the_card_and_fitted_speeds(cluster: Cluster) -> None:
     await cluster.start_decode("decode-1")
     for i in range(3):
@@ -105,7 +110,7 @@ async def test_heartbeat_carries_the_card_and_fitted_speeds(cluster: Cluster) ->
         await answer.finished()
 
     status = await cluster.status(
-        "decode-1", lambda s: s.speed.prefill_tokens_per_second > 0 and s.speed.step_base_ms > 0
+        "decode-1", lambda s: s.speed.prefill_tokens_per_second > 0 and step_ms(s) > 0
     )
 
     assert status.model.block_size == 16

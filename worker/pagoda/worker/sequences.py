@@ -58,7 +58,6 @@ class LiveSequence:
         task: fetches, transfers or exports for this sequence.
         is_ending: an abort is on its way to the engine.
         end_error: what the last frame says about an abort.
-        is_failure: the last frame says ERROR rather than ABORT: another worker can go on.
         fallback_reason: why the prefill planned elsewhere happened here.
     """
 
@@ -84,7 +83,6 @@ class LiveSequence:
     num_output_tokens: int = 0
     is_ending: bool = False
     end_error: str = ""
-    is_failure: bool = False
     fallback_reason: str = ""
 
     @property

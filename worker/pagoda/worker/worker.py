@@ -40,7 +40,6 @@ from pagoda.worker.settings import WorkerSettings
 from pagoda.worker.spans import StageRecorder
 from pagoda.worker.speed_model import Rate, SpeedModel
 from pagoda.worker.status import make_status
-from pagoda.worker.task_end import cancel_and_wait
 from pagoda.worker.tier_client import TierClient
 from pagoda.worker.write_through import WriteThrough
 
@@ -81,7 +80,7 @@ class SequenceHandler(Protocol):
         """About every 250 ms."""
         ...
 
-    def end(self, sequence: LiveSequence, error: str, *, is_failure: bool = False) -> None:
+    def end(self, sequence: LiveSequence, error: str) -> None:
         """End a sequence and free what it holds. Idempotent."""
         ...
 
@@ -211,7 +210,8 @@ class Worker:
         try:
             yield
         finally:
-            await cancel_and_wait([task])
+            task.cancel()
+            await asyncio.wait([task])
 
     def post_abort(self, sequence: LiveSequence) -> None:
         """Let the engine forget a sequence in any state; its blocks are free then."""
@@ -316,7 +316,7 @@ class Worker:
 
     def _end_all(self, error: str) -> None:
         for sequence in self.sequences:
-            self.handler.end(sequence, error, is_failure=True)
+            self.handler.end(sequence, error)
 
     async def _keep_house(self) -> None:
         while True:
@@ -346,6 +346,8 @@ class Worker:
     async def _close(self, running: "list[asyncio.Task[None]]") -> None:
         self._end_all(f"worker {self.identity.worker_id} has stopped; another one can go on")
         await self.tasks.close()
-        await cancel_and_wait(running)
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
         await self.loop.stop()
         self.executor.shutdown(wait=False, cancel_futures=True)

@@ -103,8 +103,7 @@ class Generation:
         """Publish tokens; at the end say how long everything took."""
         stages = sequence.stages
         if sequence.is_ending and output.finish_reason is FinishReason.ABORT:
-            reason = FinishReason.ERROR if sequence.is_failure else FinishReason.ABORT
-            output = dataclasses.replace(output, finish_reason=reason, error=sequence.end_error)
+            output = dataclasses.replace(output, error=sequence.end_error)
         frame = codec.frame(sequence, output)
         sequence.num_output_tokens += len(output.token_ids)
         if output.token_ids and not stages.joined:  # the first token, and it was computed here
@@ -119,12 +118,12 @@ class Generation:
             self._forget(sequence, output.finish_reason)
         self.worker.frames.add(sequence.gateway_id, frame)
 
-    def end(self, sequence: LiveSequence, error: str, *, is_failure: bool = False) -> None:
+    def end(self, sequence: LiveSequence, error: str) -> None:
         """End a sequence: nobody writes its blocks any more, then the engine frees them."""
         if sequence.is_ending:
             return
         sequence.is_ending = True
-        sequence.end_error, sequence.is_failure = error, is_failure
+        sequence.end_error = error
         if sequence.lease is not None:
             self.leases.settle(sequence.lease, LeaseOutcome.CANCELLED, reason=error)
         if sequence.task is not None:
@@ -135,7 +134,7 @@ class Generation:
 
     def fail(self, sequence: LiveSequence, error: str) -> None:
         """The engine does not have it (any more): say so in its place."""
-        self.end(sequence, error, is_failure=True)
+        self.end(sequence, error)
         output = SequenceOutput(
             sequence_id=sequence.sequence_id,
             first_index=len(sequence.request.output_token_ids) + sequence.num_output_tokens,

@@ -119,12 +119,12 @@ class Prefilling:
             self.worker.stages.record_prefill(sequence)
         sequence.events.put_nowait(output)
 
-    def end(self, sequence: LiveSequence, error: str, *, is_failure: bool = False) -> None:
+    def end(self, sequence: LiveSequence, error: str) -> None:
         """End a sequence; its task lets go of its blocks."""
         if sequence.is_ending:
             return
         sequence.is_ending = True
-        sequence.end_error, sequence.is_failure = error, is_failure
+        sequence.end_error = error
         if sequence.blocks is not None:
             sequence.blocks.close()
         if sequence.task is not None:

@@ -64,13 +64,13 @@ class Router:
     ) -> dict[str, PrefixMatch]:
         """Return the prefix hits of each worker that could share blocks; none if Redis is away."""
         sharing = [worker for worker in workers if worker.kv_identity == request.kv_identity]
-        if not sharing or not request.block_hashes:
-            return {}
         groups = self._groups(request, sharing)
         started = time.perf_counter()
         with tracer().start_as_current_span("router.match") as span:
             span.set_attribute("pagoda.match.blocks", len(request.block_hashes))
             span.set_attribute("pagoda.match.sets", sum(len(group.keys) for group in groups))
+            if not sharing or not request.block_hashes:
+                return {}  # nothing to ask for, which the trace shows too
             try:
                 answer = await self._index.match(groups, request.block_hashes)
             except IndexUnavailableError as error:

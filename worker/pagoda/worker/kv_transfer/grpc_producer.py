@@ -91,7 +91,7 @@ class GrpcProducer:
         channel = self._channels.get(endpoint)
         if channel is None:
             channel = self._channels[endpoint] = self._open_channel(endpoint)
-            if len(self._channels) > MAX_CHANNELS:  # an idle one: its consumer was used longest ago
+            if len(self._channels) > MAX_CHANNELS:  # closed when its last push lets go of it
                 self._channels.popitem(last=False)
         self._channels.move_to_end(endpoint)
         return kv_transfer_pb2_grpc.KvTransferServiceStub(channel)
