@@ -74,6 +74,7 @@ def test_streams_through_the_published_port(running: httpx.Client) -> None:
     receipt = running.get(f"/v1/receipts/{request_id}").json()
     assert text.strip()
     assert receipt["output_tokens"] > 0
+    assert receipt["stages_ms"]["kv_transfer"] > 0, "the decode worker computed the prompt itself"
 
 
 def test_scales_decode_by_itself(running: httpx.Client) -> None:

@@ -72,6 +72,9 @@ def stack(
     }
     with running_stack(tmp_path_factory.mktemp("home"), environ) as stack:
         yield stack
+        # Else the tests would show that decode workers can prefill, not that KV arrives.
+        assert stack.metric("decode", "pagoda_local_prefill_fallbacks_total") == 0
+        assert stack.metric("decode", "pagoda_kv_bad_digests_total") == 0
 
 
 def test_prompts_of_many_lengths(stack: Stack, oracle: GreedyOracle) -> None:

@@ -16,6 +16,7 @@ USAGE_ALL = f"{PREFIX}.usage.*"
 
 KV_EVENTS_STREAM = "KV_EVENTS"
 KV_EVENTS_ALL = f"{PREFIX}.kv_events.*"
+KV_EVENTS_MAX_BYTES = 256 * 2**20  # the oldest events go first
 
 STATUS_ALL = f"{PREFIX}.status.*.*"
 

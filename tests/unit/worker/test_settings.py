@@ -20,6 +20,10 @@ def test_advertised_host_defaults_to_the_listeners() -> None:
     assert DecodeSettings(grpc_host="0.0.0.0", advertise_host="d1").advertised_host == "d1"
 
 
+def test_a_wildcard_listener_advertises_an_address_of_its_own() -> None:
+    assert DecodeSettings(grpc_host="0.0.0.0").advertised_host not in ("0.0.0.0", "")
+
+
 def test_misspelt_name_is_refused() -> None:
     with pytest.raises(SettingsError, match="PAGODA_DECODE_NUM_BLOCKS"):
         load_settings(DecodeSettings, {"PAGODA_DECODE_NUM_BLOCK": "7"})

@@ -146,14 +146,17 @@ class SequenceTable:
         """Sequences that the engine has not admitted yet."""
         return sum(sequence.is_waiting for sequence in self._by_id.values())
 
-    def attempts(self, request_id: str, indices: Iterable[int] = ()) -> list[LiveSequence]:
-        """Return every attempt of these sequences of a request; no indices = all of them."""
+    def attempts(
+        self, request_id: str, indices: Iterable[int] = (), attempt: int | None = None
+    ) -> list[LiveSequence]:
+        """Return these sequences of a request; no indices = all, no attempt = every one."""
         wanted = frozenset(indices)
         return [
             sequence
             for sequence in self._by_id.values()
             if sequence.request_id == request_id
             and (not wanted or sequence.sequence_index in wanted)
+            and attempt in (None, sequence.attempt)
         ]
 
     def overdue(self, now: float) -> list[LiveSequence]:

@@ -19,6 +19,7 @@ from pagoda.engine import (
     ComputedBlocks,
     Engine,
     EngineLoad,
+    KvSource,
     Reservation,
     SequenceOutput,
     StepResult,
@@ -48,7 +49,6 @@ logger = logging.getLogger(__name__)
 HOUSEKEEPING_SECONDS = 0.25
 EVENT_SECONDS = 5.0
 FLUSH_SECONDS = 2.0
-KV_EVENTS_MAX_BYTES = 256 * 2**20
 NUM_COPY_THREADS = 2
 
 
@@ -185,7 +185,7 @@ class Worker:
         await self.bus.ensure_stream(
             subjects.KV_EVENTS_STREAM,
             [subjects.KV_EVENTS_ALL],
-            max_bytes=KV_EVENTS_MAX_BYTES,
+            max_bytes=subjects.KV_EVENTS_MAX_BYTES,
             max_age_seconds=None,
             discard_old=True,
         )
@@ -275,10 +275,14 @@ class Worker:
 
     def _on_step(self, result: StepResult) -> None:
         now = self.clock()
+        computing = result.stats.forward_seconds + result.stats.sample_seconds
         for reservation in result.reserved:
             sequence = self.sequences.get(reservation.sequence_id)
             if sequence is not None:
-                sequence.stages.reserved = now
+                # The step that admits a sequence computes it too; one to import waits for us.
+                is_computed = sequence.request.kv_source is KvSource.COMPUTE
+                reserved = now - computing if is_computed else now
+                sequence.stages.reserved = max(reserved, sequence.stages.accepted)
                 self.handler.on_reserved(sequence, reservation)
         for computed in result.computed:
             sequence = self.sequences.get(computed.sequence_id)
@@ -320,8 +324,8 @@ class Worker:
 
     async def _keep_house(self) -> None:
         while True:
-            await asyncio.sleep(HOUSEKEEPING_SECONDS)
             self.keep_house()
+            await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
     def keep_house(self) -> None:
         """End what is overdue and refresh the gauges."""

@@ -1,5 +1,7 @@
 """Settings of the decode worker."""
 
+import socket
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -14,7 +16,9 @@ class DecodeSettings(WorkerSettings):
     grpc_host: str = Field("127.0.0.1", description="Address that takes KV blocks (gRPC)")
     grpc_port: int = Field(0, ge=0, le=65535, description="Its port; 0: any free one")
     advertise_host: str = Field(
-        "", description="Host that prefill workers reach this worker by; empty: grpc_host"
+        "",
+        description="Host that prefill workers reach this worker by; empty: grpc_host, or this "
+        "machine's own address if that listens everywhere",
     )
     lease_seconds: float = Field(
         60.0,
@@ -24,5 +28,9 @@ class DecodeSettings(WorkerSettings):
 
     @property
     def advertised_host(self) -> str:
-        """The host that leases name."""
-        return self.advertise_host or self.grpc_host
+        """The host that leases name: never a wildcard, by which a producer would reach itself."""
+        if self.advertise_host:
+            return self.advertise_host
+        if self.grpc_host in ("0.0.0.0", "::"):
+            return socket.gethostbyname(socket.gethostname())
+        return self.grpc_host

@@ -124,6 +124,7 @@ class RemotePrefill:
         request = generate_pb2.CancelRequest(
             request_id=sequence.request_id,
             sequence_indices=[sequence.sequence_index],
+            attempt=sequence.attempt,
             reason=sequence.end_error or "lease expired",
         )
         self._worker.tasks.start(

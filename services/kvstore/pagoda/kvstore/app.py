@@ -23,8 +23,6 @@ from pagoda.runtime.rpc_server import grpc_server
 from pagoda.runtime.service import ServiceContext
 from pagoda.runtime.status import Heartbeat
 
-_STREAM_BYTES = 256 << 20
-
 logger = logging.getLogger(__name__)
 
 
@@ -101,7 +99,7 @@ async def _serve(
         await bus.ensure_stream(
             subjects.KV_EVENTS_STREAM,
             [subjects.KV_EVENTS_ALL],
-            max_bytes=_STREAM_BYTES,
+            max_bytes=subjects.KV_EVENTS_MAX_BYTES,
             max_age_seconds=None,
             discard_old=True,
         )

@@ -67,8 +67,9 @@ class Prefilling:
 
     async def on_cancel(self, message: generate_pb2.CancelRequest, context: Context) -> None:
         """End the sequences that a consumer no longer wants."""
+        attempt = message.attempt if message.HasField("attempt") else None
         for sequence in self.worker.sequences.attempts(
-            message.request_id, message.sequence_indices
+            message.request_id, message.sequence_indices, attempt
         ):
             self.end(sequence, f"cancelled: {message.reason}")
 

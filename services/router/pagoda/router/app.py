@@ -27,7 +27,6 @@ from pagoda.runtime.service import ServiceContext
 from pagoda.runtime.settings import CommonSettings
 from pagoda.runtime.status import WorkerDirectory
 
-_STREAM_BYTES = 256 << 20
 _MAX_REDIS_CONNECTIONS = 32
 _EVENTS_PER_BATCH = 64
 
@@ -110,7 +109,7 @@ async def _serve(
     await bus.ensure_stream(
         subjects.KV_EVENTS_STREAM,
         [subjects.KV_EVENTS_ALL],
-        max_bytes=_STREAM_BYTES,
+        max_bytes=subjects.KV_EVENTS_MAX_BYTES,
         max_age_seconds=None,
         discard_old=True,
     )

@@ -383,9 +383,12 @@ class CancelRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_INDICES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     reason: _builtins.str
     """client_disconnect | stop_string | deadline | superseded"""
+    attempt: _builtins.int
+    """absent = every attempt"""
     @_builtins.property
     def sequence_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """empty = all of the request"""
@@ -396,12 +399,15 @@ class CancelRequest(_message.Message):
         request_id: _builtins.str = ...,
         sequence_indices: _abc.Iterable[_builtins.int] | None = ...,
         reason: _builtins.str = ...,
+        attempt: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "request_id", b"request_id", "sequence_indices", b"sequence_indices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "attempt", b"attempt", "reason", b"reason", "request_id", b"request_id", "sequence_indices", b"sequence_indices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
+    _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
 
 Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
 
