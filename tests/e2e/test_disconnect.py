@@ -6,31 +6,35 @@ from support.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
+FREE = "pagoda_kv_free_blocks"
+
 
 def test_blocks_come_back_after_a_disconnect(any_stack: Stack) -> None:
     names = ["decode"] + (["prefill"] if "disaggregated" in str(any_stack.home) else [])
     for name in names:  # whatever ran before has let go
-        assert any_stack.wait_metric(name, "pagoda_kv_cache_usage_ratio", 0, seconds=5) == 0
-    before = {name: any_stack.metric(name, "pagoda_kv_free_blocks") for name in names}
+        held = any_stack.wait_metric(name, "pagoda_kv_cache_usage_ratio", lambda x: x == 0, 5)
+        assert held == 0
+    before = {name: any_stack.metric(name, FREE) for name in names}
     body = {
         "model": any_stack.model,
         "stream": True,
-        "max_tokens": 1500,
+        "max_tokens": 1900,
         "ignore_eos": True,
         "messages": [{"role": "user", "content": "Tell me the longest tale thou knowest."}],
     }
     headers = {"Authorization": f"Bearer {any_stack.api_key}"}
-    with httpx.stream(
-        "POST", f"{any_stack.url}/v1/chat/completions", json=body, headers=headers
-    ) as r:
-        lines = r.iter_lines()
-        for _ in range(8):
-            next(lines)
-        during = any_stack.metric("decode", "pagoda_kv_free_blocks")
-    assert during < before["decode"]
+    url = f"{any_stack.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, headers=headers) as response:
+        lines = response.iter_lines()  # kept: httpx closes the stream with its iterator
+        next(lines)
+        during = any_stack.wait_metric("decode", FREE, lambda x: x < before["decode"], 2)
+    assert 0 < during < before["decode"]
     after = {
-        name: any_stack.wait_metric(name, "pagoda_kv_free_blocks", before[name], seconds=1)
+        name: any_stack.wait_metric(name, FREE, lambda x, name=name: x == before[name], 1)
         for name in names
     }
     assert after == before
-    assert any_stack.wait_metric("decode", "pagoda_num_requests_running", 0, seconds=1) == 0
+    generated = any_stack.metric("decode", "pagoda_decode_tokens_total")
+    running = any_stack.wait_metric("decode", "pagoda_num_requests_running", lambda x: x == 0, 1)
+    assert running == 0
+    assert any_stack.metric("decode", "pagoda_decode_tokens_total") == generated

@@ -21,7 +21,12 @@ EDGES = {
     ("gateway.request", "decode.generate"),
     ("gateway.request", "gateway.settle"),
 }
-SERVICE_OF = {"router.route": "router", "prefill.compute": "prefill", "decode.generate": "decode"}
+SERVICE_OF = {
+    "gateway.request": "pagoda-gateway",
+    "router.route": "pagoda-router",
+    "prefill.compute": "pagoda-prefill",
+    "decode.generate": "pagoda-decode",
+}
 
 
 @pytest.fixture(scope="module")

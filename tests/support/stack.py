@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,10 +60,12 @@ class Stack:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
-    def wait_metric(self, service: str, name: str, value: float, seconds: float) -> float:
-        """Poll until the metric is `value` or time is up; return what it is then."""
+    def wait_metric(
+        self, service: str, name: str, is_reached: Callable[[float], bool], seconds: float
+    ) -> float:
+        """Poll until the metric is as wanted or time is up; return what it is then."""
         deadline = time.monotonic() + seconds
-        while (now := self.metric(service, name)) != value and time.monotonic() < deadline:
+        while not is_reached(now := self.metric(service, name)) and time.monotonic() < deadline:
             time.sleep(0.02)  # a poll of another process: there is no event to wait on
         return now
 
