@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: help setup up test lint typecheck format bench proto proto-check docs-check check-gpu e2e compose-test clean
+.PHONY: help setup up test lint typecheck format bench proto proto-check docs docs-check check-gpu e2e compose-test clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -62,6 +62,9 @@ proto-check: $(DEV_STAMP) ## Fail if proto/gen is not what proto/pagoda generate
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format -d --exit-code
 	@cp -r proto/gen proto/.gen-before && $(MAKE) -s proto && diff -r -x __pycache__ proto/.gen-before proto/gen; \
 	  status=$$?; rm -rf proto/.gen-before; [ $$status = 0 ] || echo "proto/gen was stale: commit what 'make proto' wrote"; exit $$status
+
+docs: $(DEV_STAMP) ## Rewrite docs/configuration.md from the settings
+	$(BIN)/python -m pagoda.cli.configuration_page --write docs/configuration.md
 
 docs-check: $(DEV_STAMP) ## Fail if docs/configuration.md is not what the settings say
 	$(BIN)/python -m pagoda.cli.configuration_page --check docs/configuration.md

@@ -12,7 +12,6 @@ import asyncio
 import datetime
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ import grpc.aio
 import torch
 import uvloop
 
+from pagoda.cli.bench.provenance import provenance
 from pagoda.engine import KvCache, KvLayout
 from pagoda.rpc.v1 import kv_transfer_pb2_grpc
 from pagoda.runtime.rpc_client import grpc_channel
@@ -198,8 +198,7 @@ def main() -> None:
         print(f"{row['transport']:15}{row['bytes'] // 1024:10}{numbers}")
     result = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": platform.processor() or platform.machine(),
-        "cpus": os.cpu_count(),
+        "provenance": provenance(["python", *sys.argv]).as_dict(),
         "load_average_before": load_before,
         "block_bytes": LAYOUT.block_bytes,
         "repeats": arguments.repeats,

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+logging.disable_progress_bar()
 
 
 class GreedyOracle:
