@@ -1,0 +1,40 @@
+"""One row of `make check-gpu`: a kernel at one shape, how it is proven, timed and judged.
+
+Each operator has a `bench_<op>.py` beside this file with ``def cases(device) -> list[Case]``.
+Building a Case allocates nothing: `check`, `build` and the baselines allocate when they are called.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+Launch = Callable[[], object]
+"""Runs the operator once on inputs that were built before; no allocation that a user would not see."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel at one shape.
+
+    Attributes:
+        op: operator, the module's name in `pagoda.kernels`.
+        name: shape and dtype in words, unique within the operator, e.g. ``decode b16 ctx8192 bf16``.
+        check: (seed) -> relative error norm against a float32 or float64 reference, on fresh random
+            data that is never zero. Called first; a case whose error exceeds `tolerance` is not timed.
+        tolerance: of `check`.
+        build: allocates inputs and returns the launch to time.
+        num_bytes: bytes that have to move at least once (roofline); 0 where arithmetic is the limit.
+        num_flops: multiply-adds counted twice; 0 where bytes are the limit.
+        goal: fraction of the measured ceiling to reach on an H200, if there is one.
+        baselines: what a user would call otherwise, by name (sdpa, flex, compile, flashinfer, ...). A
+            builder that raises is reported as not available, with the reason.
+    """
+
+    op: str
+    name: str
+    check: Callable[[int], float]
+    tolerance: float
+    build: Callable[[], Launch]
+    num_bytes: int = 0
+    num_flops: int = 0
+    goal: float | None = None
+    baselines: Mapping[str, Callable[[], Launch]] = field(default_factory=dict)
