@@ -1,0 +1,69 @@
+"""A decode worker killed in the middle of a stream: the stream goes on with the same tokens."""
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+from support.greedy_oracle import GreedyOracle
+from support.stack import running_stack
+from support.tiny_checkpoints import make_tiny_checkpoint
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+MAX_TOKENS = 300
+PROMPT = list(range(40))
+
+
+def test_a_killed_decode_worker_costs_no_token(tmp_path: Path) -> None:
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", "llama")
+    environ = {
+        "PAGODA_MODEL": str(checkpoint),
+        "PAGODA_DTYPE": "float32",
+        "PAGODA_TOPOLOGY": "prefill=1,decode=2",
+    }
+    with running_stack(tmp_path / "home", environ) as stack, stack.http() as http:
+        body = {
+            "model": stack.model,
+            "prompt": PROMPT,
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        tokens: list[int] = []
+        finishes, usages, is_killed = [], [], False
+        with http.stream("POST", "/v1/completions", json=body) as response:
+            for line in response.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                chunk = json.loads(line[6:])
+                for choice in chunk["choices"]:
+                    tokens += choice["token_ids"]
+                    finishes += [choice["finish_reason"]] if choice["finish_reason"] else []
+                usages += [chunk["usage"]] if chunk.get("usage") else []
+                if len(tokens) >= 10 and not is_killed:
+                    is_killed = True
+                    for worker in busy_decode_workers(stack.process.pid):
+                        worker.kill()
+            request_id = response.headers["x-request-id"]
+        receipt = http.get(f"/v1/receipts/{request_id}").json()
+    assert tokens == GreedyOracle(checkpoint).greedy(PROMPT, MAX_TOKENS)
+    assert finishes == ["length"]
+    assert [usage["completion_tokens"] for usage in usages] == [MAX_TOKENS]
+    assert receipt["attempts"] == 2
+    assert receipt["output_tokens"] == MAX_TOKENS
+
+
+def busy_decode_workers(parent_pid: int) -> list[psutil.Process]:
+    """The decode process that generates now: the one with the most CPU time lately."""
+    workers = [
+        process
+        for process in psutil.Process(parent_pid).children(recursive=True)
+        if "pagoda.decode" in " ".join(process.cmdline())
+    ]
+    for worker in workers:
+        worker.cpu_percent()
+    return sorted(workers, key=lambda worker: worker.cpu_percent(interval=0.1))[-1:]
