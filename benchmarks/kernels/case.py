@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 Launch = Callable[[], object]
-"""Runs the operator once on inputs that were built before; no allocation that a user would not see."""
+"""Runs the operator once on inputs built before; allocates only what a user's call would."""
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,14 @@ class Case:
         op: operator, the module's name in `pagoda.kernels`.
         name: shape and dtype in words, unique within the operator, e.g. ``decode b16 ctx8192 bf16``.
         check: (seed) -> relative error norm against a float32 or float64 reference, on fresh random
-            data that is never zero. Called first; a case whose error exceeds `tolerance` is not timed.
+            data that is never zero. Called first; beyond `tolerance` the case is not timed.
         tolerance: of `check`.
         build: allocates inputs and returns the launch to time.
-        num_bytes: bytes that have to move at least once (roofline); 0 where arithmetic is the limit.
+        num_bytes: bytes that have to move at least once (roofline); 0 where arithmetic limits.
         num_flops: multiply-adds counted twice; 0 where bytes are the limit.
         goal: fraction of the measured ceiling to reach on an H200, if there is one.
-        baselines: what a user would call otherwise, by name (sdpa, flex, compile, flashinfer, ...). A
-            builder that raises is reported as not available, with the reason.
+        baselines: what a user would call otherwise, by name (sdpa, flex, compile, flashinfer, ...).
+            A builder that raises is reported as not available, with the reason.
     """
 
     op: str
