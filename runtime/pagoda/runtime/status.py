@@ -125,6 +125,10 @@ class WorkerDirectory:
         ]:
             self._remove(worker_id)
 
+    def forget(self, worker_id: str) -> None:
+        """Let a worker go that is known to be dead; its next heartbeat brings it back."""
+        self._remove(worker_id)
+
     def hold(self, seconds: float) -> None:
         """Add to everybody's time: for so long it was us who heard nothing."""
         for entry in self._entries.values():

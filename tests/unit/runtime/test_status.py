@@ -96,6 +96,17 @@ def test_a_draining_worker_is_alive() -> None:
     assert len(directory.alive()) == 1
 
 
+def test_a_forgotten_worker_comes_back_with_its_next_heartbeat() -> None:
+    directory, _, heard = make_directory()
+    directory.on_status(status())
+    directory.forget("d1")
+    gone = directory.get("d1")
+    directory.on_status(status())
+
+    assert gone is None
+    assert heard == [("d1", "e1"), ("d1", None), ("d1", "e1")]
+
+
 def test_hold_adds_to_everybodys_time() -> None:
     directory, clock, _ = make_directory()
     directory.on_status(status())

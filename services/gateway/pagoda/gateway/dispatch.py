@@ -30,7 +30,7 @@ from pagoda.rpc.v1 import generate_pb2, route_pb2
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.runtime import subjects
 from pagoda.runtime.bus import Bus
-from pagoda.runtime.errors import BusError, MessageTooLargeError
+from pagoda.runtime.errors import BusError, MessageTooLargeError, NoResponderError
 from pagoda.runtime.status import WorkerDirectory
 
 R = TypeVar("R", bound=Message)
@@ -243,6 +243,8 @@ class Dispatcher:
             raise InvalidRequestError(f"the prompt is too large to send: {error}") from error
         except BusError as error:
             refused.add(worker_id)
+            if isinstance(error, NoResponderError):  # sooner known than by its silence
+                self._directory.forget(worker_id)
             raise _AttemptFailedError(
                 "unreachable",
                 UnavailableError(
