@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -13,7 +14,8 @@ from support.stack import PAGODA, running_stack
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
-def test_ready_line_curl_and_a_clean_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
+def test_ready_line_curl_and_a_clean_stop(tmp_path: Path, stop_signal: signal.Signals) -> None:
     with running_stack(tmp_path) as stack:
         assert stack.ready_lines[-2] == f"pagoda ready {stack.url}"
         curl = subprocess.run(
@@ -23,7 +25,7 @@ def test_ready_line_curl_and_a_clean_stop(tmp_path: Path) -> None:
         assert curl.stdout.rstrip().endswith("data: [DONE]")
         children = psutil.Process(stack.process.pid).children(recursive=True)
         started = time.monotonic()
-        assert stack.stop() == 0
+        assert stack.stop(stop_signal) == 0
         assert time.monotonic() - started < 10
         gone, alive = psutil.wait_procs(children, timeout=1)
         assert not alive

@@ -69,10 +69,10 @@ class Stack:
             time.sleep(0.02)  # a poll of another process: there is no event to wait on
         return now
 
-    def stop(self, timeout: float = 15) -> int:
-        """SIGTERM, as a service manager would; return the exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout)
+    def stop(self, stop_signal: signal.Signals = signal.SIGTERM) -> int:
+        """SIGTERM as from a service manager, or SIGINT as from Ctrl-C; return the exit code."""
+        self.process.send_signal(stop_signal)
+        return self.process.wait(15)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,75 @@
+"""Runs the compile scripts of tests/kernels and keeps what they report, once per process.
+
+A script `compile*_for_gpu.py` compiles an operator family as it is launched and prints one JSON
+object per kernel. Run as a module it writes the table of resources:
+
+    python -m support.compile_scripts benchmarks/results/compile/resources.json
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+KERNEL_TESTS = Path(__file__).resolve().parents[1] / "kernels"
+ROOT = KERNEL_TESTS.parents[1]
+
+Facts = dict[str, Any]
+
+
+def compile_scripts() -> tuple[Path, ...]:
+    """Every compile script, sorted."""
+    return tuple(sorted(KERNEL_TESTS.glob("compile*_for_gpu.py")))
+
+
+@functools.cache
+def compiled_by(script: Path) -> tuple[Facts, ...]:
+    """What one script reports. Its compilations share no cache with those of other runs."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    paths = [str(ROOT / "kernels"), str(ROOT / "tests"), *sys.path]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as cache:
+        environment["TRITON_CACHE_DIR"] = cache
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return tuple(json.loads(line) for line in done.stdout.splitlines())
+
+
+def compiled_by_all() -> list[Facts]:
+    """What all scripts report; two run at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        return [facts for found in pool.map(compiled_by, compile_scripts()) for facts in found]
+
+
+def resource_table(compiled: Sequence[Facts]) -> dict[str, Any]:
+    """The facts worth keeping, sorted, beside the versions that made them."""
+    names = ("kernel", "case", "capability", "num_warps", "REG", "STACK", "LOCAL", "shared")
+    rows = sorted([facts[name] for name in names] for facts in compiled)
+    columns = ["kernel", "case", "capability", "num_warps", "registers", "stack_bytes",
+               "local_bytes", "shared_bytes"]  # fmt: skip
+    return {"torch": version("torch"), "triton": version("triton"), "columns": columns,
+            "rows": rows}  # fmt: skip
+
+
+def write_table(path: Path) -> None:
+    """Compile everything and write one row per line, so that a change is a line of a diff."""
+    table = resource_table(compiled_by_all())
+    rows = ",\n  ".join(json.dumps(row) for row in table.pop("rows"))
+    head = json.dumps(table, indent=1).removesuffix("\n}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{head},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_table(Path(sys.argv[1]))
