@@ -1,9 +1,17 @@
 """Prometheus metrics of one process, in one registry. Names: pagoda_<noun>_<unit>."""
 
-from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    Counter,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.registry import REGISTRY
 
 __all__ = ["BUS_DROPPED", "BUS_HANDLER_ERRORS", "BUS_RECONNECTS", "REGISTRY", "render"]
+
+# Without: a second series for each counter, which nobody asks for.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 BUS_DROPPED = Counter(
     "pagoda_bus_dropped_messages", "Messages dropped because a subscriber was too slow", ["kind"]

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import torch
 
-from pagoda.engine import BlockHasher, Engine, EngineConfig, KvLayout, LoadedModel, load_model
+from pagoda.engine import (
+    BlockHasher,
+    Engine,
+    EngineConfig,
+    KvLayout,
+    LoadedModel,
+    SamplingParams,
+    SequenceRequest,
+    load_model,
+)
 from pagoda.engine.cache.block_pool import OnEvict
 from pagoda.rpc.v1 import status_pb2
 from pagoda.runtime.block_hash import kv_identity
@@ -66,7 +75,27 @@ def load_engine(
         vocab_size=model.vocab_size,
         dtype=str(model.dtype).removeprefix("torch."),
     )
+    warm_up(engine, settings.block_size)
     return LoadedEngine(engine, model, identity, card)
+
+
+def warm_up(engine: Engine, block_size: int) -> None:
+    """Compute a prompt and a token, so that no user waits for what libraries do at first use.
+
+    Too few tokens to fill a block: nothing becomes reusable, so nothing of it is ever stored.
+    """
+    request = SequenceRequest(
+        sequence_id="warm-up",
+        prompt_token_ids=(0,) * max(1, block_size - 2),
+        block_hashes=(),
+        cache_root=bytes(16),
+        sampling=SamplingParams(max_tokens=2, ignore_eos=True),
+    )
+    if len(request.prompt_token_ids) + 2 > min(engine.max_model_len, block_size):
+        return
+    engine.add(request)
+    while engine.has_work():
+        engine.step()
 
 
 def _config(settings: WorkerSettings, dtype: str, num_blocks: int) -> EngineConfig:
