@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: help setup up test lint typecheck format bench proto proto-check docs docs-check check-gpu e2e compose-test clean
+.PHONY: help setup up test lint typecheck format bench proto proto-check docs docs-check check-gpu kernel-resources e2e compose-test clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -72,8 +72,11 @@ docs-check: $(DEV_STAMP) ## Fail if docs/configuration.md is not what the settin
 bench: $(DEV_STAMP) ## Run the standard benchmarks into benchmarks/results/
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serving/standard.py
 
-check-gpu: ## On a GPU host: check the kernels on the device, with the host's own torch and triton
-	$(PYTHON) -m pytest -m gpu tests/kernels $(PYTEST_ARGS)
+check-gpu: ## On a GPU host: prove and measure the kernels, with the host's own torch and triton
+	$(PYTHON) benchmarks/kernels/check_gpu.py $(CHECK_GPU_ARGS)
+
+kernel-resources: $(DEV_STAMP) ## Record registers, spills and shared memory of every kernel
+	PYTHONPATH=tests:kernels $(BIN)/python -m support.compile_scripts benchmarks/results/compile/resources.json
 
 compose-test: $(DEV_STAMP) ## Bring compose.yaml up with Docker and stream through it
 	$(BIN)/python -m pytest -m compose tests/compose $(PYTEST_ARGS)

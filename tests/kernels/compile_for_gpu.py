@@ -5,16 +5,12 @@ replaced by compilations, so tile shapes, warps and specialised arguments are th
 """
 
 import json
-import re
-import subprocess
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from support import compiled_kernel
+from support.compiled_kernel import POINTER_TYPES
 
 from pagoda.kernels import plan_attention
 from pagoda.kernels.score_rule import ScoreRule
@@ -24,79 +20,16 @@ from pagoda.kernels.triton_ops.rms_norm import add_rms_norm, rms_norm
 from pagoda.kernels.triton_ops.rope import apply_rope
 from pagoda.kernels.triton_ops.silu_mul import silu_mul
 
-CAPABILITIES = (80, 90)
-POINTER_TYPES = {
-    torch.float32: "*fp32",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-}
-ALIGNED = [["tt.divisibility", 16]]
+__all__ = ["CAPABILITIES", "POINTER_TYPES", "compiling"]
+
+CAPABILITIES: Sequence[int] = compiled_kernel.CAPABILITIES
 
 
-def source_of(kernel, args, kwargs) -> tuple[ASTSource, dict[str, int]]:
-    """What Triton would compile for this launch, and its compile options."""
-    bound = dict(zip(kernel.arg_names, args, strict=False))
-    bound |= {name: value for name, value in kwargs.items() if name in kernel.arg_names}
-    options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
-    signature, constants, attributes = {}, {}, {}
-    for index, parameter in enumerate(kernel.params):
-        value = bound[parameter.name]
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
-            signature[parameter.name] = "constexpr"
-            constants[(index,)] = value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = POINTER_TYPES[value.dtype]
-            attributes[(index,)] = ALIGNED
-        elif isinstance(value, float):
-            signature[parameter.name] = "fp32"
-        else:
-            signature[parameter.name] = "i32"
-            if value % 16 == 0:
-                attributes[(index,)] = ALIGNED
-    return ASTSource(kernel, signature, constants, attributes), options
-
-
-def resources_of(cubin: bytes) -> dict[str, int]:
-    """Registers, stack and local memory (spills) per thread, as cuobjdump reports them."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        tool = triton.knobs.nvidia.cuobjdump.path
-        usage = subprocess.run(
-            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    found = re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)
-    return {name: int(value) for name, value in found}
-
-
-@contextmanager
-def compiling(case: str) -> Iterator[None]:
-    """Compile and report instead of launching."""
-    jit_class = triton.runtime.jit.JITFunction
-    launch = jit_class.run
-
-    def report(kernel, *args, grid, warmup, **kwargs):
-        source, options = source_of(kernel, args, kwargs)
-        for capability in CAPABILITIES:
-            target = GPUTarget("cuda", capability, 32)
-            compiled = triton.compile(source, target=target, options=options)
-            facts = {
-                "kernel": kernel.__name__,
-                "case": case,
-                "capability": capability,
-                "shared": compiled.metadata.shared,
-                "copies_async": "cp.async" in compiled.asm["ptx"],
-                **resources_of(compiled.asm["cubin"]),
-            }
-            print(json.dumps(facts))
-
-    jit_class.run = report
-    try:
-        yield
-    finally:
-        jit_class.run = launch
+def compiling(case: str, capabilities: Sequence[int] | None = None) -> AbstractContextManager[None]:
+    """Compile for the capabilities, all by default, and print what each kernel would use."""
+    return compiled_kernel.compiling(
+        case, capabilities or CAPABILITIES, lambda facts: print(json.dumps(facts))
+    )
 
 
 def compile_attention(head_dim: int, dtype: torch.dtype, rule: ScoreRule) -> None:

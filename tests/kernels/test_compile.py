@@ -3,37 +3,21 @@
 import inspect
 import itertools
 import json
-import os
 import pkgutil
-import subprocess
-import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
+from support.compile_scripts import compiled_by_all, resource_table, spilling, too_large
+from support.compiled_kernel import CAPABILITIES
 
 import pagoda.kernels.triton_ops as triton_ops
-
-SHARED_BYTES = {80: 166912, 90: 232448}
-"""Shared memory one block may use on an A100 and on an H100."""
-
-SPILLED_BYTES = 16
-"""Stack per thread that is tolerated: a few addresses, no tile."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    script = Path(__file__).with_name("compile_for_gpu.py")
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def compiled():
+    return compiled_by_all()
 
 
 def test_leaves_no_kernel_out(compiled):
@@ -48,18 +32,16 @@ def test_leaves_no_kernel_out(compiled):
         }
     assert defined
     assert {(facts["kernel"], facts["capability"]) for facts in compiled} == {
-        (name, capability) for name in defined for capability in SHARED_BYTES
+        (name, capability) for name in defined for capability in CAPABILITIES
     }
 
 
 def test_fits_shared_memory(compiled):
-    too_large = [facts for facts in compiled if facts["shared"] > SHARED_BYTES[facts["capability"]]]
-    assert not too_large
+    assert not too_large(compiled)
 
 
 def test_spills_next_to_no_registers(compiled):
-    spilling = [facts for facts in compiled if facts["STACK"] + facts["LOCAL"] > SPILLED_BYTES]
-    assert not spilling
+    assert not spilling(compiled)
 
 
 def test_attention_overlaps_copies_with_arithmetic(compiled):
@@ -69,3 +51,10 @@ def test_attention_overlaps_copies_with_arithmetic(compiled):
         if facts["kernel"] in ("decode_kernel", "prefill_kernel") and not facts["copies_async"]
     ]
     assert not waiting
+
+
+def test_resources_make_a_table(compiled):
+    table = resource_table(compiled)
+    assert len(table["rows"]) == len(compiled)
+    assert all(len(row) == len(table["columns"]) for row in table["rows"])
+    assert json.loads(json.dumps(table)) == table

@@ -1,67 +1,14 @@
 import random
-from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.paged_case import make_case
 
-from pagoda.kernels import AttentionBatch, paged_attention, plan_attention, reference
+from pagoda.kernels import paged_attention
 from pagoda.kernels.score_rule import ScoreRule
-from pagoda.kernels.triton_ops import attention as triton_attention
-from pagoda.kernels.triton_ops.attention_decode import choose_num_splits, decode
-
-
-@dataclass
-class Case:
-    """Inputs of one call; every slot that no sequence owns holds NaN."""
-
-    q: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    batch: AttentionBatch
-    scale: float
-
-    def want(self, **options):
-        return reference.paged_attention(
-            self.q, self.k_cache, self.v_cache, self.batch, scale=self.scale, **options
-        )
-
-    def got(self, path, sliding_window=None, soft_cap=None):
-        arguments = self.q, self.k_cache, self.v_cache, self.batch
-        if path == "cpu":
-            return paged_attention(
-                *arguments, scale=self.scale, sliding_window=sliding_window, soft_cap=soft_cap
-            )
-        out = torch.full_like(self.q, float("nan"))
-        triton_attention.run(*arguments, ScoreRule(self.scale, sliding_window, soft_cap), out)
-        return out
-
-
-def make_case(
-    seqlens_q, context_lens, *, heads=(2, 1), head_dim=64, block_size=16, dtype, device
-) -> Case:
-    num_heads, num_kv_heads = heads
-    needed = [-(-context // block_size) for context in context_lens]
-    num_blocks = sum(needed) + 2
-    free = torch.randperm(num_blocks).tolist()
-    block_tables = [[free.pop() for _ in range(count)] for count in needed]
-    caches = torch.full((2, num_blocks, block_size, num_kv_heads, head_dim), float("nan"))
-    for table, context in zip(block_tables, context_lens, strict=True):
-        position = torch.arange(context)
-        block = torch.tensor(table)[position // block_size]
-        values = torch.randn(2, context, num_kv_heads, head_dim)
-        caches[:, block, position % block_size] = values
-    batch = plan_attention(
-        seqlens_q=seqlens_q,
-        context_lens=context_lens,
-        block_tables=block_tables,
-        block_size=block_size,
-        device=device,
-    )
-    q = torch.randn(sum(seqlens_q), num_heads, head_dim)
-    k_cache, v_cache = caches.to(device, dtype)
-    return Case(q.to(device, dtype), k_cache, v_cache, batch, head_dim**-0.5)
-
+from pagoda.kernels.triton_ops.attention_decode import decode
+from pagoda.kernels.triton_ops.splits import choose_num_splits
 
 LENGTHS = {
     "decodes": ([1, 1, 1, 1], [1, 63, 127, 290]),
@@ -178,17 +125,8 @@ def test_fp32_on_cpu_does_not_depend_on_the_other_sequences(seed):
     case = make_case(new, context, heads=(8, 2), dtype=torch.float32, device=cpu)
     together = case.got("cpu")
     starts = case.batch.cu_seqlens_q.tolist()
-    for seq, n in enumerate(new):
-        alone = plan_attention(
-            seqlens_q=[n],
-            context_lens=[context[seq]],
-            block_tables=[case.batch.block_tables[seq].tolist()],
-            block_size=16,
-            device=cpu,
-        )
-        rows = slice(starts[seq], starts[seq + 1])
-        mine = Case(case.q[rows], case.k_cache, case.v_cache, alone, case.scale).got("cpu")
-        assert torch.equal(together[rows], mine)
+    for seq in range(len(new)):
+        assert torch.equal(together[starts[seq] : starts[seq + 1]], case.sequence(seq).got("cpu"))
 
 
 def test_no_tokens_give_no_rows(path, device):

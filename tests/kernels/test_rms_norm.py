@@ -14,7 +14,9 @@ def norm(path, x, weight, out=None):
     return triton_rms_norm.rms_norm(x, weight, EPS, out)
 
 
-@pytest.mark.parametrize(("num_tokens", "width"), [(1, 2048), (63, 100), (127, 64), (9, 5000)])
+@pytest.mark.parametrize(
+    ("num_tokens", "width"), [(1, 2048), (63, 100), (127, 64), (9, 5000), (3, 16384)]
+)
 def test_matches_reference(path, device, dtype, num_tokens, width, assert_close):
     x = torch.randn(num_tokens, width, device=device).to(dtype)
     weight = torch.randn(width, device=device).to(dtype)
@@ -54,6 +56,15 @@ def test_add_matches_reference(path, device, dtype, num_tokens, assert_close):
         assert_close(mine, want)
     assert torch.equal(x, before[0])
     assert torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("width", [5120, 12288, 16384])
+def test_add_takes_wide_rows(path, device, dtype, width, assert_close):
+    x, residual = torch.randn(2, 3, width, device=device).to(dtype)
+    weight = torch.randn(width, device=device).to(dtype)
+    got = ADD[path](x, residual, weight, EPS)
+    for mine, want in zip(got, reference.add_rms_norm(x, residual, weight, EPS), strict=True):
+        assert_close(mine, want)
 
 
 def test_add_takes_rows_apart(path, device, dtype, assert_close):

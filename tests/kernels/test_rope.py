@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pagoda.kernels import apply_rope, reference
+from pagoda.kernels import apply_rope, reference, reference_blocks
 from pagoda.kernels.triton_ops import rope as triton_rope
 
 OPERATOR = {"cpu": apply_rope, "triton": triton_rope.apply_rope}
@@ -27,6 +27,63 @@ def test_matches_reference(path, device, dtype, num_tokens, head_dim, rot_dim, a
     for mine, want in zip(got, reference.apply_rope(q, k, positions, cos_sin), strict=True):
         assert_close(mine, want)
     assert torch.equal(q, before)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "head_dim", "rot_dim"), [(1, 64, 64), (63, 80, 80), (127, 96, 36), (7, 256, 64)]
+)
+def test_interleaved_matches_reference(
+    path, device, dtype, num_tokens, head_dim, rot_dim, assert_close
+):
+    q = torch.randn(num_tokens, 4, head_dim, device=device).to(dtype)[:, :3]
+    k = torch.randn(num_tokens, 1, head_dim, device=device).to(dtype)
+    positions = torch.randint(0, MAX_POSITION, (num_tokens,), device=device)
+    cos_sin = make_cos_sin(rot_dim, device)
+    got = OPERATOR[path](q, k, positions, cos_sin, interleaved=True)
+    want = reference_blocks.apply_rope(q, k, positions, cos_sin, interleaved=True)
+    for mine, theirs in zip(got, want, strict=True):
+        assert_close(mine, theirs)
+    assert torch.equal(got[0][..., rot_dim:], q[..., rot_dim:])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "sections"), [(128, (16, 24, 24)), (80, (40, 0, 0)), (96, (1, 2, 15))]
+)
+def test_sections_match_reference(path, device, dtype, head_dim, sections, interleaved):
+    q = torch.randn(63, 3, head_dim, device=device).to(dtype)
+    k = torch.randn(63, 1, head_dim, device=device).to(dtype)
+    positions = torch.randint(0, MAX_POSITION, (3, 63), device=device, dtype=torch.int32)
+    cos_sin = make_cos_sin(2 * sum(sections), device)
+    form = {"interleaved": interleaved, "sections": sections}
+    got = OPERATOR[path](q, k, positions, cos_sin, **form)
+    want = reference_blocks.apply_rope(q, k, positions, cos_sin, **form)
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1.6e-2, atol=1e-5)
+
+
+def test_equal_positions_of_all_sections_are_plain_rope(path, device):
+    q = torch.randn(31, 2, 64, device=device)
+    positions = torch.randint(0, MAX_POSITION, (31,), device=device)
+    cos_sin = make_cos_sin(64, device)
+    got = OPERATOR[path](q, q, positions.expand(3, 31), cos_sin, sections=(8, 12, 12))
+    want = OPERATOR[path](q, q, positions, cos_sin)
+    assert torch.equal(got[0], want[0])
+
+
+def test_the_reference_of_the_forms_agrees_with_the_plain_one():
+    q = torch.randn(9, 2, 80)
+    positions = torch.randint(0, MAX_POSITION, (9,))
+    cos_sin = make_cos_sin(64, "cpu")
+    got = reference_blocks.apply_rope(q, q, positions, cos_sin)
+    torch.testing.assert_close(got, reference.apply_rope(q, q, positions, cos_sin))
+
+
+@pytest.mark.parametrize("sections", [(1, 1, 1), (0, 2, 2), (5, -1, 0)])
+def test_says_which_sections_do_not_fit(sections):
+    q = torch.ones(2, 4, 8)
+    with pytest.raises(ValueError, match="sections: expected three sizes >= 0 of 4 angles in all"):
+        apply_rope(q, q, torch.zeros(3, 2).long(), torch.ones(9, 8), sections=sections)
 
 
 def test_takes_q_and_k_sliced_out_of_a_projection(path, device, dtype, assert_close):

@@ -11,15 +11,20 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from support.compiled_kernel import EVERYTHING_VARIABLE, SHARED_BYTES
+
 KERNEL_TESTS = Path(__file__).resolve().parents[1] / "kernels"
 ROOT = KERNEL_TESTS.parents[1]
+SPILLED_BYTES = 16
+"""Stack per thread that is tolerated: a few addresses, no tile."""
+
+CACHE = ROOT / "build" / "triton"
 
 Facts = dict[str, Any]
 
@@ -31,17 +36,15 @@ def compile_scripts() -> tuple[Path, ...]:
 
 @functools.cache
 def compiled_by(script: Path) -> tuple[Facts, ...]:
-    """What one script reports. Its compilations share no cache with those of other runs."""
+    """What one script reports. Triton keeps what it compiled by source, options and toolchain."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     paths = [str(ROOT / "kernels"), str(ROOT / "tests"), *sys.path]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     environment["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryDirectory() as cache:
-        environment["TRITON_CACHE_DIR"] = cache
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+    environment["TRITON_CACHE_DIR"] = str(CACHE)
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return tuple(json.loads(line) for line in done.stdout.splitlines())
 
@@ -50,6 +53,16 @@ def compiled_by_all() -> list[Facts]:
     """What all scripts report; two run at a time."""
     with ThreadPoolExecutor(2) as pool:
         return [facts for found in pool.map(compiled_by, compile_scripts()) for facts in found]
+
+
+def too_large(compiled: Sequence[Facts]) -> list[Facts]:
+    """Kernels that want more shared memory than a block may use."""
+    return [facts for facts in compiled if facts["shared"] > SHARED_BYTES[facts["capability"]]]
+
+
+def spilling(compiled: Sequence[Facts]) -> list[Facts]:
+    """Kernels that keep more than a few addresses in memory instead of registers."""
+    return [facts for facts in compiled if facts["STACK"] + facts["LOCAL"] > SPILLED_BYTES]
 
 
 def resource_table(compiled: Sequence[Facts]) -> dict[str, Any]:
@@ -64,7 +77,10 @@ def resource_table(compiled: Sequence[Facts]) -> dict[str, Any]:
 
 def write_table(path: Path) -> None:
     """Compile everything and write one row per line, so that a change is a line of a diff."""
-    table = resource_table(compiled_by_all())
+    compiled = compiled_by_all()
+    refused = too_large(compiled) + spilling(compiled)
+    assert not refused, refused
+    table = resource_table(compiled)
     rows = ",\n  ".join(json.dumps(row) for row in table.pop("rows"))
     head = json.dumps(table, indent=1).removesuffix("\n}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,4 +88,5 @@ def write_table(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    os.environ[EVERYTHING_VARIABLE] = "1"
     write_table(Path(sys.argv[1]))

@@ -5,6 +5,7 @@ launchers' own. Only works in a process without TRITON_INTERPRET. Knows nothing 
 """
 
 import functools
+import os
 import re
 import subprocess
 import tempfile
@@ -20,6 +21,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 CAPABILITIES = (80, 90, 100)
 """A100, H100 and H200, B200."""
+
+MAIN_CAPABILITY = 90
+"""Compiled for every case; the others for each kernel's first case, unless everything is asked."""
+
+EVERYTHING_VARIABLE = "PAGODA_COMPILE_EVERYTHING"
 
 SHARED_BYTES = {80: 166912, 89: 101376, 90: 232448, 100: 232448}
 """Shared memory one block may use; Triton compiles kernels that want more."""
@@ -62,13 +68,13 @@ def source_of(
             signature[parameter.name] = "constexpr"
             constants[(index,)] = value
             continue
-        signature[parameter.name], is_aligned = _type_of(value)
+        signature[parameter.name], is_aligned = argument_type(value)
         if is_aligned:
             attributes[(index,)] = ALIGNED
     return ASTSource(kernel, signature, constants, attributes), options
 
 
-def _type_of(value: Any) -> tuple[str, bool]:
+def argument_type(value: Any) -> tuple[str, bool]:
     """(Triton's name of the argument's type, whether it is a multiple of 16)."""
     if isinstance(value, torch.Tensor):
         # An allocation is aligned; what a view adds to its address may not be.
@@ -127,6 +133,8 @@ def compiling(
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         for capability in capabilities:
+            if _is_settled(kernel, args, capability):
+                continue
             report(compile_launch(kernel, args, kwargs, capability, case=case))
 
     jit_class.run = run
@@ -134,6 +142,18 @@ def compiling(
         yield
     finally:
         jit_class.run = launch
+
+
+_compiled: set[tuple[str, bool, int]] = set()
+
+
+def _is_settled(kernel: Any, args: Sequence[Any], capability: int) -> bool:
+    """Whether a further case would tell nothing that this run wants; notes that it was asked."""
+    is_described = any(isinstance(value, TensorDescriptor) for value in args)
+    path = kernel.__name__, is_described, capability
+    before = path in _compiled
+    _compiled.add(path)
+    return before and capability != MAIN_CAPABILITY and not os.environ.get(EVERYTHING_VARIABLE)
 
 
 @functools.cache

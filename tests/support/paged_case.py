@@ -59,7 +59,7 @@ class Case:
         device = self.q.device
         for name in ("k", "v"):
             cache = getattr(self, f"{name}_cache").float()
-            scale = (0.5 + torch.rand(num_scales, device=device)) / (10 if dtype.is_signed else 1)
+            scale = (0.5 + torch.rand(num_scales, device=device)) / 10
             stored = cache / scale[:, None]
             if dtype == torch.int8:
                 stored = (stored * 3).round().nan_to_num(127).clamp(-127, 127)

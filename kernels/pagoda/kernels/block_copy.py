@@ -1,23 +1,40 @@
 """Whole KV blocks of all layers out of the pool and back, for KV transfer.
 
-Knows the pool layout ``[2, num_layers, num_blocks, block_size, HK, D]``. Knows nothing of hashes or
-peers.
+Knows the pool layout ``[2, num_layers, num_blocks, block_size, HK, D]`` and the digest of a block.
+Knows nothing of hashes that name blocks, or of peers.
 """
+
+from typing import Literal, overload
 
 import torch
 
+from pagoda.kernels.block_digest import check_digests, digest_blocks
 from pagoda.kernels.checks import check_index, check_same, check_shape
 
 
-def gather_blocks(kv_cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+@overload
+def gather_blocks(
+    kv_cache: torch.Tensor, block_ids: torch.Tensor, *, with_digest: Literal[False] = False
+) -> torch.Tensor: ...
+@overload
+def gather_blocks(
+    kv_cache: torch.Tensor, block_ids: torch.Tensor, *, with_digest: Literal[True]
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def gather_blocks(
+    kv_cache: torch.Tensor, block_ids: torch.Tensor, *, with_digest: bool = False
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Copy blocks so that each is contiguous: what one block needs on the wire is one memory range.
 
     Args:
-        kv_cache: ``[2, num_layers, num_blocks, block_size, HK, D]``.
+        kv_cache: ``[2, num_layers, num_blocks, block_size, HK, D]``, any dtype.
         block_ids: ``[N]`` int32 or int64 on the device of the pool.
+        with_digest: also digest each block; on CUDA while it is copied.
 
     Returns:
-        New contiguous ``[N, 2, num_layers, block_size, HK, D]``.
+        New contiguous ``[N, 2, num_layers, block_size, HK, D]``; with digests the pair (blocks,
+        uint8 ``[N, 16]`` as `digest_blocks` of their bytes).
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit.
@@ -25,17 +42,50 @@ def gather_blocks(kv_cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tens
     _check(kv_cache, block_ids)
     two, num_layers, _, *block = kv_cache.shape
     blocks = kv_cache.new_empty((len(block_ids), two, num_layers, *block))
+    if kv_cache.is_cuda and _has_dense_runs(kv_cache):
+        from pagoda.kernels.triton_ops import block_copy as triton_block_copy
+
+        if with_digest:
+            return blocks, triton_block_copy.gather_blocks_digest(kv_cache, block_ids, blocks)
+        triton_block_copy.gather_blocks(kv_cache, block_ids, blocks)
+        return blocks
     torch.index_select(kv_cache, 2, block_ids, out=blocks.movedim(0, 2))
-    return blocks
+    return (blocks, digest_blocks(_as_bytes(blocks))) if with_digest else blocks
 
 
-def scatter_blocks(kv_cache: torch.Tensor, block_ids: torch.Tensor, blocks: torch.Tensor) -> None:
+@overload
+def scatter_blocks(
+    kv_cache: torch.Tensor, block_ids: torch.Tensor, blocks: torch.Tensor, *, expected: None = None
+) -> None: ...
+@overload
+def scatter_blocks(
+    kv_cache: torch.Tensor, block_ids: torch.Tensor, blocks: torch.Tensor, *, expected: torch.Tensor
+) -> torch.Tensor: ...
+
+
+def scatter_blocks(
+    kv_cache: torch.Tensor,
+    block_ids: torch.Tensor,
+    blocks: torch.Tensor,
+    *,
+    expected: torch.Tensor | None = None,
+) -> torch.Tensor | None:
     """Copy `blocks` into the pool in place; inverse of `gather_blocks`.
 
+    With `expected`, every block is digested before any is copied, and a block whose digest is
+    another does not touch the pool: its place keeps the bytes it had, whoever reads it. That is one
+    more read of `blocks`. The host waits for nothing on CUDA, so the owner of the places has to
+    read the mask before it lets anybody attend to them.
+
     Args:
-        kv_cache: ``[2, num_layers, num_blocks, block_size, HK, D]``.
+        kv_cache: ``[2, num_layers, num_blocks, block_size, HK, D]``, any dtype.
         block_ids: ``[N]`` int32 or int64, each at most once.
-        blocks: ``[N, 2, num_layers, block_size, HK, D]``, dtype and device of the pool.
+        blocks: ``[N, 2, num_layers, block_size, HK, D]``, dtype and device of the pool. Nobody may
+            write to it meanwhile.
+        expected: ``[N, 16]`` uint8 on the same device, as `gather_blocks` returned them.
+
+    Returns:
+        With `expected` a bool ``[N]`` on the device, True where a block was not copied; else None.
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit.
@@ -44,12 +94,38 @@ def scatter_blocks(kv_cache: torch.Tensor, block_ids: torch.Tensor, blocks: torc
     two, num_layers, _, *block = kv_cache.shape
     check_shape("blocks", blocks, (len(block_ids), two, num_layers, *block))
     check_same("blocks", blocks, "kv_cache", kv_cache)
+    mismatches = None
+    if expected is not None:
+        check_digests("expected", expected, len(block_ids), kv_cache.device)
+        blocks = blocks.contiguous()
+        mismatches = (digest_blocks(_as_bytes(blocks)) != expected).any(1)
+    if kv_cache.is_cuda and _has_dense_runs(kv_cache):
+        from pagoda.kernels.triton_ops.block_copy import scatter_blocks as scatter_blocks_triton
+
+        scatter_blocks_triton(kv_cache, block_ids, blocks, mismatches)
+        return mismatches
+    if mismatches is not None:
+        good = ~mismatches
+        block_ids, blocks = block_ids[good], blocks[good]
     if kv_cache.is_cuda:
         kv_cache.index_copy_(2, block_ids.long(), blocks.movedim(0, 2))
-        return
+        return mismatches
     for row, block_id in enumerate(block_ids.tolist()):
         # Five times faster than index_copy_, which copies such short runs one by one.
         kv_cache[:, :, block_id].copy_(blocks[row])
+    return mismatches
+
+
+def _as_bytes(blocks: torch.Tensor) -> torch.Tensor:
+    """View contiguous blocks as uint8 ``[N, block_bytes]``."""
+    num_blocks, block_bytes = len(blocks), blocks.shape[1:].numel() * blocks.element_size()
+    return blocks.view(torch.uint8).view(num_blocks, block_bytes)
+
+
+def _has_dense_runs(kv_cache: torch.Tensor) -> bool:
+    """Whether what one layer holds of a block is one memory range."""
+    _, _, _, _, num_kv_heads, head_dim = kv_cache.shape
+    return kv_cache.stride()[3:] == (num_kv_heads * head_dim, head_dim, 1)
 
 
 def _check(kv_cache: torch.Tensor, block_ids: torch.Tensor) -> None:

@@ -1,21 +1,29 @@
 """How one layer turns query-key products into scores: the arguments every attention path shares."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRule:
-    """Scale, visibility and bound of attention scores.
+    """Scale, visibility and bound of attention scores, and the scales of a quantised cache.
 
     Attributes:
         scale: factor of the products, usually ``D ** -0.5``.
         window: tokens a query sees, itself included; None for all before it.
         soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; None for unbounded.
+        sinks: ``[H]`` score of a key without a value, seen by every query; None for no such key.
+        k_scale: ``[1]`` or ``[HK]`` fp32, cached K times this is K; None for a cache as q.
+        v_scale: as `k_scale`, for V.
     """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: torch.Tensor | None = field(default=None, compare=False)
+    k_scale: torch.Tensor | None = field(default=None, compare=False)
+    v_scale: torch.Tensor | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Raise ValueError for a window or cap that would hide or zero everything."""

@@ -2,7 +2,9 @@
 
 Decodes are gathered in groups of one padded length and attend with the query heads of a KV head as
 rows. Prefills attend sequence by sequence, a few rows at a time, skipping the keys after them.
-Masks are views of one small matrix, never ``[T, N]``. A compiled kernel would replace `run` alone.
+Masks are views of one small matrix, never ``[T, N]``. Quantised KV is widened as it is gathered.
+Soft caps and sinks, which SDPA has not, take plain matmuls in fp32. A compiled kernel would replace
+`run` alone.
 """
 
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import torch.nn.functional as F
 from pagoda.kernels.attention_batch import AttentionBatch
 from pagoda.kernels.cpu.plan import ROWS_PER_SPAN, CpuPlan, DecodeGroup, PrefillSpan
 from pagoda.kernels.cpu.slots import rows_of_slots, slot_rows
+from pagoda.kernels.kv_quantisation import bytes_of, dequantise
 from pagoda.kernels.score_rule import ScoreRule
 
 
@@ -58,19 +61,21 @@ class _Layer:
         num_seqs = group.rows.shape[0]
         q = self.q.index_select(0, group.rows).view(num_seqs, num_kv_heads, -1, head_dim)
         num_rows = q.shape[2]
+        sinks = self._sinks(num_kv_heads, -1)
         if num_rows == 1:
             # One-row products take a slow path: bf16 SDPA is 3 times faster with two rows.
             q = q.expand(-1, -1, 2, -1)
-        k = self._gather("k", self.k_cache, group.slots, num_seqs)
-        v = self._gather("v", self.v_cache, group.slots, num_seqs)
+        k = self._gather("k", self.k_cache, group.slots, num_seqs, self.rule.k_scale)
+        v = self._gather("v", self.v_cache, group.slots, num_seqs, self.rule.v_scale)
         bias = self.plan.padding_bias(group, q.dtype)
-        attended = self._attend(q, k, v, bias)[:, :, :num_rows]
+        attended = self._attend(q, k, v, bias, sinks)[:, :, :num_rows]
         self.out.index_copy_(0, group.rows, attended.reshape(num_seqs, num_heads, head_dim))
 
     def prefill(self, span: PrefillSpan) -> None:
         """Attend the new tokens of one sequence in equal parts of at most ROWS_PER_SPAN rows."""
-        k = self._gather("k", self.k_cache, span.slots, 1)
-        v = self._gather("v", self.v_cache, span.slots, 1)
+        k = self._gather("k", self.k_cache, span.slots, 1, self.rule.k_scale)
+        v = self._gather("v", self.v_cache, span.slots, 1, self.rule.v_scale)
+        sinks = self._sinks(self.q.shape[1], 1)
         num_rows = span.end - span.start
         num_parts = -(-num_rows // ROWS_PER_SPAN)
         for part in range(num_parts):
@@ -83,44 +88,72 @@ class _Layer:
             )
             rows = slice(span.start + begin, span.start + end)
             q = self.q[rows].transpose(0, 1)[None]
-            attended = self._attend(q, k[:, :, first:stop], v[:, :, first:stop], bias)
+            attended = self._attend(q, k[:, :, first:stop], v[:, :, first:stop], bias, sinks)
             self.out[rows] = attended[0].transpose(0, 1)
 
+    def _sinks(self, num_heads: int, num_rows: int) -> torch.Tensor | None:
+        """Sinks in the order of a query's heads and rows, ``[num_heads, num_rows, 1]`` fp32."""
+        sinks = self.rule.sinks
+        return None if sinks is None else sinks.float().view(num_heads, num_rows, 1)
+
     def _gather(
-        self, name: str, cache: torch.Tensor, slots: torch.Tensor, num_seqs: int
+        self,
+        name: str,
+        cache: torch.Tensor,
+        slots: torch.Tensor,
+        num_seqs: int,
+        scale: torch.Tensor | None,
     ) -> torch.Tensor:
-        """``[S, HK, N, D]`` view of scratch memory holding the tokens of `slots`."""
+        """``[S, HK, N, D]`` of the tokens of `slots`; scratch memory if the cache is as q."""
+        cached_dtype = cache.dtype
+        cache = bytes_of(cache)
         rows, rows_between = slot_rows(cache)
         block_size, num_kv_heads, head_dim = cache.shape[1:]
         scratch = self.plan.scratch(name, slots.shape[0], rows.shape[1], cache.dtype)
         index = rows_of_slots(slots, block_size, rows_between)
         torch.index_select(rows, 0, index, out=scratch)
-        return scratch.view(num_seqs, -1, num_kv_heads, head_dim).transpose(1, 2)
+        gathered = scratch.view(num_seqs, -1, num_kv_heads, head_dim)
+        if scale is not None:
+            gathered = dequantise(gathered.view(cached_dtype), scale, self.q.dtype)
+        return gathered.transpose(1, 2)
 
     def _attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        if self.rule.soft_cap is None:
+        if self.rule.soft_cap is None and sinks is None:
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=bias, scale=self.rule.scale, enable_gqa=q.shape[1] != k.shape[1]
             )
-        return _attend_capped(q, k, v, bias, self.rule.scale, self.rule.soft_cap)
+        return _attend_plainly(q, k, v, bias, self.rule, sinks)
 
 
-def _attend_capped(
+def _attend_plainly(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     bias: torch.Tensor | None,
-    scale: float,
-    soft_cap: float,
+    rule: ScoreRule,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """SDPA with scores bounded to ``soft_cap * tanh(score / soft_cap)``, in fp32."""
+    """SDPA in fp32 with scores bounded to ``soft_cap * tanh(score / soft_cap)`` and with sinks.
+
+    `sinks` ``[H, rows or 1, 1]``: one more column of the softmax, whose value is nothing.
+    """
     group_size = q.shape[1] // k.shape[1]
     rows = q.reshape(q.shape[0], k.shape[1], group_size, -1, q.shape[-1]).float()
-    scores = torch.matmul(rows, k.float()[:, :, None].transpose(-1, -2)).mul_(scale / soft_cap)
-    scores = scores.tanh_().mul_(soft_cap)
+    scores = torch.matmul(rows, k.float()[:, :, None].transpose(-1, -2)).mul_(rule.scale)
+    if rule.soft_cap is not None:
+        scores = scores.div_(rule.soft_cap).tanh_().mul_(rule.soft_cap)
     if bias is not None:
         scores += bias if bias.dim() == 2 else bias[:, :, None]
-    attended = torch.matmul(torch.softmax(scores, -1), v.float()[:, :, None])
+    if sinks is not None:
+        column = sinks.view(k.shape[1], group_size, -1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, column], -1)
+    weights = torch.softmax(scores, -1)[..., : k.shape[2]]
+    attended = torch.matmul(weights, v.float()[:, :, None])
     return attended.reshape(q.shape).to(q.dtype)

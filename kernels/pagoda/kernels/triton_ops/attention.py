@@ -15,9 +15,21 @@ def run(
     batch: AttentionBatch,
     rule: ScoreRule,
     out: torch.Tensor,
+    *,
+    num_splits: int | None = None,
+    is_batch_invariant: bool = False,
 ) -> None:
     """Fill `out` ``[T, H, D]``; arguments as `paged_attention`, already checked."""
     if 1 in batch.seqlens_q_host:
-        decode(q, k_cache, v_cache, batch, rule, out)
+        decode(
+            q,
+            k_cache,
+            v_cache,
+            batch,
+            rule,
+            out,
+            num_splits=num_splits,
+            is_batch_invariant=is_batch_invariant,
+        )
     if max(batch.seqlens_q_host, default=1) > 1:
         prefill(q, k_cache, v_cache, batch, rule, out)

@@ -10,18 +10,17 @@ import triton.language as tl
 
 from pagoda.kernels.attention_batch import AttentionBatch
 from pagoda.kernels.score_rule import ScoreRule
-from pagoda.kernels.triton_ops.attend_tiles import NO_SCORE, attend_tiles, attended
+from pagoda.kernels.triton_ops.attend_tiles import attend_tiles, attended, initial_rows
 from pagoda.kernels.triton_ops.launch import (
     IS_INTERPRETED,
     next_power_of_2,
     num_processors,
     on_device_of,
 )
-
-MIN_SPLIT_TOKENS = 256
-"""KV tokens below which splitting costs more in merging than it saves."""
-
-MAX_SPLITS = 64
+from pagoda.kernels.triton_ops.merge_splits import merge_splits
+from pagoda.kernels.triton_ops.quantised_kv import PLAIN, kernel_cache, kernel_scale
+from pagoda.kernels.triton_ops.splits import choose_splits
+from pagoda.kernels.tuning import attention_shape, tuned
 
 
 @triton.jit
@@ -35,6 +34,9 @@ def decode_kernel(
     cu_seqlens_q_ptr,
     context_lens_ptr,
     block_tables_ptr,
+    sink_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     scale,
     soft_cap,
     stride_qt,
@@ -48,13 +50,19 @@ def decode_kernel(
     stride_ot,
     stride_oh,
     stride_bt,
+    stride_ks,
+    stride_vs,
     num_heads,
     num_splits,
+    most_splits,
+    min_split_tokens,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    KV_KIND: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -66,6 +74,8 @@ def decode_kernel(
     Tile q [BLOCK_G, BLOCK_D]: the query heads of one KV head. Grid (S, HK, splits). Writes `out`;
     if IS_SPLIT, the split's own result to `partial` [S, H, splits, D] fp32 and its log2-sum-exp to
     `lse` [S, H, splits], -inf for a split without keys. Skips sequences with several new tokens.
+    A split has the tokens that make `most_splits` of a sequence, at least `min_split_tokens`, both
+    whole tiles. The sink belongs to split 0. Split-K as Flash-Decoding (Dao et al., 2023).
     """
     seq = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
@@ -77,7 +87,8 @@ def decode_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(0, context - WINDOW)
-    split_tokens = tl.cdiv(tl.cdiv(context - first, num_splits), BLOCK_N) * BLOCK_N
+    split_tokens = tl.maximum(tl.cdiv(context - first, most_splits), min_split_tokens)
+    split_tokens = tl.cdiv(split_tokens, BLOCK_N) * BLOCK_N
     begin = first + split * split_tokens
     end = tl.minimum(begin + split_tokens, context)
 
@@ -101,16 +112,19 @@ def decode_kernel(
         q = q.to(tl.float32)
     position = tl.zeros([BLOCK_G], dtype=tl.int32) + (context - 1)
     acc = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
-    row_max = tl.full([BLOCK_G], NO_SCORE, dtype=tl.float32)
-    row_sum = tl.zeros([BLOCK_G], dtype=tl.float32)
+    row_max, row_sum = initial_rows(sink_ptr, head, mask_g, split == 0, HAS_SINKS, BLOCK_G)
+    if KV_KIND != PLAIN:
+        scale = scale * tl.load(k_scale_ptr + kv_head * stride_ks)
     acc, row_max, row_sum = attend_tiles(
         q, acc, row_max, row_sum, position, begin, end,
         k_cache_ptr + kv_head * stride_kh, v_cache_ptr + kv_head * stride_vh,
         block_tables_ptr + seq * stride_bt,
         stride_kb, stride_kt, stride_vb, stride_vt, scale, soft_cap,
-        BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, True, UPCAST, BLOCK_N, BLOCK_D,
+        BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, True, KV_KIND, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     result = attended(acc, row_sum)
+    if KV_KIND != PLAIN:
+        result = result * tl.load(v_scale_ptr + kv_head * stride_vs)
     if IS_SPLIT:
         tl.store(
             partial_ptr + (partial_row * HEAD_DIM)[:, None] + offs_d[None, :], result, mask=mask
@@ -124,64 +138,19 @@ def decode_kernel(
         )
 
 
-@triton.jit
-def merge_kernel(
-    partial_ptr,
-    lse_ptr,
-    out_ptr,
-    cu_seqlens_q_ptr,
-    num_heads,
-    num_splits,
-    stride_ot,
-    stride_oh,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """``out = sum_i 2^(lse_i - lse) partial_i`` where ``2^lse = sum_i 2^lse_i``.
-
-    Tile [BLOCK_S, BLOCK_D]; one program per sequence and head.
-    """
-    seq = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64)
-    row = tl.load(cu_seqlens_q_ptr + seq).to(tl.int64)
-    if tl.load(cu_seqlens_q_ptr + seq + 1) - row != 1:
-        return
-    offs_s = tl.arange(0, BLOCK_S)
-    offs_d = tl.arange(0, BLOCK_D)
-    first = (seq * num_heads + head) * num_splits
-    # [BLOCK_S]
-    lse = tl.load(lse_ptr + first + offs_s, mask=offs_s < num_splits, other=float("-inf"))
-    weights = tl.exp2(lse - tl.max(lse, axis=0))
-    mask_d = offs_d < HEAD_DIM
-    # [BLOCK_S, BLOCK_D]
-    partial = tl.load(
-        partial_ptr + ((first + offs_s) * HEAD_DIM)[:, None] + offs_d[None, :],
-        mask=(lse > float("-inf"))[:, None] & mask_d[None, :],
-        other=0.0,
-    )
-    merged = tl.sum(partial * weights[:, None], axis=0) / tl.sum(weights, axis=0)
-    tl.store(
-        out_ptr + row * stride_ot + head * stride_oh + offs_d,
-        merged.to(out_ptr.dtype.element_ty),
-        mask=mask_d,
-    )
-
-
-def choose_num_splits(num_seqs: int, num_kv_heads: int, max_context: int, processors: int) -> int:
-    """Splits that give every processor two programs, none shorter than MIN_SPLIT_TOKENS."""
-    wanted = -(-2 * processors // (num_seqs * num_kv_heads))
-    return max(1, min(wanted, max_context // MIN_SPLIT_TOKENS, MAX_SPLITS))
-
-
-def tile_shape(head_dim: int, element_bytes: int) -> tuple[int, int]:
-    """(BLOCK_N, num_stages) that fit an A100 and spill next to nothing.
+def tile_shape(head_dim: int, element_bytes: int, device: torch.device) -> tuple[int, ...]:
+    """(BLOCK_N, num_warps, num_stages): as tuned, else what fits an A100 without spills.
 
     Five stages buffer K and V twice, since the load of a block id comes before theirs.
     """
     if element_bytes == 4:
-        return (32, 3) if head_dim <= 128 else (16, 3)
-    return (64, 5) if head_dim <= 128 else (32, 5)
+        block_n, num_stages = (32, 3) if head_dim <= 128 else (16, 3)
+    else:
+        block_n, num_stages = (64, 5) if head_dim <= 128 else (32, 5)
+    shape = attention_shape(head_dim, element_bytes)
+    return tuned(
+        "attention_decode", shape, device, BLOCK_N=block_n, num_warps=4, num_stages=num_stages
+    )
 
 
 def decode(
@@ -192,24 +161,34 @@ def decode(
     rule: ScoreRule,
     out: torch.Tensor,
     num_splits: int | None = None,
+    is_batch_invariant: bool = False,
 ) -> None:
     """Fill the rows of `out` that belong to sequences with one new token."""
     num_heads, head_dim = q.shape[1:]
     num_seqs, num_kv_heads = len(batch.seqlens_q_host), k_cache.shape[2]
     group_size = num_heads // num_kv_heads
-    if num_splits is None:
-        max_context = max(batch.context_lens_host)
-        visible = max_context if rule.window is None else min(max_context, rule.window)
-        num_splits = choose_num_splits(num_seqs, num_kv_heads, visible, num_processors(q.device))
-    is_split = num_splits > 1
-    partial = q.new_empty(
-        (num_seqs, num_heads, num_splits, head_dim) if is_split else (1,), dtype=torch.float32
+    max_context = max(batch.context_lens_host)
+    splits = choose_splits(
+        num_seqs * num_kv_heads,
+        max_context if rule.window is None else min(max_context, rule.window),
+        num_processors(q.device),
+        num_splits,
+        is_batch_invariant,
     )
-    lse = q.new_empty((num_seqs, num_heads, num_splits) if is_split else (1,), dtype=torch.float32)
-    block_n, num_stages = tile_shape(head_dim, q.element_size())
-    block_d = next_power_of_2(head_dim)
+    partial = q.new_empty(
+        (num_seqs, num_heads, splits.num, head_dim) if splits.is_split else (1,),
+        dtype=torch.float32,
+    )
+    lse = q.new_empty(
+        (num_seqs, num_heads, splits.num) if splits.is_split else (1,), dtype=torch.float32
+    )
+    block_n, num_warps, num_stages = tile_shape(head_dim, q.element_size(), q.device)
+    k_cache, kv_kind = kernel_cache(k_cache)
+    v_cache, _ = kernel_cache(v_cache)
+    k_scale, stride_ks = kernel_scale(rule.k_scale, q)
+    v_scale, stride_vs = kernel_scale(rule.v_scale, q)
     with on_device_of(q):
-        decode_kernel[(num_seqs, num_kv_heads, num_splits)](
+        decode_kernel[(num_seqs, num_kv_heads, splits.num)](
             q,
             k_cache,
             v_cache,
@@ -219,6 +198,9 @@ def decode(
             batch.cu_seqlens_q,
             batch.context_lens,
             batch.block_tables,
+            q if rule.sinks is None else rule.sinks,
+            k_scale,
+            v_scale,
             rule.scale,
             rule.soft_cap or 1.0,
             *q.stride()[:2],
@@ -226,31 +208,26 @@ def decode(
             *v_cache.stride()[:3],
             *out.stride()[:2],
             batch.block_tables.stride(0),
+            stride_ks,
+            stride_vs,
             num_heads,
-            num_splits,
+            splits.num,
+            splits.most,
+            splits.min_tokens,
             GROUP_SIZE=group_size,
             HEAD_DIM=head_dim,
             BLOCK_SIZE=batch.block_size,
             WINDOW=rule.window or 0,
             HAS_CAP=rule.soft_cap is not None,
-            IS_SPLIT=is_split,
+            HAS_SINKS=rule.sinks is not None,
+            KV_KIND=kv_kind,
+            IS_SPLIT=splits.is_split,
             UPCAST=IS_INTERPRETED,
             BLOCK_G=max(16, next_power_of_2(group_size)),
             BLOCK_N=block_n,
-            BLOCK_D=block_d,
-            num_warps=4,
+            BLOCK_D=next_power_of_2(head_dim),
+            num_warps=num_warps,
             num_stages=num_stages,
         )
-        if is_split:
-            merge_kernel[(num_seqs, num_heads)](
-                partial,
-                lse,
-                out,
-                batch.cu_seqlens_q,
-                num_heads,
-                num_splits,
-                *out.stride()[:2],
-                HEAD_DIM=head_dim,
-                BLOCK_S=next_power_of_2(num_splits),
-                BLOCK_D=block_d,
-            )
+    if splits.is_split:
+        merge_splits(partial, lse, out, batch.cu_seqlens_q)

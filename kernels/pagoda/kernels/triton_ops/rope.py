@@ -1,4 +1,7 @@
-"""Rotary embedding of q and k in one launch. Reference: `reference.apply_rope`."""
+"""Rotary embedding of q and k in one launch.
+
+Reference: `reference.apply_rope`, `reference_blocks.apply_rope` for the further forms.
+"""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import torch
@@ -19,6 +22,7 @@ def _rotate_token(
     stride_oh,
     HALF: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_PASS: tl.constexpr,
@@ -30,12 +34,22 @@ def _rotate_token(
     mask = in_heads & (offs_d < HALF)
     x_head = x_ptr + offs_h * stride_xh
     out_head = out_ptr + offs_h * stride_oh
-    # [BLOCK_H, BLOCK_HALF]
-    first = tl.load(x_head + offs_d, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(x_head + HALF + offs_d, mask=mask, other=0.0).to(tl.float32)
     dtype = out_ptr.dtype.element_ty
-    tl.store(out_head + offs_d, (first * cos - second * sin).to(dtype), mask=mask)
-    tl.store(out_head + HALF + offs_d, (second * cos + first * sin).to(dtype), mask=mask)
+    if INTERLEAVED:
+        offs_r = tl.arange(0, 2 * BLOCK_HALF)[None, :]
+        mask_r = in_heads & (offs_r < 2 * HALF)
+        # [BLOCK_H, 2 * BLOCK_HALF]
+        pairs = tl.load(x_head + offs_r, mask=mask_r, other=0.0).to(tl.float32)
+        first, second = tl.split(tl.reshape(pairs, [BLOCK_H, BLOCK_HALF, 2]))
+        turned = tl.join(first * cos - second * sin, second * cos + first * sin)
+        out = tl.reshape(turned, [BLOCK_H, 2 * BLOCK_HALF]).to(dtype)
+        tl.store(out_head + offs_r, out, mask=mask_r)
+    else:
+        # [BLOCK_H, BLOCK_HALF]
+        first = tl.load(x_head + offs_d, mask=mask, other=0.0).to(tl.float32)
+        second = tl.load(x_head + HALF + offs_d, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out_head + offs_d, (first * cos - second * sin).to(dtype), mask=mask)
+        tl.store(out_head + HALF + offs_d, (second * cos + first * sin).to(dtype), mask=mask)
     if BLOCK_PASS > 0:
         offs_p = 2 * HALF + tl.arange(0, BLOCK_PASS)[None, :]
         mask_p = in_heads & (offs_p < HEAD_DIM)
@@ -60,6 +74,9 @@ def rope_kernel(
     stride_kh,
     HALF: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    FIRST_END: tl.constexpr,
+    SECOND_END: tl.constexpr,
     BLOCK_HQ: tl.constexpr,
     BLOCK_HK: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -67,13 +84,19 @@ def rope_kernel(
 ):
     """``(a, b) -> (a cos - b sin, b cos + a sin)`` for dims ``(i, i + HALF)`` of all heads.
 
-    In fp32. Program (t, 0) turns the query heads of token t, tile [BLOCK_HQ, BLOCK_HALF], and
-    program (t, 1) its KV heads.
+    In fp32; INTERLEAVED turns dims ``(2 i, 2 i + 1)``. If FIRST_END is positive there
+    are three rows of positions, for ``i`` below FIRST_END, below SECOND_END and from there on.
+    Program (t, 0) turns the query heads of token t, tile [BLOCK_HQ, BLOCK_HALF], and program (t, 1)
+    its KV heads.
     """
     token = tl.program_id(0).to(tl.int64)
-    position = tl.load(position_ptr + token).to(tl.int64)
     offs_d = tl.arange(0, BLOCK_HALF)[None, :]
     mask_d = offs_d < HALF
+    if FIRST_END > 0:
+        axis = (offs_d >= FIRST_END).to(tl.int64) + (offs_d >= SECOND_END).to(tl.int64)
+        position = tl.load(position_ptr + axis * tl.num_programs(0) + token).to(tl.int64)
+    else:
+        position = tl.load(position_ptr + token).to(tl.int64)
     # [1, BLOCK_HALF]
     row = cos_sin_ptr + position * (2 * HALF)
     cos = tl.load(row + offs_d, mask=mask_d, other=0.0)
@@ -89,6 +112,7 @@ def rope_kernel(
             HEAD_DIM,
             HALF,
             HEAD_DIM,
+            INTERLEAVED,
             BLOCK_HQ,
             BLOCK_HALF,
             BLOCK_PASS,
@@ -104,6 +128,7 @@ def rope_kernel(
             HEAD_DIM,
             HALF,
             HEAD_DIM,
+            INTERLEAVED,
             BLOCK_HK,
             BLOCK_HALF,
             BLOCK_PASS,
@@ -111,7 +136,13 @@ def rope_kernel(
 
 
 def apply_rope(
-    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    *,
+    interleaved: bool = False,
+    sections: tuple[int, int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch two programs per token; arguments as `pagoda.kernels.apply_rope`."""
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -134,6 +165,9 @@ def apply_rope(
             *k.stride()[:2],
             HALF=rot_dim // 2,
             HEAD_DIM=head_dim,
+            INTERLEAVED=interleaved,
+            FIRST_END=sections[0] if sections else 0,
+            SECOND_END=sections[0] + sections[1] if sections else 0,
             BLOCK_HQ=next_power_of_2(num_heads),
             BLOCK_HK=next_power_of_2(num_kv_heads),
             BLOCK_HALF=next_power_of_2(rot_dim // 2),

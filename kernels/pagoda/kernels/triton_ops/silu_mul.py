@@ -9,18 +9,23 @@ from pagoda.kernels.triton_ops.launch import next_power_of_2, on_device_of
 
 
 @triton.jit
+def gated(row, offs_i, width):
+    """``round(gate * sigmoid(gate)) * up``, rounded again, of elements of one row; 0 beyond it."""
+    mask = offs_i < width
+    stored = tl.load(row + offs_i, mask=mask, other=0.0)
+    up = tl.load(row + width + offs_i, mask=mask, other=0.0).to(tl.float32)
+    gate = stored.to(tl.float32)
+    return ((gate * tl.sigmoid(gate)).to(stored.dtype).to(tl.float32) * up).to(stored.dtype)
+
+
+@triton.jit
 def silu_mul_kernel(x_ptr, out_ptr, width, stride_xt, BLOCK_I: tl.constexpr):
     """``out = round(gate * sigmoid(gate)) * up``; one program per token and tile [BLOCK_I]."""
     token = tl.program_id(0).to(tl.int64)
     offs_i = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
-    mask = offs_i < width
-    row = x_ptr + token * stride_xt
     # [BLOCK_I]
-    stored = tl.load(row + offs_i, mask=mask, other=0.0)
-    up = tl.load(row + width + offs_i, mask=mask, other=0.0).to(tl.float32)
-    gate = stored.to(tl.float32)
-    gated = (gate * tl.sigmoid(gate)).to(stored.dtype).to(tl.float32)
-    tl.store(out_ptr + token * width + offs_i, (gated * up).to(stored.dtype), mask=mask)
+    out = gated(x_ptr + token * stride_xt, offs_i, width)
+    tl.store(out_ptr + token * width + offs_i, out, mask=offs_i < width)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,60 @@
+"""Tile shapes of the quantised matmuls, chosen from the number of rows.
+
+Up to 64 rows a matmul is bounded by reading the weight: tiles are narrow in M, and four to five
+stages of 8-16 KB each keep about 64 KB per processor in flight, what bandwidth times latency asks
+of an H100. Above, wide tiles reuse what they read. Reasoned, not measured.
+"""
+
+from dataclasses import asdict, dataclass
+
+import torch
+
+from pagoda.kernels.tuning import tuned
+
+
+@dataclass(frozen=True)
+class MatmulTile:
+    """Rows of x, rows of the weight and depth of one step, and how it is scheduled."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def byte_weight_tile(
+    num_rows: int, element_bytes: int, *, is_block_scaled: bool = False
+) -> MatmulTile:
+    """For weights of one byte and x of `element_bytes`; scaled blocks need two accumulators."""
+    if element_bytes == 4:
+        return MatmulTile(16 if num_rows <= 16 else 32, 64, 64, 4, 3)
+    if num_rows <= 64:
+        block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+        return MatmulTile(block_m, 64, 128, 4, 5 if element_bytes * block_m <= 64 else 4)
+    if element_bytes == 1:
+        return MatmulTile(64 if is_block_scaled else 128, 128, 128, 8, 4)
+    return MatmulTile(128, 128, 64, 8, 4)
+
+
+def nibble_weight_tile(num_rows: int, element_bytes: int, group_size: int) -> MatmulTile:
+    """For weights of half a byte; one step is one group."""
+    if element_bytes == 4:
+        return MatmulTile(16 if num_rows <= 16 else 32, 64, group_size, 4, 2)
+    if num_rows <= 64:
+        block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+        return MatmulTile(block_m, 128 if block_m <= 32 else 64, group_size, 4, 4)
+    return MatmulTile(64, 128, group_size, 8, 4)
+
+
+def tuned_tile(
+    op: str, num_rows: int, element_bytes: int, device: torch.device, default: MatmulTile
+) -> MatmulTile:
+    """The tile measured on this GPU for up to so many rows, or `default`."""
+    return MatmulTile(*tuned(op, tile_key(num_rows, element_bytes), device, **asdict(default)))
+
+
+def tile_key(num_rows: int, element_bytes: int) -> str:
+    """Key of a tile: rows rounded up to 16, 32, 64 or many, and the width of x."""
+    rows = next((f"{most} rows" for most in (16, 32, 64) if num_rows <= most), "many rows")
+    return f"{rows}, {8 * element_bytes} bit"

@@ -1,0 +1,60 @@
+"""What attention compiles to: bulk copies, warp-group products, and nothing spilled."""
+
+import pytest
+from support.compile_scripts import KERNEL_TESTS, compiled_by
+from support.compiled_kernel import SHARED_BYTES
+
+SPILLED_BYTES = 16
+"""Stack per thread that is tolerated: a few addresses, no tile."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return compiled_by(KERNEL_TESTS / "compile_attention_for_gpu.py")
+
+
+def of(compiled, kernel, case="", capabilities=(80, 90, 100)):
+    """Facts of one kernel in the cases that begin with `case`; there must be some."""
+    found = [
+        facts
+        for facts in compiled
+        if facts["kernel"] == kernel
+        and facts["case"].startswith(case)
+        and facts["capability"] in capabilities
+    ]
+    assert found
+    return found
+
+
+def test_fits_shared_memory_and_registers(compiled):
+    assert not [facts for facts in compiled if facts["shared"] > SHARED_BYTES[facts["capability"]]]
+    assert not [facts for facts in compiled if facts["STACK"] + facts["LOCAL"] > SPILLED_BYTES]
+
+
+@pytest.mark.parametrize("kernel", ["decode_kernel", "mla_decode_kernel", "mla_prefill_kernel"])
+def test_overlaps_copies_with_arithmetic(compiled, kernel):
+    assert all(facts["copies_async"] for facts in of(compiled, kernel))
+
+
+def test_descriptors_become_bulk_copies(compiled):
+    described = of(compiled, "prefill_kernel", "described")
+    assert {facts["capability"] for facts in described} == {90, 100}
+    assert all(facts["copies_bulk"] for facts in described)
+    pointers = of(compiled, "prefill_kernel", "pointers")
+    assert not any(facts["copies_bulk"] for facts in pointers)
+
+
+def test_prefill_multiplies_by_warp_groups_on_hopper(compiled):
+    for kernel in ("prefill_kernel", "mla_prefill_kernel"):
+        assert all(facts["warp_group_mma"] for facts in of(compiled, kernel, capabilities=(90,)))
+
+
+def test_latent_decode_of_all_heads_multiplies_by_warp_groups_on_hopper(compiled):
+    found = of(compiled, "mla_decode_kernel", "MLA 128", (90,))
+    assert all(facts["warp_group_mma"] for facts in found)
+
+
+def test_launches_no_empty_kernel(compiled):
+    assert all(facts["REG"] > 16 for facts in compiled)

@@ -1,0 +1,131 @@
+import json
+import os
+import subprocess
+import sys
+
+import check_gpu
+import pytest
+import torch
+from ceilings import Ceilings
+from deadline import Deadline
+from discovery import HERE as BENCH
+from environment import commit, gpu_slug, versions
+from gpu_section import Context, SectionResult
+from kernel_section import KernelSection
+from report import kernel_table, write_results
+
+CEILINGS = Ceilings(4e12, 8e14, 2e-6)
+PASSED = {"status": "passed", "passed": 3, "failed": 0, "skipped": 1, "not_run": 0, "seconds": 9.0}
+TIMING = {
+    "p50_us": 100.0,
+    "gigabytes_per_second": 3600.0,
+    "fraction_of_ceiling": 0.8,
+    "goal": 0.85,
+    "meets_goal": False,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for hosts without a GPU")
+def test_without_a_gpu_it_says_so_and_exits_2():
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "check_gpu.py")],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "needs a CUDA device" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [("NVIDIA H100 80GB HBM3", "h100-80gb-hbm3"), ("NVIDIA H200", "h200"), ("Tesla T4", "t4")],
+)
+def test_results_folder_is_named_after_the_gpu(name, slug):
+    assert gpu_slug(name) == slug
+
+
+def test_versions_and_commit_may_be_missing(tmp_path):
+    assert versions()["torch"].startswith(torch.__version__.partition("+")[0])
+    assert commit(tmp_path) is None
+
+
+def test_table_shows_rate_goal_and_baselines_relative_to_the_kernel():
+    baselines = {"sdpa": {"p50_us": 150.0}, "flashinfer": {"unavailable": "ImportError"}}
+    rows = {
+        ("rope", "T64"): {"status": "passed", "timing": TIMING, "baselines": baselines},
+        ("silu_mul", "T8"): {"status": "wrong", "error": float("nan"), "tolerance": 1e-3},
+        ("kv_write", "T8"): {"status": "passed"},
+    }
+    table = "\n".join(kernel_table(CEILINGS, PASSED, rows))
+    assert "copy 4000 GB/s" in table
+    assert "3 passed, 0 failed, 1 skipped in 9 s" in table
+    assert "3600 GB/s" in table
+    assert "80%!" in table
+    assert "sdpa 1.50x" in table
+    assert "WRONG" in table
+    assert "NOT TIMED" in table
+
+
+def test_json_has_no_nan_and_notes_are_never_overwritten(tmp_path):
+    provenance = {"gpu": "NVIDIA H200", "commit": None}
+    path = write_results(tmp_path / "h200", "kernels", provenance, {"error": float("nan")})
+    assert json.loads(path.read_text(encoding="utf-8")) == {**provenance, "error": "nan"}
+    notes = path.with_name("notes.md")
+    assert "prediction" in notes.read_text(encoding="utf-8")
+    notes.write_text("mine", encoding="utf-8")
+    write_results(tmp_path / "h200", "kernels", provenance, {})
+    assert notes.read_text(encoding="utf-8") == "mine"
+
+
+class FakeSection:
+    name = "fake"
+
+    def __init__(self, failures):
+        self.failures = failures
+
+    def run(self, context):
+        return SectionResult({"seed": context.seed}, ["the table"], self.failures)
+
+
+@pytest.mark.parametrize(("failures", "status"), [([], 0), (["fake: wrong"], 1)])
+def test_a_section_brings_its_own_file_table_and_verdict(
+    tmp_path, monkeypatch, capsys, failures, status
+):
+    monkeypatch.setattr(check_gpu, "SECTIONS", {"fake": FakeSection(failures)})
+    monkeypatch.setattr(check_gpu, "has_cuda", lambda: (True, ""))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(check_gpu, "describe", lambda *_: {"gpu": "NVIDIA H200", "driver": "1"})
+    assert check_gpu.main(["--output", str(tmp_path), "--seed", "5"]) == status
+    assert json.loads((tmp_path / "fake.json").read_text(encoding="utf-8"))["seed"] == 5
+    assert capsys.readouterr().out.splitlines()[1] == "the table"
+
+
+BENCH_FILE = """
+from case import Case
+
+def cases(device):
+    def case(name, error):
+        return Case(op="fake", name=name, check=lambda seed: error, tolerance=0.0, num_bytes=1000,
+                    build=lambda: lambda: None, baselines={"other": lambda: lambda: None})
+    return [case("right", 0.0), case("wrong", 1.0)]
+"""
+
+
+@pytest.mark.slow
+def test_a_wrong_kernel_is_refused_timing(tmp_path, monkeypatch):
+    (tmp_path / "bench_fake.py").write_text(BENCH_FILE, encoding="utf-8")
+    monkeypatch.setattr(
+        "kernel_section._measured_ceilings",
+        lambda _, path: (CEILINGS.write(path), CEILINGS)[1],
+    )
+    section = KernelSection(tmp_path, "host")
+    result = section.run(Context(Deadline(60.0), seed=5, skip_tests=True))
+    right, wrong = result.data["cases"]
+    assert right["timing"]["p50_us"] > 0
+    assert right["baselines"]["other"]["p50_us"] > 0
+    assert "timing" not in wrong
+    assert len(result.failures) == 1
+    assert "fake wrong: error 1.0e+00 > 0.0e+00, not timed" in result.failures[0]
+    assert result.data["ceilings"]["copy_bytes_per_second"] == 4e12

@@ -1,0 +1,93 @@
+import json
+
+import pytest
+import supervise
+from deadline import Deadline
+from supervise import run_phase
+
+BENCH = """
+import os, time
+from case import Case
+
+def crash(seed):
+    os.abort()
+
+def hang(seed):
+    time.sleep(600)
+
+def raises(seed):
+    raise RuntimeError("out of registers")
+
+CHECKS = {"right": lambda seed: 0.0, "abort": crash, "wrong": lambda seed: float("nan"),
+          "raise": raises, "hang": hang, "last": lambda seed: 0.0}
+
+def cases(device):
+    return [Case(op="fake", name=name, check=check, tolerance=0.0, build=lambda: lambda: None,
+                 num_bytes=1000)
+            for name, check in CHECKS.items() if name in os.environ["FAKE_CASES"].split()]
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    (tmp_path / "bench_fake.py").write_text(BENCH, encoding="utf-8")
+
+    def run_cases(names, phase="check", arguments=(), workers=1, seconds=60.0):
+        monkeypatch.setenv("FAKE_CASES", names)
+        rows = run_phase(
+            phase,
+            arguments=["--bench", str(tmp_path), "--device", "host", "--seed", "5", *arguments],
+            num_workers=workers,
+            deadline=Deadline(seconds),
+        )
+        return {name: row for (_, name), row in rows.items()}
+
+    return run_cases
+
+
+@pytest.mark.slow
+def test_a_case_that_dies_costs_only_itself(run):
+    rows = run("right abort wrong raise last")
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "right": "passed",
+        "abort": "crashed",
+        "wrong": "wrong",
+        "raise": "crashed",
+        "last": "passed",
+    }
+    assert "status -6" in rows["abort"]["reason"]
+    assert rows["raise"]["reason"] == "RuntimeError: out of registers"
+    assert rows["last"]["seed"] == 9
+
+
+@pytest.mark.slow
+def test_a_case_that_does_not_answer_is_ended(run, monkeypatch):
+    monkeypatch.setattr(supervise, "CASE_SECONDS", 0.3)
+    rows = run("hang last")
+    assert rows["hang"]["reason"] == "no answer in 0 s"
+    assert rows["last"]["status"] == "passed"
+
+
+@pytest.mark.slow
+def test_the_deadline_ends_workers_and_keeps_what_came(run):
+    rows = run("right hang last", seconds=2.0)
+    assert rows.keys() == {"right"}
+
+
+@pytest.mark.slow
+def test_several_workers_share_the_cases(run):
+    rows = run("right wrong raise last", workers=2)
+    assert rows.keys() == {"right", "wrong", "raise", "last"}
+
+
+@pytest.mark.slow
+def test_times_only_what_it_is_told(run, tmp_path):
+    (tmp_path / "only.json").write_text(json.dumps([["fake", "last"]]), encoding="utf-8")
+    (tmp_path / "ceilings.json").write_text(
+        '{"copy_bytes_per_second": 1e9, "matmul_flops_per_second": 1e9, "launch_seconds": 0}',
+        encoding="utf-8",
+    )
+    only = ["--only", str(tmp_path / "only.json"), "--ceilings", str(tmp_path / "ceilings.json")]
+    rows = run("right last", "time", only)
+    assert rows.keys() == {"last"}
+    assert rows["last"]["p50_us"] > 0
