@@ -10,6 +10,7 @@ from pagoda.engine import (
     BlockHasher,
     Engine,
     EngineConfig,
+    InvalidConfigError,
     KvLayout,
     LoadedModel,
     SamplingParams,
@@ -49,7 +50,7 @@ def load_engine(
     """Load a model folder and allocate its KV blocks.
 
     Raises:
-        EngineError: the folder or a limit cannot be used.
+        EngineError: the folder or a limit cannot be used, or no KV block fits.
     """
     model = load_model(folder, _config(settings, dtype, num_blocks=1))
     num_blocks = settings.num_blocks or _num_blocks(settings, model)
@@ -124,13 +125,29 @@ def _num_blocks(settings: WorkerSettings, model: LoadedModel) -> int:
         head_dim=model.description.head_dim,
         dtype=model.dtype,
     )
-    return max(
-        1, (settings.kv_cache_bytes or _default_bytes(settings, model)) // layout.block_bytes
-    )
+    num_bytes = settings.kv_cache_bytes or _default_bytes(settings, model)
+    if num_bytes < layout.block_bytes:
+        raise InvalidConfigError(
+            "size of the KV pool in bytes",
+            num_bytes,
+            f"at least {layout.block_bytes}, one block; raise gpu_memory_utilization or "
+            "kv_cache_bytes, or give the model more memory",
+        )
+    return num_bytes // layout.block_bytes
 
 
 def _default_bytes(settings: WorkerSettings, model: LoadedModel) -> int:
     if model.device.type != "cuda":
         return DEFAULT_CPU_BYTES
     free, total = torch.cuda.mem_get_info(model.device)
-    return max(0, free - int(total * (1 - settings.gpu_memory_utilization)))
+    own = torch.cuda.memory_reserved(model.device)
+    return share_left(free, total, own, settings.gpu_memory_utilization)
+
+
+def share_left(free: int, total: int, own: int, utilization: float) -> int:
+    """Bytes of a GPU that this worker may still take.
+
+    Its share is of the whole GPU and it has used `own` of that, whatever its neighbours on the same
+    GPU took; more than what is free it cannot have.
+    """
+    return max(0, min(free, int(total * utilization) - own))
