@@ -67,9 +67,11 @@ class TierClient:
             async for response in call:
                 done = fetched.num_blocks
                 expected = block_hashes[done : done + len(response.blocks)]
-                good = await asyncio.get_running_loop().run_in_executor(
+                good, is_open = await asyncio.get_running_loop().run_in_executor(
                     self._executor, _write, blocks, first_block + done, expected, response.blocks
                 )
+                if not is_open:
+                    break
                 for block in response.blocks[:good]:
                     is_nvme = block.tier == kv_event_pb2.TIER_NVME
                     fetched.num_nvme_blocks += is_nvme
@@ -92,8 +94,12 @@ def _write(
     first_block: int,
     expected: Sequence[bytes],
     messages: Sequence[kv_store_pb2.StoredBlock],
-) -> int:
-    """Verify and write one message's blocks. Returns how many leading ones were right."""
+) -> tuple[int, bool]:
+    """Verify and write one message's blocks.
+
+    Returns how many leading ones were right, and False if the sequence has ended meanwhile, so that
+    nothing was written.
+    """
     payloads: ByteArray = np.empty((len(messages), blocks.block_bytes), dtype=np.uint8)
     count = 0
     for block_hash, message in zip(expected, messages, strict=False):
@@ -104,6 +110,4 @@ def _write(
             break
         count += 1
     indices = range(first_block, first_block + count)
-    if not count or not blocks.write(indices, torch.from_numpy(payloads[:count])):
-        return 0
-    return count
+    return count, not count or blocks.write(indices, torch.from_numpy(payloads[:count]))
