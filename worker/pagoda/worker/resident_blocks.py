@@ -50,13 +50,8 @@ class ParentHashes:
             for parent, block_hash in zip((root, *block_hashes), block_hashes, strict=False):
                 self._put(parent, block_hash)
 
-    def get(self, block_hash: bytes) -> bytes:
-        """Return the parent, empty if it was forgotten."""
-        with self._lock:
-            return self._parents.get(block_hash, b"")
-
     def get_all(self, block_hashes: Iterable[bytes]) -> list[bytes]:
-        """Return the parent of each."""
+        """Return the parent of each, empty where it was forgotten."""
         with self._lock:
             return [self._parents.get(block_hash, b"") for block_hash in block_hashes]
 

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 import grpc
 import grpc.aio
 
-from pagoda.rpc.v1 import generate_pb2, kv_transfer_pb2, kv_transfer_pb2_grpc
+from pagoda.rpc.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc
 from pagoda.worker.errors import PushError
 from pagoda.worker.kv_transfer.base import (
     MESSAGE_BYTES,
@@ -165,7 +165,6 @@ class GrpcPush:
                 num_computed_tokens=trailer.num_computed_tokens,
                 first_token_id=trailer.first_token_id,
                 is_finished=trailer.is_finished,
-                cached=generate_pb2.CachedTokens(),
             )
         )
         response = await self._finish(message)
