@@ -216,10 +216,17 @@ class Bus:
         *,
         batch: int,
         in_order: bool = False,
+        trim_seconds: float | None = None,
     ) -> Subscription:
         """Hand a stream's messages to `handler` until it succeeds; see `Streams.consume`."""
         return await self._streams.consume(
-            stream, durable, message_type, handler, batch=batch, in_order=in_order
+            stream,
+            durable,
+            message_type,
+            handler,
+            batch=batch,
+            in_order=in_order,
+            trim_seconds=trim_seconds,
         )
 
     async def replay(self, stream: str, durable: str) -> None:

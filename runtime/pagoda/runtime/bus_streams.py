@@ -121,12 +121,17 @@ class Streams:
         *,
         batch: int,
         in_order: bool,
+        trim_seconds: float | None,
     ) -> Subscription:
         """Feed `handler` up to `batch` messages at a time, shared among consumers of `durable`.
 
         A batch is acknowledged when the handler returned, and comes again about a second after it
         raised. `in_order`: one message at a time across all replicas, each after the one before was
         acknowledged. Messages that cannot be decoded are logged and dropped.
+
+        `trim_seconds`: acknowledged messages leave the stream, about this often; None: they stay.
+        Only for a stream that nobody else reads. (Work-queue retention would do the same, but the
+        server refuses it for a stream that was made without.)
 
         Raises:
             StreamError: the consumer cannot be created.
@@ -140,11 +145,15 @@ class Streams:
             handler=handler,
         )
         await consumer.open()
-        task = self._tasks.start(consumer.run(), name=f"consume {stream}/{durable}")
+        tasks = [self._tasks.start(consumer.run(), name=f"consume {stream}/{durable}")]
+        if trim_seconds is not None:
+            trimming = consumer.trim_forever(trim_seconds)
+            tasks.append(self._tasks.start(trimming, name=f"trim {stream}/{durable}"))
 
         async def end() -> None:
-            task.cancel()
-            await asyncio.wait([task])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             await consumer.close()
 
         return Subscription(end)

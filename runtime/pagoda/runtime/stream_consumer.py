@@ -20,6 +20,7 @@ from nats.aio.subscription import Subscription as ClientSubscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from pagoda.runtime.bus_codec import decode
+from pagoda.runtime.cancellation import cancellation_kept
 from pagoda.runtime.errors import MessageFormatError, StreamError
 from pagoda.runtime.metrics import BUS_HANDLER_ERRORS
 
@@ -66,14 +67,16 @@ class StreamConsumer(Generic[M]):
         message_type: type[M],
         handler: Callable[[list[M]], Awaitable[None]],
     ) -> None:
+        assert config.durable_name
         self._client = client
         self._jetstream = client.jetstream(timeout=5)
         self._stream = stream
+        self._durable = config.durable_name
         self._config = config
         self._batch = batch
         self._message_type = message_type
         self._handler = handler
-        self._name = f"{stream}/{config.durable_name}"
+        self._name = f"{stream}/{self._durable}"
         self._inbox = client.new_inbox()
         self._arrived: asyncio.Queue[Msg] = asyncio.Queue()  # bounded by the one open pull
         self._pull_number = 0
@@ -101,6 +104,25 @@ class StreamConsumer(Generic[M]):
                 logger.warning("%s: %s; trying again", self._name, error)
                 self._num_expected = 0
                 await asyncio.sleep(RETRY_SECONDS)
+
+    async def trim_forever(self, pause_seconds: float) -> None:
+        """Drop from the stream what this durable has acknowledged, now and after each pause.
+
+        Only what lies below its acknowledgement floor goes, whoever of its replicas acknowledged
+        it, so an unacknowledged message always stays to be delivered again.
+        """
+        trimmed = 0
+        while True:
+            try:
+                with cancellation_kept():
+                    info = await self._jetstream.consumer_info(self._stream, self._durable)
+                    floor = info.ack_floor.stream_seq if info.ack_floor else 0
+                    if floor != trimmed:
+                        await self._jetstream.purge_stream(self._stream, seq=floor + 1)
+                        trimmed = floor
+            except nats.errors.Error as error:
+                logger.warning("%s: not trimmed: %s", self._name, str(error) or repr(error))
+            await asyncio.sleep(pause_seconds)
 
     async def _work(self) -> None:
         while True:
@@ -181,7 +203,7 @@ class StreamConsumer(Generic[M]):
             "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9),
         }
         await self._client.publish(
-            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._config.durable_name}",
+            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._durable}",
             json.dumps(body).encode(),
             reply=self._pull_subject,
         )

@@ -67,12 +67,41 @@ async def test_late_frames_of_the_dead_worker_change_nothing(start: Start, bus: 
             request = second.requests[0]
             name = {"request_id": request.request_id, "sequence_index": 0}
             stale = pb.Frame(**name, attempt=0, first_index=8, token_ids=[5, 5, 5])
-            again = pb.Frame(**name, attempt=1, first_index=0, token_ids=[5] * 8)
+            known = [letters(request, i) for i in range(8)]
+            again = pb.Frame(**name, attempt=1, first_index=0, token_ids=known)
             end = pb.Frame(**name, attempt=0, first_index=8, finish_reason=pb.FINISH_REASON_STOP)
             await first.publish(request.gateway_id, stale, again, end)
             second.open_gate()
             chunks = await asking
         assert text_of(chunks) == expected_text(request, 12)
+
+
+async def test_decode_that_samples_another_first_token_does_not_change_the_answer(
+    start: Start, bus: Any
+) -> None:
+    """The prefill worker publishes token 0 and dies; decode computes it again, differently."""
+
+    def other_at_first(request: pb.GenerateRequest, index: int) -> int:
+        return 5 if request.attempt == 0 else letters(request, index)
+
+    worker = ScriptedWorker(bus, gate_index=0, token_at=other_at_first)
+    async with start(worker) as running, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(running.chat(max_tokens=6, seed=1))
+        await worker.wait_until(lambda: bool(worker.requests))
+        request = worker.requests[0]
+        published = pb.Frame(
+            request_id=request.request_id, first_index=0, token_ids=[letters(request, 0)]
+        )
+        await worker.publish(request.gateway_id, published)
+        await running.tokens_arrived(1)
+        worker.open_gate()
+        answer = await asking
+        assert [cancel.reason for cancel in worker.cancels] == ["superseded"]
+        assert list(worker.requests[1].output_token_ids) == [letters(request, 0)]
+        content = answer.json()["choices"][0]["message"]["content"]
+        assert content == expected_text(request, 6)
+        receipt = await running.receipt(answer)
+        assert (receipt["output_tokens"], receipt["attempts"]) == (6, 2)
 
 
 async def test_gap_starts_another_attempt(start: Start, bus: Any) -> None:

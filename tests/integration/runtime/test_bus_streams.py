@@ -107,6 +107,78 @@ async def test_a_full_stream_that_keeps_old_messages_refuses(bus: Bus, stream: s
         await fill(bus, stream, 100, first=5)
 
 
+async def make_refusing_stream(bus: Bus, stream: str, *, max_bytes: int) -> None:
+    await bus.ensure_stream(
+        stream, [f"{stream}.*"], max_bytes=max_bytes, max_age_seconds=None, discard_old=False
+    )
+
+
+async def fill_until_refused(bus: Bus, stream: str) -> int:
+    for number in range(1000):
+        try:
+            await fill(bus, stream, 1, first=number)
+        except StreamError:
+            return number
+    raise AssertionError("the stream never filled up")
+
+
+async def test_a_full_stream_takes_new_messages_once_the_old_ones_are_acknowledged(
+    bus: Bus, stream: str
+) -> None:
+    await make_refusing_stream(bus, stream, max_bytes=1024)
+    num_stored = await fill_until_refused(bus, stream)
+    taker = Taker()
+    await bus.consume(stream, "d", CancelRequest, taker, batch=10, trim_seconds=0.01)
+
+    async with asyncio.timeout(15):
+        for number in range(num_stored, 20 * num_stored):
+            while True:
+                try:
+                    await fill(bus, stream, 1, first=number)
+                    break
+                except StreamError:  # full until the next trim
+                    await asyncio.sleep(0)
+    await taker.wait_for(20 * num_stored)
+
+    assert sorted(map(int, taker.ids)) == list(range(20 * num_stored))
+
+
+async def test_trimming_keeps_what_is_not_acknowledged(
+    bus: Bus, nats_common: CommonSettings, stream: str
+) -> None:
+    """A replica ends between its handler and the acknowledgement while others go on."""
+    hanging, taker = asyncio.Event(), Taker()
+
+    async def hang(_messages: list[CancelRequest]) -> None:
+        hanging.set()
+        await asyncio.Event().wait()
+
+    await make_stream(bus, stream)
+    await fill(bus, stream, 6)
+    async with Bus.connect(nats_common, name="replica") as replica, asyncio.timeout(20):
+        stuck = await replica.consume(stream, "d", CancelRequest, hang, batch=2)
+        await hanging.wait()
+        await bus.consume(stream, "d", CancelRequest, taker, batch=10, trim_seconds=0.01)
+        await taker.wait_for(4)
+        await trimmed_to(bus, stream, 2 + 4)
+        await stuck.unsubscribe()
+        await taker.wait_for(6)
+        await trimmed_to(bus, stream, 0)
+
+    assert sorted(taker.ids) == ["0", "1", "2", "3", "4", "5"]
+
+
+async def trimmed_to(bus: Bus, stream: str, num_messages: int) -> None:
+    """Return once the stream has this many messages and a trim would not change that."""
+    jetstream = bus._client.jetstream()
+    while True:
+        state = (await jetstream.stream_info(stream)).state
+        info = await jetstream.consumer_info(stream, "d")
+        if info.ack_floor.stream_seq + 1 == state.first_seq:
+            assert state.messages == num_messages
+            return
+
+
 async def test_batches_are_bounded(bus: Bus, stream: str) -> None:
     taker = Taker()
     await make_stream(bus, stream)

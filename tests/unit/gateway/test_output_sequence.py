@@ -74,8 +74,47 @@ async def test_older_and_newer_attempts_are_dropped(tokenizer: ModelTokenizer) -
     sequence.take(frame(1, [11], attempt=0))
     sequence.take(frame(1, [12], attempt=2))
     assert sequence.token_ids == [10]
-    sequence.take(frame(0, [99, 13], attempt=1))
+    sequence.take(frame(0, [10, 13], attempt=1))
     assert sequence.token_ids == [10, 13]
+
+
+@pytest.mark.parametrize(
+    "contradiction",
+    [
+        frame(0, [99]),
+        frame(0, [99, 12, 13]),
+        frame(0, [10, 99, 13]),
+        frame(1, [99], finish_reason=pb.FINISH_REASON_STOP),
+    ],
+)
+async def test_another_token_at_a_known_index_loses_the_attempt(
+    tokenizer: ModelTokenizer, contradiction: pb.Frame
+) -> None:
+    sequence = make(tokenizer)
+    sequence.take(frame(0, [10, 11]))
+    sequence.take(contradiction)
+    assert sequence.lost_reason is not None
+    assert "99" in sequence.lost_reason
+    assert sequence.attention.is_set()
+    sequence.take(frame(2, [12], finish_reason=pb.FINISH_REASON_LENGTH))
+    assert sequence.token_ids == [10, 11]
+    assert not sequence.is_finished
+
+    sequence.begin_attempt(1)
+    sequence.take(frame(2, [12], attempt=1, finish_reason=pb.FINISH_REASON_LENGTH))
+    assert sequence.token_ids == [10, 11, 12]
+    assert sequence.finish_reason == "length"
+
+
+async def test_an_early_frame_that_turns_out_to_contradict_loses_the_attempt(
+    tokenizer: ModelTokenizer,
+) -> None:
+    sequence = make(tokenizer)
+    sequence.take(frame(1, [99, 12]))
+    sequence.take(frame(0, [10, 11]))
+    assert sequence.token_ids == [10, 11]
+    assert sequence.lost_reason is not None
+    sequence.close()
 
 
 async def test_gap_that_stays_open_loses_the_worker(tokenizer: ModelTokenizer) -> None:

@@ -81,12 +81,14 @@ def test_spans_go_to_a_file(tmp_path: Path) -> None:
 def test_record_span_takes_the_context_given(tmp_path: Path) -> None:
     setup_telemetry("decode", CommonSettings(trace_dir=tmp_path), instance_id="d1")
     context = extract({"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
-    record_span("decode.queue", context=context, start_seconds=1.0, end_seconds=0.5)
+    link = trace.Link(trace.get_current_span(context).get_span_context())
+    record_span("decode.queue", context=context, start_seconds=1.0, end_seconds=0.5, links=[link])
     shutdown_telemetry()
 
     (span,) = read_spans(tmp_path)
     assert (span["trace_id"], span["parent_span_id"]) == ("a" * 32, "b" * 16)
     assert span["end_unix_seconds"] == 1.0  # never before its start
+    assert span["links"] == [{"trace_id": "a" * 32, "span_id": "b" * 16}]
 
 
 def test_attached_makes_the_context_current() -> None:

@@ -28,6 +28,7 @@ from pagoda.runtime.status import WorkerDirectory
 DEFAULT_TENANT = "default"
 LEDGER_CONSUMER = "ledger"
 LEDGER_BATCH = 256
+LEDGER_TRIM_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ async def open_gateway(
                     UsageRecord,
                     ledger.apply,
                     batch=LEDGER_BATCH,
+                    trim_seconds=LEDGER_TRIM_SECONDS,
                 ),
             ):
                 stack.push_async_callback(subscription.unsubscribe)

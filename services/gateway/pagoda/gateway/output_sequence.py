@@ -1,6 +1,8 @@
 """One output sequence as its frames arrive: each index once, whole characters, stop strings.
 
-Knows no HTTP and no NATS. Frames of older attempts are dropped; those that come too early wait.
+Knows no HTTP and no NATS. Frames of older attempts are dropped; those that come too early wait. An
+attempt whose repeated index carries another token than the one taken is lost: what it makes from
+there on would not continue what the client has.
 """
 
 import asyncio
@@ -129,8 +131,8 @@ class OutputSequence:
         self._early.clear()
 
     def take(self, frame: generate_pb2.Frame) -> None:
-        """Take one frame; old attempts and known indices change nothing."""
-        if frame.attempt != self.attempt or self.is_finished or self.error is not None:
+        """Take one frame; old or lost attempts and known indices change nothing."""
+        if frame.attempt != self.attempt or self.attention.is_set():
             return
         if frame.first_index > len(self.token_ids):
             self._keep_early(frame)
@@ -162,6 +164,8 @@ class OutputSequence:
 
     def _apply(self, frame: generate_pb2.Frame) -> None:
         skip = len(self.token_ids) - frame.first_index
+        if self._contradicts(frame):
+            return
         new_ids = frame.token_ids[skip:]
         is_at_end = frame.first_index + len(frame.token_ids) == len(self.token_ids) + len(new_ids)
         reason = frame.finish_reason if is_at_end else generate_pb2.FINISH_REASON_UNSPECIFIED
@@ -186,6 +190,21 @@ class OutputSequence:
                 return
         if reason:
             self._end(reason, frame.error, matched_id)
+
+    def _contradicts(self, frame: generate_pb2.Frame) -> bool:
+        """Lose the attempt if the frame repeats an index with another token.
+
+        A decode worker whose prefill worker failed after publishing the first token samples that
+        token again; in bf16 a batch of another shape may make it another one.
+        """
+        known_ids = self.token_ids[frame.first_index :]
+        for index, (known, other) in enumerate(
+            zip(known_ids, frame.token_ids, strict=False), start=frame.first_index
+        ):
+            if known != other:
+                self.lose(f"token {index} came again as {other}, not {known}")
+                return True
+        return False
 
     def _add_token(self, token_id: int, *, hide: bool) -> None:
         self.token_ids.append(token_id)

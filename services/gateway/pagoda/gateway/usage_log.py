@@ -1,6 +1,7 @@
 """The usage log: an open record before any work, a close record after it, each stored once.
 
-Knows JetStream; knows no database. An open record without its close is reconciled later.
+Knows JetStream; knows no database. A record that was applied to the ledger leaves the log, so its
+limit bounds what is not applied yet. An open record without its close is reconciled later.
 """
 
 import asyncio
