@@ -29,6 +29,7 @@ class SinkSpan:
     start_unix_seconds: float
     end_unix_seconds: float
     attributes: dict[str, Any]
+    links: tuple[tuple[str, str], ...]  # (trace id, span id)
 
 
 class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
@@ -91,6 +92,7 @@ def _span(span: Any, resource: Any) -> SinkSpan:
         start_unix_seconds=span.start_time_unix_nano / 1e9,
         end_unix_seconds=span.end_time_unix_nano / 1e9,
         attributes=_attributes(span.attributes),
+        links=tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
     )
 
 

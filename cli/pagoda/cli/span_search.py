@@ -97,7 +97,8 @@ def find_request(
     missing_seconds = min(root.end + FLUSH_SECONDS, deadline) - clock()
     if missing_seconds > 0:
         sleep(missing_seconds)
-    spans = {span.span_id: span for span in _spans(folder, root.trace_id)}
+    found = _spans(folder, root.trace_id)  # also those of other traces that have a link to this one
+    spans = {span.span_id: span for span in found if span.trace_id == root.trace_id}
     return sorted(spans.values(), key=lambda span: (span.start, span.end))
 
 

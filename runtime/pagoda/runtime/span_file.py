@@ -54,6 +54,13 @@ def span_record(span: ReadableSpan, service: str) -> dict[str, Any]:
             }
             for event in span.events
         ],
+        "links": [
+            {
+                "trace_id": format_trace_id(link.context.trace_id),
+                "span_id": format_span_id(link.context.span_id),
+            }
+            for link in span.links
+        ],
         "status": span.status.status_code.name,
     }
 

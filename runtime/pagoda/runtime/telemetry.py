@@ -10,13 +10,13 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import NoOpTracer, Tracer
+from opentelemetry.trace import Link, NoOpTracer, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -106,6 +106,7 @@ def record_span(
     start_seconds: float,
     end_seconds: float,
     attributes: Mapping[str, AttributeValue] | None = None,
+    links: Sequence[Link] = (),
 ) -> None:
     """Record a stage that was measured elsewhere, as a child of `context`'s span.
 
@@ -115,11 +116,13 @@ def record_span(
         start_seconds: Unix time.
         end_seconds: Unix time, not before the start.
         attributes: of the span.
+        links: to spans of other traces.
     """
     span = tracer().start_span(
         name,
         context=get_current() if context is None else context,
         attributes=attributes,
+        links=links,
         start_time=int(start_seconds * 1e9),
     )
     span.end(end_time=int(max(start_seconds, end_seconds) * 1e9))

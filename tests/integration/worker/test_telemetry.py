@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from opentelemetry import trace
+from support.otlp_sink import otlp_sink
 from support.worker_cluster import Cluster
 
 from pagoda.rpc.v1 import kv_event_pb2, status_pb2
@@ -63,6 +64,63 @@ async def test_every_stage_is_a_span_under_the_gateways(
     assert all(s["end_unix_seconds"] >= s["start_unix_seconds"] for s in spans.values())
     generate = spans["decode.generate"]["attributes"]
     assert generate["pagoda.output_tokens"] == (11 if "kv.transfer" in expected else 12)
+
+
+@pytest.mark.parametrize("prefill_worker_id", ["", "prefill-1"])
+async def test_one_step_in_n_is_a_trace_linked_with_its_requests(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, prefill_worker_id: str
+) -> None:
+    interval = 3
+    workers = [await cluster.start_decode("decode-1", step_trace_interval=interval)]
+    if prefill_worker_id:
+        workers.append(await cluster.start_prefill("prefill-1", step_trace_interval=interval))
+    with otlp_sink() as sink:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.endpoint)
+        setup_telemetry("test", cluster.common, instance_id="1")
+        try:
+            parents = [tracer().start_span("gateway.request") for _ in range(2)]
+            answers = [
+                await cluster.generate(
+                    "decode-1",
+                    [number, *PROMPT],
+                    prefill_worker_id=prefill_worker_id,
+                    context=trace.set_span_in_context(parent),
+                )
+                for number, parent in enumerate(parents)
+            ]
+            for answer in answers:
+                await answer.finished()
+            for parent in parents:
+                parent.end()
+            await cluster.idle(workers[0])
+        finally:
+            shutdown_telemetry()
+        spans = sink.spans
+    by_id = {(span.trace_id, span.span_id): span for span in spans}
+    requests = {key for key, span in by_id.items() if span.name == "gateway.request"}
+    steps = {key: span for key, span in by_id.items() if span.name == "worker.step"}
+
+    num_steps = [int(worker.metric("pagoda_step_seconds_count")) for worker in workers]
+    assert len(steps) == sum(count // interval for count in num_steps) > 0
+    for (trace_id, span_id), step in steps.items():
+        children = [s for s in spans if s.trace_id == trace_id and s.span_id != span_id]
+        assert sorted(child.name for child in children) == [
+            f"step.{part}" for part in ("forward", "launch", "publish", "sample", "schedule")
+        ]
+        assert {child.parent_span_id for child in children} == {span_id}
+        assert min(c.start_unix_seconds for c in children) == step.start_unix_seconds
+        assert max(c.end_unix_seconds for c in children) == step.end_unix_seconds
+        assert set(step.links) <= requests
+    # From a step to its requests, and back.
+    there = {(request, step) for step, span in steps.items() for request in span.links}
+    back = {
+        ((span.trace_id, span.parent_span_id), step)
+        for span in spans
+        if span.name in ("prefill.compute", "decode.generate")
+        for step in span.links
+    }
+    assert there == back
+    assert {request for request, _ in there} == requests
 
 
 async def test_events_say_what_the_pool_holds(cluster: Cluster) -> None:

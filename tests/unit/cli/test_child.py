@@ -34,6 +34,18 @@ def test_the_tail_of_the_log(tmp_path: Path) -> None:
     assert child.log_tail(2) == "  line 4998\n  line 4999"
 
 
+def test_the_tail_of_a_json_log_is_for_people(tmp_path: Path) -> None:
+    child = make_child(tmp_path)
+    child.spec.log.write_text(
+        'plain\n{"level": "ERROR", "message": "no room:\\n a\\n b", "service": "decode"}\n'
+        '{"level": "ERROR", "message": "failed", "error": "Traceback"}\n[1]\n'
+    )
+
+    assert child.log_tail() == (
+        "  plain\n  ERROR no room:\n   a\n   b\n  ERROR failed\n  Traceback\n  [1]"
+    )
+
+
 def test_a_large_log_moves_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagoda.cli.child.MAX_LOG_BYTES", 10)
     child = make_child(tmp_path)

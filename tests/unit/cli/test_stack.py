@@ -95,6 +95,14 @@ def test_names_of_every_service_are_checked_together(environ: dict[str, str]) ->
     assert "did you mean PAGODA_KVSTORE_CPU_BYTES?" in str(raised.value)
 
 
+def test_the_topology_is_checked_together_with_the_rest(environ: dict[str, str]) -> None:
+    with pytest.raises(SettingsError) as raised:
+        make_plan(environ | {"PAGODA_TOPOLOGY": "disagregated", "PAGODA_HTTP_PORT": "x"})
+
+    assert len(raised.value.problems) == 2
+    assert "PAGODA_TOPOLOGY='disagregated': give disaggregated, aggregated" in str(raised.value)
+
+
 def test_a_missing_model_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(ModelFolderError, match="no such folder"):
         make_plan(environ | {"PAGODA_MODEL": "./nowhere"})

@@ -82,6 +82,8 @@ SPANS = {
     "decode-1.jsonl": [
         span("decode.generate", "f", "a", 40, 99, attributes={"pagoda.cached_tokens": 64}),
         span("lost.child", "g", "unknown", 50, 60),
+        span("worker.step", "h", "", 50, 51)
+        | {"trace_id": "ee" * 16, "links": [{"trace_id": TRACE_ID, "span_id": "a"}]},
     ],
 }
 

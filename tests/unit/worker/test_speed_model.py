@@ -24,6 +24,26 @@ def prefill_step(num_tokens: int, seconds: float, num_decodes: int = 0) -> StepS
     )
 
 
+def test_a_step_costs_the_devices_time_and_the_gap_before_it() -> None:
+    model = SpeedModel()
+    for _ in range(20):
+        model.add(
+            StepStats(
+                num_sequences=1,
+                num_decode_tokens=1,
+                num_context_tokens=10,
+                schedule_seconds=1.0,
+                launch_seconds=1.0,
+                wait_seconds=1.0,
+                commit_seconds=1.0,
+                forward_seconds=3e-3,
+                sample_seconds=0.5e-3,
+                gap_seconds=0.5e-3,
+            )
+        )
+    assert model.step_time.predict(1, 10) == pytest.approx(4e-3, rel=0.01)
+
+
 def train(model: SpeedModel, base: float, a: float, b: float, *, noise: float = 0.0) -> None:
     rng = random.Random(1)
     for _ in range(400):

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from opentelemetry.context import Context
+from opentelemetry.trace import Link
 
 from pagoda.engine.sequence_request import SequenceRequest
-from pagoda.engine.step_result import ComputedBlocks, SequenceOutput
+from pagoda.engine.step_result import ComputedBlocks, ComputedLayers, SequenceOutput
 from pagoda.worker.kv_transfer.leases import Lease
 from pagoda.worker.kv_transfer.reserved_blocks import ReservedBlocks
 
@@ -59,6 +60,7 @@ class LiveSequence:
         is_ending: an abort is on its way to the engine.
         end_error: what the last frame says about an abort.
         fallback_reason: why the prefill planned elsewhere happened here.
+        step_links: to the first traced steps that computed it.
     """
 
     sequence_id: str
@@ -78,12 +80,13 @@ class LiveSequence:
     lease_id: str = ""
     lease_epoch: str = ""
     first_block: int = 0
-    events: "asyncio.Queue[ComputedBlocks | SequenceOutput] | None" = None
+    events: "asyncio.Queue[ComputedBlocks | ComputedLayers | SequenceOutput] | None" = None
     task: "asyncio.Task[None] | None" = None
     num_output_tokens: int = 0
     is_ending: bool = False
     end_error: str = ""
     fallback_reason: str = ""
+    step_links: list[Link] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, int]:

@@ -1,10 +1,12 @@
 """The stages of a sequence as spans and metrics, recorded once their times are known.
 
-All are children of the gateway's span, whose context came with the request.
+All are children of the gateway's span, whose context came with the request. Those that compute have
+links to the traced steps that computed them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from opentelemetry.trace import Link
 from opentelemetry.util.types import AttributeValue
 
 from pagoda.runtime.telemetry import record_span
@@ -27,6 +29,7 @@ class StageRecorder:
         start: float,
         end: float,
         attributes: Mapping[str, AttributeValue] | None = None,
+        links: Sequence[Link] = (),
     ) -> None:
         """Record one stage; nothing if it never began."""
         if not start or not end:
@@ -45,6 +48,7 @@ class StageRecorder:
                 "pagoda.attempt": sequence.attempt,
                 **(attributes or {}),
             },
+            links=links,
         )
 
     def record_prefill(self, sequence: LiveSequence) -> None:
@@ -87,6 +91,7 @@ class StageRecorder:
                 "pagoda.cached_tokens.nvme": cached.nvme,
                 **extra,
             },
+            sequence.step_links,
         )
 
     def record_transfer(
@@ -114,4 +119,5 @@ class StageRecorder:
                 "pagoda.output_tokens": sequence.num_output_tokens,
                 "pagoda.finish_reason": finish_reason,
             },
+            sequence.step_links,
         )

@@ -14,6 +14,7 @@ from pagoda.engine.step_result import StepStats
 
 DECAY = 0.995  # per step: a half-life of about 140 steps
 MIN_STEPS = 8
+REFIT_STEPS = 16  # a fit takes some 100 us, so `add` is content with one this many steps old
 MIN_PREFILL_TOKENS = 16
 MAX_OUTLIER_RATIO = 8.0  # a step this many times slower than predicted says nothing of the model
 
@@ -69,31 +70,37 @@ class SpeedModel:
         self._moment: npt.NDArray[np.float64] = np.zeros(3)
         self._num_steps = 0
         self._step_time = StepTime()
-        self._is_stale = False
+        self._num_unfitted_steps = 0
         self._prefill = Rate()
 
     def add(self, stats: StepStats) -> None:
         """Learn from one step."""
-        seconds = stats.schedule_seconds + stats.forward_seconds + stats.sample_seconds
+        seconds = stats.seconds
         if not stats.num_sequences or seconds <= 0:
             return
         if not stats.num_prefill_tokens:
             self._add_decode(stats, seconds)
         elif stats.num_prefill_tokens >= MIN_PREFILL_TOKENS:
             if stats.num_decode_tokens:
-                seconds -= min(self.step_time.predict(stats.num_decode_tokens, 0), 0.9 * seconds)
+                decodes = self._recent_step_time().predict(stats.num_decode_tokens, 0)
+                seconds -= min(decodes, 0.9 * seconds)
             self._prefill.add(stats.num_prefill_tokens, seconds)
 
     def _add_decode(self, stats: StepStats, seconds: float) -> None:
         # Each step weighs in relative error, else the few largest batches decide alone.
         if self._num_steps >= MIN_STEPS:
-            predicted = self.step_time.predict(stats.num_sequences, stats.num_context_tokens)
+            recent = self._recent_step_time()
+            predicted = recent.predict(stats.num_sequences, stats.num_context_tokens)
             seconds = min(seconds, MAX_OUTLIER_RATIO * predicted) if predicted else seconds
         features = np.array([1.0, stats.num_sequences, stats.num_context_tokens]) / seconds
         self._gram = DECAY * self._gram + np.outer(features, features)
         self._moment = DECAY * self._moment + features
         self._num_steps += 1
-        self._is_stale = True
+        self._num_unfitted_steps += 1
+
+    def _recent_step_time(self) -> StepTime:
+        is_old = self._num_unfitted_steps >= REFIT_STEPS or not self._step_time.predict(1, 1)
+        return self.step_time if is_old else self._step_time
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -103,9 +110,9 @@ class SpeedModel:
     @property
     def step_time(self) -> StepTime:
         """All zero until some steps were measured."""
-        if self._is_stale and self._num_steps >= MIN_STEPS:
+        if self._num_unfitted_steps and self._num_steps >= MIN_STEPS:
             self._step_time = StepTime(*_fit(self._gram, self._moment))
-            self._is_stale = False
+            self._num_unfitted_steps = 0
         return self._step_time
 
 
