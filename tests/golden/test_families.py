@@ -127,6 +127,26 @@ def test_qwen_layer_types_choose_the_windows(
     torch.testing.assert_close(found, oracle.logits(tokens), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("qwen3_moe", {"norm_topk_prob": False, "tie_word_embeddings": True}),
+        ("qwen3_moe", {"decoder_sparse_step": 2, "mlp_only_layers": []}),
+        ("qwen3_moe", {"attention_bias": True, "num_experts_per_tok": 8}),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1}),
+        ("mixtral", {"sliding_window": 13, "num_experts_per_tok": 1}),
+    ],
+    ids=["weights-as-they-are", "every-other-layer", "all-experts", "window", "mixtral-window"],
+)
+def test_options_of_mixtures_change_logits_as_in_transformers(
+    make_oracle: Callable[..., Oracle], family: str, overrides: dict[str, object]
+) -> None:
+    oracle = make_oracle(family, **overrides)
+    tokens = random_tokens(70)
+    found = all_logits(oracle.model.decoder, tokens, [64, 6])
+    torch.testing.assert_close(found, oracle.logits(tokens), atol=1e-4, rtol=1e-4)
+
+
 def test_greedy_tokens_alone(oracle: Oracle) -> None:
     for prompt, tokens in zip(PROMPTS, expected(oracle), strict=True):
         driver = EngineDriver(oracle.model, config())

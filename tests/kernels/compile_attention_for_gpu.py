@@ -3,16 +3,12 @@
 Run as a script without TRITON_INTERPRET; prints one JSON object per compiled kernel.
 """
 
-import json
-from collections.abc import Sequence
-
 import torch
-from support import compiled_kernel
-from support.compiled_kernel import CAPABILITIES
+from compile_for_gpu import compile_each
 
 from pagoda.kernels import AttentionBatch, plan_attention
 from pagoda.kernels.score_rule import ScoreRule
-from pagoda.kernels.triton_ops import attention_decode, attention_prefill, mla_tiles, quantised_kv
+from pagoda.kernels.triton_ops import attention_decode, attention_prefill
 from pagoda.kernels.triton_ops.kv_write import write_kv
 from pagoda.kernels.triton_ops.kv_write_fused import write_qkv
 from pagoda.kernels.triton_ops.mla_decode import mla_decode
@@ -20,24 +16,6 @@ from pagoda.kernels.triton_ops.mla_prefill import mla_prefill
 from pagoda.kernels.varlen_batch import plan_varlen
 
 FP8 = torch.float8_e4m3fn
-
-
-def compiling(case: str, capabilities: Sequence[int] = CAPABILITIES):
-    return compiled_kernel.compiling(case, capabilities, lambda facts: print(json.dumps(facts)))
-
-
-def with_each_e4m3(case: str, kv_dtype: torch.dtype, launch) -> None:
-    """Launch for all GPUs; an fp8 cache once for those that convert e4m3 and once for others."""
-    if kv_dtype != FP8:
-        with compiling(case):
-            launch()
-        return
-    asked = quantised_kv.converts_e4m3
-    for converts in (False, True):
-        quantised_kv.converts_e4m3 = lambda _, converts=converts: converts
-        with compiling(case, [c for c in CAPABILITIES if (c >= 89) == converts]):
-            launch()
-    quantised_kv.converts_e4m3 = asked
 
 
 def batch_of(block_size: int) -> AttentionBatch:
@@ -61,12 +39,12 @@ def compile_attention(
     rule = ScoreRule(0.1, window, None, torch.zeros(32), scale, scale)
     batch = batch_of(16)
 
-    def launch() -> None:
+    def launches() -> None:
         attention_decode.decode(q, cache, cache, batch, rule, q, is_batch_invariant=True)
         if with_prefill:
             attention_prefill.prefill(q, cache, cache, batch, rule, q)
 
-    with_each_e4m3(f"pointers {head_dim} {kv_dtype} {window}", kv_dtype, launch)
+    compile_each(f"pointers {head_dim} {kv_dtype} {window}", launches)
 
 
 def compile_described(
@@ -77,11 +55,12 @@ def compile_described(
     cache = torch.zeros(2, block_size, 8, head_dim).to(kv_dtype)
     scale = None if kv_dtype == torch.bfloat16 else torch.ones(1)
     rule = ScoreRule(0.1, window, None, None, scale, scale)
-    asked, quantised_kv.converts_e4m3 = quantised_kv.converts_e4m3, lambda _: True
-    with compiling(f"described {head_dim} b{block_size} {kv_dtype} {window}", (90, 100)):
-        batch = batch_of(block_size)
-        attention_prefill.prefill(q, cache, cache, batch, rule, q, with_descriptors=True)
-    quantised_kv.converts_e4m3 = asked
+    batch = batch_of(block_size)
+    compile_each(
+        f"described {head_dim} b{block_size} {kv_dtype} {window}",
+        lambda: attention_prefill.prefill(q, cache, cache, batch, rule, q),
+        (90, 100),
+    )
 
 
 def compile_kv_write(kv_dtype: torch.dtype) -> None:
@@ -92,7 +71,7 @@ def compile_kv_write(kv_dtype: torch.dtype) -> None:
     scale = None if kv_dtype == torch.bfloat16 else torch.ones(8)
     norm, index = torch.zeros(128).bfloat16(), torch.zeros(16, dtype=torch.int64)
 
-    def launch() -> None:
+    def launches() -> None:
         write_kv(k, k, cache, cache, index, scale, scale)
         write_qkv(
             qkv,
@@ -109,11 +88,11 @@ def compile_kv_write(kv_dtype: torch.dtype) -> None:
             v_scale=scale,
         )
 
-    with_each_e4m3(f"kv write {kv_dtype}", kv_dtype, launch)
+    compile_each(f"kv write {kv_dtype}", launches)
 
 
 def compile_mla(num_heads: int, dtype: torch.dtype, with_prefill: bool = True) -> None:
-    """Both kernels of DeepSeek's shape, on each GPU with its own tile."""
+    """Both kernels of DeepSeek's shape."""
     q = torch.zeros(4, num_heads, 576, dtype=dtype)
     cache = torch.zeros(2, 64, 576, dtype=dtype)
     batch = plan_attention(
@@ -126,14 +105,13 @@ def compile_mla(num_heads: int, dtype: torch.dtype, with_prefill: bool = True) -
     lengths = plan_varlen(seqlens_q=[127], seqlens_k=[127], device=torch.device("cpu"))
     expanded = torch.zeros(127, num_heads, 192, dtype=dtype)
     v = expanded[..., :128]
-    asked = mla_tiles.capability
-    for capability in CAPABILITIES:
-        mla_tiles.capability = lambda _, capability=capability: capability
-        with compiling(f"MLA {num_heads} {dtype}", [capability]):
-            mla_decode(q, cache, batch, 0.1, q[..., :512], 4)
-            if with_prefill:
-                mla_prefill(expanded, expanded, v, lengths, 0.1, v)
-    mla_tiles.capability = asked
+
+    def launches() -> None:
+        mla_decode(q, cache, batch, 0.1, q[..., :512], 4)
+        if with_prefill:
+            mla_prefill(expanded, expanded, v, lengths, 0.1, v)
+
+    compile_each(f"MLA {num_heads} {dtype}", launches)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
 """Compile the block, norm, gate and RoPE kernels for GPUs that need not be present.
 
 Run as a script without TRITON_INTERPRET; prints one JSON object per compiled kernel, with the width
-of its widest global load and store. The GPU's own e4m3 conversion is compiled where GPUs have it.
+of its widest global load and store.
 """
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import triton
-from support import compiled_kernel
-from support.compiled_kernel import CAPABILITIES, compiling
+from support.compiled_kernel import Facts, compile_launches
 
-from pagoda.kernels.triton_ops import block_copy, block_digest, rms_norm_quantised
+from pagoda.kernels.triton_ops import block_copy, block_digest
 from pagoda.kernels.triton_ops.rms_norm import add_rms_norm, rms_norm
+from pagoda.kernels.triton_ops.rms_norm_quantised import add_rms_norm_quantised
 from pagoda.kernels.triton_ops.rope import apply_rope
 from pagoda.kernels.triton_ops.silu_mul import silu_mul
 from pagoda.kernels.triton_ops.silu_mul_quantised import silu_mul_quantised
@@ -31,17 +31,14 @@ def compile_and_keep(*args, **kwargs):
     return compiled
 
 
-def report(
-    case: str, launch: Callable[[], object], capabilities: Sequence[int] = CAPABILITIES
-) -> None:
-    """Print what the kernels that `launch` launches would use."""
+def report(case: str, launches: Callable[[], object]) -> None:
+    """Print what the kernels that are launched would use."""
 
-    def print_facts(facts: compiled_kernel.Facts) -> None:
+    def print_facts(facts: Facts) -> None:
         widths = {f"{kind}_bits": widest(compiled_ptx[-1], kind) for kind in ("ld", "st")}
         print(json.dumps(facts | widths))
 
-    with compiling(case, capabilities, print_facts):
-        launch()
+    compile_launches(case, launches, print_facts)
 
 
 def widest(ptx: str, kind: str) -> int:
@@ -69,30 +66,16 @@ def compile_blocks() -> None:
 
 
 def compile_norms() -> None:
-    """Norms and gates up to the widest; with the GPU's own e4m3 from 8.9 on."""
+    """Norms and gates up to the widest, also to fp8."""
     for width in (4096, 5120, 8192, 16384):
         x = torch.zeros(16, width, dtype=BF16)
         report(f"{width}", lambda x=x: rms_norm(x, x[0], 1e-5, None))
         report(f"add {width}", lambda x=x: add_rms_norm(x, x, x[0], 1e-5))
-        compile_quantised(f"{width}", x)
+        report(f"{width}", lambda x=x: silu_mul_quantised(x))
+        report(f"{width}", lambda x=x: add_rms_norm_quantised(x, x, x[0], 1e-5))
     wide = torch.zeros(16, 2 * 28672, dtype=BF16)
     report("28672", lambda: silu_mul(wide))
-    compile_quantised("57344", wide, with_norm=False)
-
-
-def compile_quantised(case: str, x: torch.Tensor, with_norm: bool = True) -> None:
-    """Norm and gate to fp8, for GPUs that convert e4m3 and for others."""
-    for converts in (False, True):
-        rms_norm_quantised.converts_e4m3 = lambda _, converts=converts: converts
-        capabilities = [c for c in CAPABILITIES if (c >= 89) == converts]
-        report(case, lambda: silu_mul_quantised(x), capabilities)
-        if with_norm:
-            report(case, lambda: add_quantised(x), capabilities)
-
-
-def add_quantised(x: torch.Tensor) -> object:
-    """The form that a decoder layer calls."""
-    return rms_norm_quantised.add_rms_norm_quantised(x, x, x[0], 1e-5)
+    report("57344", lambda: silu_mul_quantised(wide))
 
 
 def compile_rope() -> None:

@@ -5,12 +5,10 @@ replaced by compilations, so tile shapes, warps and specialised arguments are th
 """
 
 import json
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 
 import torch
-from support import compiled_kernel
-from support.compiled_kernel import POINTER_TYPES
+from support.compiled_kernel import CAPABILITIES, compile_launches
 
 from pagoda.kernels import plan_attention
 from pagoda.kernels.score_rule import ScoreRule
@@ -20,16 +18,12 @@ from pagoda.kernels.triton_ops.rms_norm import add_rms_norm, rms_norm
 from pagoda.kernels.triton_ops.rope import apply_rope
 from pagoda.kernels.triton_ops.silu_mul import silu_mul
 
-__all__ = ["CAPABILITIES", "POINTER_TYPES", "compiling"]
 
-CAPABILITIES: Sequence[int] = compiled_kernel.CAPABILITIES
-
-
-def compiling(case: str, capabilities: Sequence[int] | None = None) -> AbstractContextManager[None]:
-    """Compile for the capabilities, all by default, and print what each kernel would use."""
-    return compiled_kernel.compiling(
-        case, capabilities or CAPABILITIES, lambda facts: print(json.dumps(facts))
-    )
+def compile_each(
+    case: str, launches: Callable[[], object], capabilities: Sequence[int] = CAPABILITIES
+) -> None:
+    """Compile what is launched for every GPU and print what each kernel would use."""
+    compile_launches(case, launches, lambda facts: print(json.dumps(facts)), capabilities)
 
 
 def compile_attention(head_dim: int, dtype: torch.dtype, rule: ScoreRule) -> None:
@@ -43,9 +37,12 @@ def compile_attention(head_dim: int, dtype: torch.dtype, rule: ScoreRule) -> Non
     )
     q = torch.zeros(128, 32, head_dim, dtype=dtype)
     cache = torch.zeros(1, 16, 8, head_dim, dtype=dtype)
-    with compiling(f"{head_dim} {dtype} {rule.window} {rule.soft_cap}"):
+
+    def launches() -> None:
         attention_decode.decode(q, cache, cache, batch, rule, q, num_splits=4)
         attention_prefill.prefill(q, cache, cache, batch, rule, q)
+
+    compile_each(f"{head_dim} {dtype} {rule.window} {rule.soft_cap}", launches)
 
 
 def compile_elementwise() -> None:
@@ -54,13 +51,16 @@ def compile_elementwise() -> None:
     q, k = torch.zeros(16, 32, 128).bfloat16(), torch.zeros(16, 8, 128).bfloat16()
     cache = torch.zeros(2, 16, 8, 128).bfloat16()
     index = torch.zeros(16, dtype=torch.int64)
-    with compiling("bf16"):
+
+    def launches() -> None:
         rms_norm(x, x[0], 1e-5, None)
         rms_norm(q, q[0, 0], 1e-5, None)
         add_rms_norm(x, x, x[0], 1e-5)
         apply_rope(q, k, index, torch.zeros(64, 128))
         silu_mul(x)
         write_kv(k, k, cache, cache, index)
+
+    compile_each("bf16", launches)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Run as a script without TRITON_INTERPRET; prints one JSON object per compiled ke
 """
 
 import torch
-from compile_for_gpu import CAPABILITIES, compiling
+from compile_for_gpu import compile_each
 
 from pagoda.kernels import quant_pack
 from pagoda.kernels.quant_weights import FP8
@@ -17,31 +17,31 @@ from pagoda.kernels.triton_ops.moe import fused_moe
 from pagoda.kernels.triton_ops.moe_routing import route_topk
 from pagoda.kernels.triton_ops.quantise_fp8 import quantise_fp8
 
-NATIVE = tuple(capability for capability in CAPABILITIES if capability >= 89)
-EMULATED = tuple(capability for capability in CAPABILITIES if capability < 89)
-"""GPUs with and without arithmetic on e4m3."""
-
 
 def compile_quant_matmul(num_rows: int, dtype: torch.dtype, group_size: int = 128) -> None:
     """Weight-only kernels at one number of rows."""
     weight = torch.zeros(4096, 1024, dtype=dtype)
     x = torch.zeros(num_rows, 1024, dtype=dtype)
     out = torch.zeros(num_rows, 4096, dtype=dtype)
-    with compiling(f"{num_rows} rows {dtype}"):
-        int8_matmul(x, quant_pack.quantise_int8(weight), out, num_splits=2)
-        int4_matmul(x, quant_pack.quantise_int4(weight, group_size), out, num_splits=2)
+    eight, four = quant_pack.quantise_int8(weight), quant_pack.quantise_int4(weight, group_size)
+
+    def launches() -> None:
+        int8_matmul(x, eight, out, num_splits=2)
+        int4_matmul(x, four, out, num_splits=2)
+
+    compile_each(f"{num_rows} rows {dtype}", launches)
 
 
 def compile_fp8_matmul(num_rows: int, granularity: str) -> None:
-    """With fp8 instructions where the GPU has them, else emulated."""
+    """With fp8 instructions where the GPU has them."""
     weight = quant_pack.quantise_fp8_weight(torch.zeros(4096, 1024), granularity)
     x = torch.zeros(num_rows, 1024).to(FP8)
     scale = torch.ones(num_rows, 8) if granularity == "block" else torch.ones(num_rows)
     out = torch.zeros(num_rows, 4096).bfloat16()
-    for capabilities in (EMULATED, NATIVE):
-        is_emulated = capabilities == EMULATED
-        with compiling(f"{num_rows} rows {granularity}", capabilities):
-            fp8_matmul(x, scale, weight, out, num_splits=2, is_emulated=is_emulated)
+    compile_each(
+        f"{num_rows} rows {granularity}",
+        lambda: fp8_matmul(x, scale, weight, out, num_splits=2),
+    )
 
 
 def compile_moe(num_tokens: int, dtype: torch.dtype) -> None:
@@ -53,22 +53,18 @@ def compile_moe(num_tokens: int, dtype: torch.dtype) -> None:
     weights = torch.zeros(num_tokens, top_k)
     experts = torch.zeros(num_tokens, top_k, dtype=torch.int32)
     case = f"{num_tokens} tokens {dtype}"
+    scales: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
     if dtype == FP8:
         scales = torch.zeros(num_experts, 12, 16), torch.zeros(num_experts, 16, 6)
-        for capabilities in (EMULATED, NATIVE):
-            with compiling(case, capabilities):
-                is_emulated = capabilities == EMULATED
-                fused_moe(x, gate_up, down, weights, experts, *scales, is_emulated=is_emulated)
-    else:
-        with compiling(case):
-            fused_moe(x, gate_up, down, weights, experts, None, None)
+    compile_each(case, lambda: fused_moe(x, gate_up, down, weights, experts, *scales))
 
 
 def compile_others() -> None:
     """Routing, LoRA, activations."""
     x = torch.zeros(64, 4096, dtype=torch.bfloat16)
     adapters, ranks = torch.zeros(64, dtype=torch.int32), torch.full((8,), 16, dtype=torch.int32)
-    with compiling("bf16"):
+
+    def launches() -> None:
         route_topk(x[:, :128], 8, "softmax", True, None, 1, 1, 1.0)
         route_topk(x[:, :256].float(), 8, "sigmoid", True, torch.zeros(256), 8, 4, 2.5)
         for rank in (16, 64):
@@ -78,6 +74,8 @@ def compile_others() -> None:
         gelu_mul(x, "none")
         quantise_fp8(x, 128, None)
         quantise_fp8(x, None, None)
+
+    compile_each("bf16", launches)
 
 
 if __name__ == "__main__":

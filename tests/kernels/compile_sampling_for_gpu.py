@@ -4,7 +4,7 @@ Run as a script without TRITON_INTERPRET; prints one JSON object per compiled ke
 """
 
 import torch
-from compile_for_gpu import compiling
+from compile_for_gpu import compile_each
 
 from pagoda.kernels.sampling_rows import plan_sampling
 from pagoda.kernels.triton_ops.sampling import penalise_logits, sample_tokens
@@ -25,9 +25,12 @@ def compile_sampling(dtype: torch.dtype) -> None:
         device=torch.device("cpu"),
     )
     counts, factors = torch.zeros(2, VOCAB_SIZE), torch.ones(2)
-    with compiling(f"V{VOCAB_SIZE} {dtype}"):
+
+    def launches() -> None:
         sample_tokens(logits, rows)
         penalise_logits(logits, counts, counts > 0, factors, factors, factors)
+
+    compile_each(f"V{VOCAB_SIZE} {dtype}", launches)
 
 
 if __name__ == "__main__":

@@ -91,13 +91,6 @@ def test_batch_invariant_bits(dtype, seed, window, monkeypatch, assert_close):
         assert torch.equal(together[starts[seq] : starts[seq + 1]], alone)
 
 
-def test_splits_of_the_invariant_mode_depend_on_nothing_but_length():
-    for num_programs, processors in ((1, 132), (4096, 132), (8, 108)):
-        chosen = splits.choose_splits(num_programs, 700, processors, is_batch_invariant=True)
-        assert chosen == splits.Splits(2, 32, 512, True)
-    assert splits.choose_splits(1, 10**6, 132, is_batch_invariant=True).num == 32
-
-
 @pytest.mark.parametrize("block_size", [64, 128])
 @pytest.mark.parametrize("window", [None, 90, 150])
 @pytest.mark.parametrize("head_dim", [64, 80, 256])

@@ -2,7 +2,7 @@
 
 import pytest
 from support.compile_scripts import KERNEL_TESTS, compiled_by
-from support.compiled_kernel import SHARED_BYTES
+from support.compiled_kernel import CAPABILITIES, SHARED_BYTES
 
 SPILLED_BYTES = 16
 """Stack per thread that is tolerated: a few addresses, no tile."""
@@ -15,7 +15,7 @@ def compiled():
     return compiled_by(KERNEL_TESTS / "compile_attention_for_gpu.py")
 
 
-def of(compiled, kernel, case="", capabilities=(80, 90, 100)):
+def of(compiled, kernel, case="", capabilities=CAPABILITIES):
     """Facts of one kernel in the cases that begin with `case`; there must be some."""
     found = [
         facts

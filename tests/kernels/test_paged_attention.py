@@ -8,7 +8,6 @@ from support.paged_case import make_case
 from pagoda.kernels import paged_attention
 from pagoda.kernels.score_rule import ScoreRule
 from pagoda.kernels.triton_ops.attention_decode import decode
-from pagoda.kernels.triton_ops.splits import choose_num_splits
 
 LENGTHS = {
     "decodes": ([1, 1, 1, 1], [1, 63, 127, 290]),
@@ -89,14 +88,6 @@ def test_splits_merge_to_the_whole(dtype, num_splits, window, assert_close):
     rule = ScoreRule(case.scale, window)
     decode(case.q, case.k_cache, case.v_cache, case.batch, rule, out, num_splits)
     assert_close(out, case.want(sliding_window=window))
-
-
-@pytest.mark.parametrize(
-    ("num_seqs", "max_context", "splits"),
-    [(1, 64, 1), (1, 8192, 32), (1, 65536, 33), (64, 8192, 1)],
-)
-def test_splits_fill_the_processors_but_not_more(num_seqs, max_context, splits):
-    assert choose_num_splits(num_seqs, 8, max_context, 132) == splits
 
 
 def test_writes_to_out(dtype, assert_close):

@@ -9,18 +9,20 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-CAPABILITIES = (80, 90, 100)
-"""A100, H100 and H200, B200."""
+from pagoda.kernels.triton_ops import launch
+
+CAPABILITIES = (80, 89, 90, 100)
+"""A100, L4 and L40S, H100 and H200, B200."""
 
 MAIN_CAPABILITY = 90
 """Compiled for every case; the others for each kernel's first case, unless everything is asked."""
@@ -30,64 +32,31 @@ EVERYTHING_VARIABLE = "PAGODA_COMPILE_EVERYTHING"
 SHARED_BYTES = {80: 166912, 89: 101376, 90: 232448, 100: 232448}
 """Shared memory one block may use; Triton compiles kernels that want more."""
 
-POINTER_TYPES = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "fp8e4nv",
-    torch.float8_e5m2: "fp8e5",
-    torch.bool: "i1",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.int16: "i16",
-    torch.int32: "i32",
-    torch.uint32: "u32",
-    torch.int64: "i64",
-    torch.uint64: "u64",
-}
-ALIGNED = [["tt.divisibility", 16]]
-ALIGNMENT_BYTES = 16
-MAX_INT32 = 2**31 - 1
-
 Facts = dict[str, Any]
 
 
+def specialise(
+    kernel: Any, args: Sequence[Any], kwargs: dict[str, Any], capability: int
+) -> tuple[Any, dict[str, Any], list[Any], dict[str, Any]]:
+    """(backend, arguments by name, what Triton compiles the launch for, options), by Triton itself.
+
+    The third, with the options, is the key under which a launch looks for its compiled kernel.
+    """
+    backend = make_backend(GPUTarget("cuda", capability, 32))
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialisation, options = bind(*args, **kwargs)
+    return backend, bound, specialisation, options
+
+
 def source_of(
-    kernel: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    kernel: Any, args: Sequence[Any], kwargs: dict[str, Any], capability: int
 ) -> tuple[ASTSource, dict[str, Any]]:
     """What Triton would compile for this launch, and its compile options."""
-    bound = dict(zip(kernel.arg_names, args, strict=False))
-    bound |= {name: value for name, value in kwargs.items() if name in kernel.arg_names}
-    options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
-    signature, constants, attributes = {}, {}, {}
-    for index, parameter in enumerate(kernel.params):
-        value = bound.get(parameter.name, parameter.default)
-        is_one = isinstance(value, int) and not isinstance(value, bool) and value == 1
-        if parameter.is_constexpr or value is None or is_one:
-            signature[parameter.name] = "constexpr"
-            constants[(index,)] = value
-            continue
-        signature[parameter.name], is_aligned = argument_type(value)
-        if is_aligned:
-            attributes[(index,)] = ALIGNED
-    return ASTSource(kernel, signature, constants, attributes), options
-
-
-def argument_type(value: Any) -> tuple[str, bool]:
-    """(Triton's name of the argument's type, whether it is a multiple of 16)."""
-    if isinstance(value, torch.Tensor):
-        # An allocation is aligned; what a view adds to its address may not be.
-        offset = value.storage_offset() * value.element_size()
-        return f"*{POINTER_TYPES[value.dtype]}", offset % ALIGNMENT_BYTES == 0
-    if isinstance(value, TensorDescriptor):
-        shape = ",".join(map(str, value.block_shape))
-        return f"tensordesc<{POINTER_TYPES[value.base.dtype]}[{shape}]>", False
-    if isinstance(value, bool):
-        return "i1", False
-    if isinstance(value, float):
-        return "fp32", False
-    return "i32" if abs(value) <= MAX_INT32 else "i64", value % ALIGNMENT_BYTES == 0
+    backend, bound, specialisation, options = specialise(kernel, args, kwargs, capability)
+    parsed, signature, constants, attributes = kernel._pack_args(
+        backend, kwargs, bound, specialisation, options
+    )
+    return ASTSource(kernel, signature, constants, attributes), parsed.__dict__
 
 
 def resources_of(cubin: bytes) -> dict[str, int]:
@@ -107,7 +76,7 @@ def compile_launch(
     kernel: Any, args: Sequence[Any], kwargs: dict[str, Any], capability: int, **labels: Any
 ) -> Facts:
     """Compile one launch for one compute capability; returns what it would use."""
-    source, options = source_of(kernel, args, kwargs)
+    source, options = source_of(kernel, args, kwargs, capability)
     target = GPUTarget("cuda", capability, 32)
     compiled = triton.compile(source, target=target, options=options)
     return {
@@ -123,25 +92,30 @@ def compile_launch(
     }
 
 
-@contextmanager
-def compiling(
-    case: str, capabilities: Sequence[int], report: Callable[[Facts], object]
-) -> Iterator[None]:
-    """Compile for every capability and report instead of launching."""
-    jit_class = triton.runtime.jit.JITFunction
-    launch = jit_class.run
+def compile_launches(
+    case: str,
+    launches: Callable[[], object],
+    report: Callable[[Facts], object],
+    capabilities: Sequence[int] = CAPABILITIES,
+) -> None:
+    """Call `launches` once for every capability, whose GPU the launchers then believe to have.
 
-    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        for capability in capabilities:
-            if _is_settled(kernel, args, capability):
-                continue
-            report(compile_launch(kernel, args, kwargs, capability, case=case))
+    What it launches is compiled and reported instead.
+    """
+    for capability in capabilities:
 
-    jit_class.run = run
-    try:
-        yield
-    finally:
-        jit_class.run = launch
+        def run(
+            kernel: Any, *args: Any, grid: Any, warmup: bool, capability: int = capability,
+            **kwargs: Any,
+        ) -> None:  # fmt: skip
+            if not _is_settled(kernel, args, capability):
+                report(compile_launch(kernel, args, kwargs, capability, case=case))
+
+        with (
+            patch.object(triton.runtime.jit.JITFunction, "run", run),
+            patch.object(launch, "capability", lambda _, capability=capability: capability),
+        ):
+            launches()
 
 
 _compiled: set[tuple[str, bool, int]] = set()

@@ -2,9 +2,14 @@
 
 The KV of a token is modelled as a digest of all tokens up to it. A slot that was shared, evicted,
 overwritten or left unwritten by mistake therefore holds something else than the sequence expects.
+
+With a lag, a step is launched before the tokens of the one before are read, as on a GPU. The
+simulated device computes a step at the last moment, when it is read: by then the host has changed
+whatever it might change.
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -44,6 +49,18 @@ def expected_output(request: SequenceRequest, max_model_len: int) -> list[int]:
             return tokens[num_prompt + len(request.output_token_ids) :]
 
 
+@dataclass(frozen=True)
+class Row:
+    """What the device was told of one sequence."""
+
+    sequence: Sequence
+    known_tokens: list[int]
+    block_ids: list[int]
+    first_token: int
+    end: int
+    samples: bool
+
+
 @dataclass
 class Simulation:
     """Steps a scheduler; `slots[block][offset]` is the modelled KV."""
@@ -51,8 +68,11 @@ class Simulation:
     config: EngineConfig
     outputs: dict[str, list[SequenceOutput]] = field(default_factory=dict)
     computed: list[ComputedBlocks] = field(default_factory=list)
+    lag: int = 0
     num_preempted: int = 0
     num_arrivals: int = 0
+    in_flight: deque[tuple[ScheduledStep, list[Row]]] = field(default_factory=deque)
+    sampled: dict[Sequence, int] = field(default_factory=dict)  # in the step computed last
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.config.num_blocks)
@@ -66,13 +86,7 @@ class Simulation:
         self.slots = [[b""] * self.config.block_size for _ in range(self.config.num_blocks)]
 
     def add(self, request: SequenceRequest) -> Sequence:
-        state = SamplingState(
-            request.sampling,
-            prompt_token_ids=request.prompt_token_ids,
-            output_token_ids=request.output_token_ids,
-            eos_token_ids={EOS},
-            vocab_size=VOCAB_SIZE,
-        )
+        state = SamplingState(request.sampling, eos_token_ids={EOS})
         self.num_arrivals += 1
         sequence = Sequence(
             request,
@@ -87,45 +101,71 @@ class Simulation:
     def step(self) -> ScheduledStep:
         scheduled = self.scheduler.schedule()
         self.num_preempted += scheduled.num_preempted
-        sampled = []
-        for entry in scheduled.batch:
-            sequence = entry.sequence
-            first = sequence.num_computed_tokens
-            end = first + entry.num_new_tokens
-            self.check_kv(sequence)
-            self.write_kv(sequence, first, end)
-            if entry.samples:
-                sampled.append(SampledToken(next_token(sequence.token_ids)))
-        outputs, computed = commit_step(self.scheduler, scheduled.batch, sampled)
-        for output in outputs:
-            self.outputs.setdefault(output.sequence_id, []).append(output)
-        self.computed += computed
+        if scheduled.batch:
+            self.in_flight.append((scheduled, self.launch(scheduled)))
+        if self.in_flight and (len(self.in_flight) > self.lag or not scheduled.batch):
+            self.read(*self.in_flight.popleft())
         self.scheduler.check_invariants()
         self.check_exports()
         for sequence in (*self.scheduler.running, *self.scheduler.held.values()):
-            self.check_kv(sequence)
+            num_computed = sequence.num_computed_tokens
+            self.check_kv(sequence.token_ids[:num_computed], sequence.block_ids)
         return scheduled
+
+    def has_work(self) -> bool:
+        return bool(self.in_flight) or self.scheduler.has_work()
+
+    def launch(self, scheduled: ScheduledStep) -> list[Row]:
+        rows = []
+        for i, entry in enumerate(scheduled.batch):
+            sequence, end = entry.sequence, entry.num_context_tokens
+            assert sequence.num_unread_tokens <= self.lag
+            known, block_ids = sequence.token_ids[:end], list(sequence.block_ids)
+            rows.append(Row(sequence, known, block_ids, entry.first_token, end, entry.samples))
+            sequence.launch(entry.num_new_tokens, row=i if entry.samples else None)
+        return rows
+
+    def read(self, scheduled: ScheduledStep, rows: list[Row]) -> None:
+        """Compute a step and tell the host what was sampled."""
+        sampled = {}
+        for row in rows:
+            tokens = row.known_tokens
+            if len(tokens) < row.end:
+                tokens = [*tokens, self.sampled[row.sequence]]
+            assert len(tokens) == row.end
+            self.check_kv(tokens[: row.first_token], row.block_ids)
+            self.write_kv(tokens, row.block_ids, row.first_token)
+            if row.samples:
+                sampled[row.sequence] = next_token(tokens)
+        self.sampled = sampled
+        outputs, computed = commit_step(
+            self.scheduler, scheduled.batch, [SampledToken(token) for token in sampled.values()]
+        )
+        for output in outputs:
+            self.outputs.setdefault(output.sequence_id, []).append(output)
+        self.computed += computed
 
     def finish_import(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Do what `Engine.import_finished` does without a first token."""
-        self.write_kv(sequence, sequence.num_cached_tokens, num_computed_tokens)
+        tokens = sequence.token_ids[:num_computed_tokens]
+        self.write_kv(tokens, sequence.block_ids, sequence.num_cached_tokens)
         computed = min(num_computed_tokens, len(sequence.token_ids) - 1)
-        sequence.num_computed_tokens = computed
+        sequence.num_computed_tokens = sequence.num_launched_tokens = computed
         self.scheduler.blocks.register_computed(sequence)
         self.scheduler.start_running(sequence)
 
-    def write_kv(self, sequence: Sequence, first: int, end: int) -> None:
+    def write_kv(self, tokens: list[int], block_ids: list[int], first: int) -> None:
         size = self.config.block_size
-        for position in range(first, end):
-            kv = kv_of(sequence.token_ids[: position + 1])
-            self.slots[sequence.block_ids[position // size]][position % size] = kv
+        for position in range(first, len(tokens)):
+            kv = kv_of(tokens[: position + 1])
+            self.slots[block_ids[position // size]][position % size] = kv
 
-    def check_kv(self, sequence: Sequence) -> None:
+    def check_kv(self, tokens: list[int], block_ids: list[int]) -> None:
         size = self.config.block_size
-        for position in range(sequence.num_computed_tokens):
-            found = self.slots[sequence.block_ids[position // size]][position % size]
-            expected = kv_of(sequence.token_ids[: position + 1])
-            assert found == expected, f"{sequence.sequence_id}: wrong KV at {position}"
+        for position in range(len(tokens)):
+            found = self.slots[block_ids[position // size]][position % size]
+            expected = kv_of(tokens[: position + 1])
+            assert found == expected, f"wrong KV of {tokens} at {position}"
 
     def check_exports(self) -> None:
         """Blocks that were named for export stay with their sequence until it is released."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "mixtral")
 VOCAB_SIZE = 264
 BOS_TOKEN_ID, EOS_TOKEN_ID = 256, 257
 SPECIAL_TOKENS = (
@@ -94,6 +94,39 @@ _BY_FAMILY: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "sliding_window": 27,
     },
+    # the first layer is dense; the others send a token to 3 of 8 experts
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 24,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [0],
+    },
+    # every layer sends a token to 2 of 4 experts
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+}
+_EXPERT_NAMES = {
+    "qwen3_moe": ("mlp.gate", "mlp.experts", ("gate_proj", "up_proj", "down_proj")),
+    "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w3", "w2")),
 }
 
 
@@ -206,6 +239,16 @@ def _random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor
     def norm(name: str, size: int) -> None:
         weights[f"{name}.weight"] = 1 + 0.2 * torch.randn(size, generator=generator)
 
+    def experts(prefix: str) -> None:
+        router, each, (gate, up, down) = _EXPERT_NAMES[family]
+        num_experts = config.get("num_experts") or config["num_local_experts"]
+        width = config.get("moe_intermediate_size", inner)
+        linear(f"{prefix}.{router}", num_experts, hidden)
+        for expert in range(num_experts):
+            linear(f"{prefix}.{each}.{expert}.{gate}", width, hidden)
+            linear(f"{prefix}.{each}.{expert}.{up}", width, hidden)
+            linear(f"{prefix}.{each}.{expert}.{down}", hidden, width)
+
     linear("model.embed_tokens", config["vocab_size"], hidden)
     for i in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{i}"
@@ -214,10 +257,13 @@ def _random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor
         linear(f"{prefix}.self_attn.k_proj", num_kv_heads * head_dim, hidden, qkv_bias)
         linear(f"{prefix}.self_attn.v_proj", num_kv_heads * head_dim, hidden, qkv_bias)
         linear(f"{prefix}.self_attn.o_proj", hidden, num_heads * head_dim, output_bias)
-        if family == "qwen3":
+        if family in ("qwen3", "qwen3_moe"):
             norm(f"{prefix}.self_attn.q_norm", head_dim)
             norm(f"{prefix}.self_attn.k_norm", head_dim)
         norm(f"{prefix}.post_attention_layernorm", hidden)
+        if _has_experts(config, i):
+            experts(prefix)
+            continue
         linear(f"{prefix}.mlp.gate_proj", inner, hidden, mlp_bias)
         linear(f"{prefix}.mlp.up_proj", inner, hidden, mlp_bias)
         linear(f"{prefix}.mlp.down_proj", hidden, inner, mlp_bias)
@@ -225,6 +271,13 @@ def _random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor
     if not config["tie_word_embeddings"]:
         linear("lm_head", config["vocab_size"], hidden)
     return {name: tensor.to(dtype) for name, tensor in weights.items()}
+
+
+def _has_experts(config: dict[str, Any], layer: int) -> bool:
+    if config["model_type"] not in _EXPERT_NAMES:
+        return False
+    every = config.get("decoder_sparse_step", 1)
+    return (layer + 1) % every == 0 and layer not in config.get("mlp_only_layers", [])
 
 
 def _save(folder: Path, weights: dict[str, torch.Tensor], num_shards: int) -> None:

@@ -21,6 +21,7 @@ from pagoda.engine.scheduler.sequence_blocks import BlockHasher
 from pagoda.engine.sequence_request import KvSource, SequenceRequest
 from pagoda.engine.step_result import (
     ComputedBlocks,
+    ComputedLayers,
     FinishReason,
     Reservation,
     SequenceOutput,
@@ -28,6 +29,7 @@ from pagoda.engine.step_result import (
     StepStats,
     TokenLogprobs,
 )
+from pagoda.engine.token_mask import TokenMask
 from pagoda.engine.validation import check_request
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "BlockPoolError",
     "CheckpointError",
     "ComputedBlocks",
+    "ComputedLayers",
     "Engine",
     "EngineConfig",
     "EngineError",
@@ -56,6 +59,7 @@ __all__ = [
     "StepResult",
     "StepStats",
     "TokenLogprobs",
+    "TokenMask",
     "UnsupportedModelError",
     "check_request",
     "load_model",

@@ -20,6 +20,11 @@ class EngineConfig:
         dtype: ``auto`` | ``float32`` | ``bfloat16`` | ``float16``; auto is the checkpoint's where
             the device is fast at it, else float32.
         num_threads: CPU threads of one forward; 0 leaves torch's own choice.
+        enforce_eager: on CUDA: capture no graphs.
+        graph_batch_sizes: on CUDA: numbers of decodes to capture graphs for, ascending; None:
+            chosen up to max_num_seqs.
+        num_layer_groups: parts in which a prefill_only sequence's KV is reported while its forward
+            runs (see `Engine`); 1: not before the forward has ended.
     """
 
     block_size: int = 16
@@ -32,3 +37,6 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "auto"
     num_threads: int = 0
+    enforce_eager: bool = False
+    graph_batch_sizes: tuple[int, ...] | None = None
+    num_layer_groups: int = 1

@@ -4,25 +4,31 @@ Ties the scheduler, the KV blocks, the model and the sampler together. Knows no 
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 
 from pagoda.engine.cache.block_pool import BlockPool, OnEvict
 from pagoda.engine.cache.kv_cache import KvCache, KvLayout
 from pagoda.engine.config import EngineConfig
+from pagoda.engine.decode_graphs import GraphCapture, Progress
+from pagoda.engine.device import DeviceQueue, InlineQueue
 from pagoda.engine.errors import InvalidSequenceError, QueueFullError, SequenceStateError
+from pagoda.engine.launched_step import LaunchedStep
+from pagoda.engine.layer_export import LayerExport, OnLayers
 from pagoda.engine.load import EngineLoad
 from pagoda.engine.models.model_folder import LoadedModel
 from pagoda.engine.runner import Runner
-from pagoda.engine.sampling.sampler import SampledToken, sample
-from pagoda.engine.sampling.sampling_state import SamplingState
+from pagoda.engine.sampling import SampleRow, SamplingState, TokenCounts
 from pagoda.engine.scheduler.scheduler import ScheduledStep, Scheduler
 from pagoda.engine.scheduler.sequence import Sequence, SequenceState
 from pagoda.engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
 from pagoda.engine.sequence_request import KvSource, SequenceRequest
-from pagoda.engine.step_commit import commit_step, end_of, final_output, step_stats
+from pagoda.engine.step_commit import commit_step, end_of, final_output
 from pagoda.engine.step_result import (
+    ComputedBlocks,
     FinishReason,
     Reservation,
     SequenceOutput,
@@ -33,7 +39,11 @@ from pagoda.engine.validation import check_config, check_request
 
 
 class Engine:
-    """One model, one pool of KV blocks, one step at a time.
+    """One model, one pool of KV blocks, one step after another.
+
+    Where the device works on its own, a step is launched before the tokens of the step before are
+    read: the device never waits for the host. What a stop token ends has by then cost one row of
+    one more step, whose token nobody sees.
 
     Not thread-safe: the thread that runs the step loop makes every call, except for reads and
     writes of ``kv_cache``, which any thread may make for blocks that it was given.
@@ -51,9 +61,13 @@ class Engine:
         *,
         hash_block: BlockHasher,
         on_evict: OnEvict | None = None,
+        on_layers: OnLayers | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        kv_cache: KvCache | None = None,
+        queue: DeviceQueue | None = None,
+        graph_capture: GraphCapture | None = None,
     ) -> None:
-        """Allocate all KV blocks.
+        """Allocate all KV blocks, unless they are given.
 
         Args:
             model: its device is the engine's, whatever ``config.device`` says.
@@ -62,7 +76,12 @@ class Engine:
                 requests.
             on_evict: called in the step's thread with (block hash, block id) before the block is
                 overwritten.
+            on_layers: called in the step's thread with KV of ``prefill_only`` sequences after each
+                of ``config.num_layer_groups`` parts of a forward was launched, except the last.
             clock: seconds, for StepStats.
+            kv_cache: of ``config.num_blocks`` blocks in this model's layout.
+            queue: to the model's device; None for its usual one.
+            graph_capture: for the same device; None for its usual one, if it has one.
 
         Raises:
             InvalidConfigError: a limit is out of range.
@@ -74,15 +93,9 @@ class Engine:
         self.max_model_len = min(config.max_model_len, model.decoder.max_positions)
         self._model = model
         self._clock = clock
-        shape = model.description
-        layout = KvLayout(
-            num_layers=shape.num_layers,
-            block_size=config.block_size,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=model.dtype,
-        )
-        self.kv_cache = KvCache(layout, config.num_blocks, model.device)
+        if kv_cache is None:
+            kv_cache = KvCache(kv_layout(model, config), config.num_blocks, model.device)
+        self.kv_cache = kv_cache
         self._pool = BlockPool(config.num_blocks, on_evict=on_evict)
         self._blocks = SequenceBlocks(
             self._pool,
@@ -91,9 +104,37 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._scheduler = Scheduler(config, self._blocks)
-        self._runner = Runner(model, self.kv_cache)
+        self._queue, graph_capture = _device_parts(
+            model.device, config, queue, graph_capture, clock
+        )
+        with self._queue.preparing():
+            self._runner = Runner(
+                model,
+                kv_cache,
+                config,
+                capture=graph_capture,
+                max_model_len=self.max_model_len,
+            )
+        self._layer_export = None
+        if on_layers is not None and config.num_layer_groups > 1:
+            self._layer_export = LayerExport(
+                on_layers,
+                num_layers=model.description.num_layers,
+                num_groups=config.num_layer_groups,
+                block_size=config.block_size,
+            )
+        self._in_flight: deque[LaunchedStep] = deque()
+        self._previous: LaunchedStep | None = None  # read last, unless the device idled since
         self._num_arrivals = 0
         self._pending_outputs: list[SequenceOutput] = []
+
+    def capture(self, progress: Progress = lambda done, total: None) -> None:
+        """Capture the device's graphs, if it has any. Call before the first step.
+
+        Args:
+            progress: called with (graphs captured, graphs in all).
+        """
+        self._runner.capture(progress)
 
     @property
     def layout(self) -> str:
@@ -124,13 +165,7 @@ class Engine:
         if num_waiting >= self.config.max_num_waiting:
             raise QueueFullError(num_waiting, self.config.max_num_waiting)
         self._num_arrivals += 1
-        sampling_state = SamplingState(
-            request.sampling,
-            prompt_token_ids=request.prompt_token_ids,
-            output_token_ids=request.output_token_ids,
-            eos_token_ids=self._model.eos_token_ids,
-            vocab_size=self._model.vocab_size,
-        )
+        sampling_state = SamplingState(request.sampling, eos_token_ids=self._model.eos_token_ids)
         self._scheduler.add(
             Sequence(
                 request,
@@ -191,7 +226,7 @@ class Engine:
             num_computed_tokens = min(num_computed_tokens, num_tokens - 1)
         else:
             self._check_first_token(sequence, first_token_id)
-        sequence.num_computed_tokens = num_computed_tokens
+        sequence.num_computed_tokens = sequence.num_launched_tokens = num_computed_tokens
         self._blocks.register_computed(sequence)
         self._scheduler.start_running(sequence)
         if first_token_id is not None:
@@ -213,32 +248,44 @@ class Engine:
         self._scheduler.finish(sequence)
 
     def step(self) -> StepResult:
-        """Schedule, compute, sample; returns what changed since the last step."""
+        """Launch a step, read the oldest that is due, and return what changed since the last call.
+
+        What a result says of blocks is safe to act on: no launched step still writes to a block
+        that is reserved for an import, or reads one that was given back.
+        """
         started = self._clock()
-        scheduled = self._scheduler.schedule()
+        scheduled = self._launch(started)
         outputs, self._pending_outputs = self._pending_outputs, []
         reserved = tuple(
             Reservation(s.sequence_id, tuple(s.block_ids), s.num_cached_tokens)
             for s in scheduled.reserved
         )
-        stats = StepStats(num_preempted=scheduled.num_preempted)
-        if scheduled.batch:
-            scheduled_at = self._clock()
-            logits = self._runner.run(scheduled.batch)
-            computed_at = self._clock()
-            sampled = self._sample(logits, scheduled)
-            new_outputs, computed = commit_step(self._scheduler, scheduled.batch, sampled)
+        computed: list[ComputedBlocks] = []
+        stats = StepStats()
+        is_full = len(self._in_flight) > self._queue.lag
+        if self._in_flight and (is_full or not scheduled.batch):
+            new_outputs, computed, stats = self._read(self._in_flight.popleft())
             outputs += new_outputs
-            times = (started, scheduled_at, computed_at, self._clock())
-            stats = step_stats(scheduled, times)
-        else:
-            computed = []
         stored, evicted = self._pool.take_events()
-        return StepResult(reserved, tuple(outputs), tuple(computed), stored, evicted, stats)
+        if not self.has_work():
+            self._previous = None
+        return StepResult(
+            reserved,
+            tuple(outputs),
+            tuple(computed),
+            stored,
+            evicted,
+            replace(stats, num_preempted=scheduled.num_preempted),
+            self._clock() - started,
+        )
 
     def has_work(self) -> bool:
         """Tell whether a step would do anything; False while all wait for blocks or imports."""
-        return bool(self._pending_outputs) or self._pool.has_events or self._scheduler.has_work()
+        return (
+            bool(self._pending_outputs or self._in_flight)
+            or self._pool.has_events
+            or self._scheduler.has_work()
+        )
 
     def load(self) -> EngineLoad:
         """Return how busy the engine is."""
@@ -264,10 +311,50 @@ class Engine:
         """Recount everything from first principles; AssertionError if anything differs."""
         self._scheduler.check_invariants()
 
-    @torch.inference_mode()
-    def _sample(self, logits: torch.Tensor, scheduled: ScheduledStep) -> list[SampledToken]:
-        states = [s.sequence.sampling_state for s in scheduled.batch if s.samples]
-        return sample(logits, states) if states else []
+    def _launch(self, started: float) -> ScheduledStep:
+        scheduled = self._scheduler.schedule()
+        if not scheduled.batch:
+            return scheduled
+        scheduled_at = self._clock()
+        with self._queue.preparing():
+            rows = [self._row(entry.sequence) for entry in scheduled.batch if entry.samples]
+            export = self._layer_export
+            on_layer = None if export is None else export.of_batch(scheduled.batch)
+            step = self._runner.prepare(scheduled.batch, rows, on_layer=on_layer)
+        sampled_rows = iter(step.row_of)
+        for entry in scheduled.batch:
+            row = next(sampled_rows) if entry.samples else None
+            entry.sequence.launch(entry.num_new_tokens, row=row)
+        work = self._queue.submit(step.work)
+        times = (started, scheduled_at, self._clock())
+        self._in_flight.append(LaunchedStep(scheduled.batch, step, work, times))
+        return scheduled
+
+    def _read(
+        self, launched: LaunchedStep
+    ) -> tuple[list[SequenceOutput], list[ComputedBlocks], StepStats]:
+        started = self._clock()
+        tokens = launched.read()
+        read_at = self._clock()
+        outputs, computed = commit_step(self._scheduler, launched.batch, tokens)
+        stats = launched.stats(
+            self._previous, wait_seconds=read_at - started, commit_seconds=self._clock() - read_at
+        )
+        self._previous = launched
+        return outputs, computed, stats
+
+    def _row(self, sequence: Sequence) -> SampleRow:
+        state, num_prompt = sequence.sampling_state, sequence.num_prompt_tokens
+        tokens, mask = sequence.token_ids, sequence.request.token_mask
+        if state.has_penalties and state.counts is None:
+            state.counts = TokenCounts(
+                tokens[:num_prompt],
+                tokens[num_prompt:],
+                self._model.vocab_size,
+                self._model.device,
+            )
+        allowed = None if mask is None else mask.allowed(tokens[num_prompt:])
+        return SampleRow(state, sequence.num_tokens - num_prompt, allowed)
 
     def _check_first_token(self, sequence: Sequence, token_id: int) -> None:
         if sequence.request.prefill_only:
@@ -281,8 +368,38 @@ class Engine:
 
     def _take_first_token(self, sequence: Sequence, token_id: int) -> None:
         reason = end_of(sequence, token_id)
-        sequence.append_token(token_id)
+        sequence.token_ids.append(token_id)
         if reason is not None:  # a producer that is awake does not hand over what has ended
             matched = token_id if reason is FinishReason.STOP else None
             self._pending_outputs.append(final_output(sequence, reason, matched=matched))
             self._scheduler.finish(sequence)
+
+
+def kv_layout(model: LoadedModel, config: EngineConfig) -> KvLayout:
+    """Return the shape of an engine's KV blocks."""
+    shape = model.description
+    return KvLayout(
+        num_layers=shape.num_layers,
+        block_size=config.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=model.dtype,
+    )
+
+
+def _device_parts(
+    device: torch.device,
+    config: EngineConfig,
+    queue: DeviceQueue | None,
+    capture: GraphCapture | None,
+    clock: Callable[[], float],
+) -> tuple[DeviceQueue, GraphCapture | None]:
+    """Return the given ones, or what this kind of device works best with."""
+    if device.type == "cuda" and queue is None:
+        from pagoda.engine.device.cuda_graphs import CudaGraphCapture
+        from pagoda.engine.device.cuda_queue import CudaQueue
+
+        queue = CudaQueue(device)
+        if capture is None and not config.enforce_eager:
+            capture = CudaGraphCapture(queue.stream)
+    return queue or InlineQueue(clock), capture

@@ -4,6 +4,7 @@ import enum
 from dataclasses import dataclass
 
 from pagoda.engine.sampling_params import SamplingParams
+from pagoda.engine.token_mask import TokenMask
 
 
 class KvSource(enum.Enum):
@@ -30,6 +31,8 @@ class SequenceRequest:
             and wait.
         prefill_only: finish after one sampled token and keep the blocks until `Engine.release`, so
             that they can be sent to another worker.
+        token_mask: which tokens may come next; None for all. Its sequence is in every other step at
+            most where steps overlap, since each of its tokens must be known before the next.
     """
 
     sequence_id: str
@@ -40,3 +43,4 @@ class SequenceRequest:
     output_token_ids: tuple[int, ...] = ()
     kv_source: KvSource = KvSource.COMPUTE
     prefill_only: bool = False
+    token_mask: TokenMask | None = None

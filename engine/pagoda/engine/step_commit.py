@@ -1,4 +1,4 @@
-"""Turns a finished forward into state: counts, reusable blocks, new tokens, ends.
+"""Turns a step that was read back into state: counts, reusable blocks, new tokens, ends.
 
 Knows sequences and their queues. Knows nothing of tensors.
 """
@@ -6,9 +6,9 @@ Knows sequences and their queues. Knows nothing of tensors.
 from collections.abc import Sequence as SequenceOf
 
 from pagoda.engine.sampling.sampler import SampledToken
-from pagoda.engine.scheduler.scheduler import ScheduledSequence, ScheduledStep, Scheduler
-from pagoda.engine.scheduler.sequence import Sequence
-from pagoda.engine.step_result import ComputedBlocks, FinishReason, SequenceOutput, StepStats
+from pagoda.engine.scheduler.scheduler import ScheduledSequence, Scheduler
+from pagoda.engine.scheduler.sequence import Sequence, SequenceState
+from pagoda.engine.step_result import ComputedBlocks, FinishReason, SequenceOutput
 
 _NOT_FINITE = "the model's logits are not finite"
 
@@ -40,7 +40,9 @@ def final_output(
 def commit_step(
     scheduler: Scheduler, batch: SequenceOf[ScheduledSequence], sampled: SequenceOf[SampledToken]
 ) -> tuple[list[SequenceOutput], list[ComputedBlocks]]:
-    """Advance every sequence of the batch.
+    """Advance every sequence of the batch that has not ended since the step was launched.
+
+    One that was preempted since keeps its token; its KV is gone.
 
     Args:
         scheduler: owns the sequences.
@@ -53,34 +55,23 @@ def commit_step(
     for scheduled in batch:
         sequence = scheduled.sequence
         token = next(tokens) if scheduled.samples else None
-        if token is not None and not token.is_valid:
-            # Before its blocks are registered: KV that may hold NaN must not be reused.
-            outputs.append(final_output(sequence, FinishReason.ERROR, error=_NOT_FINITE))
-            scheduler.finish(sequence)
+        if sequence.state is SequenceState.FINISHED:
             continue
-        sequence.num_computed_tokens += scheduled.num_new_tokens
-        scheduler.blocks.register_computed(sequence)
-        if sequence.request.prefill_only:
-            computed.extend(_export(scheduler, sequence, is_last=token is not None))
+        if token is not None:
+            sequence.num_unread_tokens -= 1
+            if not token.is_valid:
+                # Before its blocks are registered: KV that may hold NaN must not be reused.
+                outputs.append(final_output(sequence, FinishReason.ERROR, error=_NOT_FINITE))
+                scheduler.finish(sequence)
+                continue
+        if sequence.state is SequenceState.RUNNING:
+            sequence.num_computed_tokens += scheduled.num_new_tokens
+            scheduler.blocks.register_computed(sequence)
+            if sequence.request.prefill_only:
+                computed.extend(_export(scheduler, sequence, is_last=token is not None))
         if token is not None:
             outputs.append(_commit_token(scheduler, sequence, token))
     return outputs, computed
-
-
-def step_stats(scheduled: ScheduledStep, times: tuple[float, float, float, float]) -> StepStats:
-    """Return sizes and times of a step; ``times`` are those of its four borders."""
-    started, scheduled_at, computed_at, ended = times
-    num_prefill_tokens = sum(s.num_new_tokens for s in scheduled.batch if s.is_prefill)
-    return StepStats(
-        num_sequences=len(scheduled.batch),
-        num_prefill_tokens=num_prefill_tokens,
-        num_decode_tokens=sum(not s.is_prefill for s in scheduled.batch),
-        num_context_tokens=sum(s.num_context_tokens for s in scheduled.batch),
-        num_preempted=scheduled.num_preempted,
-        schedule_seconds=scheduled_at - started,
-        forward_seconds=computed_at - scheduled_at,
-        sample_seconds=ended - computed_at,
-    )
 
 
 def _commit_token(scheduler: Scheduler, sequence: Sequence, token: SampledToken) -> SequenceOutput:
@@ -93,7 +84,7 @@ def _commit_token(scheduler: Scheduler, sequence: Sequence, token: SampledToken)
         finish_reason=reason,
         matched_stop_token_id=token.token_id if reason is FinishReason.STOP else None,
     )
-    sequence.append_token(token.token_id)
+    sequence.token_ids.append(token.token_id)
     sequence.has_ended = reason is not None
     if sequence.request.prefill_only:
         scheduler.hold(sequence)

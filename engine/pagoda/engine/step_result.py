@@ -1,6 +1,7 @@
 """What one engine step did, as values: the caller publishes, exports and counts from it."""
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -75,17 +76,71 @@ class ComputedBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputedLayers:
+    """KV of some layers of what a later `ComputedBlocks` will name, while the rest is computed.
+
+    A hint: who sends these layers early has less to send in the end.
+
+    Attributes:
+        sequence_id: whose blocks these are.
+        first_block: as in ComputedBlocks.
+        block_ids: as in ComputedBlocks.
+        first_layer: the first layer whose KV is there.
+        num_layers: how many of them.
+        wait: blocks the calling thread until the device has written them.
+    """
+
+    sequence_id: str
+    first_block: int
+    block_ids: tuple[int, ...]
+    first_layer: int
+    num_layers: int
+    wait: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class StepStats:
-    """Timing and size of one forward; all zero when the step only did bookkeeping."""
+    """Sizes and times of one step; all zero when it only did bookkeeping.
+
+    Where the device works asynchronously, a step's host times lie beside the device's times of the
+    step before, so they do not add up to the time between two steps: `seconds` does.
+
+    Attributes:
+        num_sequences: in the batch.
+        num_prefill_tokens: new tokens of prompts.
+        num_decode_tokens: new tokens of decodes.
+        num_context_tokens: KV tokens read, all sequences.
+        num_preempted: sequences that lost their blocks.
+        started: the engine's clock when the host began to schedule.
+        schedule_seconds: host: choosing the batch.
+        launch_seconds: host: preparing the inputs and queueing the work.
+        forward_seconds: device: the model.
+        sample_seconds: device: the choice of tokens.
+        wait_seconds: host: blocked until the device was done.
+        commit_seconds: host: turning tokens into outputs.
+        gap_seconds: device: idle since the previous step's work; 0 after an idle engine.
+        is_graph: the forward was the replay of a captured graph.
+    """
 
     num_sequences: int = 0
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
-    num_context_tokens: int = 0  # KV tokens read, all sequences
+    num_context_tokens: int = 0
     num_preempted: int = 0
+    started: float = 0.0
     schedule_seconds: float = 0.0
+    launch_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    gap_seconds: float = 0.0
+    is_graph: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """What the step added to the time of a busy engine."""
+        return self.gap_seconds + self.forward_seconds + self.sample_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +154,8 @@ class StepResult:
         computed: KV ready for export.
         stored: (block hash, block id) of blocks that became reusable.
         evicted: block hashes that are no longer here; none of them is in ``stored`` too.
-        stats: see StepStats.
+        stats: of the step that was read; see StepStats.
+        seconds: that the call took, whose scheduling admitted what ``reserved`` names.
     """
 
     reserved: tuple[Reservation, ...] = ()
@@ -108,3 +164,4 @@ class StepResult:
     stored: tuple[tuple[bytes, int], ...] = ()
     evicted: tuple[bytes, ...] = ()
     stats: StepStats = field(default_factory=StepStats)
+    seconds: float = 0.0

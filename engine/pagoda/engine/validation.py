@@ -23,12 +23,16 @@ def check_config(config: EngineConfig) -> None:
         "max_num_batched_tokens",
         "max_model_len",
         "max_num_waiting",
+        "num_layer_groups",
     ):
         value = getattr(config, name)
         if value < 1:
             raise InvalidConfigError(name, value, "at least 1")
     if config.num_threads < 0:
         raise InvalidConfigError("num_threads", config.num_threads, "at least 0")
+    sizes = config.graph_batch_sizes
+    if sizes is not None and (not sizes or list(sizes) != sorted({*sizes}) or sizes[0] < 1):
+        raise InvalidConfigError("graph_batch_sizes", sizes, "ascending numbers, at least 1")
 
 
 def check_request(

@@ -23,9 +23,10 @@ class AttentionBatch:
         block_tables: ``[S, max_blocks]`` int32 on the device, logical -> physical; unused are 0.
         slot_mapping: ``[T]`` int64 on the device, ``block_id * block_size + offset`` or PAD_SLOT.
         seqlens_q_host: new tokens per sequence, on the host, so that no step waits for a copy.
-        context_lens_host: as ``context_lens``, on the host.
+        context_lens_host: bounds of ``context_lens``, on the host: the same numbers from
+            ``plan_attention``, the longest allowed from ``decode_batch``.
         block_size: tokens per block.
-        cpu_plan: what the CPU path gathers, from ``plan_attention``; None on CUDA.
+        cpu_plan: what the CPU path gathers; None on CUDA.
     """
 
     cu_seqlens_q: torch.Tensor

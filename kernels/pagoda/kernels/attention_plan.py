@@ -10,7 +10,9 @@ import numpy.typing as npt
 import torch
 
 from pagoda.kernels.attention_batch import AttentionBatch
-from pagoda.kernels.cpu.plan import CpuPlan
+from pagoda.kernels.checks import check_shape
+from pagoda.kernels.cpu.plan import CpuPlan, RefilledPlan
+from pagoda.kernels.host_copy import to_device
 
 PAD_SLOT = -1
 """Slot of a token whose KV must not be written."""
@@ -49,16 +51,68 @@ def plan_attention(
     for row, (used, block_table) in enumerate(zip(num_blocks.tolist(), block_tables, strict=True)):
         tables[row, :used] = block_table[:used]
     slots = _slot_mapping(cu_seqlens_q, new, context, tables, block_size)
+    on_device = to_device((cu_seqlens_q, context, tables, slots), device)
     return AttentionBatch(
-        cu_seqlens_q=_to_device(cu_seqlens_q, device),
-        context_lens=_to_device(context, device),
-        block_tables=_to_device(tables, device),
-        slot_mapping=_to_device(slots, device),
+        cu_seqlens_q=on_device[0],
+        context_lens=on_device[1],
+        block_tables=on_device[2],
+        slot_mapping=on_device[3],
         seqlens_q_host=tuple(new.tolist()),
         context_lens_host=tuple(context.tolist()),
         block_size=block_size,
         cpu_plan=CpuPlan(cu_seqlens_q, new, context, tables, block_size)
         if device.type == "cpu"
+        else None,
+    )
+
+
+def decode_batch(
+    *,
+    context_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    block_size: int,
+    max_context_len: int,
+) -> AttentionBatch:
+    """Build a batch of B decodes over buffers that the caller refills in place between forwards.
+
+    For CUDA graphs: nothing that a launch is shaped by depends on what the buffers hold, only on B
+    and `max_context_len`. On CPU every forward reads the buffers again. A row that pads the batch
+    has a context of 1, a block table that begins with any block, and PAD_SLOT: it writes nothing,
+    reads one token, and its output means nothing.
+
+    Args:
+        context_lens: ``[B]`` int32, KV tokens of each sequence, its new token included, >= 1.
+        block_tables: ``[B, max_blocks]`` int32, rows dense; entries behind the context are not
+            read.
+        slot_mapping: ``[B]`` int64.
+        cu_seqlens_q: ``[B + 1]`` int32, 0 to B: one new token each.
+        block_size: tokens per block.
+        max_context_len: bound of the contexts, at least 1.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit, or a table is too short for the bound.
+    """
+    _check_buffers(context_lens, block_tables, slot_mapping, cu_seqlens_q)
+    max_tokens = block_tables.shape[1] * block_size
+    if not 1 <= max_context_len <= max_tokens:
+        raise ValueError(
+            f"max_context_len: expected 1 to {max_tokens}, what {block_tables.shape[1]} blocks of "
+            f"{block_size} hold, got {max_context_len}"
+        )
+    num_seqs = len(context_lens)
+    is_cpu = context_lens.device.type == "cpu"
+    return AttentionBatch(
+        cu_seqlens_q=cu_seqlens_q,
+        context_lens=context_lens,
+        block_tables=block_tables,
+        slot_mapping=slot_mapping,
+        seqlens_q_host=(1,) * num_seqs,
+        context_lens_host=(max_context_len,) * num_seqs,
+        block_size=block_size,
+        cpu_plan=RefilledPlan(cu_seqlens_q, context_lens, block_tables, block_size)
+        if is_cpu
         else None,
     )
 
@@ -77,11 +131,28 @@ def _slot_mapping(
     )
 
 
-def _to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    host = torch.from_numpy(array)
-    if device.type == "cpu":
-        return host
-    return host.pin_memory().to(device, non_blocking=True)
+def _check_buffers(
+    context_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+) -> None:
+    num_seqs = len(context_lens)
+    buffers = {
+        "context_lens": (context_lens, torch.int32, (num_seqs,)),
+        "block_tables": (block_tables, torch.int32, (num_seqs, None)),
+        "slot_mapping": (slot_mapping, torch.int64, (num_seqs,)),
+        "cu_seqlens_q": (cu_seqlens_q, torch.int32, (num_seqs + 1,)),
+    }
+    for name, (tensor, dtype, shape) in buffers.items():
+        check_shape(name, tensor, shape)
+        if tensor.dtype != dtype or tensor.device != context_lens.device:
+            raise ValueError(
+                f"{name}: expected {dtype} on {context_lens.device}, "
+                f"got {tensor.dtype} on {tensor.device}"
+            )
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            raise ValueError(f"{name}: expected dense rows, got strides {tensor.stride()}")
 
 
 def _check_lengths(

@@ -6,6 +6,7 @@ Knows the order of heads in a joined projection. Knows nothing of models or sequ
 import torch
 
 from pagoda.kernels.checks import (
+    FLOAT_DTYPES,
     check_float,
     check_index,
     check_last_dim_dense,
@@ -14,8 +15,7 @@ from pagoda.kernels.checks import (
 )
 from pagoda.kernels.kv_quantisation import check_cache_dtype
 from pagoda.kernels.kv_write import write_kv
-from pagoda.kernels.rms_norm import rms_norm
-from pagoda.kernels.rope import apply_rope
+from pagoda.kernels.rope import turned
 
 
 def write_qkv(
@@ -64,10 +64,7 @@ def write_qkv(
     """
     _check(qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, num_heads)
     _check_norms(qkv, q_norm, k_norm, k_cache.shape[3])
-    check_cache_dtype("k_cache", k_cache, "qkv", qkv, "k_scale", k_scale)
-    check_cache_dtype("v_cache", v_cache, "qkv", qkv, "v_scale", v_scale)
-    if v_cache.dtype != k_cache.dtype:
-        raise ValueError(f"v_cache: expected {k_cache.dtype} as k_cache, got {v_cache.dtype}")
+    _check_caches(qkv, k_cache, v_cache, k_scale, v_scale)
     if qkv.is_cuda:
         from pagoda.kernels.triton_ops.kv_write_fused import write_qkv as write_qkv_triton
 
@@ -86,15 +83,40 @@ def write_qkv(
             v_scale=v_scale,
         )
     num_kv_heads, head_dim = k_cache.shape[2:]
-    q, k, v = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, head_dim).split_with_sizes(
-        (num_heads, num_kv_heads, num_kv_heads), dim=1
+    num_rotated = num_heads + num_kv_heads
+    # q and k stay joined: one token costs as much as the calls of torch that it takes.
+    qk, v = qkv.view(len(qkv), num_rotated + num_kv_heads, head_dim).split_with_sizes(
+        (num_rotated, num_kv_heads), 1
     )
     if q_norm is not None and k_norm is not None:
-        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+        qk = torch.rms_norm(qk, (head_dim,), None, eps)
+        qk[:, :num_heads].mul_(q_norm)
+        qk[:, num_heads:].mul_(k_norm)
     if cos_sin is not None:
-        q, k = apply_rope(q, k, positions, cos_sin)
+        qk = turned(qk, cos_sin.index_select(0, positions).unsqueeze(1), interleaved=False)
+    q, k = qk.split_with_sizes((num_heads, num_kv_heads), 1)
     write_kv(k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)
     return q
+
+
+def _check_caches(
+    qkv: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+) -> None:
+    if (
+        k_scale is None
+        and v_scale is None
+        and k_cache.dtype == v_cache.dtype == qkv.dtype
+        and k_cache.get_device() == v_cache.get_device() == qkv.get_device()
+    ):
+        return
+    check_cache_dtype("k_cache", k_cache, "qkv", qkv, "k_scale", k_scale)
+    check_cache_dtype("v_cache", v_cache, "qkv", qkv, "v_scale", v_scale)
+    if v_cache.dtype != k_cache.dtype:
+        raise ValueError(f"v_cache: expected {k_cache.dtype} as k_cache, got {v_cache.dtype}")
 
 
 def _check(
@@ -106,6 +128,25 @@ def _check(
     slot_mapping: torch.Tensor,
     num_heads: int,
 ) -> None:
+    if (
+        cos_sin is not None
+        and k_cache.dim() == 4
+        and k_cache.shape == v_cache.shape
+        and qkv.dtype in FLOAT_DTYPES
+        and num_heads >= 1
+        and qkv.shape == (len(positions), (num_heads + 2 * k_cache.shape[2]) * k_cache.shape[3])
+        and qkv.stride(1) == 1
+        and positions.dtype in (torch.int64, torch.int32)
+        and slot_mapping.dtype in (torch.int64, torch.int32)
+        and positions.dim() == cos_sin.dim() - 1 == 1
+        and slot_mapping.shape == positions.shape
+        and cos_sin.dtype == torch.float32
+        and cos_sin.shape[1] % 2 == 0
+        and cos_sin.shape[1] <= k_cache.shape[3]
+        and qkv.get_device() == positions.get_device() == slot_mapping.get_device()
+        and qkv.get_device() == cos_sin.get_device()
+    ):
+        return  # what always holds, asked quickly; below what does not hold gets its message
     check_shape("k_cache", k_cache, (None, None, None, None))
     check_shape("v_cache", v_cache, k_cache.shape)
     num_kv_heads, head_dim = k_cache.shape[2:]

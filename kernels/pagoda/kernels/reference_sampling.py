@@ -2,7 +2,7 @@
 
 import torch
 
-from pagoda.kernels.sampling_rows import SamplingRows
+from pagoda.kernels.sampling_rows import MASS_ONE, SamplingRows
 
 _LOW32 = 2**32 - 1
 
@@ -42,14 +42,15 @@ def _sample_row(logits: torch.Tensor, rows: SamplingRows, row: int) -> int:
     if 0 < top_k < len(scaled):
         scaled[scaled < scaled.sort(descending=True).values[top_k - 1]] = -torch.inf
     probs = scaled.softmax(0)
-    if rows.top_p[row] < 1:
+    top_p = int(rows.top_p[row]) / MASS_ONE
+    if top_p < 1:
         threshold, reached = torch.inf, 0.0
         for prob in probs.sort(descending=True).values.tolist():
-            if reached >= rows.top_p[row] and threshold < torch.inf:
+            if reached >= top_p and threshold < torch.inf:
                 break
             threshold, reached = prob, reached + prob
         probs[probs < threshold] = 0
-    probs[probs < probs.max() * rows.min_p[row].cpu()] = 0
+    probs[probs < probs.max() * rows.min_p[row].float().cpu()] = 0
     seed = int(rows.seeds[row]) % 2**64
     target = philox_uniform(seed, int(rows.indices[row])) * sum(probs.tolist())
     reached = 0.0

@@ -56,8 +56,8 @@ def apply_rope(
         angles = cos_sin.index_select(0, positions)
     else:
         angles = _angles_of_sections(positions, cos_sin, sections)
-    turned = _turned(torch.cat((q, k), 1), angles.unsqueeze(1), interleaved)
-    turned_q, turned_k = turned.split_with_sizes((q.shape[1], k.shape[1]), 1)
+    both = turned(torch.cat((q, k), 1), angles.unsqueeze(1), interleaved)
+    turned_q, turned_k = both.split_with_sizes((q.shape[1], k.shape[1]), 1)
     return turned_q, turned_k
 
 
@@ -70,7 +70,7 @@ def _angles_of_sections(
     return torch.cat([by_axis[i % 3][i] for i in range(6)], -1)
 
 
-def _turned(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def turned(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """Rotate ``[T, H, D]`` by ``[T, 1, R]``, in few calls: they are what one token costs."""
     rot_dim, head_dim = angles.shape[-1], x.shape[-1]
     cos, sin = angles.chunk(2, -1)
@@ -82,10 +82,10 @@ def _turned(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.T
     turned_first = (first * cos).addcmul_(second, sin, value=-1)
     turned_second = (second * cos).addcmul_(first, sin)
     if interleaved:
-        turned = torch.stack((turned_first, turned_second), -1).flatten(-2)
+        joined = torch.stack((turned_first, turned_second), -1).flatten(-2)
     else:
-        turned = torch.cat((turned_first, turned_second), -1)
-    rounded = turned.to(x.dtype)
+        joined = torch.cat((turned_first, turned_second), -1)
+    rounded = joined.to(x.dtype)
     return rounded if rot_dim == head_dim else torch.cat((rounded, x[..., rot_dim:]), -1)
 
 

@@ -4,10 +4,13 @@ Knows parameters. Knows nothing of logits, sequences or stop conditions.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+
+MASS_ONE = 2**62
+"""Mass of probability 1: probabilities are added up as integers, so that no order shows."""
 
 _SEED_BITS = 64
 _INDEX_BITS = 32
@@ -20,20 +23,23 @@ class SamplingRows:
     The random number of a row is a function of its seed and index alone.
 
     Attributes:
-        temperature: float32; 0 is greedy, and then nothing else counts.
-        top_k: int32; keep the k likeliest and what equals the last of them; 0 = off.
-        top_p: float64; keep the smallest set with this probability, and equals; 1 = off.
-        min_p: float32; drop what is less likely than min_p times the likeliest; 0 = off.
+        temperature: float64, used as float32; 0 is greedy, and then nothing else counts.
+        min_p: float64, used as float32; drop what is less likely than min_p times the likeliest;
+            0 = off.
+        top_k: int64; keep the k likeliest and what equals the last of them; 0 = off.
+        top_p: int64 >= 1; keep the smallest set with this mass, and equals; MASS_ONE = off.
         seeds: int64 holding the bits of an unsigned 64-bit seed, Philox's key.
         indices: int64 below 2**32: output index of the token, Philox's lowest counter word.
+        storage: int64 ``[6, S]``, the memory of all of them in this order.
     """
 
     temperature: torch.Tensor
+    min_p: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
-    min_p: torch.Tensor
     seeds: torch.Tensor
     indices: torch.Tensor
+    storage: torch.Tensor = field(repr=False)
 
 
 def plan_sampling(
@@ -45,11 +51,26 @@ def plan_sampling(
     seeds: Sequence[int],
     indices: Sequence[int],
     device: torch.device,
+    into: SamplingRows | None = None,
 ) -> SamplingRows:
-    """Build the rows of one step. Copies to the device without waiting for it.
+    """Build the rows of one step. One copy to the device, which nobody waits for.
+
+    Args:
+        temperatures: >= 0 each.
+        top_ks: >= 0 each.
+        top_ps: 0 to 1 each.
+        min_ps: 0 to 1 each.
+        seeds: unsigned 64-bit each.
+        indices: unsigned 32-bit each.
+        device: of the logits.
+        into: rows of an earlier plan for as many rows on `device`, to overwrite in place, for CUDA
+            graphs that read them; the copy is queued on the current stream. None for new memory.
+
+    Returns:
+        `into` if given.
 
     Raises:
-        ValueError: lists of different lengths, or a value out of range.
+        ValueError: lists of different lengths, a value out of range, or `into` does not fit.
     """
     lists = {"temperatures": temperatures, "top_ks": top_ks, "top_ps": top_ps, "min_ps": min_ps,
              "seeds": seeds, "indices": indices}  # fmt: skip
@@ -58,26 +79,32 @@ def plan_sampling(
         raise ValueError(f"expected lists of one length, got {lengths}")
     _check_range("temperatures", temperatures, 0.0, float("inf"))
     _check_range("top_ks", top_ks, 0, 2**31 - 1)
+    _check_range("top_ps", top_ps, 0.0, 1.0)
     _check_range("min_ps", min_ps, 0.0, 1.0)
     _check_range("seeds", seeds, 0, 2**_SEED_BITS - 1)
     _check_range("indices", indices, 0, 2**_INDEX_BITS - 1)
-
-    def column(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        return _to_device(torch.tensor(list(values), dtype=dtype), device)
-
-    seed_bits = torch.from_numpy(np.array(seeds, dtype=np.uint64).view(np.int64))
-    return SamplingRows(
-        temperature=column(temperatures, torch.float32),
-        top_k=column(top_ks, torch.int32),
-        top_p=column(top_ps, torch.float64),
-        min_p=column(min_ps, torch.float32),
-        seeds=_to_device(seed_bits, device),
-        indices=column(indices, torch.int64),
-    )
-
-
-def _to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    is_cpu = device.type == "cpu"
+    packed = torch.empty((6, len(seeds)), dtype=torch.int64, pin_memory=not is_cpu)
+    host = packed.numpy()
+    floats = host.view(np.float64)
+    floats[0] = temperatures
+    floats[1] = min_ps
+    host[2] = top_ks
+    host[3] = [max(1, int(top_p * MASS_ONE)) for top_p in top_ps]
+    host.view(np.uint64)[4] = seeds
+    host[5] = indices
+    if into is None:
+        storage = packed if is_cpu else packed.to(device, non_blocking=True)
+        temperature, min_p = storage[:2].view(torch.float64).unbind()
+        top_k, mass, seed_bits, index = storage[2:].unbind()
+        return SamplingRows(temperature, min_p, top_k, mass, seed_bits, index, storage)
+    if len(into.seeds) != len(seeds) or into.storage.device != device:
+        raise ValueError(
+            f"into: expected {len(seeds)} rows on {device}, "
+            f"got {len(into.seeds)} on {into.storage.device}"
+        )
+    into.storage.copy_(packed, non_blocking=True)
+    return into
 
 
 def _check_range(name: str, values: Sequence[float], low: float, high: float) -> None:

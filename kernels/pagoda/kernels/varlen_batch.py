@@ -5,9 +5,12 @@ Knows lengths. Knows nothing of heads or dtypes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+from pagoda.kernels.host_copy import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +48,13 @@ def plan_varlen(
     for row, (new, keys) in enumerate(zip(seqlens_q, seqlens_k, strict=True)):
         if not 0 <= new <= keys:
             raise ValueError(f"sequence {row}: expected 0 <= seqlen_q <= {keys}, got {new}")
-    return VarlenBatch(
-        _prefix_sums(seqlens_q, device),
-        _prefix_sums(seqlens_k, device),
-        tuple(seqlens_q),
-        tuple(seqlens_k),
+    cu_seqlens_q, cu_seqlens_k = to_device(
+        (_prefix_sums(seqlens_q), _prefix_sums(seqlens_k)), device
     )
+    return VarlenBatch(cu_seqlens_q, cu_seqlens_k, tuple(seqlens_q), tuple(seqlens_k))
 
 
-def _prefix_sums(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    host = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+def _prefix_sums(lengths: Sequence[int]) -> npt.NDArray[np.int32]:
+    sums = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=sums[1:])
+    return sums

@@ -1,5 +1,7 @@
 """One tiny model for all engine tests; no test changes it."""
 
+import os
+import secrets
 from pathlib import Path
 
 import pytest
@@ -16,3 +18,11 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(tiny_folder: Path) -> LoadedModel:
     return load_model(tiny_folder, EngineConfig(dtype="float32", max_model_len=512))
+
+
+@pytest.fixture
+def seed() -> int:
+    """Return a fresh seed; pytest shows that of a failed test, PAGODA_TEST_SEED repeats it."""
+    value = int(os.environ.get("PAGODA_TEST_SEED") or secrets.randbits(32))
+    print(f"PAGODA_TEST_SEED={value}")
+    return value

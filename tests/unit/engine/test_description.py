@@ -6,7 +6,8 @@ import pytest
 from support.tiny_checkpoints import FAMILIES, make_tiny_checkpoint
 
 from pagoda.engine import CheckpointError, UnsupportedModelError
-from pagoda.engine.models.description import DecoderDescription, read_description
+from pagoda.engine.models.description import DecoderDescription, ExpertsDescription
+from pagoda.engine.models.families import read_description
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,7 +42,12 @@ def test_every_family_can_be_read(tmp_path: Path, family: str) -> None:
     description = read_description(make_tiny_checkpoint(tmp_path, family) / "config.json")
     assert description.qkv_bias == (family == "qwen2")
     assert not description.output_bias
-    assert description.qk_norm == (family == "qwen3")
+    assert description.qk_norm == (family in ("qwen3", "qwen3_moe"))
+    experts = {
+        "qwen3_moe": ExpertsDescription(8, 3, 40, True, frozenset({1, 2})),
+        "mixtral": ExpertsDescription(4, 2, 96, True, frozenset({0, 1})),
+    }
+    assert description.experts == experts.get(family)
     windows = {"qwen2": (None, 20, 20), "mistral": (27, 27)}
     no_windows = (None,) * description.num_layers
     assert description.sliding_windows == windows.get(family, no_windows)
@@ -75,6 +81,69 @@ def test_qwen_window_needs_its_switch(tmp_path: Path) -> None:
 
 def test_qwen3_head_dim_has_a_default_of_its_own(tmp_path: Path) -> None:
     assert read(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == 128
+
+
+def qwen3_moe(folder: Path, **overrides: Any) -> DecoderDescription:
+    fields = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    return read(folder, architectures=["Qwen3MoeForCausalLM"], **{**fields, **overrides})
+
+
+@pytest.mark.parametrize(
+    ("fields", "layers"),
+    [
+        ({}, {0, 1, 2, 3, 4}),
+        ({"decoder_sparse_step": 2}, {1, 3}),
+        ({"mlp_only_layers": [0, 3]}, {1, 2, 4}),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [3]}, {1}),
+        ({"mlp_only_layers": None}, {0, 1, 2, 3, 4}),
+    ],
+)
+def test_layers_with_experts(tmp_path: Path, fields: dict[str, Any], layers: set[int]) -> None:
+    experts = qwen3_moe(tmp_path, num_hidden_layers=5, **fields).experts
+    assert experts is not None
+    assert experts.layers == layers
+
+
+def test_qwen3_moe_defaults(tmp_path: Path) -> None:
+    description = qwen3_moe(tmp_path)
+    assert description.head_dim == 16
+    assert description.experts is not None
+    assert not description.experts.norm_topk_prob
+
+
+def test_qwen3_moe_has_one_window_for_all_layers(tmp_path: Path) -> None:
+    fields = {"sliding_window": 7, "max_window_layers": 1}
+    assert qwen3_moe(tmp_path, **fields).sliding_windows == (None, None)
+    switched_on = qwen3_moe(tmp_path, use_sliding_window=True, **fields)
+    assert switched_on.sliding_windows == (7, 7)
+
+
+def test_mixtral_has_no_window_unless_it_says_so(tmp_path: Path) -> None:
+    fields = {
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    assert read(tmp_path, **fields).sliding_windows == (None, None)
+    assert read(tmp_path, sliding_window=7, **fields).sliding_windows == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_experts": None}, "num_experts is missing"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0, must be a positive integer"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, must be at most the 8 experts"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers is 3, must be layer indices"),
+        ({"mlp_only_layers": ["0"]}, "must be layer indices"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob is 1, must be true or false"),
+    ],
+)
+def test_wrong_expert_fields_are_named(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        qwen3_moe(tmp_path, **fields)
 
 
 def test_older_rope_fields(tmp_path: Path) -> None:

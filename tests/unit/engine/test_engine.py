@@ -1,6 +1,7 @@
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -258,14 +259,14 @@ def test_logits_that_are_not_finite_end_one_sequence(
     driver = make_driver(tiny_model)
     driver.add("bad", PROMPT, sampling=greedy())
     driver.add("good", OTHER, sampling=greedy())
-    run = driver.engine._runner.run
+    forward = tiny_model.decoder.forward
 
-    def spoilt(batch: object) -> torch.Tensor:
-        logits = run(batch).clone()  # type: ignore[arg-type]
+    def spoilt(*args: Any, **kwargs: Any) -> torch.Tensor:
+        logits = forward(*args, **kwargs).clone()
         logits[0] = float("nan")
         return logits
 
-    monkeypatch.setattr(driver.engine._runner, "run", spoilt)
+    monkeypatch.setattr(tiny_model.decoder, "forward", spoilt)
     driver.step()
     monkeypatch.undo()
     outputs = driver.run()

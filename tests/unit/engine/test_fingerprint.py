@@ -77,5 +77,5 @@ def test_large_models_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_other_formats_are_refused(tmp_path: Path, data: bytes) -> None:
     folder = make_tiny_checkpoint(tmp_path)
     (folder / "model.safetensors").write_bytes(data)
-    with pytest.raises(CheckpointError, match="no safetensors header"):
+    with pytest.raises(CheckpointError, match="is no safetensors file"):
         of(folder)

@@ -1,15 +1,26 @@
+import threading
+
 import pytest
 import torch
+from support.kv_pools import CPU, LAYOUT, fill, make_cache, maps_of
 
-from pagoda.engine import KvCache, KvLayout
+from pagoda.engine import KvCache
+from pagoda.engine.cache.copy_lanes import CopyLanes, chunks
+from pagoda.engine.cache.shared_memory import SharedMemory
+from pagoda.kernels.block_digest import digest_blocks
 
-LAYOUT = KvLayout(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
+LAYERS = [None, range(0, 1), range(1, 3), range(0, 3)]
 
 
-def make_cache(num_blocks: int = 5) -> KvCache:
-    cache = KvCache(LAYOUT, num_blocks, torch.device("cpu"))
-    cache.tensor.copy_(torch.randn(cache.tensor.shape))
-    return cache
+@pytest.fixture(params=["direct", "staged", "shared"])
+def cache(request: pytest.FixtureRequest) -> KvCache:
+    """Blocks in private memory, behind a GPU's lanes (two blocks at a time), in shared memory."""
+    fields = {}
+    if request.param == "staged":
+        fields = {"lanes": CopyLanes(CPU, staging_bytes=2 * LAYOUT.block_bytes + 1)}
+    elif request.param == "shared":
+        fields = {"memory": SharedMemory(5 * LAYOUT.block_bytes)}
+    return fill(KvCache(LAYOUT, 5, CPU, **fields))
 
 
 def test_layout_names_everything_that_two_engines_must_agree_on() -> None:
@@ -20,8 +31,10 @@ def test_block_bytes_is_the_size_of_all_layers() -> None:
     assert LAYOUT.block_bytes == 2 * 3 * 4 * 2 * 8 * 2
 
 
-def test_new_cache_is_zero() -> None:
-    assert not KvCache(LAYOUT, 2, torch.device("cpu")).tensor.any()
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_new_cache_is_zero(is_shared: bool) -> None:
+    memory = SharedMemory(2 * LAYOUT.block_bytes) if is_shared else None
+    assert not KvCache(LAYOUT, 2, CPU, memory=memory).tensor.any()
 
 
 def test_layer_is_a_view_of_keys_and_values() -> None:
@@ -32,40 +45,70 @@ def test_layer_is_a_view_of_keys_and_values() -> None:
     assert v.data_ptr() == cache.tensor[1, 1].data_ptr()
 
 
-def test_read_blocks_returns_each_block_as_one_run_of_bytes() -> None:
-    cache = make_cache()
-    blocks = cache.read_blocks([3, 0])
+@pytest.mark.parametrize("layers", LAYERS)
+def test_read_blocks_returns_each_block_as_one_run_of_bytes(
+    cache: KvCache, layers: range | None
+) -> None:
+    blocks = cache.read_blocks([3, 0, 4], layers)
     assert blocks.dtype == torch.uint8
-    assert blocks.shape == (2, LAYOUT.block_bytes)
     assert blocks.is_contiguous()
-    typed = blocks.view(torch.bfloat16).view(2, *LAYOUT.block_shape)
-    assert torch.equal(typed[0], cache.tensor[:, :, 3])
-    assert torch.equal(typed[1], cache.tensor[:, :, 0])
+    num_layers = 3 if layers is None else len(layers)
+    assert blocks.shape == (3, num_layers * LAYOUT.block_bytes // 3)
+    typed = blocks.view(torch.bfloat16).view(3, 2, num_layers, *LAYOUT.block_shape[2:])
+    chosen = cache.tensor if layers is None else cache.tensor[:, layers.start : layers.stop]
+    for row, block_id in enumerate([3, 0, 4]):
+        assert torch.equal(typed[row], chosen[:, :, block_id])
 
 
-def test_write_blocks_is_the_inverse_of_read_blocks() -> None:
-    source, target = make_cache(), make_cache()
-    before = target.tensor.clone()
-    target.write_blocks([4, 1], source.read_blocks([0, 2]))
-    assert torch.equal(target.tensor[:, :, 4], source.tensor[:, :, 0])
-    assert torch.equal(target.tensor[:, :, 1], source.tensor[:, :, 2])
-    others = [0, 2, 3]
-    assert torch.equal(target.tensor[:, :, others], before[:, :, others])
+@pytest.mark.parametrize("layers", LAYERS)
+def test_all_ways_to_read_agree(cache: KvCache, layers: range | None) -> None:
+    ids = [3, 0, 4, 1]
+    blocks = cache.read_blocks(ids, layers)
+    rows, digests = cache.read_blocks_with_digest(ids, layers)
+    assert torch.equal(rows, blocks)
+    assert torch.equal(digests, digest_blocks(blocks))
+    assert torch.equal(cache.digest_blocks(ids, layers), digests)
+    assert [row.tobytes() for row in cache.host_rows(ids, layers)] == [
+        block.numpy().tobytes() for block in blocks
+    ]
 
 
-def test_write_blocks_takes_bytes_at_any_address() -> None:
-    source, target = make_cache(), make_cache()
+@pytest.mark.parametrize("layers", LAYERS)
+def test_write_blocks_is_the_inverse_of_read_blocks(cache: KvCache, layers: range | None) -> None:
+    source, before = fill(make_cache(), seed=2), cache.tensor.clone()
+    assert cache.write_blocks([4, 1, 2], source.read_blocks([0, 2, 3], layers), layers) == []
+    chosen = layers or range(3)
+    for layer in range(3):
+        expected = before[:, layer].clone()
+        if layer in chosen:
+            expected[:, [4, 1, 2]] = source.tensor[:, layer, [0, 2, 3]]
+        assert torch.equal(cache.tensor[:, layer], expected)
+
+
+def test_write_blocks_leaves_out_what_has_another_digest(cache: KvCache) -> None:
+    source, before = fill(make_cache(), seed=2), cache.tensor.clone()
+    blocks, expected = source.read_blocks_with_digest([0, 1, 2, 3])
+    blocks[1, 5] ^= 1
+    expected[3, 0] ^= 1
+
+    assert cache.write_blocks([4, 3, 2, 1], blocks, expected=expected) == [1, 3]
+
+    assert torch.equal(cache.tensor[:, :, [3, 1]], before[:, :, [3, 1]])
+    assert torch.equal(cache.tensor[:, :, [4, 2]], source.tensor[:, :, [0, 2]])
+
+
+def test_write_blocks_takes_bytes_at_any_address(cache: KvCache) -> None:
+    source = fill(make_cache(), seed=2)
     message = torch.zeros(1 + LAYOUT.block_bytes, dtype=torch.uint8)
     message[1:] = source.read_blocks([2])[0]
-    target.write_blocks([0], message[1:][None])
-    assert torch.equal(target.tensor[:, :, 0], source.tensor[:, :, 2])
+    cache.write_blocks([0], message[1:][None])
+    assert torch.equal(cache.tensor[:, :, 0], source.tensor[:, :, 2])
 
 
-def test_no_blocks_is_no_work() -> None:
-    cache = make_cache()
+def test_no_blocks_is_no_work(cache: KvCache) -> None:
     blocks = cache.read_blocks([])
     assert blocks.shape == (0, LAYOUT.block_bytes)
-    cache.write_blocks([], blocks)
+    assert cache.write_blocks([], blocks) == []
 
 
 @pytest.mark.parametrize(
@@ -80,3 +123,51 @@ def test_no_blocks_is_no_work() -> None:
 def test_write_blocks_refuses_another_shape(blocks: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=f"expected torch.uint8 \\(1, {LAYOUT.block_bytes}\\)"):
         make_cache().write_blocks([0], blocks)
+
+
+@pytest.mark.parametrize("layers", [range(0), range(2, 4), range(-1, 2), range(0, 3, 2)])
+def test_layers_that_the_cache_does_not_have_are_refused(layers: range) -> None:
+    with pytest.raises(ValueError, match=r"consecutive ones in \[0, 3\)"):
+        make_cache().read_blocks([0], layers)
+
+
+def test_shared_memory_lives_as_long_as_the_cache() -> None:
+    memory = SharedMemory(2 * LAYOUT.block_bytes)
+    handle, cache = memory.handle, KvCache(LAYOUT, 2, CPU, memory=memory)
+    del memory
+    cache.tensor.fill_(1)
+    assert len(maps_of(handle)) == 1
+    del cache
+    assert maps_of(handle) == []
+
+
+def test_a_third_copy_waits_for_a_lane() -> None:
+    lanes = CopyLanes(CPU, staging_bytes=16)
+    got_one = threading.Event()
+
+    def borrow() -> None:
+        with lanes.borrow():
+            got_one.set()
+
+    with lanes.borrow():
+        with lanes.borrow():
+            thread = threading.Thread(target=borrow)
+            thread.start()
+            assert not got_one.wait(0.05)
+        assert got_one.wait(10)
+    thread.join(10)
+
+
+def test_a_lane_comes_back_after_an_error() -> None:
+    lanes = CopyLanes(CPU, staging_bytes=16)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="bad copy"), lanes.borrow():
+            raise ValueError("bad copy")
+    with lanes.borrow(), lanes.borrow():
+        pass
+
+
+def test_chunks_cut_by_bytes() -> None:
+    assert list(chunks(5, 10, 25)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert list(chunks(2, 10, 5)) == [slice(0, 1), slice(1, 2)]
+    assert list(chunks(0, 10, 5)) == []

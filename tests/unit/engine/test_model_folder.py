@@ -141,6 +141,50 @@ def test_harmless_extra_tensors_are_ignored(tmp_path: Path) -> None:
     assert first_tokens(load(folder)) == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_weights_of_another_kind_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = make_tiny_checkpoint(tmp_path)
+    edit_weights(folder, model__norm__weight=torch.ones(64).to(dtype))
+    with pytest.raises(
+        CheckpointError, match=r"model\.norm\.weight is .*, must be one of F64, F32"
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+def test_progress_ends_when_all_bytes_are_loaded(
+    tmp_path: Path, family: str, is_tied: bool
+) -> None:
+    folder = make_tiny_checkpoint(tmp_path, family, tie_word_embeddings=is_tied, num_shards=2)
+    calls: list[tuple[int, int]] = []
+    load_model(folder, EngineConfig(dtype="bfloat16"), lambda *counts: calls.append(counts))
+    loaded = [bytes_loaded for bytes_loaded, _ in calls]
+    assert loaded == sorted(set(loaded))
+    # The checkpoint is float32; what it holds counts, not what is made of it.
+    weights = [load_file(path) for path in folder.glob("*.safetensors")]
+    num_bytes = sum(tensor.nbytes for shard in weights for tensor in shard.values())
+    assert {total for _, total in calls} == {num_bytes}
+    assert loaded[-1] == num_bytes
+
+
+def test_progress_leaves_ignored_tensors_out(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path, tie_word_embeddings=True)
+    edit_weights(folder, lm_head__weight=torch.zeros(VOCAB_SIZE, 64))
+    calls: list[tuple[int, int]] = []
+    load_model(folder, EngineConfig(), lambda *counts: calls.append(counts))
+    assert calls[-1][0] == calls[-1][1]
+
+
+def test_what_is_loaded_does_not_depend_on_the_files(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path)
+    model = load(folder)
+    path = folder / "model.safetensors"
+    path.write_bytes(bytes(path.stat().st_size))  # a map of the file would turn to zeros
+    again = load_file(make_tiny_checkpoint(tmp_path / "again") / "model.safetensors")
+    assert torch.equal(model.decoder._embedding, again["model.embed_tokens.weight"])
+
+
 def test_missing_weights_are_named(tmp_path: Path) -> None:
     folder = make_tiny_checkpoint(tmp_path)
     (folder / "model.safetensors").unlink()

@@ -7,45 +7,59 @@ import pytest
 import torch
 
 from pagoda.engine import SamplingParams
-from pagoda.engine.sampling.philox import uniforms
-from pagoda.engine.sampling.sampler import MIN_LOGPROB, sample
-from pagoda.engine.sampling.sampling_state import SamplingState
+from pagoda.engine.sampling import (
+    SampledToken,
+    SampleRow,
+    SamplingState,
+    TokenCounts,
+    plan_rows,
+    to_tokens,
+)
+from pagoda.engine.sampling import sample as sample_on_device
+from pagoda.engine.sampling.sampler import MIN_LOGPROB
+from pagoda.kernels.reference_sampling import philox_uniform
 
+CPU = torch.device("cpu")
 VOCAB_SIZE = 40
 EOS = 39
 
 
-def make_state(
+def make_row(
     prompt: Sequence[int] = (1,),
     output: Sequence[int] = (),
     vocab_size: int = VOCAB_SIZE,
+    allowed: torch.Tensor | None = None,
     **params: Any,
-) -> SamplingState:
-    return SamplingState(
+) -> SampleRow:
+    state = SamplingState(
         SamplingParams(**{"max_tokens": 1000, **params}),
-        prompt_token_ids=prompt,
-        output_token_ids=output,
         eos_token_ids={EOS},
-        vocab_size=vocab_size,
     )
+    if state.has_penalties:
+        state.counts = TokenCounts(prompt, output, vocab_size, CPU)
+    return SampleRow(state, len(output), allowed)
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
+    return to_tokens(sample_on_device(logits, plan_rows(rows, CPU)), rows)
 
 
 def make_logits(seed: int = 0, rows: int = 1, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def choose(logits: torch.Tensor, state: SamplingState) -> int:
-    return sample(logits, [state])[0].token_id
+def choose(logits: torch.Tensor, row: SampleRow) -> int:
+    return sample(logits, [row])[0].token_id
 
 
 def draws(logits: torch.Tensor, count: int = 1000, **params: Any) -> list[int]:
     """Draw once for each of many seeds."""
-    states = [make_state(seed=seed, vocab_size=logits.shape[1], **params) for seed in range(count)]
-    return [s.token_id for s in sample(logits.expand(count, -1), states)]
+    rows = [make_row(seed=seed, vocab_size=logits.shape[1], **params) for seed in range(count)]
+    return [s.token_id for s in sample(logits.expand(count, -1), rows)]
 
 
 def greedy(logits: torch.Tensor, **params: Any) -> int:
-    return choose(logits, make_state(temperature=0.0, **params))
+    return choose(logits, make_row(temperature=0.0, **params))
 
 
 def test_greedy_takes_the_likeliest() -> None:
@@ -55,8 +69,8 @@ def test_greedy_takes_the_likeliest() -> None:
 
 def test_greedy_among_random_neighbours_takes_the_likeliest() -> None:
     logits = make_logits(rows=3)
-    states = [make_state(), make_state(temperature=0.0), make_state(top_p=0.5)]
-    assert sample(logits, states)[1].token_id == int(logits[1].argmax())
+    rows = [make_row(), make_row(temperature=0.0), make_row(top_p=0.5)]
+    assert sample(logits, rows)[1].token_id == int(logits[1].argmax())
 
 
 def test_logits_are_not_changed() -> None:
@@ -88,9 +102,9 @@ def test_draws_follow_the_distribution() -> None:
 def test_draw_inverts_the_cumulative_distribution() -> None:
     logits = make_logits()
     probs = torch.softmax(logits[0].double(), -1)
-    target = float(uniforms(17, 2, 1)[0])
+    target = philox_uniform(17, 2)
     expected = int((probs.cumsum(-1) > target).nonzero()[0, 0])
-    assert choose(logits, make_state(seed=17, output=(0, 0))) == expected
+    assert choose(logits, make_row(seed=17, output=(0, 0))) == expected
 
 
 @pytest.mark.slow
@@ -183,21 +197,35 @@ def test_presence_penalty_counts_a_token_once() -> None:
 def test_penalties_match_counting_from_the_start() -> None:
     logits = make_logits(rows=1)
     params = {"frequency_penalty": 0.7, "presence_penalty": 0.3, "repetition_penalty": 1.3}
-    state = make_state(prompt=(3, 4), temperature=0.0, **params)
+    row = make_row(prompt=(3, 4), temperature=0.0, **params)
     output: list[int] = []
     for _ in range(30):
-        token = choose(logits, state)
+        token = choose(logits, row)  # counts the token too
         assert token == greedy(logits, prompt=(3, 4), output=tuple(output), **params)
-        state.append(token)
         output.append(token)
     assert len(set(output)) > 5
 
 
-def test_imported_first_token_counts() -> None:
-    logits = torch.tensor([[3.0, 2.5, 0.0]])
-    state = make_state(temperature=0.0, presence_penalty=1.0, vocab_size=3)
-    state.append(0)
-    assert choose(logits, state) == 1
+def test_a_mask_leaves_the_likeliest_allowed_token() -> None:
+    logits = make_logits(rows=2)
+    allowed = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+    allowed[[4, 9]] = True
+    rows = [make_row(temperature=0.0, allowed=allowed), make_row(temperature=0.0)]
+    masked, free = sample(logits, rows)
+    assert masked.token_id == (4 if logits[0, 4] > logits[0, 9] else 9)
+    assert free.token_id == int(logits[1].argmax())
+    assert set(draws(logits[:1], count=200, allowed=allowed)) == {4, 9}
+
+
+def test_a_mask_goes_with_min_tokens_bias_and_logprobs() -> None:
+    logits = make_logits()
+    allowed = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+    allowed[[4, EOS]] = True
+    row = make_row(min_tokens=1, logit_bias={EOS: 50.0}, num_logprobs=1, allowed=allowed)
+    sampled = sample(logits, [row])[0]
+    assert sampled.token_id == 4
+    assert sampled.logprobs is not None
+    assert sampled.logprobs.logprob == pytest.approx(float(torch.log_softmax(logits[0], -1)[4]))
 
 
 def test_logit_bias_is_added() -> None:
@@ -224,10 +252,8 @@ def test_min_tokens_lets_an_ignored_eos_pass() -> None:
 
 def test_logprobs_are_of_the_raw_distribution() -> None:
     logits = make_logits()
-    state = make_state(
-        temperature=0.0, num_logprobs=3, logit_bias={7: 100.0}, repetition_penalty=1.5
-    )
-    sampled = sample(logits, [state])[0]
+    row = make_row(temperature=0.0, num_logprobs=3, logit_bias={7: 100.0}, repetition_penalty=1.5)
+    sampled = sample(logits, [row])[0]
     raw = torch.log_softmax(logits[0], -1)
     assert sampled.logprobs is not None
     assert sampled.logprobs.token_id == sampled.token_id == 7
@@ -238,15 +264,15 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
 
 
 def test_logprobs_without_alternatives() -> None:
-    sampled = sample(make_logits(rows=2), [make_state(num_logprobs=0), make_state(num_logprobs=2)])
+    sampled = sample(make_logits(rows=2), [make_row(num_logprobs=0), make_row(num_logprobs=2)])
     assert [s.logprobs and len(s.logprobs.top) for s in sampled] == [0, 2]
-    assert sample(make_logits(), [make_state()])[0].logprobs is None
+    assert sample(make_logits(), [make_row()])[0].logprobs is None
 
 
 def test_logprobs_are_finite() -> None:
     logits = torch.full((1, 4), -math.inf)
     logits[0, 2] = 0.0
-    sampled = sample(logits, [make_state(num_logprobs=4, vocab_size=4)])[0]
+    sampled = sample(logits, [make_row(num_logprobs=4, vocab_size=4)])[0]
     assert sampled.token_id == 2
     assert sampled.logprobs is not None
     assert [p for _, p in sampled.logprobs.top] == [0.0, *[MIN_LOGPROB] * 3]
@@ -259,10 +285,10 @@ def test_logits_that_are_not_finite_spoil_their_own_row_only(
 ) -> None:
     logits = make_logits(rows=2)
     logits[0, 3] = bad
-    spoilt, sound = sample(logits, [make_state(**params), make_state(**params)])
+    spoilt, sound = sample(logits, [make_row(**params), make_row(**params)])
     assert not spoilt.is_valid
     assert sound.is_valid
-    assert sound.token_id == choose(logits[1:], make_state(**params))
+    assert sound.token_id == choose(logits[1:], make_row(**params))
 
 
 MIXED: list[dict[str, Any]] = [
@@ -285,17 +311,17 @@ def test_result_does_not_depend_on_batch_neighbours(vocab_size: int) -> None:
     for round_ in range(20):
         logits = make_logits(seed=round_, rows=len(MIXED), vocab_size=vocab_size)
         alone = [
-            sample(logits[i : i + 1], [make_state(seed=round_, vocab_size=vocab_size, **params)])[0]
+            sample(logits[i : i + 1], [make_row(seed=round_, vocab_size=vocab_size, **params)])[0]
             for i, params in enumerate(MIXED)
         ]
-        states = [make_state(seed=round_, vocab_size=vocab_size, **params) for params in MIXED]
-        together = sample(logits, states)
+        rows = [make_row(seed=round_, vocab_size=vocab_size, **params) for params in MIXED]
+        together = sample(logits, rows)
         assert [s.token_id for s in together] == [s.token_id for s in alone]
 
 
 def test_bfloat16_logits() -> None:
     logits = make_logits(rows=2).bfloat16()
-    sampled = sample(logits, [make_state(temperature=0.0, num_logprobs=1), make_state(top_p=0.9)])
+    sampled = sample(logits, [make_row(temperature=0.0, num_logprobs=1), make_row(top_p=0.9)])
     assert sampled[0].token_id == int(logits[0].argmax())
 
 

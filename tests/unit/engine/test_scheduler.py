@@ -8,9 +8,9 @@ from pagoda.engine import EngineConfig, KvSource, SamplingParams
 from pagoda.engine.scheduler import Sequence, SequenceState
 
 
-def make_simulation(**fields: object) -> Simulation:
+def make_simulation(*, lag: int = 0, **fields: object) -> Simulation:
     values = {"block_size": 4, "num_blocks": 32, "max_num_seqs": 8, "max_model_len": 64}
-    return Simulation(EngineConfig(**{**values, **fields}))
+    return Simulation(EngineConfig(**{**values, **fields}), lag=lag)
 
 
 def add(
@@ -299,7 +299,7 @@ def test_check_invariants_finds_a_leaked_block() -> None:
 class RandomCaller:
     """Adds, aborts, imports and releases at random, and remembers what must come out."""
 
-    def __init__(self, seed: int, *, enable_prefix_caching: bool) -> None:
+    def __init__(self, seed: int, *, lag: int, enable_prefix_caching: bool) -> None:
         self.rng = random.Random(seed)
         self.simulation = make_simulation(
             num_blocks=self.rng.choice([12, 16, 24]),
@@ -307,6 +307,7 @@ class RandomCaller:
             max_num_batched_tokens=self.rng.choice([3, 8, 40]),
             max_model_len=44,
             enable_prefix_caching=enable_prefix_caching,
+            lag=lag,
         )
         self.sequences: dict[str, Sequence] = {}
         self.aborted: set[str] = set()
@@ -327,7 +328,8 @@ class RandomCaller:
                 if self.rng.random() < 0.3:
                     scheduler.finish(sequence)
             self.simulation.step()
-            if len(self.sequences) == num_sequences and not len(scheduler):
+            is_idle = not len(scheduler) and not self.simulation.in_flight
+            if len(self.sequences) == num_sequences and is_idle:
                 return
         raise AssertionError(f"{len(scheduler)} sequences left after {max_steps} steps")
 
@@ -362,9 +364,10 @@ class RandomCaller:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("enable_prefix_caching", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
 @pytest.mark.parametrize("seed", range(12))
-def test_random_runs_keep_every_invariant(seed: int, enable_prefix_caching: bool) -> None:
-    caller = RandomCaller(seed, enable_prefix_caching=enable_prefix_caching)
+def test_random_runs_keep_every_invariant(seed: int, lag: int, enable_prefix_caching: bool) -> None:
+    caller = RandomCaller(seed, lag=lag, enable_prefix_caching=enable_prefix_caching)
     caller.run(num_sequences=300, max_steps=6000)
     simulation = caller.simulation
     assert simulation.pool.num_free_blocks == simulation.config.num_blocks

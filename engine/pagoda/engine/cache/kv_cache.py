@@ -3,12 +3,22 @@
 Knows shapes and bytes. Knows nothing of who owns a block (see `block_pool`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from pagoda.engine.cache.copy_lanes import (
+    DEVICE_CHUNK_BYTES,
+    STAGING_BYTES,
+    CopyLanes,
+    borrowed,
+    chunks,
+)
+from pagoda.engine.cache.shared_memory import ByteArray, SharedMemory
 from pagoda.kernels import gather_blocks, scatter_blocks
+from pagoda.kernels.block_digest import DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +27,7 @@ class KvLayout:
 
     Index 0 of the first dimension is K (with RoPE applied), index 1 is V. One block outside the
     engine is the same without ``num_blocks``: ``[2, num_layers, block_size, num_kv_heads,
-    head_dim]``, contiguous.
+    head_dim]``, contiguous. A part of a block is the same of some consecutive layers only.
     """
 
     num_layers: int
@@ -46,21 +56,54 @@ class KvLayout:
         elements = 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
         return elements * self.dtype.itemsize
 
+    def pool_shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
+        """Return the shape of a cache of so many blocks."""
+        return (2, self.num_layers, num_blocks, *self.block_shape[2:])
+
 
 class KvCache:
     """All KV blocks of an engine on its device.
 
-    `read_blocks` and `write_blocks` may be called by any thread, as long as the step loop does not
-    write the same blocks: a reader holds blocks that are complete, a writer blocks that were
-    reserved for its import.
+    Reading and writing blocks may be done by any thread, as long as the step loop does not write
+    the same blocks: a reader holds blocks that are complete, a writer blocks that were reserved for
+    its import. On CUDA both run on side streams and the calling thread waits for its own copy only.
+
+    ``layers`` names consecutive layers as a range, None all of them.
     """
 
-    def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KvLayout,
+        num_blocks: int,
+        device: torch.device,
+        *,
+        memory: SharedMemory | None = None,
+        lanes: CopyLanes | None = None,
+    ) -> None:
+        """Allocate zeros.
+
+        Args:
+            layout: of a block.
+            num_blocks: how many.
+            device: cpu or cuda.
+            memory: where they lie, `num_blocks` times the size of a block or more; cpu only. Kept
+                as an attribute, never closed.
+            lanes: for reads and writes; None: direct copies on cpu, lanes of its own on cuda.
+        """
         self.layout = layout
         self.num_blocks = num_blocks
-        shape = (2, layout.num_layers, num_blocks, *layout.block_shape[2:])
-        # Zeros, not empty: a masked slot times a NaN that lies there would still be a NaN.
-        self.tensor = torch.zeros(shape, dtype=layout.dtype, device=device)
+        self.memory = memory
+        shape = layout.pool_shape(num_blocks)
+        if memory is None:
+            # Zeros, not empty: a masked slot times a NaN that lies there would still be a NaN.
+            self.tensor = torch.zeros(shape, dtype=layout.dtype, device=device)
+        else:
+            num_bytes = num_blocks * layout.block_bytes
+            self.tensor = memory.tensor[:num_bytes].view(layout.dtype).view(shape)
+        if lanes is None and device.type == "cuda":
+            lanes = CopyLanes(device, staging_bytes=max(STAGING_BYTES, layout.block_bytes))
+            torch.cuda.current_stream(device).synchronize()  # no import is written before the zeros
+        self.lanes = lanes
         self._layers = list(zip(self.tensor[0].unbind(), self.tensor[1].unbind(), strict=True))
 
     @property
@@ -68,42 +111,144 @@ class KvCache:
         """Size of one block, all layers."""
         return self.layout.block_bytes
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of one block."""
+        return self.layout.num_layers
+
+    @property
+    def device(self) -> torch.device:
+        """Where the blocks are."""
+        return self.tensor.device
+
     def layer(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views (K, V) of one layer, each ``[num_blocks, block_size, HK, D]``."""
         return self._layers[layer_index]
 
-    def read_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
-        """Copy blocks out: uint8 ``[N, block_bytes]``, cpu, contiguous. Waits for the device."""
-        if not block_ids:
-            return torch.empty((0, self.block_bytes), dtype=torch.uint8)
-        blocks = gather_blocks(self.tensor, self._ids(block_ids)).contiguous()
-        return blocks.view(len(block_ids), -1).view(torch.uint8).cpu()
+    def part_bytes(self, layers: range | None = None) -> int:
+        """Size of some layers of one block.
 
-    def write_blocks(self, block_ids: Sequence[int], blocks: torch.Tensor) -> None:
+        Raises:
+            ValueError: these are not consecutive layers of the cache, or none.
+        """
+        if layers is None:
+            return self.block_bytes
+        if layers.step != 1 or not 0 <= layers.start < layers.stop <= self.num_layers:
+            raise ValueError(
+                f"layers are {layers}, expected consecutive ones in [0, {self.num_layers})"
+            )
+        return self.block_bytes // self.num_layers * len(layers)
+
+    def read_blocks(self, block_ids: Sequence[int], layers: range | None = None) -> torch.Tensor:
+        """Copy blocks out: uint8 ``[N, part_bytes]``, cpu, contiguous."""
+        if self.lanes is None and block_ids:
+            return _as_rows(gather_blocks(self.part(layers), self._ids(block_ids)))
+        return self.read_blocks_with_digest(block_ids, layers)[0]
+
+    def host_rows(
+        self, block_ids: Sequence[int], layers: range | None = None
+    ) -> Iterator[ByteArray]:
+        """Yield the bytes of each block, ``[part_bytes]``; cpu only.
+
+        All are the same array, which stays in the processor's cache: use one before the next.
+        """
+        row = np.empty(self.part_bytes(layers), dtype=np.uint8)
+        runs = as_runs(self.part(layers))
+        block = row.reshape(*runs.shape[:2], -1)
+        for block_id in block_ids:
+            block[...] = runs[:, :, block_id]
+            yield row
+
+    def read_blocks_with_digest(
+        self, block_ids: Sequence[int], layers: range | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`read_blocks`, and uint8 ``[N, 16]``, cpu: `pagoda.kernels.digest_blocks` of each block.
+
+        On CUDA the digest is taken on the device, so it guards the way from there.
+        """
+        view, part_bytes = self.part(layers), self.part_bytes(layers)
+        rows = torch.empty((len(block_ids), part_bytes), dtype=torch.uint8)
+        digests = torch.empty((len(block_ids), DIGEST_BYTES), dtype=torch.uint8)
+        with borrowed(self.lanes) as lane:
+            for some in chunks(len(block_ids), part_bytes, lane.chunk_bytes(rows)):
+                blocks, found = gather_blocks(view, self._ids(block_ids[some]), with_digest=True)
+                lane.to_host(_as_rows(blocks), rows[some])
+                digests[some] = found.cpu()
+        return rows, digests
+
+    def digest_blocks(self, block_ids: Sequence[int], layers: range | None = None) -> torch.Tensor:
+        """Digest blocks where they are: as `read_blocks_with_digest`, without the bytes."""
+        view, part_bytes = self.part(layers), self.part_bytes(layers)
+        digests = torch.empty((len(block_ids), DIGEST_BYTES), dtype=torch.uint8)
+        with borrowed(self.lanes):
+            for some in chunks(len(block_ids), part_bytes, DEVICE_CHUNK_BYTES):
+                ids = self._ids(block_ids[some])
+                digests[some] = gather_blocks(view, ids, with_digest=True)[1].cpu()
+        return digests
+
+    def write_blocks(
+        self,
+        block_ids: Sequence[int],
+        blocks: torch.Tensor,
+        layers: range | None = None,
+        *,
+        expected: torch.Tensor | None = None,
+    ) -> list[int]:
         """Copy blocks in; on return the device has them.
 
         Args:
             block_ids: where to, each at most once.
-            blocks: uint8 ``[N, block_bytes]``, any device, as `read_blocks` returned them.
+            blocks: uint8 ``[N, part_bytes]``, any device, as `read_blocks` returned them. Nobody
+                may write to it meanwhile.
+            layers: which of each block.
+            expected: uint8 ``[N, 16]``, cpu: what `pagoda.kernels.digest_blocks` must find on the
+                device. A block of which it finds something else is not written.
+
+        Returns:
+            The positions in `block_ids` of those that were not written.
 
         Raises:
             ValueError: the shape or dtype of ``blocks`` is another.
         """
-        expected = (len(block_ids), self.block_bytes)
-        if tuple(blocks.shape) != expected or blocks.dtype != torch.uint8:
+        view, shape = self.part(layers), (len(block_ids), self.part_bytes(layers))
+        if tuple(blocks.shape) != shape or blocks.dtype != torch.uint8:
             raise ValueError(
-                f"blocks are {blocks.dtype} {tuple(blocks.shape)}, expected torch.uint8 {expected}"
+                f"blocks are {blocks.dtype} {tuple(blocks.shape)}, expected torch.uint8 {shape}"
             )
-        if not block_ids:
-            return
-        blocks = blocks.contiguous()
-        if blocks.data_ptr() % self.layout.dtype.itemsize:  # a view into a received message
-            blocks = blocks.clone()
-        typed = blocks.view(self.layout.dtype)
-        typed = typed.view(len(block_ids), *self.layout.block_shape).to(self.tensor.device)
-        scatter_blocks(self.tensor, self._ids(block_ids), typed)
-        if self.tensor.is_cuda:
-            torch.cuda.current_stream(self.tensor.device).synchronize()
+        bad = torch.zeros(len(block_ids), dtype=torch.bool)
+        with borrowed(self.lanes) as lane:
+            for some in chunks(len(block_ids), shape[1], lane.chunk_bytes(blocks)):
+                rows = lane.to_device(blocks[some], self.device)
+                typed = rows.view(view.dtype).view(len(rows), *view.shape[:2], *view.shape[3:])
+                ids = self._ids(block_ids[some])
+                if expected is None:
+                    scatter_blocks(view, ids, typed)
+                else:
+                    digests = expected[some].to(self.device)
+                    bad[some] = scatter_blocks(view, ids, typed, expected=digests).cpu()
+                lane.wait()  # its buffer is free for the next ones
+        return [position for position, is_bad in enumerate(bad.tolist()) if is_bad]
+
+    def part(self, layers: range | None = None) -> torch.Tensor:
+        """View ``[2, len(layers), num_blocks, block_size, HK, D]`` of some layers."""
+        self.part_bytes(layers)
+        return self.tensor if layers is None else self.tensor[:, layers.start : layers.stop]
 
     def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(block_ids, dtype=torch.int64, device=self.tensor.device)
+        return torch.tensor(block_ids, dtype=torch.int64, device=self.device)
+
+
+def as_runs(pool: torch.Tensor) -> ByteArray:
+    """View layers of a pool on cpu as ``[2, num_layers, num_blocks, run_bytes]``.
+
+    A run is what K or V of one layer of a block is.
+    """
+    runs = pool.view(torch.uint8).flatten(3)
+    assert runs.data_ptr() == pool.data_ptr(), "the pool was copied"
+    array: ByteArray = runs.numpy()
+    return array
+
+
+def _as_rows(blocks: torch.Tensor) -> torch.Tensor:
+    """View contiguous blocks as uint8 ``[N, part_bytes]``; at least one."""
+    return blocks.view(torch.uint8).view(len(blocks), -1)

@@ -3,6 +3,7 @@
 Knows layers, weights and the KV cache. Knows nothing of sequences, scheduling or sampling.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,16 +11,9 @@ import torch.nn.functional as F
 
 from pagoda.engine.cache.kv_cache import KvCache
 from pagoda.engine.models.description import DecoderDescription
+from pagoda.engine.models.feed_forward import DenseFeedForward, Experts
 from pagoda.engine.models.linear import Linear
-from pagoda.kernels import (
-    AttentionBatch,
-    add_rms_norm,
-    apply_rope,
-    paged_attention,
-    rms_norm,
-    silu_mul,
-    write_kv,
-)
+from pagoda.kernels import AttentionBatch, add_rms_norm, paged_attention, rms_norm, write_qkv
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +27,7 @@ class DecoderLayer:
         k_norm: as `q_norm`.
         output: ``[hidden, H * D]``.
         post_attention_norm: ``[hidden]``.
-        gate_up: ``[2 * intermediate, hidden]``, rows of gate, then up.
-        down: ``[hidden, intermediate]``.
+        feed_forward: dense or experts.
         sliding_window: keys a query sees, itself included; None for all.
     """
 
@@ -44,8 +37,7 @@ class DecoderLayer:
     k_norm: torch.Tensor | None
     output: Linear
     post_attention_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    feed_forward: DenseFeedForward | Experts
     sliding_window: int | None
 
 
@@ -93,8 +85,13 @@ class Decoder:
         batch: AttentionBatch,
         kv_cache: KvCache,
         logit_rows: torch.Tensor | None,
+        on_layer: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
         """Write the KV of the new tokens and return logits.
+
+        On CUDA everything is queued on the current stream and nothing waits for the device: shapes
+        follow from the arguments' shapes and the batch's host fields, so that a CUDA graph can
+        capture it.
 
         Args:
             token_ids: ``[T]`` int64.
@@ -102,55 +99,48 @@ class Decoder:
             batch: lengths and block tables of the T tokens.
             kv_cache: written at ``batch.slot_mapping``, read by attention.
             logit_rows: ``[R]`` int64 rows of the T tokens whose logits are needed; None for all.
+            on_layer: called with a layer's index once the write of its KV is queued.
 
         Returns:
             ``[R, V]`` in the model's dtype.
         """
-        eps = self._eps
+        shape, eps = self.description, self._eps
         residual = F.embedding(token_ids, self._embedding)
         hidden = rms_norm(residual, self._layers[0].input_norm, eps)
         last = len(self._layers) - 1
         for i, layer in enumerate(self._layers):
-            attended = self._attention(layer, i, hidden, positions, batch, kv_cache)
+            k_cache, v_cache = kv_cache.layer(i)
+            q = write_qkv(
+                layer.qkv(hidden),
+                positions,
+                self._cos_sin,
+                k_cache,
+                v_cache,
+                batch.slot_mapping,
+                num_heads=shape.num_heads,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+                eps=eps,
+            )
+            if on_layer is not None:
+                on_layer(i)
+            if i == last and logit_rows is not None and not logit_rows.numel():
+                return residual.new_empty((0, shape.vocab_size))
+            attended = paged_attention(
+                q,
+                k_cache,
+                v_cache,
+                batch,
+                scale=self._scale,
+                sliding_window=layer.sliding_window,
+            ).view(len(q), -1)
             if i == last and logit_rows is not None:  # nobody reads the other rows any more
-                if not logit_rows.numel():
-                    return residual.new_empty((0, self.description.vocab_size))
                 attended = attended.index_select(0, logit_rows)
                 residual = residual.index_select(0, logit_rows)
             hidden, residual = add_rms_norm(
                 layer.output(attended), residual, layer.post_attention_norm, eps
             )
-            hidden = layer.down(silu_mul(layer.gate_up(hidden)))
+            hidden = layer.feed_forward(hidden)
             next_norm = self._final_norm if i == last else self._layers[i + 1].input_norm
             hidden, residual = add_rms_norm(hidden, residual, next_norm, eps)
         return self._output(hidden)
-
-    def _attention(
-        self,
-        layer: DecoderLayer,
-        index: int,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        batch: AttentionBatch,
-        kv_cache: KvCache,
-    ) -> torch.Tensor:
-        shape = self.description
-        num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        heads = layer.qkv(hidden).view(-1, num_heads + 2 * num_kv_heads, head_dim)
-        # [T, H, D], [T, HK, D], [T, HK, D]
-        q, k, v = heads.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm(q, layer.q_norm, self._eps)
-            k = rms_norm(k, layer.k_norm, self._eps)
-        q, k = apply_rope(q, k, positions, self._cos_sin)
-        k_cache, v_cache = kv_cache.layer(index)
-        write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
-        attended = paged_attention(
-            q,
-            k_cache,
-            v_cache,
-            batch,
-            scale=self._scale,
-            sliding_window=layer.sliding_window,
-        )
-        return attended.view(-1, num_heads * head_dim)

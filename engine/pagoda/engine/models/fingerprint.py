@@ -4,12 +4,10 @@ Knows files. Knows nothing of what the tensors mean.
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
-from pagoda.engine.errors import CheckpointError
+from pagoda.engine.models.safetensors_header import read_header, stored_tensors
 
 FINGERPRINT_BYTES = 16
 FULL_CONTENT_BYTES = 256 << 20
@@ -17,8 +15,6 @@ FULL_CONTENT_BYTES = 256 << 20
 
 _CHUNK_BYTES = 64 << 10
 _NUM_SAMPLES = 64
-_HEADER_LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
 def fingerprint(config_path: Path, weight_paths: Sequence[Path]) -> bytes:
@@ -41,35 +37,22 @@ def fingerprint(config_path: Path, weight_paths: Sequence[Path]) -> bytes:
         _add(state, path.name.encode())
         _add(state, str(size).encode())
         with path.open("rb") as file:
-            header = _read_header(path, file)
+            header = read_header(path, file)
             _add(state, header)
-            start = _HEADER_LENGTH_BYTES + len(header)
             if is_full:
                 while chunk := file.read(_CHUNK_BYTES):
                     state.update(chunk)
                 continue
-            for offset in _sampled_offsets(path, header, start, size):
+            for offset in _sampled_offsets(path, header, file.tell(), size):
                 file.seek(offset)
                 state.update(file.read(_CHUNK_BYTES))
     return state.digest()
 
 
-def _read_header(path: Path, file: BinaryIO) -> bytes:
-    length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
-    header = file.read(length) if length <= _MAX_HEADER_BYTES else b""
-    if not header or len(header) != length:
-        raise CheckpointError(path, "has no safetensors header")
-    return header
-
-
 def _sampled_offsets(path: Path, header: bytes, start: int, size: int) -> list[int]:
-    try:
-        tensors = json.loads(header)
-        begins = [tensor["data_offsets"][0] for name, tensor in tensors.items() if name[:2] != "__"]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CheckpointError(path, "has no safetensors header") from error
-    spaced = ((size - start) * i // _NUM_SAMPLES for i in range(_NUM_SAMPLES))
-    return sorted({start + offset for offset in (*begins, *spaced)})
+    begins = (tensor.offset for tensor in stored_tensors(path, header).values())
+    spaced = (start + (size - start) * i // _NUM_SAMPLES for i in range(_NUM_SAMPLES))
+    return sorted({*begins, *spaced})
 
 
 def _add(state: hashlib.blake2b, data: bytes) -> None:

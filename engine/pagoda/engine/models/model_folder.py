@@ -1,5 +1,6 @@
 """Loads a Hugging Face folder: configuration, weights, end-of-sequence tokens, identity."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -7,12 +8,14 @@ import torch
 
 from pagoda.engine.config import EngineConfig
 from pagoda.engine.errors import InvalidConfigError
-from pagoda.engine.models.build_decoder import build_decoder
+from pagoda.engine.models.build_decoder import OUTPUT_NAME, build_decoder
 from pagoda.engine.models.config_reader import ConfigReader
 from pagoda.engine.models.decoder import Decoder
-from pagoda.engine.models.description import DecoderDescription, read_description
+from pagoda.engine.models.description import DecoderDescription
+from pagoda.engine.models.families import read_description
 from pagoda.engine.models.fingerprint import fingerprint
-from pagoda.engine.models.weights import WeightFiles, weight_files
+from pagoda.engine.models.weight_reader import WeightReader
+from pagoda.engine.models.weights import OnProgress, WeightFiles, weight_files
 
 _DTYPES = {
     "float32": torch.float32,
@@ -52,31 +55,45 @@ class LoadedModel:
         return self.description.max_position_embeddings
 
 
-def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
-    """Read a model folder and put its weights on ``config.device``; reads every weight file once.
+def load_model(
+    folder: Path, config: EngineConfig, on_progress: OnProgress | None = None
+) -> LoadedModel:
+    """Read a model folder and put its weights on ``config.device``.
+
+    Args:
+        folder: in Hugging Face layout, weights in safetensors files.
+        config: device, dtype and the longest sequence.
+        on_progress: called in this thread after every chunk, of at most 16 MiB.
 
     Raises:
         CheckpointError: the folder is incomplete, contradicts itself, or UnsupportedModelError.
         InvalidConfigError: device or dtype is unknown or not here.
     """
     description = read_description(folder / "config.json")
-    device = _device(config.device)
-    dtype = _dtype(config.dtype, description.dtype, device)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, description.dtype, device)
     paths = weight_files(folder)
-    decoder = build_decoder(
-        description,
-        WeightFiles(paths, dtype, device),
-        max_positions=min(description.max_position_embeddings, config.max_model_len),
-        device=device,
-    )
-    return LoadedModel(
-        description=description,
-        decoder=decoder,
-        device=device,
-        dtype=dtype,
-        eos_token_ids=_eos_token_ids(folder),
-        fingerprint=fingerprint(folder / "config.json", paths),
-    )
+    # Some exports repeat the tied tensor.
+    ignored = (OUTPUT_NAME,) if description.tie_word_embeddings else ()
+    with ThreadPoolExecutor(1, "fingerprint") as thread, WeightReader(device) as reader:
+        # Beside the loading, which brings the same bytes into the page cache.
+        identity = thread.submit(fingerprint, folder / "config.json", paths)
+        files = WeightFiles(paths, reader, dtype, device, ignored=ignored, on_progress=on_progress)
+        decoder = build_decoder(
+            description,
+            files,
+            max_positions=min(description.max_position_embeddings, config.max_model_len),
+            device=device,
+        )
+        files.check_all_taken()
+        return LoadedModel(
+            description=description,
+            decoder=decoder,
+            device=device,
+            dtype=dtype,
+            eos_token_ids=_eos_token_ids(folder),
+            fingerprint=identity.result(),
+        )
 
 
 def _eos_token_ids(folder: Path) -> frozenset[int]:
@@ -89,7 +106,12 @@ def _eos_token_ids(folder: Path) -> frozenset[int]:
     return ConfigReader.open(folder / "config.json").token_ids("eos_token_id")
 
 
-def _device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
+    """Return the device of that name.
+
+    Raises:
+        InvalidConfigError: it is unknown or not here.
+    """
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -101,7 +123,12 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(wanted: str, checkpoint: str, device: torch.device) -> torch.dtype:
+def resolve_dtype(wanted: str, checkpoint: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of that name; for ``auto`` the checkpoint's, if the device is fast at it.
+
+    Raises:
+        InvalidConfigError: it is unknown.
+    """
     if wanted != "auto":
         if wanted not in _DTYPES:
             raise InvalidConfigError("dtype", wanted, "one of auto, " + ", ".join(_DTYPES))

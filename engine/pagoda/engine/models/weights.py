@@ -1,21 +1,29 @@
-"""Tensors of a Hugging Face folder, by name, without reading files that nobody asks for.
+"""Tensors of a Hugging Face folder, by name.
 
 Knows safetensors files and their index. Knows nothing of what a tensor is for.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from pagoda.engine.errors import CheckpointError
 from pagoda.engine.models.config_reader import ConfigReader
+from pagoda.engine.models.safetensors_header import (
+    DTYPES,
+    StoredTensor,
+    read_header,
+    stored_tensors,
+)
+from pagoda.engine.models.weight_reader import Piece, WeightReader
+
+OnProgress = Callable[[int, int], None]
+"""Called with the bytes loaded so far and the bytes in all."""
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_IGNORED = ("rotary_emb.inv_freq",)  # old exports carry what the configuration says anyway
+_IGNORED = "rotary_emb.inv_freq"  # old exports carry what the configuration says anyway
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
@@ -36,72 +44,95 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 class WeightFiles:
-    """Memory-mapped tensors. Every tensor must be taken once; `check_all_taken` says so."""
+    """A `WeightSource` that reads; every tensor must be taken once, `check_all_taken` says so."""
 
-    def __init__(self, paths: Sequence[Path], dtype: torch.dtype, device: torch.device) -> None:
-        """Open the files.
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        reader: WeightReader,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        ignored: Collection[str] = (),
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        """Read the headers.
+
+        Args:
+            paths: safetensors files.
+            reader: of the same device; its owner closes it.
+            dtype: of what `take` returns.
+            device: where it is.
+            ignored: names that need not be taken.
+            on_progress: called by `take` in its thread.
 
         Raises:
-            CheckpointError: a file is not in safetensors format, or two hold the same tensor.
+            CheckpointError: a file cannot be read or is no safetensors file, or two hold the same
+                tensor.
         """
+        self._reader = reader
         self._dtype = dtype
         self._device = device
+        self._on_progress = on_progress
         self._folder = paths[0].parent
-        self._files: dict[str, Any] = {}  # safetensors has no annotations
+        self._tensors: dict[str, StoredTensor] = {}
         for path in paths:
             try:
-                file: Any = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(path, f"is no safetensors file: {error}") from error
-            for name in file.keys():  # noqa: SIM118  not a dict
-                if name in self._files:
+                with path.open("rb") as file:
+                    header = read_header(path, file)
+            except OSError as error:
+                raise CheckpointError(path, f"cannot be read: {error.strerror}") from error
+            for name, tensor in stored_tensors(path, header).items():
+                if name in self._tensors:
                     raise CheckpointError(path, f"holds {name}, and so does another file")
-                self._files[name] = file
-        self._left = {name for name in self._files if not name.endswith(_IGNORED)}
+                self._tensors[name] = tensor
+        self._left = {n for n in self._tensors if not n.endswith(_IGNORED) and n not in ignored}
+        self._num_bytes = sum(self._tensors[name].num_bytes for name in self._left)
+        self._num_loaded_bytes = 0
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return one tensor in the engine's dtype on its device; the caller owns it.
+    def take(self, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]) -> torch.Tensor:
+        """Return tensors joined, see `WeightSource`; the device has them.
 
         Raises:
-            CheckpointError: it is missing or has another shape.
+            CheckpointError: one is missing, has another shape or no float dtype, or cannot be read.
         """
-        tensor = self._mapped(name, shape)
-        # A copy in any case: a mapped page would be read again whenever memory is short.
-        return torch.empty(shape, dtype=self._dtype, device=self._device).copy_(tensor)
-
-    def take_rows(self, names: Iterable[str], shapes: Iterable[tuple[int, ...]]) -> torch.Tensor:
-        """Return several tensors joined along their first dimension, e.g. Q, K and V."""
-        parts = [self._mapped(n, shape) for n, shape in zip(names, shapes, strict=True)]
-        num_rows = sum(part.shape[0] for part in parts)
-        joined = torch.empty(
-            (num_rows, *parts[0].shape[1:]), dtype=self._dtype, device=self._device
-        )
-        first = 0
-        for part in parts:
-            joined[first : first + part.shape[0]].copy_(part)
-            first += part.shape[0]
+        joined = torch.empty(shape, dtype=self._dtype, device=self._device)
+        for num_bytes in self._reader.read(self._pieces(parts, joined.view(-1))):
+            self._num_loaded_bytes += num_bytes
+            if self._on_progress is not None:
+                self._on_progress(self._num_loaded_bytes, self._num_bytes)
         return joined
 
-    def check_all_taken(self, *, except_for: Iterable[str] = ()) -> None:
+    def check_all_taken(self) -> None:
         """Raise CheckpointError if the files hold a tensor that nothing asked for.
 
         A tensor left over means that the decoder computes something else than the checkpoint
         describes.
         """
-        left = sorted(self._left - set(except_for))
-        if left:
-            shown = ", ".join(left[:5])
-            raise CheckpointError(self._folder, f"{len(left)} tensors have no use: {shown}")
+        if self._left:
+            shown = ", ".join(sorted(self._left)[:5])
+            raise CheckpointError(self._folder, f"{len(self._left)} tensors have no use: {shown}")
 
-    def _mapped(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        file = self._files.get(name)
-        if file is None:
-            raise CheckpointError(self._folder, f"tensor {name} is missing")
-        tensor: torch.Tensor = file.get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(
-                self._folder,
-                f"tensor {name} is {list(tensor.shape)}, config.json says {list(shape)}",
-            )
-        self._left.discard(name)
-        return tensor
+    def _pieces(
+        self, parts: Mapping[str, tuple[int, ...]], joined: torch.Tensor
+    ) -> Iterator[Piece]:
+        begin = 0
+        for name, shape in parts.items():
+            stored = self._tensors.get(name)
+            if stored is None:
+                raise CheckpointError(self._folder, f"tensor {name} is missing")
+            if stored.shape != shape:
+                raise CheckpointError(
+                    self._folder,
+                    f"tensor {name} is {list(stored.shape)}, config.json says {list(shape)}",
+                )
+            dtype = DTYPES.get(stored.dtype)
+            if dtype is None:
+                known = ", ".join(DTYPES)
+                raise CheckpointError(
+                    self._folder, f"tensor {name} is {stored.dtype}, must be one of {known}"
+                )
+            end = begin + stored.num_bytes // dtype.itemsize
+            yield Piece(stored.path, stored.offset, dtype, joined[begin:end])
+            self._left.discard(name)
+            begin = end

@@ -1,7 +1,16 @@
-"""From logits to tokens; every random number is addressed by (seed, output index)."""
+"""From logits to tokens: each row's result is a function of its own logits and state."""
 
-from pagoda.engine.sampling.philox import UniformSource, philox4x32, uniforms
-from pagoda.engine.sampling.sampler import SampledToken, sample
-from pagoda.engine.sampling.sampling_state import SamplingState
+from pagoda.engine.sampling.row_plan import RowPlan, SampleRow, plan_rows
+from pagoda.engine.sampling.sampler import SampledToken, sample, to_tokens
+from pagoda.engine.sampling.sampling_state import SamplingState, TokenCounts
 
-__all__ = ["SampledToken", "SamplingState", "UniformSource", "philox4x32", "sample", "uniforms"]
+__all__ = [
+    "RowPlan",
+    "SampleRow",
+    "SampledToken",
+    "SamplingState",
+    "TokenCounts",
+    "plan_rows",
+    "sample",
+    "to_tokens",
+]

@@ -17,21 +17,26 @@ _BY_ARRIVAL = attrgetter("arrival")
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """Compute tokens [num_computed_tokens, num_computed_tokens + num_new_tokens) of a sequence.
+    """Compute tokens [first_token, first_token + num_new_tokens) of a sequence.
 
     Attributes:
-        sequence: its ``num_computed_tokens`` is still the one before the step.
+        sequence: its counts change when the step is launched, and again when it is read.
+        first_token: the first token whose KV is missing.
         num_new_tokens: at least 1.
         is_prefill: the tokens were known at admission; else it is the decode of one sampled token.
         samples: the chunk reaches the last token, so its logits give the next one.
-        num_context_tokens: KV tokens that its attention reads, the new ones included.
     """
 
     sequence: Sequence
+    first_token: int
     num_new_tokens: int
     is_prefill: bool
     samples: bool
-    num_context_tokens: int
+
+    @property
+    def num_context_tokens(self) -> int:
+        """KV tokens that its attention reads, the new ones included."""
+        return self.first_token + self.num_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,7 @@ class Scheduler:
         for sequence in self.running.copy():
             # A victim of an older sequence is no longer running; it is younger, so not in the batch
             # yet.
-            if sequence.state is not SequenceState.RUNNING or sequence.is_prefilling:
+            if sequence.state is not SequenceState.RUNNING or not sequence.is_decoding:
                 continue
             if not budget:
                 break
@@ -142,10 +147,10 @@ class Scheduler:
                 batch.append(
                     ScheduledSequence(
                         sequence,
+                        first_token=sequence.num_launched_tokens,
                         num_new_tokens=1,
                         is_prefill=False,
                         samples=True,
-                        num_context_tokens=len(sequence.token_ids),
                     )
                 )
                 budget -= 1
@@ -159,10 +164,10 @@ class Scheduler:
         batch.append(
             ScheduledSequence(
                 sequence,
+                first_token=sequence.num_launched_tokens,
                 num_new_tokens=num_new_tokens,
                 is_prefill=True,
                 samples=num_new_tokens == missing,
-                num_context_tokens=sequence.num_computed_tokens + num_new_tokens,
             )
         )
         return num_new_tokens
@@ -183,7 +188,7 @@ class Scheduler:
         reserved = []
         while self.waiting and self._has_seat():
             sequence = self.waiting[0]
-            if not budget and not sequence.is_import_pending:
+            if sequence.num_unread_tokens or (not budget and not sequence.is_import_pending):
                 break
             if not self.blocks.reserve(sequence, self._num_spare_blocks()):
                 break
@@ -200,7 +205,7 @@ class Scheduler:
         return reserved
 
     def _can_admit(self) -> bool:
-        if not self.waiting or not self._has_seat():
+        if not self.waiting or self.waiting[0].num_unread_tokens or not self._has_seat():
             return False
         return self.blocks.can_reserve(self.waiting[0], self._num_spare_blocks())
 
@@ -243,15 +248,17 @@ class Scheduler:
 
     def _check_sequence(self, sequence: Sequence) -> None:
         size = self.blocks.block_size
-        num_tokens, num_computed = len(sequence.token_ids), sequence.num_computed_tokens
-        assert num_computed <= len(sequence.block_ids) * size, "KV without a block"
+        num_tokens, num_computed = sequence.num_tokens, sequence.num_computed_tokens
+        num_launched = sequence.num_launched_tokens
+        assert num_launched <= len(sequence.block_ids) * size, "KV without a block"
+        assert num_computed <= min(num_launched, len(sequence.token_ids))
         assert sequence.num_registered_blocks * size <= num_computed
         if sequence.state is SequenceState.WAITING:
             assert not sequence.block_ids
-            assert num_computed == 0
+            assert num_launched == 0
             return
         assert len(set(sequence.block_ids)) == len(sequence.block_ids)
-        assert num_computed < num_tokens, "nothing left to compute"
+        assert num_launched < num_tokens, "nothing left to compute"
         assert num_tokens <= sequence.max_num_tokens
         assert sequence.num_cached_tokens % size == 0
         assert sequence.num_cached_tokens <= num_computed

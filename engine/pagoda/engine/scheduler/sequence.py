@@ -33,6 +33,12 @@ class Sequence:
         token_ids: prompt and output, also output of earlier attempts.
         num_prompt_tokens: ``token_ids[:num_prompt_tokens]`` is the prompt.
         max_num_tokens: length at which the output ends with LENGTH.
+        num_unread_tokens: tokens that launched steps sample behind ``token_ids`` and that have not
+            been read back yet.
+        unread_row: row of the latest unread token in its step's tokens; means nothing if none is
+            unread.
+        num_launched_tokens: leading tokens whose KV is in the blocks once the launched steps have
+            run.
         num_computed_tokens: leading tokens whose KV is in the blocks.
         num_cached_tokens: leading tokens whose KV was reused at the latest admission.
         prefill_end: tokens that the latest admission found; computing up to there is prefill.
@@ -41,6 +47,7 @@ class Sequence:
         block_hashes: of the leading full blocks, as far as known.
         num_registered_blocks: leading blocks that were offered to the pool for reuse.
         num_exported_blocks: leading blocks that `StepResult.computed` has named.
+        num_announced_blocks: leading blocks whose layers a launched step names.
         was_reserved: `StepResult.reserved` has named it; a later admission after a preemption is
             not named.
         has_ended: an output with a finish_reason was reported.
@@ -54,17 +61,21 @@ class Sequence:
         "has_ended",
         "is_import_pending",
         "max_num_tokens",
+        "num_announced_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_exported_blocks",
+        "num_launched_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
+        "num_unread_tokens",
         "prefill_end",
         "request",
         "sampling_state",
         "state",
         "stop_token_ids",
         "token_ids",
+        "unread_row",
         "was_reserved",
     )
 
@@ -84,6 +95,9 @@ class Sequence:
         self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
         self.num_prompt_tokens = num_prompt_tokens
         self.max_num_tokens = min(max_model_len, num_prompt_tokens + request.sampling.max_tokens)
+        self.num_unread_tokens = 0
+        self.unread_row = 0
+        self.num_launched_tokens = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.prefill_end = len(self.token_ids)
@@ -91,6 +105,7 @@ class Sequence:
         self.block_hashes = list(request.block_hashes)
         self.num_registered_blocks = 0
         self.num_exported_blocks = 0
+        self.num_announced_blocks = 0
         self.was_reserved = False
         self.has_ended = False
         self.is_import_pending = is_import_pending
@@ -103,26 +118,49 @@ class Sequence:
         return self.request.sequence_id
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens, those included that have not been read back."""
+        return len(self.token_ids) + self.num_unread_tokens
+
+    @property
     def num_output_tokens(self) -> int:
-        """Output tokens so far; also the output index of the next one."""
+        """Output tokens that were read; also the output index of the next one to read."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is missing; at least 1, since the last token's logits are needed."""
-        return len(self.token_ids) - self.num_computed_tokens
+        return self.num_tokens - self.num_launched_tokens
 
     @property
     def is_prefilling(self) -> bool:
         """Whether its next tokens were known when it was admitted."""
-        return self.num_computed_tokens < self.prefill_end
+        return self.num_launched_tokens < self.prefill_end
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether a step can compute its last token and sample one more.
+
+        An end by length is foreseen; a stop token is not, and costs one row of one more step.
+        """
+        if self.is_prefilling or self.request.prefill_only:
+            return False
+        must_wait = self.num_unread_tokens > 0 and self.request.token_mask is not None
+        return not must_wait and self.num_tokens < self.max_num_tokens
 
     @property
     def is_preemptible(self) -> bool:
         """Whether its blocks may be taken away: never while someone else may be reading them."""
         return not self.request.prefill_only
 
-    def append_token(self, token_id: int) -> None:
-        """Add one output token."""
-        self.token_ids.append(token_id)
-        self.sampling_state.append(token_id)
+    def launch(self, num_new_tokens: int, *, row: int | None) -> None:
+        """Note that a step was launched that computes tokens.
+
+        Args:
+            num_new_tokens: how many.
+            row: of the token that it samples, in the step's tokens; None if it samples none.
+        """
+        self.num_launched_tokens += num_new_tokens
+        if row is not None:
+            self.num_unread_tokens += 1
+            self.unread_row = row

@@ -53,14 +53,14 @@ class SequenceBlocks:
         assert block_ids is not None
         sequence.block_ids = block_ids
         sequence.num_cached_tokens = len(hits) * self.block_size
-        sequence.num_computed_tokens = sequence.num_cached_tokens
+        sequence.num_computed_tokens = sequence.num_launched_tokens = sequence.num_cached_tokens
         sequence.num_registered_blocks = len(hits)
         sequence.prefill_end = len(sequence.token_ids)
         return True
 
     def needs_block(self, sequence: Sequence) -> bool:
         """Tell whether the KV of the sequence's last token has no block yet."""
-        return len(sequence.token_ids) > len(sequence.block_ids) * self.block_size
+        return sequence.num_tokens > len(sequence.block_ids) * self.block_size
 
     def grow(self, sequence: Sequence) -> bool:
         """Take one more block. Returns False if none is free."""
@@ -90,7 +90,7 @@ class SequenceBlocks:
         """Give all blocks back; full ones stay cached."""
         self.pool.free(sequence.block_ids)
         sequence.block_ids = []
-        sequence.num_computed_tokens = 0
+        sequence.num_computed_tokens = sequence.num_launched_tokens = 0
         sequence.num_registered_blocks = 0
 
     def _match(self, sequence: Sequence) -> SequenceOf[bytes]:

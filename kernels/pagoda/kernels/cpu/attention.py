@@ -13,7 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from pagoda.kernels.attention_batch import AttentionBatch
-from pagoda.kernels.cpu.plan import ROWS_PER_SPAN, CpuPlan, DecodeGroup, PrefillSpan
+from pagoda.kernels.cpu.plan import (
+    ROWS_PER_SPAN,
+    CpuPlan,
+    DecodeGroup,
+    PrefillSpan,
+    RefilledPlan,
+)
 from pagoda.kernels.cpu.slots import rows_of_slots, slot_rows
 from pagoda.kernels.kv_quantisation import bytes_of, dequantise
 from pagoda.kernels.score_rule import ScoreRule
@@ -32,9 +38,11 @@ def run(
     Raises:
         ValueError: `batch` was planned for another device, or a cache is not dense per token.
     """
-    plan = batch.cpu_plan
-    if not isinstance(plan, CpuPlan):
-        raise ValueError(f"batch: expected one planned for CPU, got cpu_plan {type(plan).__name__}")
+    planned = batch.cpu_plan
+    if not isinstance(planned, CpuPlan | RefilledPlan):
+        got = type(planned).__name__
+        raise ValueError(f"batch: expected one planned for CPU, got cpu_plan {got}")
+    plan = planned.current()
     layer = _Layer(q, k_cache, v_cache, plan, rule, out)
     token_bytes = k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
     for group in plan.decode_groups(token_bytes, rule.window):

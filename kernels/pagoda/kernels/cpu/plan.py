@@ -97,6 +97,10 @@ class CpuPlan:
         self._staircase: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._scratch: dict[str, torch.Tensor] = {}
 
+    def current(self) -> "CpuPlan":
+        """Return this plan: what it was made from does not change."""
+        return self
+
     def decode_groups(self, token_bytes: int, window: int | None) -> list[DecodeGroup]:
         """Groups that cover every sequence with one new token. `token_bytes`: K of one token."""
         key = (token_bytes, window or 0)
@@ -203,3 +207,28 @@ class CpuPlan:
         blocks = self._tables[rows, positions // self._block_size].astype(np.int64)
         slots: npt.NDArray[np.int64] = blocks * self._block_size + positions % self._block_size
         return slots
+
+
+class RefilledPlan:
+    """The plan of a batch of decodes whose buffers are refilled: made anew when they changed."""
+
+    def __init__(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        context_lens: torch.Tensor,
+        block_tables: torch.Tensor,
+        block_size: int,
+    ) -> None:
+        """Keep the buffers, which are the caller's."""
+        self._buffers = cu_seqlens_q.numpy(), context_lens.numpy(), block_tables.numpy()
+        self._block_size = block_size
+        self._seen: tuple[IntArray, ...] | None = None
+        self._plan: CpuPlan | None = None
+
+    def current(self) -> CpuPlan:
+        """Return the plan of what the buffers hold now; the same one while they hold it."""
+        seen = self._seen
+        if self._plan is None or seen is None or not all(map(np.array_equal, seen, self._buffers)):
+            starts, context, tables = self._seen = tuple(kept.copy() for kept in self._buffers)
+            self._plan = CpuPlan(starts, np.diff(starts), context, tables, self._block_size)
+        return self._plan

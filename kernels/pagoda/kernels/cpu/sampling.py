@@ -1,35 +1,43 @@
-"""Sampling on the CPU: all rows at once, the vocabulary sorted only where its head does not do."""
+"""Sampling on the CPU, in numpy, whose sort and argmax use vectors where torch's do not.
+
+Works in place where it can: new memory of a vocabulary's size costs more than the arithmetic.
+"""
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagoda.kernels.sampling_rows import SamplingRows
+from pagoda.kernels.sampling_rows import MASS_ONE, SamplingRows
 
-MASS_ONE = 2.0**62
-"""Mass of probability 1: sums of integers do not depend on their order."""
+Floats = NDArray[np.float32]
+
+_ELEMENTS_AT_ONCE = 1 << 16
+"""Logits of the rows that are drawn together: what the per-core cache holds, masses included."""
 
 _NUM_CANDIDATES = 256
 """Likeliest tokens in which top-p looks for its threshold before it sorts the vocabulary."""
 
-_ROUNDS = 10
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
-_LOW32 = np.uint64(0xFFFFFFFF)
-_SHIFT32 = np.uint64(32)
-
-Words = NDArray[np.uint64]
+_UNIFORM_BITS = 53
+_LOW32 = 0xFFFFFFFF
 
 
 def sample_tokens(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
     """(token ids, whether valid); arguments as `pagoda.kernels.sampling.sample_tokens`."""
-    best, token_ids = logits.max(dim=-1)
-    is_valid = best.isfinite()
-    is_random = (rows.temperature > 0) & is_valid
-    if bool(is_random.any()):
-        drawn = is_random.nonzero().squeeze(1)
-        token_ids[drawn] = _draw(logits[drawn].float(), best[drawn].float(), rows, drawn)
-    return token_ids.masked_fill(~is_valid, 0), is_valid
+    wide: Floats = logits.float().numpy()
+    num_rows, vocab_size = wide.shape
+    token_ids = wide.argmax(1)
+    best = wide[np.arange(num_rows), token_ids]  # a NaN if the row holds one
+    is_valid = np.isfinite(best)
+    if not is_valid.all():
+        token_ids[~is_valid] = 0
+    is_random = is_valid & (rows.temperature.numpy() > 0)
+    if is_random.any():
+        chosen = np.flatnonzero(is_random)
+        at_once = max(1, _ELEMENTS_AT_ONCE // vocab_size)
+        for start in range(0, len(chosen), at_once):
+            part = chosen[start : start + at_once]
+            token_ids[part] = _draw(wide[part], best[part], rows, part)
+    return torch.from_numpy(token_ids), torch.from_numpy(is_valid)
 
 
 def penalise_logits(
@@ -48,66 +56,63 @@ def penalise_logits(
     return wide - frequency[:, None] * counts - presence[:, None] * in_output
 
 
-def uniforms(seeds: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """``[S]`` float64 in [0, 1), 53 bits from the first two words of Philox4x32-10."""
-    key = seeds.numpy().view(np.uint64)
-    k0, k1 = key & _LOW32, key >> _SHIFT32
-    c0 = indices.numpy().astype(np.uint64)
-    c1 = c2 = c3 = np.zeros_like(c0)
-    for _ in range(_ROUNDS):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1 = (product1 >> _SHIFT32) ^ c1 ^ k0, product1 & _LOW32
-        c2, c3 = (product0 >> _SHIFT32) ^ c3 ^ k1, product0 & _LOW32
-        k0, k1 = (k0 + _WEYL[0]) & _LOW32, (k1 + _WEYL[1]) & _LOW32
-    mantissas = (c0 >> np.uint64(5) << np.uint64(26)) | (c1 >> np.uint64(6))
-    return torch.from_numpy(mantissas.astype(np.float64) * 2.0**-53)
+def philox_mantissa(seed: int, index: int) -> int:
+    """First two words of Philox4x32-10 at counter (index, 0, 0, 0) as an integer below 2**53."""
+    c0, c1, c2, c3 = index, 0, 0, 0
+    k0, k1 = seed & _LOW32, seed >> 32 & _LOW32
+    for _ in range(10):
+        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = product1 >> 32 ^ c1 ^ k0, product1 & _LOW32
+        c2, c3 = product0 >> 32 ^ c3 ^ k1, product0 & _LOW32
+        k0, k1 = k0 + 0x9E3779B9 & _LOW32, k1 + 0xBB67AE85 & _LOW32
+    return c0 >> 5 << 26 | c1 >> 6
 
 
-def _draw(
-    logits: torch.Tensor, best: torch.Tensor, rows: SamplingRows, drawn: torch.Tensor
-) -> torch.Tensor:
-    """Token ids of the rows `drawn`, whose logits and best logits are given, ``[R, V], [R]``."""
+def _draw(logits: Floats, best: Floats, rows: SamplingRows, chosen: NDArray[np.intp]) -> list[int]:
+    """Tokens of the rows `chosen`, whose logits and best logits are given; the logits are lost."""
+    parameters = rows.storage.numpy()[:, chosen]
+    temperature, min_p = parameters[:2].view(np.float64).astype(np.float32)
+    top_ks, top_ps, seeds, indices = parameters[2:].tolist()
     # The largest becomes 0, so that a tiny temperature cannot overflow.
-    scaled = (logits - best[:, None]) / rows.temperature[drawn, None]
-    _keep_top_k(scaled, rows.top_k[drawn].long())
-    probs = torch.softmax(scaled, dim=-1)
-    _keep_top_p(probs, rows.top_p[drawn])
-    floor = probs.amax(dim=-1) * rows.min_p[drawn]
-    probs.masked_fill_(probs < floor[:, None], 0.0)
-    cdf = _masses(probs).cumsum(dim=-1)
-    total = cdf[:, -1]
-    target = (uniforms(rows.seeds[drawn], rows.indices[drawn]) * total.double()).long()
-    target = torch.minimum(target, total - 1)
-    return torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
+    logits -= best[:, None]
+    logits /= temperature[:, None]
+    for scaled, top_k in zip(logits, top_ks, strict=True):
+        if 0 < top_k < len(scaled):
+            scaled[scaled < np.partition(scaled, -top_k)[-top_k]] = -np.inf
+    probs: Floats = np.exp(logits, out=logits)
+    probs /= probs.sum(1, keepdims=True)
+    floors = probs.max(1) * min_p
+    for row, (top_k, top_p) in enumerate(zip(top_ks, top_ps, strict=True)):
+        if top_p < MASS_ONE:
+            # Thousands of equals, which top-k left at 0, are what a partition is slow at.
+            candidates = probs[row][probs[row] > 0] if top_k else probs[row]
+            floors[row] = max(floors[row], _top_p_threshold(candidates, top_p))
+    if floors.any():
+        probs[probs < floors[:, None]] = 0
+    cdfs = _masses(probs)
+    np.cumsum(cdfs, axis=1, out=cdfs)
+    tokens = []
+    for cdf, seed, index in zip(cdfs, seeds, indices, strict=True):
+        target = philox_mantissa(seed, index) * int(cdf[-1]) >> _UNIFORM_BITS
+        tokens.append(int(cdf.searchsorted(target, side="right")))
+    return tokens
 
 
-def _masses(probs: torch.Tensor) -> torch.Tensor:
-    return (probs * MASS_ONE).long()
+def _masses(probs: Floats) -> NDArray[np.int64]:
+    """Integer masses; the probabilities are lost."""
+    probs *= np.float32(MASS_ONE)
+    return probs.astype(np.int64)
 
 
-def _keep_top_k(scaled: torch.Tensor, top_k: torch.Tensor) -> None:
-    index = ((top_k > 0) & (top_k < scaled.shape[1])).nonzero().squeeze(1)
-    if not len(index):
-        return
-    top_k, chosen = top_k[index], scaled[index]
-    threshold = chosen.topk(int(top_k.max()), dim=-1).values.gather(1, top_k[:, None] - 1)
-    scaled[index] = chosen.masked_fill_(chosen < threshold, float("-inf"))
-
-
-def _keep_top_p(probs: torch.Tensor, top_p: torch.Tensor) -> None:
-    index = (top_p < 1.0).nonzero().squeeze(1)
-    if not len(index):
-        return
-    chosen, limit = probs[index], (top_p[index, None] * MASS_ONE).long()
-    num_candidates = min(_NUM_CANDIDATES, chosen.shape[1])
-    kept = _count_top_p(ordered := chosen.topk(num_candidates, dim=-1).values, limit)
-    if num_candidates < chosen.shape[1] and bool((kept == num_candidates).any()):
-        kept = _count_top_p(ordered := chosen.sort(dim=-1, descending=True).values, limit)
-    threshold = ordered.gather(1, kept[:, None] - 1)  # [R, 1]
-    probs[index] = chosen.masked_fill_(chosen < threshold, 0.0)
-
-
-def _count_top_p(ordered: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-    """How many of the likeliest are needed to reach the limit; at least 1. ``[R]``."""
-    masses = _masses(ordered)
-    return ((masses.cumsum(dim=-1) - masses) < limit).sum(dim=-1).clamp_(min=1)
+def _top_p_threshold(probs: Floats, top_p: int) -> np.float32:
+    """Probability of the last of the likeliest tokens that together reach the mass `top_p`."""
+    if len(probs) > _NUM_CANDIDATES:
+        likeliest = np.partition(probs, -_NUM_CANDIDATES)[-_NUM_CANDIDATES:]
+        likeliest.sort()
+        reached = _masses(likeliest[::-1].copy()).cumsum()
+        if reached[-1] >= top_p:
+            return np.float32(likeliest[-1 - int(reached.searchsorted(top_p))])
+    likeliest = np.sort(probs)
+    reached = _masses(likeliest[::-1].copy())
+    np.cumsum(reached, out=reached)
+    return np.float32(likeliest[max(0, len(probs) - 1 - int(reached.searchsorted(top_p)))])

@@ -19,11 +19,30 @@ from pagoda.kernels.triton_ops.launch import (
 )
 from pagoda.kernels.triton_ops.merge_splits import merge_splits
 from pagoda.kernels.triton_ops.quantised_kv import PLAIN, kernel_cache, kernel_scale
-from pagoda.kernels.triton_ops.splits import choose_splits
+from pagoda.kernels.triton_ops.split_slots import num_splits_of, place_of, tokens_per_split
+from pagoda.kernels.triton_ops.splits import (
+    Splits,
+    even_splits,
+    invariant_splits,
+    shared_splits,
+)
 from pagoda.kernels.tuning import attention_shape, tuned
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "span_ptr",
+        "cu_seqlens_q_ptr",
+        "context_lens_ptr",
+        "block_tables_ptr",
+        "stride_bt",
+        "num_seqs",
+        "per_seq",
+        "share",
+        "most_splits",
+        "min_split_tokens",
+    ]
+)
 def decode_kernel(
     q_ptr,
     k_cache_ptr,
@@ -31,6 +50,7 @@ def decode_kernel(
     out_ptr,
     partial_ptr,
     lse_ptr,
+    span_ptr,
     cu_seqlens_q_ptr,
     context_lens_ptr,
     block_tables_ptr,
@@ -53,7 +73,9 @@ def decode_kernel(
     stride_ks,
     stride_vs,
     num_heads,
-    num_splits,
+    num_seqs,
+    per_seq,
+    share,
     most_splits,
     min_split_tokens,
     GROUP_SIZE: tl.constexpr,
@@ -63,7 +85,6 @@ def decode_kernel(
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     KV_KIND: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -71,15 +92,21 @@ def decode_kernel(
 ):
     """``softmax(cap(scale * q @ k^T)) @ v`` over one split of a sequence's KV.
 
-    Tile q [BLOCK_G, BLOCK_D]: the query heads of one KV head. Grid (S, HK, splits). Writes `out`;
-    if IS_SPLIT, the split's own result to `partial` [S, H, splits, D] fp32 and its log2-sum-exp to
-    `lse` [S, H, splits], -inf for a split without keys. Skips sequences with several new tokens.
-    A split has the tokens that make `most_splits` of a sequence, at least `min_split_tokens`, both
-    whole tiles. The sink belongs to split 0. Split-K as Flash-Decoding (Dao et al., 2023).
+    Tile q [BLOCK_G, BLOCK_D]: the query heads of one KV head. Grid (slots, HK); `place_of` tells
+    the slot's sequence and split, if it has any; sequences with several new tokens have none. A
+    sequence in one split is written to `out`. Of others each split's own result goes to `partial`
+    [slots, H, D] fp32 and its log2-sum-exp to `lse` [slots, H]. Every sequence's first slot and
+    number of splits go to `span` [S, 2]. The sink belongs to split 0. Split-K as Flash-Decoding
+    (Dao et al., 2023).
     """
-    seq = tl.program_id(0).to(tl.int64)
+    slot = tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)
-    split = tl.program_id(2)
+    seq, split, least_tokens = place_of(
+        slot, cu_seqlens_q_ptr, context_lens_ptr, num_seqs,
+        per_seq, share, most_splits, min_split_tokens, WINDOW, BLOCK_N,
+    )  # fmt: skip
+    if seq < 0:
+        return
     row = tl.load(cu_seqlens_q_ptr + seq).to(tl.int64)
     if tl.load(cu_seqlens_q_ptr + seq + 1) - row != 1:
         return
@@ -87,21 +114,21 @@ def decode_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(0, context - WINDOW)
-    split_tokens = tl.maximum(tl.cdiv(context - first, most_splits), min_split_tokens)
-    split_tokens = tl.cdiv(split_tokens, BLOCK_N) * BLOCK_N
+    split_tokens = tokens_per_split(context - first, most_splits, least_tokens, BLOCK_N)
     begin = first + split * split_tokens
     end = tl.minimum(begin + split_tokens, context)
+    num_splits = num_splits_of(context - first, split_tokens)
+    if split >= num_splits:
+        return
+    if split == 0:
+        tl.store(span_ptr + 2 * seq, slot)
+        tl.store(span_ptr + 2 * seq + 1, num_splits)
 
     offs_g = tl.arange(0, BLOCK_G)
     offs_d = tl.arange(0, BLOCK_D)
     head = kv_head * GROUP_SIZE + offs_g
     mask_g = offs_g < GROUP_SIZE
     mask = mask_g[:, None] & (offs_d < HEAD_DIM)[None, :]
-    partial_row = (seq * num_heads + head) * num_splits + split
-    if IS_SPLIT and begin >= end:
-        empty = tl.full([BLOCK_G], float("-inf"), dtype=tl.float32)
-        tl.store(lse_ptr + partial_row, empty, mask=mask_g)
-        return
     # [BLOCK_G, BLOCK_D]
     q = tl.load(
         q_ptr + row * stride_qt + (head * stride_qh)[:, None] + offs_d[None, :],
@@ -118,18 +145,17 @@ def decode_kernel(
     acc, row_max, row_sum = attend_tiles(
         q, acc, row_max, row_sum, position, begin, end,
         k_cache_ptr + kv_head * stride_kh, v_cache_ptr + kv_head * stride_vh,
-        block_tables_ptr + seq * stride_bt,
+        block_tables_ptr + seq.to(tl.int64) * stride_bt,
         stride_kb, stride_kt, stride_vb, stride_vt, scale, soft_cap,
         BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, True, KV_KIND, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     result = attended(acc, row_sum)
     if KV_KIND != PLAIN:
         result = result * tl.load(v_scale_ptr + kv_head * stride_vs)
-    if IS_SPLIT:
-        tl.store(
-            partial_ptr + (partial_row * HEAD_DIM)[:, None] + offs_d[None, :], result, mask=mask
-        )
-        tl.store(lse_ptr + partial_row, row_max + tl.log2(row_sum), mask=mask_g)
+    if num_splits > 1:
+        at = slot.to(tl.int64) * num_heads + head
+        tl.store(partial_ptr + (at * HEAD_DIM)[:, None] + offs_d[None, :], result, mask=mask)
+        tl.store(lse_ptr + at, row_max + tl.log2(row_sum), mask=mask_g)
     else:
         tl.store(
             out_ptr + row * stride_ot + (head * stride_oh)[:, None] + offs_d[None, :],
@@ -167,42 +193,40 @@ def decode(
     num_heads, head_dim = q.shape[1:]
     num_seqs, num_kv_heads = len(batch.seqlens_q_host), k_cache.shape[2]
     group_size = num_heads // num_kv_heads
-    max_context = max(batch.context_lens_host)
-    splits = choose_splits(
-        num_seqs * num_kv_heads,
-        max_context if rule.window is None else min(max_context, rule.window),
+    splits = _splits(
+        batch,
+        num_kv_heads,
+        rule.window,
         num_processors(q.device),
         num_splits,
         is_batch_invariant,
     )
-    partial = q.new_empty(
-        (num_seqs, num_heads, splits.num, head_dim) if splits.is_split else (1,),
-        dtype=torch.float32,
-    )
-    lse = q.new_empty(
-        (num_seqs, num_heads, splits.num) if splits.is_split else (1,), dtype=torch.float32
-    )
+    num_partials = splits.num_slots if splits.may_split else 0
+    partial = q.new_empty((num_partials, num_heads, head_dim), dtype=torch.float32)
+    lse = q.new_empty((num_partials, num_heads), dtype=torch.float32)
+    spans = torch.empty((num_seqs, 2), dtype=torch.int32, device=q.device)
     block_n, num_warps, num_stages = tile_shape(head_dim, q.element_size(), q.device)
     k_cache, kv_kind = kernel_cache(k_cache)
     v_cache, _ = kernel_cache(v_cache)
     k_scale, stride_ks = kernel_scale(rule.k_scale, q)
     v_scale, stride_vs = kernel_scale(rule.v_scale, q)
     with on_device_of(q):
-        decode_kernel[(num_seqs, num_kv_heads, splits.num)](
+        decode_kernel[(splits.num_slots, num_kv_heads)](
             q,
             k_cache,
             v_cache,
             out,
             partial,
             lse,
+            spans,
             batch.cu_seqlens_q,
             batch.context_lens,
             batch.block_tables,
             q if rule.sinks is None else rule.sinks,
             k_scale,
             v_scale,
-            rule.scale,
-            rule.soft_cap or 1.0,
+            float(rule.scale),
+            float(rule.soft_cap or 1.0),
             *q.stride()[:2],
             *k_cache.stride()[:3],
             *v_cache.stride()[:3],
@@ -211,7 +235,9 @@ def decode(
             stride_ks,
             stride_vs,
             num_heads,
-            splits.num,
+            num_seqs,
+            splits.per_seq,
+            splits.share,
             splits.most,
             splits.min_tokens,
             GROUP_SIZE=group_size,
@@ -221,7 +247,6 @@ def decode(
             HAS_CAP=rule.soft_cap is not None,
             HAS_SINKS=rule.sinks is not None,
             KV_KIND=kv_kind,
-            IS_SPLIT=splits.is_split,
             UPCAST=IS_INTERPRETED,
             BLOCK_G=max(16, next_power_of_2(group_size)),
             BLOCK_N=block_n,
@@ -229,5 +254,23 @@ def decode(
             num_warps=num_warps,
             num_stages=num_stages,
         )
-    if splits.is_split:
-        merge_splits(partial, lse, out, batch.cu_seqlens_q)
+    if splits.may_split:
+        merge_splits(partial, lse, spans, out, batch.cu_seqlens_q)
+
+
+def _splits(
+    batch: AttentionBatch,
+    num_kv_heads: int,
+    window: int | None,
+    processors: int,
+    num_splits: int | None,
+    is_batch_invariant: bool,
+) -> Splits:
+    num_seqs, max_tokens = len(batch.seqlens_q_host), max(batch.context_lens_host)
+    if window is not None:
+        max_tokens = min(max_tokens, window)
+    if is_batch_invariant:
+        return invariant_splits(num_seqs, max_tokens)
+    if num_splits is not None:
+        return even_splits(num_seqs, num_splits, num_splits, 1)
+    return shared_splits(num_seqs, num_kv_heads, max_tokens, processors)

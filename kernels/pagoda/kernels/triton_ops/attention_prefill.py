@@ -7,6 +7,7 @@ import triton.language as tl
 
 from pagoda.kernels.attention_batch import AttentionBatch
 from pagoda.kernels.score_rule import ScoreRule
+from pagoda.kernels.triton_ops import launch
 from pagoda.kernels.triton_ops.attend_tiles import (
     attend_described,
     attend_tiles,
@@ -15,7 +16,7 @@ from pagoda.kernels.triton_ops.attend_tiles import (
 )
 from pagoda.kernels.triton_ops.cache_descriptors import Descriptors, describe
 from pagoda.kernels.triton_ops.launch import IS_INTERPRETED, next_power_of_2, on_device_of
-from pagoda.kernels.triton_ops.quantised_kv import E4M3_BITS, PLAIN, kernel_cache, kernel_scale
+from pagoda.kernels.triton_ops.quantised_kv import PLAIN, kernel_cache, kernel_scale
 from pagoda.kernels.tuning import attention_shape, tuned
 
 
@@ -34,7 +35,15 @@ def sequence_of_tile(cu_seqlens_q_ptr, tile, num_seqs, BLOCK_Q: tl.constexpr):
     return low - 1
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "cu_seqlens_q_ptr",
+        "context_lens_ptr",
+        "block_tables_ptr",
+        "num_seqs",
+        "stride_bt",
+    ]
+)
 def prefill_kernel(
     q_ptr,
     k_cache_ptr,
@@ -183,6 +192,8 @@ def tile_shape(head_dim: int, element_bytes: int, device: torch.device) -> tuple
         block_m, block_n, num_warps, num_stages = (
             (128, 64, 8, 5) if head_dim <= 128 else (64, 32, 8, 5)
         )
+        if head_dim > 128 and launch.has_little_shared_memory(device):
+            num_stages = 3
     return tuned(
         "attention_prefill",
         attention_shape(head_dim, element_bytes),
@@ -217,8 +228,8 @@ def prefill(
     if described is None:
         described = Descriptors(None, None, *tile_shape(head_dim, q.element_size(), q.device))
     block_n = described.block_n
-    if kv_kind == E4M3_BITS.value and described.k is None:
-        block_n = max(16, block_n // 2)  # taking e4m3 apart needs the registers
+    if kv_kind != PLAIN.value and described.k is None and launch.capability(q.device) < 90:
+        block_n = max(16, block_n // 2)  # q is in registers, and widening K and V needs some
     block_m = max(described.block_m, next_power_of_2(group_size))
     block_q = block_m // group_size
     k_scale, stride_ks = kernel_scale(rule.k_scale, q)
@@ -238,8 +249,8 @@ def prefill(
             described.k,
             described.v,
             num_seqs,
-            rule.scale,
-            rule.soft_cap or 1.0,
+            float(rule.scale),
+            float(rule.soft_cap or 1.0),
             *q.stride()[:2],
             *k_cache.stride()[:3],
             *v_cache.stride()[:3],

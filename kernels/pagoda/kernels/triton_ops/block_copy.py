@@ -36,7 +36,7 @@ def run_offset(block_ids_ptr, row, run, num_layers, stride_two, stride_layer, st
     return (run // num_layers) * stride_two + layer * stride_layer + block * stride_block
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_ids_ptr", "skipped_ptr"])
 def copy_blocks_kernel(
     pool_ptr,
     buffer_ptr,
@@ -77,7 +77,7 @@ def copy_blocks_kernel(
         tl.store(in_buffer + offs, tl.load(in_pool + offs, mask=mask, other=0), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_ids_ptr"])
 def gather_digest_kernel(
     pool_ptr,
     buffer_ptr,

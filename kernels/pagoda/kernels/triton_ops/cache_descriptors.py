@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from pagoda.kernels.triton_ops import launch
 from pagoda.kernels.triton_ops.launch import next_power_of_2
 from pagoda.kernels.tuning import attention_shape, tuned
 
@@ -59,8 +60,7 @@ def describe(
     is not aligned, or elements of q have four bytes, whose products take three passes anyway.
     """
     if wanted is None:
-        device = k_cache.device
-        wanted = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        wanted = launch.capability(k_cache.device) >= 90
     block_size, _, head_dim = k_cache.shape[1:]
     block_m, block_n, num_warps, num_stages = described_tile_shape(
         head_dim, block_size, k_cache.device

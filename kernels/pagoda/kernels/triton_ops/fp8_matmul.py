@@ -22,7 +22,7 @@ def e4m3_to_fp16(bits):
     return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_splits", "stride_xsm"])
 def fp8_matmul_kernel(
     x_ptr,
     weight_ptr,
@@ -41,7 +41,6 @@ def fp8_matmul_kernel(
     stride_wsn,
     stride_om,
     IS_BLOCK_SCALED: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
     EMULATE: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -100,8 +99,8 @@ def fp8_matmul_kernel(
             w_scale = next_w_scale
         else:
             acc = tl.dot(w, x, acc, max_num_imprecise_acc=128)  # Hopper adds fp8 in 14 bits
-    is_last = True
-    if IS_SPLIT:
+    is_last = split == 0
+    if num_splits > 1:
         tile = tile_n * tl.num_programs(0) + tile_m
         acc, is_last = sum_splits(
             acc, partial_ptr, counter_ptr, tile, split, num_splits, BLOCK_N, BLOCK_M
@@ -171,7 +170,6 @@ def fp8_matmul(
             stride_wsn,
             out.stride(0),
             IS_BLOCK_SCALED=weight.is_block_scaled,
-            IS_SPLIT=num_splits > 1,
             EMULATE=is_emulated,
             UPCAST=IS_INTERPRETED,
             BLOCK_M=tile.block_m,

@@ -79,7 +79,7 @@ def biased_zero(zero_ptr, mask, dtype: tl.constexpr, UPCAST: tl.constexpr):
     return zero if UPCAST else zero.to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def int4_matmul_kernel(
     x_ptr,
     packed_ptr,
@@ -94,7 +94,6 @@ def int4_matmul_kernel(
     num_splits,
     stride_xm,
     stride_om,
-    IS_SPLIT: tl.constexpr,
     UPCAST: tl.constexpr,
     GROUPS: tl.constexpr,
     NUM_WORDS: tl.constexpr,
@@ -159,8 +158,8 @@ def int4_matmul_kernel(
         product = tl.dot(q3 - zero, x3, product, input_precision="tf32x3")
         acc += product * scale.to(tl.float32)[:, None]
         scale = next_scale
-    is_last = True
-    if IS_SPLIT:
+    is_last = split == 0
+    if num_splits > 1:
         tile = tile_n * tl.num_programs(0) + tile_m
         acc, is_last = sum_splits(
             acc, partial_ptr, counter_ptr, tile, split, num_splits, BLOCK_N, BLOCK_M
@@ -203,7 +202,6 @@ def int4_matmul(
             num_splits,
             x.stride(0),
             out.stride(0),
-            IS_SPLIT=num_splits > 1,
             UPCAST=IS_INTERPRETED,
             GROUPS=4 * num_words // weight.group_size,
             NUM_WORDS=num_words,

@@ -11,7 +11,7 @@ from pagoda.kernels.triton_ops.matmul_tiles import byte_weight_tile, tuned_tile
 from pagoda.kernels.triton_ops.split_k import choose_num_splits, split_buffers, sum_splits
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def int8_matmul_kernel(
     x_ptr,
     weight_ptr,
@@ -26,7 +26,6 @@ def int8_matmul_kernel(
     stride_xm,
     stride_wn,
     stride_om,
-    IS_SPLIT: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -65,8 +64,8 @@ def int8_matmul_kernel(
         if UPCAST:
             x = x.to(tl.float32)
         acc = tl.dot(w.to(x.dtype), x, acc, input_precision="tf32x3")
-    is_last = True
-    if IS_SPLIT:
+    is_last = split == 0
+    if num_splits > 1:
         tile = tile_n * tl.num_programs(0) + tile_m
         acc, is_last = sum_splits(
             acc, partial_ptr, counter_ptr, tile, split, num_splits, BLOCK_N, BLOCK_M
@@ -112,7 +111,6 @@ def int8_matmul(
             x.stride(0),
             weight.values.stride(0),
             out.stride(0),
-            IS_SPLIT=num_splits > 1,
             UPCAST=IS_INTERPRETED,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,

@@ -9,7 +9,7 @@ from pagoda.kernels.triton_ops.launch import next_power_of_2, on_device_of
 from pagoda.kernels.triton_ops.quantised_kv import PLAIN, kernel_cache, kernel_scale, quantised
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slot_ptr"])
 def write_kv_kernel(
     k_ptr,
     v_ptr,

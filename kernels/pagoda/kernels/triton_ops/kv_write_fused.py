@@ -89,7 +89,7 @@ def _turned(
     return first, second, passed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["position_ptr", "slot_ptr"])
 def write_qkv_kernel(
     qkv_ptr,
     position_ptr,

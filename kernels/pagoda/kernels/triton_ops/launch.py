@@ -21,6 +21,19 @@ def num_processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+def capability(device: torch.device) -> int:
+    """Compute capability of a GPU such as 80 or 90; 80 for the interpreter."""
+    if device.type != "cuda":
+        return 80
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def has_little_shared_memory(device: torch.device) -> bool:
+    """Whether a program may use 99 KiB of shared memory and not 163 or more."""
+    return capability(device) in (86, 89, 120, 121)
+
+
 def next_power_of_2(value: int) -> int:
     """Smallest power of two >= `value`, which must be >= 1."""
     return 1 << (value - 1).bit_length()

@@ -10,15 +10,15 @@ import triton
 import triton.language as tl
 
 from pagoda.kernels.triton_ops.launch import IS_INTERPRETED, next_power_of_2, on_device_of
+from pagoda.kernels.triton_ops.matmul_tiles import grouped_rows
 from pagoda.kernels.triton_ops.row_groups import group_rows
 from pagoda.kernels.triton_ops.split_k import choose_num_splits
 
-MAX_BLOCK_M = 64
 MAX_BLOCK_R = 64
 BLOCK_N = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def lora_shrink_kernel(
     x_ptr,
     a_ptr,
@@ -85,7 +85,7 @@ def lora_shrink_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def lora_expand_kernel(
     partial_ptr,
     b_ptr,
@@ -167,7 +167,7 @@ def add_lora(
     num_n = out.shape[1]
     if out.numel() == 0 or a.numel() == 0:
         return
-    block_m = min(MAX_BLOCK_M, max(16, next_power_of_2(max(1, num_rows // num_adapters))))
+    block_m = grouped_rows(num_rows, num_adapters)
     block_r = min(MAX_BLOCK_R, max(16, next_power_of_2(max_rank)))
     block_k = 128 if x.element_size() == 2 else 64
     groups = group_rows(adapters, num_adapters, block_m)

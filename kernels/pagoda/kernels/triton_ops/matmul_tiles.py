@@ -47,6 +47,14 @@ def nibble_weight_tile(num_rows: int, element_bytes: int, group_size: int) -> Ma
     return MatmulTile(64, 128, group_size, 8, 4)
 
 
+def grouped_rows(num_rows: int, num_groups: int) -> int:
+    """Rows of a tile of rows that share a group: 16, 32 or 64, about as many as a group has.
+
+    Sizes change where the average reaches a power of two, so a warm-up by powers of two meets all.
+    """
+    return min(64, max(16, 1 << (num_rows // num_groups).bit_length()))
+
+
 def tuned_tile(
     op: str, num_rows: int, element_bytes: int, device: torch.device, default: MatmulTile
 ) -> MatmulTile:

@@ -14,14 +14,14 @@ BLOCK_SPLITS = 16
 """Splits loaded at once. Constant, so that the order of summation is the same for any batch."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["span_ptr", "cu_seqlens_q_ptr"])
 def merge_kernel(
     partial_ptr,
     lse_ptr,
+    span_ptr,
     out_ptr,
     cu_seqlens_q_ptr,
     num_heads,
-    num_splits,
     stride_ot,
     stride_oh,
     IS_PER_TOKEN: tl.constexpr,
@@ -32,8 +32,7 @@ def merge_kernel(
     """``out = sum_i 2^(lse_i - lse) partial_i`` where ``2^lse = sum_i 2^lse_i``.
 
     Tile [BLOCK_S, BLOCK_D], folded in order; one program per head and sequence, or token if
-    IS_PER_TOKEN. Splits without keys have an lse of -inf and a partial that is not read; split 0
-    always has keys.
+    IS_PER_TOKEN. What was attended in one split is in `out` already.
     """
     seq = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
@@ -42,23 +41,28 @@ def merge_kernel(
         row = tl.load(cu_seqlens_q_ptr + seq).to(tl.int64)
         if tl.load(cu_seqlens_q_ptr + seq + 1) - row != 1:
             return
+    num_splits = tl.load(span_ptr + 2 * seq + 1)
+    if num_splits == 1:
+        return
+    first = tl.load(span_ptr + 2 * seq).to(tl.int64)
     offs_d = tl.arange(0, BLOCK_D)
     mask_d = offs_d < HEAD_DIM
-    first = (seq * num_heads + head) * num_splits
-    total_max = tl.load(lse_ptr + first)
+    total_max = tl.load(lse_ptr + first * num_heads + head)
     weight_sum = 0.0
     acc = tl.zeros([BLOCK_D], dtype=tl.float32)
     for start in range(0, num_splits, BLOCK_S):
         offs_s = start + tl.arange(0, BLOCK_S)
+        mask_s = offs_s < num_splits
+        at = (first + offs_s) * num_heads + head
         # [BLOCK_S]
-        lse = tl.load(lse_ptr + first + offs_s, mask=offs_s < num_splits, other=float("-inf"))
+        lse = tl.load(lse_ptr + at, mask=mask_s, other=float("-inf"))
         new_max = tl.maximum(total_max, tl.max(lse, axis=0))
         kept = tl.exp2(total_max - new_max)
         weights = tl.exp2(lse - new_max)
         # [BLOCK_S, BLOCK_D]
         partial = tl.load(
-            partial_ptr + ((first + offs_s) * HEAD_DIM)[:, None] + offs_d[None, :],
-            mask=(lse > float("-inf"))[:, None] & mask_d[None, :],
+            partial_ptr + (at * HEAD_DIM)[:, None] + offs_d[None, :],
+            mask=mask_s[:, None] & mask_d[None, :],
             other=0.0,
         )
         acc = acc * kept + tl.sum(partial * weights[:, None], axis=0)
@@ -74,26 +78,29 @@ def merge_kernel(
 def merge_splits(
     partial: torch.Tensor,
     lse: torch.Tensor,
+    spans: torch.Tensor,
     out: torch.Tensor,
     cu_seqlens_q: torch.Tensor | None = None,
 ) -> None:
-    """Fill the rows of `out` ``[T, H, D]`` that belong to sequences with one new token.
+    """Fill the rows of `out` ``[T, H, D]`` whose sequences were attended in several splits.
 
     Args:
-        partial: ``[S, H, splits, D]`` fp32, contiguous.
-        lse: ``[S, H, splits]`` fp32, contiguous, in units of log2.
+        partial: ``[slots, H, D]`` fp32, contiguous.
+        lse: ``[slots, H]`` fp32, contiguous, in units of log2.
+        spans: ``[S, 2]`` int32, first slot and number of splits; those of sequences with several
+            new tokens are not read.
         out: dense in the last dim.
-        cu_seqlens_q: ``[S + 1]`` int32; None if partial and lse are of tokens, not sequences.
+        cu_seqlens_q: ``[S + 1]`` int32; None if spans are of tokens, not sequences.
     """
-    num_seqs, num_heads, num_splits, head_dim = partial.shape
+    num_heads, head_dim = partial.shape[1:]
     with on_device_of(out):
-        merge_kernel[(num_seqs, num_heads)](
+        merge_kernel[(len(spans), num_heads)](
             partial,
             lse,
+            spans,
             out,
-            lse if cu_seqlens_q is None else cu_seqlens_q,
+            spans if cu_seqlens_q is None else cu_seqlens_q,
             num_heads,
-            num_splits,
             *out.stride()[:2],
             IS_PER_TOKEN=cu_seqlens_q is None,
             HEAD_DIM=head_dim,

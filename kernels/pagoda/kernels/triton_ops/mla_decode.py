@@ -18,7 +18,13 @@ from pagoda.kernels.triton_ops.launch import (
 )
 from pagoda.kernels.triton_ops.merge_splits import merge_splits
 from pagoda.kernels.triton_ops.mla_tiles import decode_tile
-from pagoda.kernels.triton_ops.splits import choose_splits
+from pagoda.kernels.triton_ops.split_slots import num_splits_of, tokens_per_split
+from pagoda.kernels.triton_ops.splits import (
+    Splits,
+    chosen_splits,
+    even_splits,
+    invariant_splits,
+)
 
 
 @triton.jit
@@ -35,13 +41,26 @@ def _sequence_of_token(cu_seqlens_q_ptr, token, num_seqs):
     return low - 1
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "span_ptr",
+        "cu_seqlens_q_ptr",
+        "context_lens_ptr",
+        "block_tables_ptr",
+        "num_seqs",
+        "stride_bt",
+        "per_token",
+        "most_splits",
+        "min_split_tokens",
+    ]
+)
 def mla_decode_kernel(
     q_ptr,
     cache_ptr,
     out_ptr,
     partial_ptr,
     lse_ptr,
+    span_ptr,
     cu_seqlens_q_ptr,
     context_lens_ptr,
     block_tables_ptr,
@@ -55,14 +74,13 @@ def mla_decode_kernel(
     stride_oh,
     stride_bt,
     num_heads,
-    num_splits,
+    per_token,
     most_splits,
     min_split_tokens,
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     IS_DECODE: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -71,33 +89,37 @@ def mla_decode_kernel(
 ):
     """``softmax(scale * (q_c @ c^T + q_r @ r^T)) @ c``, c the latents and r the rotated keys.
 
-    Tiles q_c 2 x [BLOCK_H, BLOCK_R], q_r [BLOCK_H, BLOCK_P]: heads of one token. Grid (head tiles,
-    T, splits), head tiles first so that those who read the same latents run together. c is loaded
-    once, as key and as value. Writes `out`; if IS_SPLIT, the split's own result to `partial` [T, H,
-    splits, RANK] fp32 and its log2-sum-exp to `lse` [T, H, splits], -inf for a split without keys.
-    With IS_DECODE token i belongs to sequence i.
+    Tiles q_c 2 x [BLOCK_H, BLOCK_R], q_r [BLOCK_H, BLOCK_P]: heads of one token. Grid (slots times
+    head tiles), head tiles first so that those who read the same latents run together; a token has
+    `per_token` slots, one for each split. c is loaded once, as key and as value. A token attended
+    in one split is written to `out`. Of others each split's own result goes to `partial` [slots, H,
+    RANK] fp32 and its log2-sum-exp to `lse` [slots, H]. Every token's first slot and number of
+    splits go to `span` [T, 2]. With IS_DECODE token i belongs to sequence i.
     """
-    token = tl.program_id(1)
-    split = tl.program_id(2)
+    head_tiles = tl.cdiv(num_heads, BLOCK_H)
+    slot = tl.program_id(0) // head_tiles
+    head_tile = tl.program_id(0) % head_tiles
+    token = slot // per_token
+    split = slot % per_token
     seq = token
     if not IS_DECODE:
         seq = _sequence_of_token(cu_seqlens_q_ptr, token, num_seqs)
     # Tokens of the sequence this one sees: those that end with itself.
     context = tl.load(context_lens_ptr + seq)
     context -= tl.load(cu_seqlens_q_ptr + seq + 1) - 1 - token
-    split_tokens = tl.maximum(tl.cdiv(context, most_splits), min_split_tokens)
-    split_tokens = tl.cdiv(split_tokens, BLOCK_N) * BLOCK_N
+    split_tokens = tokens_per_split(context, most_splits, min_split_tokens, BLOCK_N)
     begin = split * split_tokens
     end = tl.minimum(begin + split_tokens, context)
+    num_splits = num_splits_of(context, split_tokens)
+    if split >= num_splits:
+        return
+    if split == 0:
+        tl.store(span_ptr + 2 * token, slot)
+        tl.store(span_ptr + 2 * token + 1, num_splits)
 
-    head = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    head = head_tile * BLOCK_H + tl.arange(0, BLOCK_H)
     mask_h = head < num_heads
     row = token.to(tl.int64)
-    partial_row = (row * num_heads + head) * num_splits + split
-    if IS_SPLIT and begin >= end:
-        empty = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
-        tl.store(lse_ptr + partial_row, empty, mask=mask_h)
-        return
     # The latent in two halves: products and results of one hold half the registers of the whole.
     offs_r = tl.arange(0, BLOCK_R)
     offs_u = BLOCK_R + tl.arange(0, BLOCK_R)
@@ -153,16 +175,19 @@ def mla_decode_kernel(
         weights = weights.to(c_lower.dtype)
         lower = tl.dot(weights, c_lower, lower * kept[:, None], input_precision="tf32x3")
         upper = tl.dot(weights, c_upper, upper * kept[:, None], input_precision="tf32x3")
-    if IS_SPLIT:
-        to_ptr = partial_ptr + (partial_row * RANK)[:, None]
-        tl.store(lse_ptr + partial_row, row_max + tl.log2(row_sum), mask=mask_h)
+    lower = attended(lower, row_sum)
+    upper = attended(upper, row_sum)
+    if num_splits > 1:
+        at = slot.to(tl.int64) * num_heads + head
+        tl.store(lse_ptr + at, row_max + tl.log2(row_sum), mask=mask_h)
+        to_ptr = partial_ptr + (at * RANK)[:, None]
+        tl.store(to_ptr + offs_r[None, :], lower, mask=mask_h[:, None] & mask_r)
+        tl.store(to_ptr + offs_u[None, :], upper, mask=mask_h[:, None] & mask_u)
     else:
-        to_ptr = out_ptr + row * stride_ot + (head * stride_oh)[:, None]
-    dtype: tl.constexpr = to_ptr.dtype.element_ty
-    lower = attended(lower, row_sum).to(dtype)
-    tl.store(to_ptr + offs_r[None, :], lower, mask=mask_h[:, None] & mask_r)
-    upper = attended(upper, row_sum).to(dtype)
-    tl.store(to_ptr + offs_u[None, :], upper, mask=mask_h[:, None] & mask_u)
+        out_row = out_ptr + row * stride_ot + (head * stride_oh)[:, None]
+        dtype: tl.constexpr = out_ptr.dtype.element_ty
+        tl.store(out_row + offs_r[None, :], lower.to(dtype), mask=mask_h[:, None] & mask_r)
+        tl.store(out_row + offs_u[None, :], upper.to(dtype), mask=mask_h[:, None] & mask_u)
 
 
 def mla_decode(
@@ -183,45 +208,37 @@ def mla_decode(
         num_heads, rank, q.element_size(), q.device
     )
     head_tiles = triton.cdiv(num_heads, block_h)
-    splits = choose_splits(
-        num_tokens * head_tiles,
-        max(batch.context_lens_host),
-        num_processors(q.device),
-        num_splits,
-        is_batch_invariant,
-    )
-    partial = q.new_empty(
-        (num_tokens, num_heads, splits.num, rank) if splits.is_split else (1,), dtype=torch.float32
-    )
-    lse = q.new_empty(
-        (num_tokens, num_heads, splits.num) if splits.is_split else (1,), dtype=torch.float32
-    )
     num_seqs = len(batch.seqlens_q_host)
+    splits = _splits(batch, num_tokens, head_tiles, q.device, num_splits, is_batch_invariant)
+    num_partials = splits.num_slots if splits.may_split else 0
+    partial = q.new_empty((num_partials, num_heads, rank), dtype=torch.float32)
+    lse = q.new_empty((num_partials, num_heads), dtype=torch.float32)
+    spans = torch.empty((num_tokens, 2), dtype=torch.int32, device=q.device)
     with on_device_of(q):
-        mla_decode_kernel[(head_tiles, num_tokens, splits.num)](
+        mla_decode_kernel[(splits.num_slots * head_tiles,)](
             q,
             latent_cache,
             out,
             partial,
             lse,
+            spans,
             batch.cu_seqlens_q,
             batch.context_lens,
             batch.block_tables,
             num_seqs,
-            scale,
+            float(scale),
             *q.stride()[:2],
             *latent_cache.stride()[:2],
             *out.stride()[:2],
             batch.block_tables.stride(0),
             num_heads,
-            splits.num,
+            splits.per_seq,
             splits.most,
             splits.min_tokens,
             RANK=rank,
             ROPE_DIM=width - rank,
             BLOCK_SIZE=batch.block_size,
             IS_DECODE=num_tokens == num_seqs,
-            IS_SPLIT=splits.is_split,
             UPCAST=IS_INTERPRETED,
             BLOCK_H=block_h,
             BLOCK_N=block_n,
@@ -230,5 +247,21 @@ def mla_decode(
             num_warps=num_warps,
             num_stages=num_stages,
         )
-    if splits.is_split:
-        merge_splits(partial, lse, out)
+    if splits.may_split:
+        merge_splits(partial, lse, spans, out)
+
+
+def _splits(
+    batch: AttentionBatch,
+    num_tokens: int,
+    head_tiles: int,
+    device: torch.device,
+    num_splits: int | None,
+    is_batch_invariant: bool,
+) -> Splits:
+    max_tokens = max(batch.context_lens_host)
+    if is_batch_invariant:
+        return invariant_splits(num_tokens, max_tokens)
+    if num_splits is not None:
+        return even_splits(num_tokens, num_splits, num_splits, 1)
+    return chosen_splits(num_tokens, head_tiles, max_tokens, num_processors(device))

@@ -72,7 +72,7 @@ def _attend_expanded(
     return acc, row_max, row_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cu_seqlens_q_ptr", "cu_seqlens_k_ptr", "num_seqs"])
 def mla_prefill_kernel(
     q_ptr,
     k_ptr,
@@ -183,7 +183,7 @@ def mla_prefill(
             batch.cu_seqlens_q,
             batch.cu_seqlens_k,
             len(batch.seqlens_q_host),
-            scale,
+            float(scale),
             *q.stride()[:2],
             *k.stride()[:2],
             *v.stride()[:2],

@@ -5,15 +5,8 @@ Knows registers and shared memory. Knows nothing of the kernels' arithmetic.
 
 import torch
 
+from pagoda.kernels.triton_ops import launch
 from pagoda.kernels.tuning import tuned
-
-
-def capability(device: torch.device) -> int:
-    """Compute capability as 80 or 90; 80 for the interpreter."""
-    if device.type != "cuda":
-        return 80
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
 
 
 def decode_tile(
@@ -25,16 +18,16 @@ def decode_tile(
     limit and wants whole warp groups, at 16 heads the bytes are. The accumulator [BLOCK_H, rank] in
     fp32 has to stay in registers, which 64 heads only do by Hopper's warp-group products, whose
     operands come from shared memory. Five stages buffer the latents twice, since the load of a
-    block id comes before theirs. fp32 is for proofs, not for speed.
+    block id comes before theirs; three buffer them once. fp32 is for proofs, not for speed.
     """
     if element_bytes == 4:
         tile = 16, 16, 8, 3
     elif num_heads <= 16:
         tile = 16, 32, 4, 5
-    elif num_heads >= 64 and capability(device) == 90:
+    elif num_heads >= 64 and launch.capability(device) == 90:
         tile = 64, 32, 8, 5
     else:
-        tile = 32, 32, 8, 5
+        tile = 32, 32, 8, 3 if launch.has_little_shared_memory(device) else 5
     shape = f"heads {num_heads}, rank {rank}, {element_bytes} bytes"
     return _tuned("mla_decode", shape, device, "BLOCK_H", tile)
 
@@ -49,7 +42,7 @@ def prefill_tile(
     if element_bytes == 4:
         tile = 16, 16, 4, 2
     else:
-        tile = 128, 64 if capability(device) >= 90 else 32, 8, 3
+        tile = 128, 64 if launch.capability(device) >= 90 else 32, 8, 3
     shape = f"head_dim {head_dim} and {head_dim_v}, {element_bytes} bytes"
     return _tuned("mla_prefill", shape, device, "BLOCK_M", tile)
 

@@ -9,7 +9,7 @@ import triton
 
 from pagoda.kernels.quant_weights import FP8
 from pagoda.kernels.triton_ops.launch import IS_INTERPRETED, next_power_of_2, on_device_of
-from pagoda.kernels.triton_ops.matmul_tiles import MatmulTile, tuned_tile
+from pagoda.kernels.triton_ops.matmul_tiles import MatmulTile, grouped_rows, tuned_tile
 from pagoda.kernels.triton_ops.moe_matmul import (
     EMULATED,
     NATIVE,
@@ -24,11 +24,10 @@ from pagoda.kernels.triton_ops.row_groups import group_rows
 MAX_BLOCK_H = 1024
 
 
-def tile_shape(rows_per_expert: int, weight_bytes: int, element_bytes: int) -> MatmulTile:
-    """Tile for weights of `weight_bytes` and x of `element_bytes` per element."""
+def tile_shape(block_m: int, weight_bytes: int, element_bytes: int) -> MatmulTile:
+    """Tile for groups as `grouped_rows` says, weights and x of so many bytes per element."""
     if element_bytes == 4:
         return MatmulTile(16, 32, 128 if weight_bytes == 1 else 32, 4, 2)
-    block_m = min(64, max(16, next_power_of_2(max(1, rows_per_expert))))
     if block_m < 64:
         return MatmulTile(block_m, 64, 128 if weight_bytes == 1 else 64, 4, 4)
     return MatmulTile(64, 128, 64, 8, 3)
@@ -62,9 +61,10 @@ def fused_moe(
     out = torch.empty(num_tokens, hidden, dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return out.zero_()
-    tile = tile_shape(num_rows // num_experts, gate_up.element_size(), x.element_size())
+    block_m = grouped_rows(num_rows, num_experts)
+    tile = tile_shape(block_m, gate_up.element_size(), x.element_size())
     op = "moe e4m3" if gate_up.dtype == FP8 else "moe"
-    tile = tuned_tile(op, num_rows // num_experts, x.element_size(), x.device, tile)
+    tile = tuned_tile(op, block_m, x.element_size(), x.device, tile)
     kind = weight_kind(gate_up, is_emulated)
     if kind == EMULATED.value:
         gate_up, down = gate_up.view(torch.uint8), down.view(torch.uint8)

@@ -40,7 +40,7 @@ def _block_scale(scale_row, k, num_k, mask, WEIGHT_KIND: tl.constexpr):
     return scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def moe_gate_up_kernel(
     x_ptr,
     weight_ptr,
@@ -123,7 +123,7 @@ def moe_gate_up_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def moe_down_kernel(
     x_ptr,
     weight_ptr,

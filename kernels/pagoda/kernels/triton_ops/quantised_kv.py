@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from pagoda.kernels.kv_quantisation import LARGEST
+from pagoda.kernels.triton_ops import launch
 
 PLAIN: tl.constexpr = tl.constexpr(0)
 """Cache in the dtype of q."""
@@ -68,7 +69,7 @@ def quantised(x, inverse_scale, dtype: tl.constexpr, KV_KIND: tl.constexpr):
 
 def converts_e4m3(device: torch.device) -> bool:
     """True if the GPU has instructions between e4m3 and wider floats."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    return launch.capability(device) >= 89
 
 
 def kernel_cache(cache: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -19,7 +19,7 @@ def weighted_norm(x, weight, width, eps, dtype: tl.constexpr):
     return (normed * weight).to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
     x_ptr,
     residual_ptr,

@@ -17,7 +17,7 @@ def row_scale(largest):
     return tl.maximum(largest / 448.0, 1e-12)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_quantised_kernel(
     x_ptr,
     residual_ptr,

@@ -58,7 +58,7 @@ def _rotate_token(
         tl.store(out_head + offs_p, passed, mask=mask_p)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["position_ptr"])
 def rope_kernel(
     q_ptr,
     k_ptr,

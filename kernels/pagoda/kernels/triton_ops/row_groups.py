@@ -13,7 +13,8 @@ import triton.language as tl
 
 from pagoda.kernels.triton_ops.launch import next_power_of_2, on_device_of
 
-MAX_BLOCK_R = 1024
+BLOCK_R = 1024
+"""Rows looked at at once. Constant, so that no number of rows asks for another kernel."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class RowGroups:
     block_m: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group_ptr", "num_rows"])
 def count_rows_kernel(group_ptr, count_ptr, num_rows, BLOCK_R: tl.constexpr):
     """``count[g] = number of rows r with group[r] = g``; one program per group, tiles [BLOCK_R]."""
     group = tl.program_id(0)
@@ -47,7 +48,7 @@ def count_rows_kernel(group_ptr, count_ptr, num_rows, BLOCK_R: tl.constexpr):
     tl.store(count_ptr + group, tl.sum(count, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group_ptr", "num_rows"])
 def place_rows_kernel(
     group_ptr,
     count_ptr,
@@ -102,9 +103,8 @@ def group_rows(groups: torch.Tensor, num_groups: int, block_m: int) -> RowGroups
     rows = torch.empty(max_tiles * block_m, dtype=torch.int32, device=device)
     group_of_tile = torch.empty(max_tiles, dtype=torch.int32, device=device)
     num_tiles = torch.empty(1, dtype=torch.int32, device=device)
-    block_r = max(16, min(MAX_BLOCK_R, next_power_of_2(num_rows)))
     with on_device_of(groups):
-        count_rows_kernel[(num_groups,)](groups, counts, num_rows, BLOCK_R=block_r)
+        count_rows_kernel[(num_groups,)](groups, counts, num_rows, BLOCK_R=BLOCK_R)
         place_rows_kernel[(num_groups,)](
             groups,
             counts,
@@ -114,7 +114,7 @@ def group_rows(groups: torch.Tensor, num_groups: int, block_m: int) -> RowGroups
             num_rows,
             num_groups,
             BLOCK_M=block_m,
-            BLOCK_R=block_r,
+            BLOCK_R=BLOCK_R,
             BLOCK_G=next_power_of_2(num_groups),
         )
     return RowGroups(rows, group_of_tile, num_tiles, max_tiles, block_m)

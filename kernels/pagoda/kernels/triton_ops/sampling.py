@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pagoda.kernels import sampling_rows
 from pagoda.kernels.sampling_rows import SamplingRows
 from pagoda.kernels.triton_ops.launch import next_power_of_2, on_device_of
 
@@ -16,11 +17,8 @@ BLOCK_V = 2048
 
 PENALTY_BLOCK_V = 4096
 
-MASS_ONE: tl.constexpr = tl.constexpr(2.0**62)
-"""Mass of probability 1: integer sums do not depend on their order or on the tile."""
-
-MASS_OF_ONE: tl.constexpr = tl.constexpr(2**62)
-"""The same as an integer."""
+MASS_OF_ONE: tl.constexpr = tl.constexpr(sampling_rows.MASS_ONE)
+FLOAT_MASS_OF_ONE: tl.constexpr = tl.constexpr(float(sampling_rows.MASS_ONE))
 
 BITS_OF_INF: tl.constexpr = tl.constexpr(0x7F800000)
 
@@ -47,7 +45,7 @@ def _probs(scaled, lowest_order, norm):
 @triton.jit
 def _masses(probs, floor):
     """Integer masses of the probabilities from `floor` on."""
-    return tl.where(probs >= floor, probs * MASS_ONE, 0.0).to(tl.int64)
+    return tl.where(probs >= floor, probs * FLOAT_MASS_OF_ONE, 0.0).to(tl.int64)
 
 
 @triton.jit
@@ -108,7 +106,16 @@ def _philox_mantissa(seed, index):
     return ((c0 >> 5).to(tl.uint64) << 26) | (c1 >> 6).to(tl.uint64)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "temperature_ptr",
+        "top_k_ptr",
+        "top_p_ptr",
+        "min_p_ptr",
+        "seed_ptr",
+        "index_ptr",
+    ]
+)
 def sample_kernel(
     logits_ptr,
     temperature_ptr,
@@ -126,7 +133,7 @@ def sample_kernel(
     """Greedy, or the first token whose cumulative mass exceeds ``uniform * total``.
 
     Tile [BLOCK_V]; one program per row: best, top-k threshold, norm, top-p threshold, total, draw.
-    `top_p` holds masses. Passes for what a row does not ask are skipped.
+    Passes for what a row does not ask are skipped.
     """
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride_ls
@@ -149,7 +156,7 @@ def sample_kernel(
     is_valid = (tl.max(has_nan, axis=0) == 0) & (tl.abs(best) < float("inf"))
     tl.store(valid_ptr + row, is_valid.to(tl.int8))
     tl.store(token_ptr + row, tl.where(is_valid, best_at, 0).to(tl.int64))
-    temperature = tl.load(temperature_ptr + row)
+    temperature = tl.load(temperature_ptr + row).to(tl.float32)
     if (temperature == 0.0) | (is_valid == 0):
         return
 
@@ -166,7 +173,7 @@ def sample_kernel(
     norm = tl.sum(sums, axis=0)
 
     # The likeliest has exp(0) / norm.
-    floor = tl.div_rn(1.0, norm) * tl.load(min_p_ptr + row)
+    floor = tl.div_rn(1.0, norm) * tl.load(min_p_ptr + row).to(tl.float32)
     top_p = tl.load(top_p_ptr + row)
     if top_p < MASS_OF_ONE:
         bits = _threshold(
@@ -198,7 +205,7 @@ def sample_kernel(
     tl.store(token_ptr + row, tl.minimum(token, vocab_size - 1).to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["repetition_ptr", "frequency_ptr", "presence_ptr"])
 def penalise_kernel(
     logits_ptr,
     counts_ptr,
@@ -234,27 +241,26 @@ def sample_tokens(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tenso
     """Launch one program per row; arguments as `pagoda.kernels.sampling.sample_tokens`."""
     num_rows, vocab_size = logits.shape
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    is_valid = torch.empty(num_rows, dtype=torch.int8, device=logits.device)
+    is_valid = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
     if num_rows == 0:
-        return token_ids, is_valid.bool()
-    top_p = (rows.top_p.clamp(0.0, 1.0) * MASS_ONE.value).long().clamp_(min=1)
+        return token_ids, is_valid
     with on_device_of(logits):
         sample_kernel[(num_rows,)](
             logits,
             rows.temperature,
             rows.top_k,
-            top_p,
+            rows.top_p,
             rows.min_p,
             rows.seeds,
             rows.indices,
             token_ids,
-            is_valid,
+            is_valid.view(torch.int8),
             vocab_size,
             logits.stride(0),
             BLOCK_V=min(BLOCK_V, max(16, next_power_of_2(vocab_size))),
             num_warps=16,
         )
-    return token_ids, is_valid.bool()
+    return token_ids, is_valid
 
 
 def penalise_logits(

@@ -5,6 +5,8 @@ Reference: the stream-k fix-up of Osama et al., https://arxiv.org/abs/2301.03598
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -17,7 +19,8 @@ MAX_TILES = 4096
 MIN_SPLIT_STEPS = 4
 """Steps of the K loop below which a split spends its time filling the pipeline."""
 
-_counters: dict[tuple[torch.device, int], torch.Tensor] = {}
+MAX_STREAMS = 64
+"""Streams of a device that may run split matmuls, twice what torch has in its pool."""
 
 
 @triton.jit
@@ -56,17 +59,58 @@ def choose_num_splits(num_tiles: int, num_steps: int, device: torch.device) -> i
     return max(1, min(wanted, num_steps // MIN_SPLIT_STEPS)) if num_tiles <= MAX_TILES else 1
 
 
+class Counters:
+    """Zeroed counters of one device, MAX_TILES for every stream that asks.
+
+    Launches that may run at the same time must not share counters; those of one stream follow one
+    another, and each leaves its counters at zero. A CUDA graph keeps the counters of the stream it
+    was captured on: it must not be replayed beside other launches of that stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.zeros(MAX_STREAMS, MAX_TILES, dtype=torch.int32, device=device)
+        self._row_of_stream: dict[int, int] = {}
+
+    def of_stream(self, stream: int) -> torch.Tensor:
+        """Return ``[MAX_TILES]`` int32, always the same for a stream.
+
+        Raises:
+            RuntimeError: more streams than MAX_STREAMS.
+        """
+        row = self._row_of_stream.setdefault(stream, len(self._row_of_stream))
+        if row >= MAX_STREAMS:
+            raise RuntimeError(
+                f"split matmuls on {row + 1} streams of a device: expected at most {MAX_STREAMS}; "
+                "launch them on fewer"
+            )
+        return self._pool[row]
+
+
+@functools.cache
+def counters_on(device: torch.device) -> Counters:
+    """Return the counters of a device, made when it first runs a split matmul.
+
+    Raises:
+        RuntimeError: a CUDA graph is being captured: it would zero them whenever it is replayed,
+            and no one would before.
+    """
+    if device.type != "cuda":
+        return Counters(device)
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "the first split matmul of a device cannot be captured in a CUDA graph: "
+            "run the model once before the capture"
+        )
+    counters = Counters(device)
+    torch.cuda.synchronize(device)  # other streams must not see them before they are zero
+    return counters
+
+
 def split_buffers(
     device: torch.device, num_tiles: int, num_splits: int, tile_elements: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(partial, counters) for `sum_splits`; counters are shared by the launches of a stream.
-
-    Counters are made on first use, which therefore must not be inside a CUDA graph capture.
-    """
+    """(partial, counters) for `sum_splits`; counters as in `Counters`."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    counters = _counters.get((device, stream))
-    if counters is None:
-        counters = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
-        _counters[device, stream] = counters
     size = num_tiles * num_splits * tile_elements if num_splits > 1 else 1
-    return torch.empty(size, dtype=torch.float32, device=device), counters
+    partial = torch.empty(size, dtype=torch.float32, device=device)
+    return partial, counters_on(device).of_stream(stream)

@@ -1,0 +1,163 @@
+"""The whole decoder on its device path: Triton's kernels give what the CPU's give, without a wait.
+
+On CUDA the forward is also captured in a graph and replayed.
+"""
+
+import contextlib
+import dataclasses
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pagoda.engine.cache.kv_cache import KvCache, KvLayout
+from pagoda.engine.models.build_decoder import build_decoder
+from pagoda.engine.models.description import DecoderDescription, ExpertsDescription
+from pagoda.engine.models.rope_scaling import RopeDescription
+from pagoda.kernels import plan_attention
+
+CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BLOCK_SIZE = 16
+DENSE = DecoderDescription(
+    architecture="Qwen3MoeForCausalLM",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-6,
+    rope=RopeDescription(),
+    qkv_bias=True,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=True,
+    sliding_windows=(None, 24, None),
+    tie_word_embeddings=False,
+    dtype="float32",
+)
+SPARSE = dataclasses.replace(
+    DENSE, experts=ExpertsDescription(6, 2, 48, norm_topk_prob=True, layers=frozenset({0, 2}))
+)
+
+
+class RandomWeights:
+    """The same on every device."""
+
+    def __init__(self, device):
+        self.device = device
+        self.generator = torch.Generator().manual_seed(1)
+
+    def take(self, parts, shape):
+        drawn = torch.randn(shape, generator=self.generator)
+        drawn = 1 + 0.2 * drawn if len(shape) == 1 else drawn * 1.5 * shape[-1] ** -0.5
+        return drawn.to(self.device)
+
+
+class Step:
+    """One step of three sequences, and all that it needs on a device."""
+
+    def __init__(self, description, device, seqlens_q, context_lens):
+        self.decoder = build_decoder(
+            description, RandomWeights(device), max_positions=128, device=device
+        )
+        layout = KvLayout(description.num_layers, BLOCK_SIZE, 2, 32, torch.float32)
+        generator = torch.Generator().manual_seed(2)
+        self.kv_cache = KvCache(layout, 30, device)
+        self.kv_cache.tensor.copy_(torch.randn(self.kv_cache.tensor.shape, generator=generator))
+        self.batch = plan_attention(
+            seqlens_q=seqlens_q,
+            context_lens=context_lens,
+            block_tables=[list(range(first, first + 8)) for first in (20, 4, 12)],
+            block_size=BLOCK_SIZE,
+            device=device,
+        )
+        positions = [
+            torch.arange(end - new, end) for new, end in zip(seqlens_q, context_lens, strict=True)
+        ]
+        self.positions = torch.cat(positions).to(device)
+        self.token_ids = torch.randint(0, 100, self.positions.shape, generator=generator).to(device)
+        self.logit_rows = torch.tensor(seqlens_q).cumsum(0).sub(1).to(device)
+
+    def forward(self):
+        return self.decoder.forward(
+            self.token_ids, self.positions, self.batch, self.kv_cache, self.logit_rows
+        )
+
+
+def assert_close(got, want):
+    """Three layers of fp32 apart in their order of summation."""
+    error = (got.double().cpu() - want.double().cpu()).norm() / want.double().cpu().norm()
+    assert error < 1e-4, f"relative error {error:.2e}"
+
+
+class NoLooking(TorchDispatchMode):
+    """Refuses operators by which the host looks at values, as far as they reach the dispatcher."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero"), func
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def nobody_waits():
+    """Fail whatever waits for the device."""
+    if DEVICE.type == "cpu":
+        with NoLooking():
+            yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Without CUDA send CPU tensors to Triton's kernels, which then are interpreted."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
+        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+
+
+@pytest.mark.parametrize("description", [DENSE, SPARSE], ids=["dense", "sparse"])
+@pytest.mark.parametrize(
+    ("seqlens_q", "context_lens"),
+    [([1, 1, 1], [40, 100, 7]), ([5, 1, 19], [21, 33, 19])],
+    ids=["decodes", "mixed"],
+)
+@torch.inference_mode()
+def test_device_path_is_right_and_never_waits(request, description, seqlens_q, context_lens):
+    on_cpu = Step(description, CPU, seqlens_q, context_lens)
+    want = on_cpu.forward()
+    step = Step(description, DEVICE, seqlens_q, context_lens)
+    request.getfixturevalue("on_device")
+    step.forward()  # compiles on CUDA; writes the same KV again
+    with nobody_waits():
+        got = step.forward()
+    assert_close(got, want)
+    assert_close(step.kv_cache.tensor, on_cpu.kv_cache.tensor)
+
+
+def test_looking_at_values_is_refused():
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), NoLooking():
+        int(torch.ones(1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("description", [DENSE, SPARSE], ids=["dense", "sparse"])
+@torch.inference_mode()
+def test_captured_forward_repeats_itself(description):
+    step = Step(description, DEVICE, [1, 1, 1], [40, 100, 7])
+    want = step.forward()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step.forward()
+    got.zero_()
+    graph.replay()
+    assert_close(got, want)

@@ -1,0 +1,110 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_checkpoints import make_tiny_checkpoint
+
+from pagoda.engine import EngineConfig, LoadedModel, load_model
+from pagoda.engine.cache.kv_cache import KvCache, KvLayout
+from pagoda.engine.models import feed_forward, linear
+from pagoda.engine.models.decoder import Decoder
+from pagoda.kernels import plan_attention
+
+CPU = torch.device("cpu")
+
+
+def tensors_of(part: Any) -> Iterator[torch.Tensor]:
+    """Yield every tensor that a decoder or a part of it holds."""
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, tuple | list):
+        for item in part:
+            yield from tensors_of(item)
+    elif type(part).__module__.startswith("pagoda.engine.models"):
+        names = getattr(part, "__slots__", None) or vars(part)
+        for name in names:
+            yield from tensors_of(getattr(part, name))
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("mistral", {}),
+        ("qwen3_moe", {}),
+        ("qwen3_moe", {"tie_word_embeddings": True, "num_hidden_layers": 5}),
+        ("mixtral", {}),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_take_what_the_description_says(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    overrides: dict[str, Any],
+    dtype: str,
+) -> None:
+    for module in (linear, feed_forward):  # packing rounds sizes up
+        monkeypatch.setattr(module, "can_pack", lambda dtype: False)
+    folder = make_tiny_checkpoint(tmp_path, family, **overrides)
+    model = load_model(folder, EngineConfig(dtype=dtype, max_model_len=100))
+    held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors_of(model.decoder)}
+    rotation_bytes = 100 * model.description.head_dim * 4
+    assert model.description.weight_bytes(model.dtype) == sum(held.values()) - rotation_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kv_of_a_token_takes_what_the_description_says(
+    tiny_model: LoadedModel, dtype: torch.dtype
+) -> None:
+    shape = tiny_model.description
+    layout = KvLayout(shape.num_layers, 16, shape.num_kv_heads, shape.head_dim, dtype)
+    assert shape.kv_bytes_per_token(dtype) * 16 == layout.block_bytes
+
+
+def run(decoder: Decoder, num_logits: int, on_layer: Any = None) -> tuple[torch.Tensor, KvCache]:
+    """Compute 9 tokens of one sequence."""
+    shape = decoder.description
+    layout = KvLayout(shape.num_layers, 16, shape.num_kv_heads, shape.head_dim, torch.float32)
+    kv_cache = KvCache(layout, 1, CPU)
+    plan = plan_attention(
+        seqlens_q=[9], context_lens=[9], block_tables=[[0]], block_size=16, device=CPU
+    )
+    rows = torch.arange(9 - num_logits, 9)
+    hook = None if on_layer is None else lambda layer: on_layer(layer, kv_cache)
+    with torch.inference_mode():
+        logits = decoder.forward(torch.arange(9), torch.arange(9), plan, kv_cache, rows, hook)
+    return logits, kv_cache
+
+
+@pytest.mark.parametrize("num_logits", [0, 1])
+def test_a_layer_is_reported_once_its_kv_is_written(
+    tiny_model: LoadedModel, num_logits: int
+) -> None:
+    seen = []
+
+    def on_layer(layer: int, kv_cache: KvCache) -> None:
+        seen.append(layer)
+        is_written = [bool(kv_cache.tensor[:, i, 0, :9].all()) for i in range(3)]
+        assert is_written == [i <= layer for i in range(3)]
+
+    run(tiny_model.decoder, num_logits, on_layer)
+    assert seen == [0, 1, 2]
+
+
+def test_reporting_layers_changes_nothing(tiny_model: LoadedModel) -> None:
+    logits, kv_cache = run(tiny_model.decoder, 9)
+    reported, reported_cache = run(tiny_model.decoder, 9, lambda layer, kv_cache: None)
+    assert torch.equal(reported, logits)
+    assert torch.equal(reported_cache.tensor, kv_cache.tensor)
+
+
+def test_without_logits_kv_is_written_all_the_same(tiny_model: LoadedModel) -> None:
+    logits, kv_cache = run(tiny_model.decoder, 0)
+    assert logits.shape == (0, tiny_model.vocab_size)
+    assert torch.equal(kv_cache.tensor, run(tiny_model.decoder, 9)[1].tensor)
