@@ -77,6 +77,26 @@ def test_streams_through_the_published_port(running: httpx.Client) -> None:
     assert receipt["stages_ms"]["kv_transfer"] > 0, "the decode worker computed the prompt itself"
 
 
+def test_kv_goes_through_memory_that_workers_share(running: httpx.Client) -> None:
+    streamed_text(running, "What is in thy mind?")
+
+    assert "gRPC payloads" not in compose("logs", "--no-color", "prefill", "decode")
+
+
+def test_every_combination_of_files_is_valid() -> None:
+    for overlay in sorted((ROOT / "deploy").glob("compose.*.yaml")):
+        command = ["docker", "compose", "-f", "compose.yaml", "-f", str(overlay), "config", "-q"]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PAGODA_LAN": "10.0.0.1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+
+
 def test_scales_decode_by_itself(running: httpx.Client) -> None:
     compose("up", "--detach", "--wait", "--no-recreate", "--scale", "decode=2", *SERVICES)
     first, _ = streamed_text(running, "Who is there?")

@@ -2,11 +2,13 @@
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,12 +112,22 @@ class Child:
                 os.truncate(self.spec.log, 0)
 
     def log_tail(self, num_lines: int = 20) -> str:
-        """Return the last lines of the log."""
+        """Return the last lines of the log, as people read them."""
         with contextlib.suppress(OSError), self.spec.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - 16384))
             lines = log.read().decode(errors="replace").splitlines()
-            return "\n".join(f"  {line}" for line in lines[-num_lines:])
+            return textwrap.indent("\n".join(map(_readable, lines[-num_lines:])), "  ")
         return "  (no log)"
+
+
+def _readable(line: str) -> str:
+    """Return level, message and traceback of a JSON log line; any other line as it is."""
+    try:
+        record = json.loads(line)
+        parts = [f"{record['level']} {record['message']}", record.get("error", "")]
+    except (ValueError, KeyError, TypeError):
+        return line
+    return "\n".join(part for part in parts if part)
 
 
 def _die_with(parent: int) -> None:

@@ -10,7 +10,6 @@ from pagoda.cli.child import ChildSpec
 from pagoda.cli.home import Secrets
 from pagoda.cli.infrastructure import nats_spec, redis_spec
 from pagoda.cli.ports import pick_port
-from pagoda.cli.topology import Topology, parse_topology
 from pagoda.runtime.setting_names import variable_names
 from pagoda.runtime.settings import (
     CommonSettings,
@@ -18,8 +17,11 @@ from pagoda.runtime.settings import (
     resolve_model_folder,
     validate_environment,
 )
+from pagoda.runtime.topology import Topology, parse_topology
 
 GATEWAY_STAGE, SERVICE_STAGE = 0, 1
+GPU_MEMORY_UTILIZATION = 0.9
+"""Of all workers together: they see the same GPU, if there is one."""
 DRAIN_SECONDS = {"gateway": "3"}
 DEFAULT_DRAIN_SECONDS = "2"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -45,13 +47,12 @@ def make_plan(environ: Mapping[str, str]) -> Plan:
     """
     validate_environment(list(all_settings().values()), environ)
     common = load_settings(CommonSettings, environ)
-    topology = parse_topology(common.topology)
     return Plan(
         home=common.home.expanduser().resolve(),
         http_port=common.http_port,
         model=resolve_model_folder(common),
         model_name=common.served_model_name,
-        topology=topology,
+        topology=parse_topology(common.topology),
     )
 
 
@@ -127,6 +128,10 @@ class Stack:
             )
         if not self._user.get(f"{prefix}KVSTORE_ENDPOINT"):
             variables[f"{prefix}KVSTORE_ENDPOINT"] = kvstore_endpoint
+        if not self._user.get(f"{prefix}GPU_MEMORY_UTILIZATION"):
+            topology = self._plan.topology
+            share = GPU_MEMORY_UTILIZATION / (topology.num_prefill + topology.num_decode)
+            variables[f"{prefix}GPU_MEMORY_UTILIZATION"] = f"{share:.3f}"
         for name in THREAD_VARIABLES:
             variables[name] = self._user.get(name) or "1"
         return self._service(role, f"{role}-{index + 1}", variables, is_first=index == 0)

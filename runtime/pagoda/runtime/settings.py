@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_origin
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from pagoda.runtime.errors import SettingsError
 from pagoda.runtime.model_folder import resolve_model_folder
 from pagoda.runtime.setting_names import unknown_name_problems, variable_names
+from pagoda.runtime.topology import parse_topology
 
 __all__ = [
     "CommonSettings",
@@ -90,6 +91,12 @@ class CommonSettings(ServiceSettings):
     log_format: Literal["json", "console"] = Field(
         default="json", description="One JSON object a line, or text"
     )
+
+    @field_validator("topology")
+    @classmethod
+    def _check_topology(cls, text: str) -> str:
+        parse_topology(text)
+        return text
 
     @property
     def served_model_name(self) -> str:

@@ -3,8 +3,6 @@
 import re
 from dataclasses import dataclass
 
-from pagoda.runtime.errors import SettingsError
-
 MAX_WORKERS = 64
 _COUNTS = re.compile(r"(?P<role>prefill|decode)=(?P<count>\d+)")
 
@@ -21,7 +19,7 @@ def parse_topology(text: str) -> Topology:
     """Return the topology that PAGODA_TOPOLOGY names.
 
     Raises:
-        SettingsError: the text names none.
+        ValueError: the text names none.
     """
     if text == "disaggregated":
         return Topology(num_prefill=1, num_decode=1)
@@ -31,10 +29,8 @@ def parse_topology(text: str) -> Topology:
     counts = {match["role"]: int(match["count"]) for match in matches if match}
     is_sound = len(counts) == len(matches) and max(counts.values(), default=0) <= MAX_WORKERS
     if not is_sound or counts.get("decode", 0) < 1:
-        raise SettingsError(
-            [
-                f"PAGODA_TOPOLOGY={text!r}: give disaggregated, aggregated, or prefill=P,decode=D "
-                f"with at least one decode worker and at most {MAX_WORKERS} of each"
-            ]
+        raise ValueError(
+            "give disaggregated, aggregated, or prefill=P,decode=D with at least one decode worker "
+            f"and at most {MAX_WORKERS} of each"
         )
     return Topology(num_prefill=counts.get("prefill", 0), num_decode=counts["decode"])

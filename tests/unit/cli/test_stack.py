@@ -56,6 +56,18 @@ def test_services_find_each_other(environ: dict[str, str]) -> None:
         assert len(values) == 1
 
 
+@pytest.mark.parametrize("topology", ["disaggregated", "prefill=2,decode=3"])
+def test_workers_share_a_gpu_s_memory(environ: dict[str, str], topology: str) -> None:
+    _, specs = build(environ | {"PAGODA_TOPOLOGY": topology})
+    shares = [
+        float(value)
+        for spec in specs.values()
+        for name, value in spec.environ.items()
+        if name.endswith("_GPU_MEMORY_UTILIZATION")
+    ]
+    assert sum(shares) == pytest.approx(0.9)
+
+
 def test_what_the_user_sets_wins(environ: dict[str, str]) -> None:
     stack, specs = build(
         environ
@@ -65,6 +77,7 @@ def test_what_the_user_sets_wins(environ: dict[str, str]) -> None:
             "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": "mine",
             "PAGODA_NATS_URL": "nats://nats.internal:4222",
             "OMP_NUM_THREADS": "4",
+            "PAGODA_DECODE_GPU_MEMORY_UTILIZATION": "0.5",
         }
     )
 
@@ -74,6 +87,7 @@ def test_what_the_user_sets_wins(environ: dict[str, str]) -> None:
     assert decode["PAGODA_NATS_URL"] == "nats://nats.internal:4222"
     assert decode["PAGODA_DECODE_KVSTORE_ENDPOINT"] == "127.0.0.1:7105"
     assert specs["kvstore"].environ["PAGODA_KVSTORE_CPU_BYTES"] == "1000000"
+    assert decode["PAGODA_DECODE_GPU_MEMORY_UTILIZATION"] == "0.5"
     assert (decode["OMP_NUM_THREADS"], decode["MKL_NUM_THREADS"]) == ("4", "1")
 
 

@@ -9,9 +9,11 @@ from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerState, WorkerStatus
 from pagoda.runtime.status import WorkerDirectory
 
 
-def status(card: ModelCard, role: "Role" = Role.ROLE_DECODE) -> WorkerStatus:
+def status(
+    card: ModelCard, role: "Role" = Role.ROLE_DECODE, *, worker_id: str = "w"
+) -> WorkerStatus:
     return WorkerStatus(
-        worker_id="w", epoch="1", role=role, model=card, state=WorkerState.WORKER_STATE_READY
+        worker_id=worker_id, epoch="1", role=role, model=card, state=WorkerState.WORKER_STATE_READY
     )
 
 
@@ -49,3 +51,16 @@ def test_a_new_identity_replaces_the_old_one() -> None:
     card.kv_identity = bytes(16)
     directory.on_status(status(card))
     assert catalog.get("tiny").max_model_len == 64
+
+
+def test_limit_is_the_least_of_the_decode_workers_alive() -> None:
+    directory = WorkerDirectory()
+    catalog = Catalog(directory, "tiny")
+    directory.on_status(status(tiny_card(max_model_len=100), worker_id="a"))
+    directory.on_status(status(tiny_card(max_model_len=64), worker_id="b"))
+    directory.on_status(status(tiny_card(max_model_len=32), Role.ROLE_PREFILL, worker_id="p"))
+    assert catalog.get("tiny").max_model_len == 64
+    gone = status(tiny_card(max_model_len=64), worker_id="b")
+    gone.state = WorkerState.WORKER_STATE_GONE
+    directory.on_status(gone)
+    assert catalog.get("tiny").max_model_len == 100

@@ -10,9 +10,9 @@ from pagoda.runtime.settings import load_settings
 
 
 def test_prefixes_are_the_services() -> None:
-    environ = {"PAGODA_DECODE_NUM_BLOCKS": "7", "PAGODA_PREFILL_SHARED_MEMORY_BYTES": "0"}
+    environ = {"PAGODA_DECODE_NUM_BLOCKS": "7", "PAGODA_PREFILL_KV_TRANSFER": "grpc"}
     assert load_settings(DecodeSettings, environ).num_blocks == 7
-    assert load_settings(PrefillSettings, environ).shared_memory_bytes == 0
+    assert load_settings(PrefillSettings, environ).kv_transfer == "grpc"
 
 
 def test_advertised_host_defaults_to_the_listeners() -> None:
@@ -32,6 +32,26 @@ def test_misspelt_name_is_refused() -> None:
 def test_worker_id_is_one_subject_token() -> None:
     with pytest.raises(SettingsError, match="PAGODA_DECODE_WORKER_ID"):
         load_settings(DecodeSettings, {"PAGODA_DECODE_WORKER_ID": "a.b"})
+
+
+def test_what_a_device_decides_is_left_open() -> None:
+    settings = DecodeSettings()
+
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (0, 0)
+    assert (settings.num_layer_groups, settings.graph_batch_sizes) == (0, ())
+    assert not settings.enforce_eager
+
+
+def test_graph_batch_sizes_are_a_json_list() -> None:
+    environ = {"PAGODA_DECODE_GRAPH_BATCH_SIZES": "[1, 2, 64]"}
+
+    assert load_settings(DecodeSettings, environ).graph_batch_sizes == (1, 2, 64)
+
+
+@pytest.mark.parametrize("sizes", ["[0, 1]", "[2, 1]", "[1, 1]", "1,2", "[-4]"])
+def test_graph_batch_sizes_that_cannot_be_are_refused(sizes: str) -> None:
+    with pytest.raises(SettingsError, match="PAGODA_DECODE_GRAPH_BATCH_SIZES"):
+        load_settings(DecodeSettings, {"PAGODA_DECODE_GRAPH_BATCH_SIZES": sizes})
 
 
 @pytest.mark.parametrize("module", ["pagoda.decode.config", "pagoda.prefill.config"])

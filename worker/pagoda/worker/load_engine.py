@@ -1,31 +1,35 @@
-"""Makes an engine from settings: device, pool size, model, identity. Reads the weights."""
+"""Makes an engine from settings: device, limits, weights, KV pool, graphs, identity."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from pagoda.engine import (
-    BlockHasher,
-    Engine,
-    EngineConfig,
-    InvalidConfigError,
-    KvLayout,
-    LoadedModel,
-    SamplingParams,
-    SequenceRequest,
-    load_model,
-)
+from pagoda.engine import BlockHasher, Engine, EngineConfig, LoadedModel, load_model
 from pagoda.engine.cache.block_pool import OnEvict
+from pagoda.engine.cache.peer_pool import exportable_cache
+from pagoda.engine.engine import kv_layout
+from pagoda.engine.layer_export import OnLayers
+from pagoda.engine.models.description import DecoderDescription
+from pagoda.engine.models.families import read_description
+from pagoda.engine.models.model_folder import resolve_device, resolve_dtype
 from pagoda.rpc.v1 import status_pb2
 from pagoda.runtime.block_hash import kv_identity
+from pagoda.worker.device_memory import CudaMemory, DeviceMemory
+from pagoda.worker.errors import MemoryBudgetError
+from pagoda.worker.memory_budget import MemoryBudget, format_bytes
+from pagoda.worker.pool_plan import PoolPlanner
+from pagoda.worker.profile_memory import budget_before_load, measure_budget
 from pagoda.worker.settings import WorkerSettings
+from pagoda.worker.start_up import StartUp
+from pagoda.worker.step_limits import CPU_LIMITS, StepLimits, cuda_limits
+from pagoda.worker.warm_up import warm_engine, warm_kernels
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_CPU_BYTES = 256 * 2**20
 UNLIMITED_MODEL_LEN = 2**31 - 1  # the engine takes the smaller of this and the model's own
+CUDA_LAYER_GROUPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +50,48 @@ def load_engine(
     dtype: str,
     hash_block: BlockHasher,
     on_evict: OnEvict,
+    on_layers: OnLayers | None = None,
+    shares_pool: bool = False,
+    start_up: StartUp,
 ) -> LoadedEngine:
-    """Load a model folder and allocate its KV blocks.
+    """Load a model folder, allocate its KV blocks, capture graphs and warm up.
+
+    Args:
+        folder: of the model.
+        settings: limits; what they leave open is chosen by the device.
+        model_name: for the card.
+        dtype: of weights and KV, or ``auto``.
+        hash_block: see `Engine`.
+        on_evict: see `Engine`.
+        on_layers: see `Engine`.
+        shares_pool: let other processes of this host read the KV pool, if they can.
+        start_up: told what goes on.
 
     Raises:
-        EngineError: the folder or a limit cannot be used, or no KV block fits.
+        EngineError: the folder or a limit cannot be used.
+        MemoryBudgetError: the model, or its longest sequence, does not fit.
     """
-    model = load_model(folder, _config(settings, dtype, num_blocks=1))
-    num_blocks = settings.num_blocks or _num_blocks(settings, model)
-    engine = Engine(
-        model, _config(settings, dtype, num_blocks), hash_block=hash_block, on_evict=on_evict
-    )
+    loading = _Loading(folder, settings, dtype, start_up)
+    with start_up.phase("loading weights"):
+        model = load_model(folder, loading.config, on_progress=start_up.percent)
+    config = loading.sized_config(model)
+    with start_up.phase("allocating KV"):
+        kv_cache = None
+        if shares_pool:
+            layout = kv_layout(model, config)
+            kv_cache = exportable_cache(layout, config.num_blocks, model.device)
+        engine = Engine(
+            model,
+            config,
+            hash_block=hash_block,
+            on_evict=on_evict,
+            on_layers=on_layers,
+            kv_cache=kv_cache,
+        )
+    loading.capture(engine)
+    with start_up.phase("warming up"):
+        warm_engine(engine)
     identity = kv_identity(fingerprint=model.fingerprint, layout=engine.layout)
-    logger.info(
-        "%s: %d KV blocks of %d bytes, %s on %s, sequences up to %d tokens",
-        model_name,
-        num_blocks,
-        engine.kv_cache.block_bytes,
-        engine.layout,
-        model.device,
-        engine.max_model_len,
-    )
     card = status_pb2.ModelCard(
         name=model_name,
         kv_identity=identity,
@@ -76,78 +101,135 @@ def load_engine(
         vocab_size=model.vocab_size,
         dtype=str(model.dtype).removeprefix("torch."),
     )
-    warm_up(engine, settings.block_size)
     return LoadedEngine(engine, model, identity, card)
 
 
-def warm_up(engine: Engine, block_size: int) -> None:
-    """Compute a prompt and a token, so that no user waits for what libraries do at first use.
+class _Loading:
+    """What is known before the weights are read, and what is decided from it and measurements."""
 
-    Too few tokens to fill a block: nothing becomes reusable, so nothing of it is ever stored.
-    """
-    request = SequenceRequest(
-        sequence_id="warm-up",
-        prompt_token_ids=(0,) * max(1, block_size - 2),
-        block_hashes=(),
-        cache_root=bytes(16),
-        sampling=SamplingParams(max_tokens=2, ignore_eos=True),
+    def __init__(
+        self, folder: Path, settings: WorkerSettings, dtype: str, start_up: StartUp
+    ) -> None:
+        """Choose the limits of a step, and refuse a model that cannot fit before it is read."""
+        self._settings = settings
+        self._start_up = start_up
+        description = read_description(folder / "config.json")
+        device = resolve_device(_device_name(settings))
+        torch_dtype = resolve_dtype(dtype, description.dtype, device)
+        self._planner = PoolPlanner(
+            settings,
+            block_bytes=description.kv_bytes_per_token(torch_dtype) * settings.block_size,
+            model_limit=description.max_position_embeddings,
+        )
+        self._memory: DeviceMemory | None = None
+        self._budget: MemoryBudget | None = None
+        limits = CPU_LIMITS
+        if device.type == "cuda":
+            self._memory = CudaMemory(device)
+            self._budget = budget_before_load(
+                self._memory,
+                utilization=settings.gpu_memory_utilization,
+                weight_bytes=description.weight_bytes(torch_dtype),
+            )
+            limits = step_limits_of(description, torch_dtype, self._budget.pool_bytes)
+        self._planner.plan(self._budget)
+        self.config = _config(settings, dtype, device, limits)
+
+    def sized_config(self, model: LoadedModel) -> EngineConfig:
+        """Run all kinds of steps; return the configuration with the blocks that there is room for.
+
+        Raises:
+            MemoryBudgetError: a step does not fit, or the blocks are too few.
+        """
+        try:
+            with self._start_up.phase("warming up"):
+                warm_kernels(model, self.config)
+            if self._memory is not None:
+                with self._start_up.phase("profiling memory"):
+                    share = self._settings.gpu_memory_utilization
+                    self._budget = measure_budget(
+                        model, self.config, self._memory, utilization=share
+                    )
+        except torch.OutOfMemoryError as error:
+            raise self._no_room_for_a_step() from error
+        pool = self._planner.plan(self._budget)
+        logger.info("%s", self._planner.explain(pool, self._budget))
+        max_model_len = self._planner.max_model_len(pool)
+        if max_model_len < model.max_position_embeddings and not self._settings.max_model_len:
+            logger.warning(
+                "sequences have %d tokens at most, for which the KV pool has room, not the model's "
+                "%d",
+                max_model_len,
+                model.max_position_embeddings,
+            )
+        return replace(self.config, num_blocks=pool.num_blocks, max_model_len=max_model_len)
+
+    def capture(self, engine: Engine) -> None:
+        """Capture the graphs, if the device has any, and say what they took."""
+        if self._memory is None or self.config.enforce_eager:
+            return
+        free = self._memory.total_and_free()[1]
+        with self._start_up.phase("capturing graphs"):
+            engine.capture(self._start_up.count)
+        taken = free - self._memory.total_and_free()[1]
+        allowed = 0 if self._budget is None else self._budget.graph_bytes
+        # Not exact where a neighbour started meanwhile.
+        logger.info(
+            "graphs took %s, %s were allowed for them", format_bytes(taken), format_bytes(allowed)
+        )
+
+    def _no_room_for_a_step(self) -> MemoryBudgetError:
+        assert self._budget is not None
+        limits = StepLimits(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        return MemoryBudgetError(
+            f"there is no room for a step of {limits}",
+            self._budget.explain(),
+            self._planner.step_remedies(str(limits)),
+        )
+
+
+def step_limits_of(
+    description: DecoderDescription, dtype: torch.dtype, room_bytes: int
+) -> StepLimits:
+    """Return what a step should compute at most on a GPU with that much room beside the weights."""
+    q_width = description.num_heads * description.head_dim
+    kv_width = description.num_kv_heads * description.head_dim
+    inner = description.intermediate_size
+    if description.experts is not None:
+        experts = description.experts
+        inner = max(inner, experts.num_experts_per_tok * experts.intermediate_size)
+    widest = max(2 * q_width + 2 * kv_width, 3 * inner)  # attention; gate, up and their product
+    return cuda_limits(
+        room_bytes=room_bytes,
+        token_bytes=(2 * description.hidden_size + widest) * dtype.itemsize,
+        row_bytes=description.vocab_size * (dtype.itemsize + 3 * torch.float32.itemsize),
     )
-    if len(request.prompt_token_ids) + 2 > min(engine.max_model_len, block_size):
-        return
-    engine.add(request)
-    while engine.has_work():
-        engine.step()
 
 
-def _config(settings: WorkerSettings, dtype: str, num_blocks: int) -> EngineConfig:
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+def _device_name(settings: WorkerSettings) -> str:
+    if settings.device != "auto":
+        return settings.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _config(
+    settings: WorkerSettings, dtype: str, device: torch.device, limits: StepLimits
+) -> EngineConfig:
+    """Return the configuration; the number of blocks is not known yet."""
+    max_num_seqs = settings.max_num_seqs or limits.max_num_seqs
     return EngineConfig(
         block_size=settings.block_size,
-        num_blocks=num_blocks,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_blocks=1,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens or limits.max_num_batched_tokens,
         max_model_len=settings.max_model_len or UNLIMITED_MODEL_LEN,
         # The worker counts arrivals itself; preempted sequences wait beside them.
-        max_num_waiting=settings.max_num_waiting + settings.max_num_seqs,
-        device=device,
+        max_num_waiting=settings.max_num_waiting + max_num_seqs,
+        device=str(device),
         dtype=dtype,
         num_threads=settings.num_threads,
+        enforce_eager=settings.enforce_eager,
+        graph_batch_sizes=settings.graph_batch_sizes or None,
+        num_layer_groups=settings.num_layer_groups
+        or (CUDA_LAYER_GROUPS if device.type == "cuda" else 1),
     )
-
-
-def _num_blocks(settings: WorkerSettings, model: LoadedModel) -> int:
-    layout = KvLayout(
-        num_layers=model.description.num_layers,
-        block_size=settings.block_size,
-        num_kv_heads=model.description.num_kv_heads,
-        head_dim=model.description.head_dim,
-        dtype=model.dtype,
-    )
-    num_bytes = settings.kv_cache_bytes or _default_bytes(settings, model)
-    if num_bytes < layout.block_bytes:
-        raise InvalidConfigError(
-            "size of the KV pool in bytes",
-            num_bytes,
-            f"at least {layout.block_bytes}, one block; raise gpu_memory_utilization or "
-            "kv_cache_bytes, or give the model more memory",
-        )
-    return num_bytes // layout.block_bytes
-
-
-def _default_bytes(settings: WorkerSettings, model: LoadedModel) -> int:
-    if model.device.type != "cuda":
-        return DEFAULT_CPU_BYTES
-    free, total = torch.cuda.mem_get_info(model.device)
-    own = torch.cuda.memory_reserved(model.device)
-    return share_left(free, total, own, settings.gpu_memory_utilization)
-
-
-def share_left(free: int, total: int, own: int, utilization: float) -> int:
-    """Bytes of a GPU that this worker may still take.
-
-    Its share is of the whole GPU and it has used `own` of that, whatever its neighbours on the same
-    GPU took; more than what is free it cannot have.
-    """
-    return max(0, min(free, int(total * utilization) - own))

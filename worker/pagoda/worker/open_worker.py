@@ -2,20 +2,28 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
 
+from pagoda.engine.layer_export import OnLayers
 from pagoda.rpc.v1 import status_pb2
 from pagoda.runtime.block_hash import hash_block
 from pagoda.runtime.bus import Bus
+from pagoda.runtime.errors import SettingsError
+from pagoda.runtime.health import Health
 from pagoda.runtime.identity import new_epoch
 from pagoda.runtime.rpc_client import grpc_channel
 from pagoda.runtime.service import ServiceContext
 from pagoda.runtime.settings import resolve_model_folder
+from pagoda.worker.errors import MemoryBudgetError
 from pagoda.worker.load_engine import LoadedEngine, load_engine
 from pagoda.worker.metrics import WorkerMetrics
 from pagoda.worker.resident_blocks import ParentHashes, ResidentBlocks
 from pagoda.worker.settings import WorkerSettings
+from pagoda.worker.start_up import StartUp
 from pagoda.worker.worker import Worker, WorkerIdentity
+
+logger = logging.getLogger(__name__)
 
 MAX_PARENT_HASHES = 262_144
 
@@ -27,11 +35,28 @@ async def open_worker(
     *,
     role: "status_pb2.Role.ValueType",
     metrics: WorkerMetrics | None = None,
+    on_layers: OnLayers | None = None,
+    shares_pool: bool = False,
 ) -> AsyncIterator[Worker]:
-    """Yield a worker that has its model but does not step yet; see `Worker.running`."""
-    context.health.set_ready("model", False, "loading")
+    """Yield a worker that has its model but does not step yet; see `Worker.running`.
+
+    `on_layers` and `shares_pool` are `load_engine`'s.
+
+    Raises:
+        SettingsError: the memory does not suffice for the settings and the model.
+    """
+    metrics = metrics or WorkerMetrics()
     resident, parents = ResidentBlocks(), ParentHashes(MAX_PARENT_HASHES)
-    loaded = await asyncio.to_thread(_load, context, settings, resident, parents)
+    start_up = StartUp(_reporter(context.health))
+    try:
+        loaded = await asyncio.to_thread(
+            _load, context, settings, resident, parents, start_up, on_layers, shares_pool
+        )
+    except MemoryBudgetError as error:
+        raise SettingsError([str(error).replace("\n", "\n  ")]) from error
+    for phase, seconds in start_up.seconds.items():
+        metrics.startup_seconds.labels(phase.replace(" ", "_").lower()).set(seconds)
+    logger.info("%s", start_up.summary())
     context.health.set_ready("model", True)
     identity = WorkerIdentity(context.instance_id, new_epoch(), role)
     token = context.common.cluster_token.get_secret_value()
@@ -49,7 +74,7 @@ async def open_worker(
             settings=settings,
             bus=bus,
             kvstore=kvstore,
-            metrics=metrics or WorkerMetrics(),
+            metrics=metrics,
         )
 
 
@@ -58,6 +83,9 @@ def _load(
     settings: WorkerSettings,
     resident: ResidentBlocks,
     parents: ParentHashes,
+    start_up: StartUp,
+    on_layers: OnLayers | None,
+    shares_pool: bool,
 ) -> LoadedEngine:
     def hash_and_remember(parent: bytes, token_ids: Sequence[int]) -> bytes:
         block_hash = hash_block(parent, token_ids)
@@ -71,4 +99,17 @@ def _load(
         dtype=context.common.dtype,
         hash_block=hash_and_remember,
         on_evict=resident.on_evict,
+        on_layers=on_layers,
+        shares_pool=shares_pool,
+        start_up=start_up,
     )
+
+
+def _reporter(health: Health) -> Callable[[str], None]:
+    """Return what tells the event loop, from another thread, what the start is doing."""
+    loop = asyncio.get_running_loop()
+
+    def report(text: str) -> None:
+        loop.call_soon_threadsafe(health.set_ready, "model", False, text)
+
+    return report

@@ -29,7 +29,7 @@ def make_status(worker: "Worker") -> status_pb2.WorkerStatus:
             num_blocks=load.num_blocks,
             num_free_blocks=load.num_free_blocks,
             num_context_tokens=load.num_context_tokens,
-            max_num_seqs=worker.settings.max_num_seqs,
+            max_num_seqs=worker.config.max_num_seqs,
             max_num_waiting=worker.settings.max_num_waiting,
         ),
         speed=status_pb2.Speed(

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagoda.gateway.errors import ModelNotFoundError, UnavailableError, shorten
-from pagoda.rpc.v1.status_pb2 import Role, WorkerStatus
+from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerStatus
 from pagoda.runtime.status import WorkerDirectory
 
 RETRY_AFTER_SECONDS = 2.0
@@ -19,7 +19,7 @@ class ServedModel:
         name: what clients ask for.
         kv_identity: root of the block hashes, 16 bytes.
         block_size: tokens in one block.
-        max_model_len: prompt + output tokens.
+        max_model_len: prompt + output tokens; the least that a decode worker alive can keep.
         vocab_size: token ids are below it.
         created_unix_seconds: when this gateway first heard of it.
     """
@@ -48,6 +48,7 @@ class Catalog:
         self._on_known = on_known
         self._clock = clock
         self._model: ServedModel | None = None
+        self._directory = directory
         directory.add_listener(self._on_status)
         for status in directory.alive():
             self._on_status(status.worker_id, status)
@@ -78,14 +79,18 @@ class Catalog:
         return self._model
 
     def _on_status(self, _worker_id: str, status: WorkerStatus | None) -> None:
-        if (
-            status is None
-            or status.role != Role.ROLE_DECODE
-            or status.model.name != self._served_name
-        ):
-            return
         is_new = self._model is None
-        card = status.model
+        if status is not None and self._is_served(status):
+            self._learn(status.model)
+        if self._model is not None:
+            self._fit_limit(self._model)
+            if is_new:
+                self._on_known()
+
+    def _is_served(self, status: WorkerStatus) -> bool:
+        return status.role == Role.ROLE_DECODE and status.model.name == self._served_name
+
+    def _learn(self, card: ModelCard) -> None:
         if self._model is None or self._model.kv_identity != card.kv_identity:
             self._model = ServedModel(
                 name=card.name,
@@ -95,5 +100,13 @@ class Catalog:
                 vocab_size=card.vocab_size,
                 created_unix_seconds=int(self._clock()),
             )
-        if is_new:
-            self._on_known()
+
+    def _fit_limit(self, model: ServedModel) -> None:
+        """Let the limit be what every decode worker can keep: they may have unequal KV pools."""
+        limits = [
+            status.model.max_model_len
+            for status in self._directory.alive()
+            if self._is_served(status) and status.model.kv_identity == model.kv_identity
+        ]
+        if limits and min(limits) != model.max_model_len:
+            self._model = replace(model, max_model_len=min(limits))

@@ -1,0 +1,153 @@
+"""The compose files agree with themselves and with what the documents tell people to type."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+WORKERS = ("prefill", "decode")
+TEXT = (ROOT / "README.md").read_text() + (ROOT / "docs/howto/gpu.md").read_text()
+COMMANDS = re.findall(r"^\$ ?((?:\w+=\S+ )*docker compose[^#\n]*)", TEXT, re.MULTILINE)
+
+Services = dict[str, dict[str, Any]]
+
+
+class Loader(yaml.SafeLoader):
+    """Knows Compose's tags."""
+
+
+Loader.add_constructor("!reset", lambda loader, node: None)
+
+
+def read(name: str) -> Services:
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (ROOT / name).read_text())
+    services: Services = yaml.load(text, Loader)["services"]
+    return services
+
+
+def overlaid(name: str) -> Services:
+    """The services of compose.yaml under an overlay, as far as these tests look at them."""
+    services = read("compose.yaml")
+    for service, changes in read(name).items():
+        base = services[changes.get("extends", {}).get("service", service)]
+        environment = base.get("environment", {}) | changes.get("environment", {})
+        services[service] = base | changes | {"environment": environment}
+    return services
+
+
+def workers_of(services: Services) -> Services:
+    images = {f"pagoda/{role}" for role in WORKERS}
+    return {name: service for name, service in services.items() if service["image"] in images}
+
+
+def devices(service: dict[str, Any]) -> list[dict[str, Any]]:
+    resources = (service.get("deploy") or {}).get("resources", {})
+    reserved: list[dict[str, Any]] = resources.get("reservations", {}).get("devices", [])
+    return reserved
+
+
+def role_of(service: dict[str, Any]) -> str:
+    return str(service["image"]).removeprefix("pagoda/").upper()
+
+
+def share_of(service: dict[str, Any]) -> float:
+    return float(service["environment"][f"PAGODA_{role_of(service)}_GPU_MEMORY_UTILIZATION"])
+
+
+def shares_by_gpu(services: Services, replicas: dict[str, int] | None = None) -> dict[str, float]:
+    shares: dict[str, float] = defaultdict(float)
+    for name, worker in workers_of(services).items():
+        gpu = str(worker["environment"]["CUDA_VISIBLE_DEVICES"])
+        shares[gpu] += share_of(worker) * (replicas or {}).get(name, 1)
+    return shares
+
+
+@pytest.fixture(scope="module")
+def services() -> Services:
+    return read("compose.yaml")
+
+
+def test_workers_and_nobody_else_reserve_gpus(services: Services) -> None:
+    assert set(workers_of(services)) == set(WORKERS)
+    for name, service in services.items():
+        wanted = [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
+        assert devices(service) == (wanted if name in WORKERS else [])
+
+
+def test_shares_of_the_one_gpu_add_up(services: Services) -> None:
+    shares = shares_by_gpu(services)
+
+    assert set(shares) == {"0"}
+    assert 0.8 <= shares["0"] <= 1
+
+
+def test_with_several_gpus_every_worker_has_one_of_its_own() -> None:
+    services = overlaid("deploy/compose.gpus.yaml")
+    shares = shares_by_gpu(services)
+
+    assert sorted(shares) == ["0", "1", "2", "3"]
+    assert max(shares.values()) <= 1
+    assert len(workers_of(services)) == 4
+
+
+def test_each_gpu_has_one_variable_of_its_own() -> None:
+    texts = [(ROOT / name).read_text() for name in ("compose.yaml", "deploy/compose.gpus.yaml")]
+    found = re.findall(r"CUDA_VISIBLE_DEVICES: \$\{(\w+):-\d\}", "".join(texts))
+
+    assert sorted(set(found)) == [
+        "PAGODA_DECODE_2_GPU",
+        "PAGODA_DECODE_3_GPU",
+        "PAGODA_DECODE_GPU",
+        "PAGODA_PREFILL_GPU",
+    ]
+
+
+@pytest.mark.parametrize("overlay", ["deploy/compose.cpu.yaml", "deploy/compose.gpus.yaml"])
+def test_workers_share_the_namespaces_that_kv_travels_through(overlay: str) -> None:
+    services = overlaid(overlay)
+    owners = {(worker["pid"], worker["ipc"]) for worker in workers_of(services).values()}
+
+    assert owners == {("service:namespaces", "service:namespaces")}
+    assert services["namespaces"]["ipc"] == "shareable"
+    assert "shm_size" in services["namespaces"]
+    assert services["namespaces"]["init"], "somebody must reap what workers leave"
+    assert not any("pid" in s for name, s in services.items() if name not in workers_of(services))
+
+
+def test_without_a_gpu_nothing_asks_for_one() -> None:
+    assert not any(devices(service) for service in overlaid("deploy/compose.cpu.yaml").values())
+
+
+def test_compiled_kernels_outlive_a_container(services: Services) -> None:
+    dockerfile = (ROOT / "deploy/worker.Dockerfile").read_text()
+
+    assert "TRITON_CACHE_DIR=/var/cache/pagoda/" in dockerfile
+    assert re.search(r"chown pagoda .*/var/cache/pagoda", dockerfile), "else only root may write"
+    assert re.search(r"install .*gcc libc6-dev", dockerfile), "Triton compiles C at run time"
+    for worker in workers_of(services).values():
+        assert "kernels:/var/cache/pagoda" in worker["volumes"]
+
+
+def test_commands_in_the_documents_name_files_that_exist() -> None:
+    assert len(COMMANDS) >= 6
+    for command in COMMANDS:
+        for name in re.findall(r"-f (\S+)", command):
+            assert (ROOT / name).is_file(), command
+
+
+def test_scaled_commands_in_the_documents_fit_on_one_gpu() -> None:
+    scaled = [command for command in COMMANDS if "--scale" in command]
+
+    assert len(scaled) == 2
+    for command in scaled:
+        services = read("compose.yaml")
+        for name, value in re.findall(r"(\w+_GPU_MEMORY_UTILIZATION)=(\S+)", command):
+            for worker in workers_of(services).values():
+                if name in worker["environment"]:
+                    worker["environment"][name] = value
+        replicas = {name: int(n) for name, n in re.findall(r"--scale (\w+)=(\d+)", command)}
+        assert shares_by_gpu(services, replicas)["0"] <= 1, command
