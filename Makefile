@@ -72,7 +72,7 @@ docs-check: $(DEV_STAMP) ## Fail if docs/configuration.md is not what the settin
 bench: $(DEV_STAMP) ## Run the standard benchmarks into benchmarks/results/
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serving/standard.py
 
-check-gpu: ## On a GPU host: prove and measure the kernels, with the host's own torch and triton
+check-gpu: ## On a GPU host: prove and measure kernels, engine and KV transfer, with the host's own torch and triton
 	$(PYTHON) benchmarks/kernels/check_gpu.py $(CHECK_GPU_ARGS)
 
 kernel-resources: $(DEV_STAMP) ## Record registers, spills and shared memory of every kernel

@@ -1,38 +1,50 @@
-"""`make check-gpu`: proves and measures Pagoda on the GPU of this host, in under six minutes.
+"""`make check-gpu`: proves and measures Pagoda on the GPU of this host, in under nine minutes.
 
-    python benchmarks/kernels/check_gpu.py [--output DIR] [--ops OP ...] [--tune OP]
+    python benchmarks/kernels/check_gpu.py [--output DIR] [--sections NAME ...] [--ops OP ...]
 
-Needs the host's own python, torch, triton, numpy and pytest; no network, nothing installed. Order:
-measured ceilings, correctness on the device, timings of what is right, baselines. Writes
-benchmarks/results/<gpu>/<section>.json and prints a short table last. Exit status: 0 all right,
-1 something is wrong or crashed, 2 no CUDA device.
+Needs the host's own python, torch, triton, numpy, safetensors, transformers and pytest; no network,
+nothing installed. In every section: measured ceilings, correctness on the device, timings of what
+is right, baselines. Writes benchmarks/results/<gpu>/<section>.json, as results come, and prints a
+short table last. Exit status: 0 all right, 1 something is wrong or crashed, 2 no CUDA device.
 """
 
 import argparse
 import secrets
 import sys
+import traceback
+from functools import partial
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from deadline import Deadline
 from discovery import ROOT, bench_files, make_importable
+from engine_section import EngineSection
 from environment import describe, gpu_slug, has_cuda
-from gpu_section import Context, Section
+from gpu_section import Context, Section, SectionResult
 from kernel_section import KernelSection
-from report import write_results
+from report import write_predictions, write_results
+from transfer_section import TransferSection
 
-BUDGET_SECONDS = 330.0
 NO_DEVICE = 2
 
-SECTIONS: dict[str, Section] = {"kernels": KernelSection()}
-"""In the order they run; a later stage adds its own here."""
+SECTIONS: dict[str, Section] = {
+    "kernels": KernelSection(),
+    "engine": EngineSection(),
+    "transfer": TransferSection(),
+}
+"""In the order they run."""
+
+BUDGET_SECONDS = {"kernels": 295.0, "engine": 175.0, "transfer": 60.0}
+"""Of each section; one that ends early leaves its time to those after it."""
 
 
 def main(arguments: list[str]) -> int:
     """Run the chosen sections; returns the exit status."""
     options = _parse(arguments)
-    deadline = Deadline(options.seconds)
+    budgets = [BUDGET_SECONDS[name] for name in options.sections]
+    deadline = Deadline(options.seconds or sum(budgets))
     found, message = has_cuda()
     if not found:
         print(message, file=sys.stderr)
@@ -51,21 +63,27 @@ def main(arguments: list[str]) -> int:
     lines: list[str] = []
     failures: list[str] = []
     for position, section in enumerate(chosen):
-        share = deadline.share(1 / (len(chosen) - position))
-        context = Context(share, options.seed, tuple(options.ops), options.skip_tests)
-        result = section.run(context)
-        path = write_results(
-            folder,
-            section.name,
-            provenance,
-            {**result.data, "failures": result.failures, "notes": result.notes},
-        )
+        share = deadline.share(budgets[position] / sum(budgets[position:]))
+        save = partial(write_results, folder, section.name, provenance)
+        context = Context(share, options.seed, tuple(options.ops), options.skip_tests, save)
+        result = _run(section, context)
+        outcome = {"failures": result.failures, "notes": result.notes}
+        path = save({**result.data, **outcome}) if result.data else folder
+        write_predictions(folder, section.name, provenance, result.predictions)
         failures += result.failures
         lines += [*result.table, *(f"note: {note}" for note in result.notes[:10])]
         lines += [f"written: {path}"]
     lines += [f"FAILED: {failure}" for failure in failures[:20]]
     print("\n".join([f"{device_name}, driver {provenance['driver']}", *lines]))
     return 1 if failures else 0
+
+
+def _run(section: Section, context: Context) -> SectionResult:
+    try:
+        return section.run(context)
+    except Exception as error:  # a section that breaks must not cost the others
+        traceback.print_exc()
+        return SectionResult({}, [], [f"section {section.name}: {type(error).__name__}: {error}"])
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -76,7 +94,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--ops", nargs="+", default=[], help="only these operators' cases")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--seed", type=int, default=secrets.randbits(31))
-    parser.add_argument("--seconds", type=float, default=BUDGET_SECONDS, help="for the whole run")
+    parser.add_argument("--seconds", type=float, help="for the whole run")
     parser.add_argument("--skip-tests", action="store_true", help="leave tests/kernels out")
     parser.add_argument("--tune", metavar="OP", help="search tile shapes of an operator instead")
     options = parser.parse_args(arguments)

@@ -1,9 +1,9 @@
 """What `make check-gpu` is made of: sections, each with its own results file and table rows.
 
-A later stage (the engine, transfers) adds a module with a `Section` and names it in
-`check_gpu.SECTIONS`.
+A stage adds a module with a `Section` and names it in `check_gpu.SECTIONS`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,12 +19,14 @@ class Context:
         seed: of all random data of this run; fresh unless the caller repeats one.
         ops: operators to look at; all if empty.
         skip_tests: leave the device tests out.
+        save: writes what there is so far where the section's results go.
     """
 
     deadline: Deadline
     seed: int
     ops: tuple[str, ...] = ()
     skip_tests: bool = False
+    save: Callable[[dict[str, Any]], object] = lambda data: None
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,14 @@ class SectionResult:
         table: lines to print last, widest facts first.
         failures: sentences on what is wrong; any makes the run fail.
         notes: sentences on what was left out.
+        predictions: (what, predicted, measured) in words, for the notes file of the section.
     """
 
     data: dict[str, Any]
     table: list[str]
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    predictions: list[tuple[str, str, str]] = field(default_factory=list)
 
 
 class Section(Protocol):

@@ -20,6 +20,15 @@ change; a prediction is written down before the run.
 | --- | --- | --- | --- | --- |
 """
 
+PREDICTIONS = """# Predictions of the {section} section on {gpu}
+
+Of the run of {date}, commit {commit}; numbers in `{section}.json` beside this file. What was
+predicted follows from shapes and this run's ceilings; why the rest differs is for a person to say.
+
+| what | predicted | measured | why |
+| --- | --- | --- | --- |
+"""
+
 
 def kernel_table(ceilings: Ceilings, tests: dict[str, Any], rows: Rows) -> list[str]:
     """Lines of at most 100 columns: one per case, the baselines relative to it."""
@@ -45,6 +54,18 @@ def write_results(
     if not notes.exists():
         notes.write_text(NOTES.format(gpu=provenance["gpu"], section=section), encoding="utf-8")
     return path
+
+
+def write_predictions(
+    folder: Path, section: str, provenance: dict[str, Any], rows: list[tuple[str, str, str]]
+) -> None:
+    """Write ``<section>-notes.md``, a row for each prediction, unless it is there."""
+    path = folder / f"{section}-notes.md"
+    if not rows or path.exists():
+        return
+    lines = [f"| {what} | {predicted} | {measured} | |" for what, predicted, measured in rows]
+    head = PREDICTIONS.format(section=section, **provenance)
+    path.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _finite(value: Any) -> Any:

@@ -24,13 +24,21 @@ CASE_SECONDS = 60.0
 START_SECONDS = 60.0
 POLL_SECONDS = 0.02
 
+DIED = ("worker", "")
+"""Key of the row of a worker that died between cases."""
+
 Row = dict[str, Any]
 Rows = dict[tuple[str, str], Row]
 
 
 @dataclass
-class _Shard:
-    """One worker after another over the same share of the cases."""
+class Shard:
+    """One worker after another over the same share of the cases.
+
+    The lines of a worker say ``begin`` with an index, an operator and a name, and optionally how
+    many seconds the case may take; then ``end`` with the row. A worker that is started again is
+    told the index of the first case that is left.
+    """
 
     command: list[str]
     output: Path
@@ -41,10 +49,12 @@ class _Shard:
     begun: dict[str, Any] | None = None
     since: float = 0.0
     is_done: bool = False
+    is_killed: bool = False
     rows: Rows = field(default_factory=dict)
 
     def start(self) -> None:
-        self.begun, self.since = None, time.monotonic()
+        """Start a worker at the first case that is left."""
+        self.begun, self.since, self.is_killed = None, time.monotonic(), False
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [*self.command, "--output", str(self.output), "--first", str(self.first)],
@@ -72,17 +82,23 @@ class _Shard:
                 self.begun = None
 
     def fail_begun(self, reason: str) -> None:
+        """Give the case that was begun, if any, the row of a crash."""
         if self.begun is not None:
             row = {"status": "crashed", "reason": reason}
             self.rows[self.begun["op"], self.begun["name"]] = row
 
     def kill(self) -> None:
+        """End the worker and what it started, once: its number may be another's afterwards."""
         assert self.process is not None
+        if self.is_killed:
+            return
+        self.is_killed = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def last_words(self) -> str:
+        """Return the last line that the worker printed."""
         lines = self.errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1][:200] if lines else "no message"
 
@@ -91,7 +107,7 @@ class _Shard:
         assert self.process is not None
         status = self.process.poll()
         self.read()
-        limit = CASE_SECONDS if self.begun is not None else START_SECONDS
+        limit = START_SECONDS if self.begun is None else self.begun.get("seconds", CASE_SECONDS)
         if status == 0:
             self.is_done = True
         elif status is None and time.monotonic() - self.since > limit:
@@ -105,7 +121,7 @@ class _Shard:
         assert self.process is not None
         if self.begun is None and self.process.returncode != DEVICE_LOST:
             # Died between cases: starting again would die again.
-            self.rows["worker", ""] = {"status": "crashed", "reason": reason}
+            self.rows[DIED] = {"status": "crashed", "reason": reason}
             self.is_done = True
             return
         self.fail_begun(reason)
@@ -130,7 +146,7 @@ def run_phase(
     worker = str(Path(__file__).with_name("case_worker.py"))
     with tempfile.TemporaryDirectory() as folder:
         shards = [
-            _Shard(
+            Shard(
                 [sys.executable, worker, phase, "--shard", f"{i}/{num_workers}", *arguments],
                 Path(folder, f"{i}.jsonl"),
                 Path(folder, f"{i}.err"),

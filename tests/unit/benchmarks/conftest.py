@@ -1,12 +1,12 @@
-"""The scripts of benchmarks/kernels import each other by bare names, as when one of them runs."""
+"""The scripts of benchmarks/ import each other by bare names, as when one of them runs."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[3] / "benchmarks" / "kernels"
-sys.path.append(str(BENCH))
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+sys.path += [str(BENCHMARKS / "kernels"), str(BENCHMARKS / "engine")]
 
 
 class ScriptedClock:

@@ -79,6 +79,15 @@ def test_json_has_no_nan_and_notes_are_never_overwritten(tmp_path):
     assert notes.read_text(encoding="utf-8") == "mine"
 
 
+def use_sections(monkeypatch, sections):
+    provenance = {"gpu": "NVIDIA H200", "driver": "1", "date": "2026-11-20", "commit": None}
+    monkeypatch.setattr(check_gpu, "SECTIONS", sections)
+    monkeypatch.setattr(check_gpu, "BUDGET_SECONDS", dict.fromkeys(sections, 60.0))
+    monkeypatch.setattr(check_gpu, "has_cuda", lambda: (True, ""))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(check_gpu, "describe", lambda *_: provenance)
+
+
 class FakeSection:
     name = "fake"
 
@@ -86,20 +95,58 @@ class FakeSection:
         self.failures = failures
 
     def run(self, context):
-        return SectionResult({"seed": context.seed}, ["the table"], self.failures)
+        predictions = [("step", "1 ms", "2 ms")]
+        return SectionResult({"seed": context.seed}, ["the table"], self.failures, [], predictions)
+
+
+class BrokenSection:
+    name = "broken"
+
+    def run(self, context):
+        context.save({"points": ["so far"]})
+        raise OSError("no processes left")
 
 
 @pytest.mark.parametrize(("failures", "status"), [([], 0), (["fake: wrong"], 1)])
 def test_a_section_brings_its_own_file_table_and_verdict(
     tmp_path, monkeypatch, capsys, failures, status
 ):
-    monkeypatch.setattr(check_gpu, "SECTIONS", {"fake": FakeSection(failures)})
-    monkeypatch.setattr(check_gpu, "has_cuda", lambda: (True, ""))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    monkeypatch.setattr(check_gpu, "describe", lambda *_: {"gpu": "NVIDIA H200", "driver": "1"})
+    use_sections(monkeypatch, {"fake": FakeSection(failures)})
     assert check_gpu.main(["--output", str(tmp_path), "--seed", "5"]) == status
     assert json.loads((tmp_path / "fake.json").read_text(encoding="utf-8"))["seed"] == 5
     assert capsys.readouterr().out.splitlines()[1] == "the table"
+    notes = (tmp_path / "fake-notes.md").read_text(encoding="utf-8")
+    assert "| step | 1 ms | 2 ms | |" in notes
+
+
+def test_a_section_that_breaks_does_not_cost_the_others(tmp_path, monkeypatch, capsys):
+    use_sections(monkeypatch, {"broken": BrokenSection(), "fake": FakeSection([])})
+    assert check_gpu.main(["--output", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "the table" in printed
+    assert "FAILED: section broken: OSError: no processes left" in printed
+    broken = json.loads((tmp_path / "broken.json").read_text(encoding="utf-8"))
+    assert broken["points"] == ["so far"]
+
+
+def test_the_whole_run_takes_under_nine_minutes():
+    assert check_gpu.BUDGET_SECONDS.keys() == check_gpu.SECTIONS.keys()
+    assert sum(check_gpu.BUDGET_SECONDS.values()) < 540
+
+
+def test_sections_share_the_time_by_their_budgets(tmp_path, monkeypatch):
+    left = []
+
+    class Timed(FakeSection):
+        def run(self, context):
+            left.append(context.deadline.seconds_left)
+            return super().run(context)
+
+    sections = {name: Timed([]) for name in ("a", "b")}
+    use_sections(monkeypatch, sections)
+    monkeypatch.setattr(check_gpu, "BUDGET_SECONDS", {"a": 30.0, "b": 10.0})
+    check_gpu.main(["--output", str(tmp_path)])
+    assert left == [pytest.approx(30, abs=1), pytest.approx(40, abs=1)]
 
 
 BENCH_FILE = """
