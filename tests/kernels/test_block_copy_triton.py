@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pagoda.kernels import gather_blocks, reference, scatter_blocks
+from pagoda.kernels import copy_blocks, gather_blocks, reference, scatter_blocks
 from pagoda.kernels.block_digest import digest_blocks
 from pagoda.kernels.triton_ops import block_copy as triton_block_copy
 
@@ -123,12 +123,39 @@ def test_triton_scatter_skips_rows(device):
     assert equal(pool, want)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_copy_to_another_pool(path, device, dtype, shape):
+    source, target = (draw_pool(shape, n, dtype, device) for n in (9, 5))
+    source_ids = torch.randperm(9, device=device)[:3]
+    target_ids = torch.randperm(5, device=device, dtype=torch.int32)[:3]
+    want = target.clone()
+    blocks = reference.gather_blocks(source, source_ids)
+    reference.scatter_blocks(want, target_ids.long(), blocks)
+    copy = copy_blocks if path == "cpu" else triton_block_copy.copy_blocks
+    digests = copy(source, source_ids, target, target_ids)
+    assert equal(target, want)
+    assert torch.equal(digests.cpu(), digest_blocks(as_bytes(blocks).cpu()))
+
+
+def test_copy_of_some_layers(path, device):
+    source, target = (draw_pool((4, 16, 1, 64), n, torch.bfloat16, device) for n in (3, 4))
+    ids = torch.tensor([2, 0], device=device)
+    want = target.clone()
+    want[:, 1:3, ids + 1] = source[:, 1:3, ids]
+    copy = copy_blocks if path == "cpu" else triton_block_copy.copy_blocks
+    digests = copy(source[:, 1:3], ids, target[:, 1:3], ids + 1)
+    assert equal(target, want)
+    assert torch.equal(digests, gather_blocks(target[:, 1:3], ids + 1, with_digest=True)[1])
+
+
 def test_takes_no_blocks(device):
     pool = draw_pool((2, 16, 2, 8), 3, torch.bfloat16, device)
     none = torch.zeros(0, dtype=torch.int64, device=device)
     blocks, digests = gather_blocks(pool, none, with_digest=True)
     assert (blocks.shape, digests.shape) == ((0, 2, 2, 16, 2, 8), (0, 16))
     assert scatter_blocks(pool, none, blocks, expected=digests).shape == (0,)
+    assert copy_blocks(pool, none, pool.clone(), none).shape == (0, 16)
 
 
 def test_says_which_digests_do_not_fit():

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("compile_blocks_for_gpu.py")
 WIDE_LOADS = {
     "copy_blocks_kernel",
-    "gather_digest_kernel",
+    "copy_digest_kernel",
     "digest_kernel",
     "rms_norm_kernel",
     "rms_norm_quantised_kernel",
@@ -19,7 +19,7 @@ WIDE_LOADS = {
     "rope_kernel",
 }
 WIDE_STORES = WIDE_LOADS - {"digest_kernel"}
-MAX_REGISTERS = {"gather_digest_kernel": 128, "digest_kernel": 128, "copy_blocks_kernel": 64}
+MAX_REGISTERS = {"copy_digest_kernel": 128, "digest_kernel": 128, "copy_blocks_kernel": 64}
 """So that four programs of 128 threads, or eight, share a multiprocessor."""
 
 

@@ -24,6 +24,7 @@ class ThreadQueue:
         self._rng = random.Random(seed)
         self._late_share = late_share
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
+        self._last_gate = threading.Event()
 
     def preparing(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -32,9 +33,11 @@ class ThreadQueue:
         gate = threading.Event()
         if self._rng.random() >= self._late_share:
             gate.set()
+        self._last_gate = gate
         return ThreadWork(gate, self._thread.submit(_run, gate, work))
 
     def close(self) -> None:
+        self._last_gate.set()  # of a step that nobody has read; earlier ones were
         self._thread.shutdown()
 
 

@@ -3,7 +3,7 @@
 from pagoda.kernels.attention import paged_attention
 from pagoda.kernels.attention_batch import AttentionBatch
 from pagoda.kernels.attention_plan import PAD_SLOT, decode_batch, plan_attention
-from pagoda.kernels.block_copy import gather_blocks, scatter_blocks
+from pagoda.kernels.block_copy import copy_blocks, gather_blocks, scatter_blocks
 from pagoda.kernels.block_digest import DIGEST_BYTES, digest_blocks
 from pagoda.kernels.gelu_mul import gelu_mul
 from pagoda.kernels.kv_write import write_kv
@@ -45,6 +45,7 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_quantised",
     "apply_rope",
+    "copy_blocks",
     "decode_batch",
     "digest_blocks",
     "fp8_matmul",

@@ -116,6 +116,41 @@ def scatter_blocks(
     return mismatches
 
 
+def copy_blocks(
+    source: torch.Tensor, source_ids: torch.Tensor, target: torch.Tensor, target_ids: torch.Tensor
+) -> torch.Tensor:
+    """Copy blocks from one pool to another and digest what was copied, on CUDA in one pass.
+
+    What was copied is there before anybody has compared its digest: the owner of the places must do
+    so before it lets anybody attend to them.
+
+    Args:
+        source: ``[2, num_layers, num_blocks, block_size, HK, D]``, any dtype.
+        source_ids: ``[N]`` int32 or int64 on the device of both pools.
+        target: another pool of the same shape but for num_blocks, same dtype and device.
+        target_ids: as `source_ids`, each at most once.
+
+    Returns:
+        uint8 ``[N, 16]`` as `digest_blocks` of the blocks' bytes. The host waits for nothing.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit.
+    """
+    _check(source, source_ids)
+    _check(target, target_ids)
+    two, num_layers, _, *block = source.shape
+    check_shape("target", target, (two, num_layers, None, *block))
+    check_same("target", target, "source", source)
+    check_shape("target_ids", target_ids, source_ids.shape)
+    if source.is_cuda and _has_dense_runs(source) and _has_dense_runs(target):
+        from pagoda.kernels.triton_ops.block_copy import copy_blocks as copy_blocks_triton
+
+        return copy_blocks_triton(source, source_ids, target, target_ids)
+    blocks, digests = gather_blocks(source, source_ids, with_digest=True)
+    scatter_blocks(target, target_ids, blocks)
+    return digests
+
+
 def _as_bytes(blocks: torch.Tensor) -> torch.Tensor:
     """View contiguous blocks as uint8 ``[N, block_bytes]``."""
     num_blocks, block_bytes = len(blocks), blocks.shape[1:].numel() * blocks.element_size()

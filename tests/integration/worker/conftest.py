@@ -1,10 +1,13 @@
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from support.fixtures import *  # noqa: F403
 from support.servers import Server, settings_for
+from support.thread_queue import ThreadQueue
 from support.tiny_checkpoints import make_tiny_checkpoint
 from support.worker_cluster import Cluster
 
@@ -23,6 +26,25 @@ def checked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         return result
 
     monkeypatch.setattr(Engine, "step", step_and_check)
+
+
+@pytest.fixture(params=["synchronous", "overlapped"], autouse=True)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Engines whose steps are done when they are launched, and engines as they are on a GPU."""
+    queues: list[ThreadQueue] = []
+    init = Engine.__init__
+
+    def init_overlapped(self: Engine, *args: Any, **kwargs: Any) -> None:
+        queues.append(ThreadQueue(seed + len(queues)))
+        init(self, *args, queue=queues[-1], **kwargs)
+
+    if request.param == "overlapped":
+        seed = secrets.randbits(32)
+        print(f"seed of the queues: {seed}")
+        monkeypatch.setattr(Engine, "__init__", init_overlapped)
+    yield
+    for queue in queues:
+        queue.close()
 
 
 @pytest.fixture(scope="session")

@@ -250,7 +250,7 @@ def decode(
             UPCAST=IS_INTERPRETED,
             BLOCK_G=max(16, next_power_of_2(group_size)),
             BLOCK_N=block_n,
-            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_D=max(16, next_power_of_2(head_dim)),  # what a matrix instruction takes
             num_warps=num_warps,
             num_stages=num_stages,
         )

@@ -90,12 +90,13 @@ def prefill_kernel(
     """``softmax(cap(scale * q @ k^T)) @ v``, causal, for BLOCK_Q tokens and the heads of a KV head.
 
     Tile q [BLOCK_M, BLOCK_D]: row m is token ``m // GROUP_SIZE``, head ``m % GROUP_SIZE`` of the
-    group. Grid (tiles, HK), tiles counted per sequence and at most ``T // BLOCK_Q + S``. Sequences
-    with one new token are left to the decode kernel. Keys that all rows see are attended without
-    masks (with a WINDOW only if IS_DESCRIBED), by tensor descriptors if IS_DESCRIBED. Online
-    softmax as FlashAttention-2 (Dao, 2023).
+    group. Grid (tiles, HK), tiles counted per sequence and at most ``T // BLOCK_Q + S``, the last
+    of each sequence first: those have most to do. Sequences with one new token are left to the
+    decode kernel. Keys that all rows see are attended without masks (with a WINDOW only if
+    IS_DESCRIBED), by tensor descriptors if IS_DESCRIBED. Online softmax as FlashAttention-2 (Dao,
+    2023).
     """
-    tile = tl.program_id(0)
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)
     seq = sequence_of_tile(cu_seqlens_q_ptr, tile, num_seqs, BLOCK_Q)
     seq_start = tl.load(cu_seqlens_q_ptr + seq)
@@ -270,7 +271,7 @@ def prefill(
             BLOCK_Q=block_q,
             BLOCK_M=block_m,
             BLOCK_N=block_n,
-            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_D=max(16, next_power_of_2(head_dim)),  # what a matrix instruction takes
             num_warps=described.num_warps,
             num_stages=described.num_stages,
         )

@@ -1,7 +1,7 @@
-"""Whole blocks of all layers between the pool and one contiguous buffer, as raw bytes.
+"""Whole blocks of all layers between a pool and a contiguous buffer or another pool, as raw bytes.
 
 Bound by memory: every byte is read once and written once, in loads and stores of 16 bytes. The
-digest of a gathered block costs about six integer instructions a word on top, from registers.
+digest of a copied block costs about six integer instructions a word on top, from registers.
 Reference: `reference.gather_blocks`, `reference.scatter_blocks`.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -32,6 +32,12 @@ WORD_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 def run_offset(block_ids_ptr, row, run, num_layers, stride_two, stride_layer, stride_block):
     """Where in the pool run ``(k or v, layer)`` of the block of `row` starts."""
     block = tl.load(block_ids_ptr + row).to(tl.int64)
+    return offset_of(block, run, num_layers, stride_two, stride_layer, stride_block)
+
+
+@triton.jit
+def offset_of(block, run, num_layers, stride_two, stride_layer, stride_block):
+    """Where in a pool run ``(k or v, layer)`` of a block starts."""
     layer = (run % num_layers).to(tl.int64)
     return (run // num_layers) * stride_two + layer * stride_layer + block * stride_block
 
@@ -77,11 +83,12 @@ def copy_blocks_kernel(
         tl.store(in_buffer + offs, tl.load(in_pool + offs, mask=mask, other=0), mask=mask)
 
 
-@triton.jit(do_not_specialize=["block_ids_ptr"])
-def gather_digest_kernel(
+@triton.jit(do_not_specialize=["block_ids_ptr", "target_ids_ptr"])
+def copy_digest_kernel(
     pool_ptr,
-    buffer_ptr,
+    target_ptr,
     block_ids_ptr,
+    target_ids_ptr,
     row_key_ptr,
     column_key_ptr,
     partial_ptr,
@@ -90,7 +97,11 @@ def gather_digest_kernel(
     stride_two,
     stride_layer,
     stride_block,
+    target_stride_two,
+    target_stride_layer,
+    target_stride_block,
     num_rows,
+    HAS_TARGET_IDS: tl.constexpr,
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
     PROGRAM_ROWS: tl.constexpr,
@@ -98,7 +109,8 @@ def gather_digest_kernel(
     """`copy_blocks_kernel` out of the pool and `digest_kernel` of what it copies.
 
     Tile [ROWS, WORDS] of int32. Program (n, i) takes PROGRAM_ROWS rows of one run of block n, which
-    is a whole number of rows of the digest.
+    is a whole number of rows of the digest. Block n goes to block ``target_ids[n]`` of the target,
+    or to block n.
     """
     row = tl.program_id(0).to(tl.int64)
     parts = tl.cdiv(run_rows, PROGRAM_ROWS)
@@ -107,7 +119,12 @@ def gather_digest_kernel(
     in_pool = pool_ptr + run_offset(
         block_ids_ptr, row, run, num_layers, stride_two, stride_layer, stride_block
     )
-    in_buffer = buffer_ptr + (row * num_rows + run * run_rows) * WORDS
+    block = row
+    if HAS_TARGET_IDS:
+        block = tl.load(target_ids_ptr + row).to(tl.int64)
+    in_target = target_ptr + offset_of(
+        block, run, num_layers, target_stride_two, target_stride_layer, target_stride_block
+    )
     key_ptr = row_key_ptr + run * run_rows
     offs_w = tl.arange(0, WORDS)
     first = tl.zeros([ROWS, WORDS], tl.int64)
@@ -118,7 +135,7 @@ def gather_digest_kernel(
         offs = offs_r[:, None] * WORDS + offs_w[None, :]
         # [ROWS, WORDS]
         words = tl.load(in_pool + offs, mask=mask_r[:, None], other=0)
-        tl.store(in_buffer + offs, words, mask=mask_r[:, None])
+        tl.store(in_target + offs, words, mask=mask_r[:, None])
         # [ROWS]
         first = add_words(first, words, tl.load(key_ptr + offs_r, mask=mask_r, other=0))
         second = add_words(
@@ -148,33 +165,64 @@ def gather_blocks_digest(
     kv_cache: torch.Tensor, block_ids: torch.Tensor, blocks: torch.Tensor
 ) -> torch.Tensor:
     """Fill `blocks` and return their digests, in one pass if runs are whole rows of the digest."""
-    num_blocks, _, num_layers = blocks.shape[:3]
-    num_bytes = blocks[:1].numel() * blocks.element_size()
-    run_bytes = num_bytes // max(1, 2 * num_layers)
-    if run_bytes % (4 * TILE_WORDS) or _word_type(kv_cache, blocks).itemsize < 4 or not num_bytes:
+    target = blocks.movedim(0, 2)
+    if not len(block_ids) or not _can_digest(kv_cache, target):
         gather_blocks(kv_cache, block_ids, blocks)
         return digest_blocks(_as_bytes(blocks))
+    return _copy_digest(kv_cache, block_ids, target, None)
+
+
+def copy_blocks(
+    source: torch.Tensor, source_ids: torch.Tensor, target: torch.Tensor, target_ids: torch.Tensor
+) -> torch.Tensor:
+    """Copy from pool to pool and return the digests; as `pagoda.kernels.copy_blocks`."""
+    if not len(source_ids) or not _can_digest(source, target):
+        blocks = source.new_empty((len(source_ids), *source.shape[:2], *source.shape[3:]))
+        digests = gather_blocks_digest(source, source_ids, blocks)
+        scatter_blocks(target, target_ids, blocks)
+        return digests
+    return _copy_digest(source, source_ids, target, target_ids)
+
+
+def _can_digest(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether runs are whole rows of the digest, aligned in both, and there is anything at all."""
+    run_bytes = source.shape[3:].numel() * source.element_size()
+    is_whole = run_bytes % (4 * TILE_WORDS) == 0 and _word_type(source, target).itemsize >= 4
+    return is_whole and source.shape[1] > 0 and run_bytes > 0
+
+
+def _copy_digest(
+    source: torch.Tensor,
+    source_ids: torch.Tensor,
+    target: torch.Tensor,
+    target_ids: torch.Tensor | None,
+) -> torch.Tensor:
+    num_blocks, num_layers = len(source_ids), source.shape[1]
+    run_bytes = source.shape[3:].numel() * source.element_size()
     run_rows = run_bytes // (4 * TILE_WORDS)
     num_rows = 2 * num_layers * run_rows
     parts = 2 * num_layers * triton.cdiv(run_rows, PROGRAM_ROWS)
-    partials = torch.empty((num_blocks, parts, 2), dtype=torch.int64, device=blocks.device)
-    pool = _runs(kv_cache).view(torch.int32)
-    with on_device_of(blocks):
-        gather_digest_kernel[(num_blocks, parts)](
+    partials = torch.empty((num_blocks, parts, 2), dtype=torch.int64, device=source.device)
+    pool, into = _runs(source).view(torch.int32), _runs(target).view(torch.int32)
+    with on_device_of(source):
+        copy_digest_kernel[(num_blocks, parts)](
             pool,
-            _as_bytes(blocks).view(torch.int32),
-            block_ids.contiguous(),
-            *keys_on(blocks.device, num_rows),
+            into,
+            source_ids.contiguous(),
+            source_ids if target_ids is None else target_ids.contiguous(),
+            *keys_on(source.device, num_rows),
             partials,
             num_layers,
             run_rows,
             *pool.stride()[:3],
+            *into.stride()[:3],
             num_rows,
+            HAS_TARGET_IDS=target_ids is not None,
             ROWS=TILE_ROWS,
             WORDS=TILE_WORDS,
             PROGRAM_ROWS=PROGRAM_ROWS,
         )
-    return finish_digests(partials, num_bytes)
+    return finish_digests(partials, 2 * num_layers * run_bytes)
 
 
 def _copy(
@@ -220,10 +268,13 @@ def _as_bytes(blocks: torch.Tensor) -> torch.Tensor:
     return blocks.view(torch.uint8).view(blocks.shape[0], -1)
 
 
-def _word_type(kv_cache: torch.Tensor, blocks: torch.Tensor) -> torch.dtype:
-    """Widest integer that divides runs, distances between them, and where both tensors start."""
+def _word_type(kv_cache: torch.Tensor, other: torch.Tensor) -> torch.dtype:
+    """Widest integer that divides runs, distances between them, and where both tensors start.
+
+    `other` is a pool too, or contiguous blocks, whose distances are multiples of a run.
+    """
     size = kv_cache.element_size()
-    bits = kv_cache.data_ptr() | blocks.data_ptr() | kv_cache.shape[3:].numel() * size
-    for stride in kv_cache.stride()[:3]:
+    bits = kv_cache.data_ptr() | other.data_ptr() | kv_cache.shape[3:].numel() * size
+    for stride in (*kv_cache.stride()[:3], *other.stride()[:3]):
         bits |= stride * size
     return next(dtype for dtype in WORD_TYPES if bits % dtype.itemsize == 0)
