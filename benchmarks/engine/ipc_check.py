@@ -135,18 +135,14 @@ def read(device: torch.device, num_blocks: int) -> None:
     digests = torch.frombuffer(bytearray.fromhex(ready["digests"]), dtype=torch.uint8).view(-1, 16)
     ids = torch.randperm(num_blocks).tolist()
     step = max(1, pool.chunk_bytes // LAYOUT.block_bytes)
-    chunks = [ids[start : start + step] for start in range(0, num_blocks, step)]
 
     def read_all() -> None:
-        for some in chunks:
-            pool.read(some)
+        for start in range(0, num_blocks, step):
+            pool.read(ids[start : start + step])
 
     def transfer_all() -> list[int]:
-        bad = []
-        for some in chunks:
-            found = cache.write_blocks(some, pool.read(some), expected=digests[some])
-            bad += [some[position] for position in found]
-        return bad
+        found = cache.copy_blocks(pool.tensor, ids, ids, expected=digests[ids])
+        return [ids[position] for position in found]
 
     is_equal = not transfer_all()
     if num_blocks <= 512:  # an 8B model's 8k tokens; beyond, twice the pool may be too much

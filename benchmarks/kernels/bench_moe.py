@@ -13,7 +13,7 @@ from pagoda.kernels.moe import fused_moe
 from pagoda.kernels.moe_routing import route_topk
 from pagoda.kernels.quant_pack import quantise_fp8_weight
 from pagoda.kernels.quant_weights import FP8, spread_blocks
-from pagoda.kernels.triton_ops.matmul_tiles import tile_key
+from pagoda.kernels.triton_ops.matmul_tiles import grouped_rows, tile_key
 
 HIDDEN, WIDTH, NUM_EXPERTS, TOP_K = 2048, 768, 128, 8
 """Qwen3-30B-A3B."""
@@ -36,7 +36,7 @@ def tunables(device: torch.device) -> list[Tunable]:
     return [
         Tunable(
             op=op,
-            shape=tile_key(num_tokens * TOP_K // NUM_EXPERTS, 2),
+            shape=tile_key(grouped_rows(num_tokens * TOP_K, NUM_EXPERTS), 2),
             case=moe_case(device, num_tokens, dtype),
             candidates=tiles(
                 block_m=(16,),

@@ -5,6 +5,7 @@ SDPA and FlexAttention read K and V that are already contiguous, so they save th
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from case import Case, Launch
 from inputs import PagedCase, paged_case, poisoned_like, relative_error
 from tunable import Tunable, tiles
 
-from pagoda.kernels import paged_attention
+from pagoda.kernels import decode_batch, paged_attention
 from pagoda.kernels.tuning import attention_shape
 
 BLOCK_SIZE = 16
@@ -21,6 +22,7 @@ HEAD_DIM = 128
 TOLERANCE = 8e-3
 HEADS_AT_ONCE = 4
 WORKSPACE_BYTES = 256 << 20
+MAX_CONTEXT = 131072
 DECODE_TILES = tiles(BLOCK_N=(16, 32, 64, 128), num_warps=(4, 8), num_stages=(2, 3, 5))
 PREFILL_TILES = tiles(
     BLOCK_M=(64, 128), BLOCK_N=(32, 64, 128), num_warps=(4, 8), num_stages=(2, 3, 5)
@@ -38,7 +40,11 @@ def cases(device: torch.device) -> list[Case]:
     prefills = [
         prefill_case(device, 8192, block_size=block_size, goal=0.6) for block_size in (16, 128)
     ]
-    return [*decodes, *prefills]
+    bounded = [
+        bounded_case(device, [1024] * 16, "b16 ctx1024"),
+        bounded_case(device, [MAX_CONTEXT, *[1024] * 63], "b64 ctx1024, one of the bound,"),
+    ]
+    return [*decodes, *bounded, *prefills]
 
 
 def tunables(device: torch.device) -> list[Tunable]:
@@ -75,6 +81,37 @@ def decode_case(
     q_and_out = 2 * batch * num_heads * head_dim
     name = f"decode b{batch} ctx{context} D{head_dim} bf16"
     return _case(name, build, 2 * (kv + q_and_out), 0, goal)
+
+
+def bounded_case(
+    device: torch.device, context_lens: list[int], words: str, max_context: int = MAX_CONTEXT
+) -> Case:
+    """Decodes as a captured graph launches them: nothing but a bound of the lengths is known."""
+    exact = _builder([1] * len(context_lens), context_lens, HEAD_DIM, BLOCK_SIZE, device)
+    num_heads, num_kv_heads = HEADS
+    elements = 2 * HEAD_DIM * (sum(context_lens) * num_kv_heads + len(context_lens) * num_heads)
+    return Case(
+        op="paged_attention",
+        name=f"decode {words} bound {max_context} D{HEAD_DIM} bf16",
+        check=lambda seed: _error(lambda: _bounded(exact(), max_context), seed),
+        tolerance=TOLERANCE,
+        build=lambda: _launch(_bounded(exact(), max_context)),
+        num_bytes=2 * elements,
+    )
+
+
+def _bounded(case: PagedCase, max_context: int) -> PagedCase:
+    exact = case.batch
+    missing = -(-max_context // BLOCK_SIZE) - exact.block_tables.shape[1]
+    batch = decode_batch(
+        context_lens=exact.context_lens,
+        block_tables=F.pad(exact.block_tables, (0, missing)),
+        slot_mapping=exact.slot_mapping,
+        cu_seqlens_q=exact.cu_seqlens_q,
+        block_size=BLOCK_SIZE,
+        max_context_len=max_context,
+    )
+    return replace(case, batch=batch)
 
 
 def prefill_case(

@@ -11,7 +11,7 @@ from inputs import relative_error
 
 from pagoda.kernels.reference_sampling import philox_uniform
 from pagoda.kernels.sampling import penalise_logits, sample_tokens
-from pagoda.kernels.sampling_rows import SamplingRows, plan_sampling
+from pagoda.kernels.sampling_rows import MASS_ONE, SamplingRows, plan_sampling
 
 VOCAB_SIZE = 128256
 DIFFERING = 0.02
@@ -92,13 +92,13 @@ def _differing(seed: int, build: Callable[[], tuple[torch.Tensor, SamplingRows]]
     torch.manual_seed(seed)
     logits, rows = build()
     got, is_valid = sample_tokens(logits, rows)
-    scaled = (logits - logits.amax(-1, keepdim=True)) / rows.temperature[:, None]
+    scaled = (logits - logits.amax(-1, keepdim=True)) / rows.temperature[:, None].float()
     top_k = int(rows.top_k[0])
     if top_k:
         scaled[scaled < scaled.topk(top_k).values[:, -1:]] = -torch.inf
     probs = torch.softmax(scaled.double(), -1)
-    ordered = probs.sort(descending=True).values
-    kept = ((ordered.cumsum(-1) - ordered) < rows.top_p[:, None]).sum(-1, keepdim=True)
+    ordered, top_p = probs.sort(descending=True).values, rows.top_p.double() / MASS_ONE
+    kept = ((ordered.cumsum(-1) - ordered) < top_p[:, None]).sum(-1, keepdim=True)
     probs[probs < ordered.gather(1, kept.clamp(min=1) - 1)] = 0
     cdf = probs.cumsum(-1)
     pairs = zip(rows.seeds.tolist(), rows.indices.tolist(), strict=True)

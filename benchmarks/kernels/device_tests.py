@@ -22,7 +22,7 @@ from discovery import HERE, ROOT
 
 SHARD_VARIABLE = "PAGODA_TEST_SHARD"
 RESULTS_VARIABLE = "PAGODA_TEST_RESULTS"
-IGNORED = ("test_compile*", "test_lazy*")
+IGNORED = ("test_compile*", "test_lazy*", "test_launches*")
 POLL_SECONDS = 0.1
 
 

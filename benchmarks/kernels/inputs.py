@@ -18,7 +18,7 @@ class PagedCase:
 
     def contiguous_kv(self, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of one sequence, each ``[context, HK, D]``."""
-        context = self.batch.context_lens_host[seq]
+        context = int(self.batch.context_lens[seq])
         blocks = self.batch.block_tables[seq, : -(-context // self.batch.block_size)].long()
         return (
             self.k_cache[blocks].flatten(0, 1)[:context],

@@ -29,9 +29,7 @@ def batch_of(block_size: int) -> AttentionBatch:
     )
 
 
-def compile_attention(
-    head_dim: int, kv_dtype: torch.dtype, window: int | None = None, with_prefill: bool = True
-) -> None:
+def compile_attention(head_dim: int, kv_dtype: torch.dtype, window: int | None = None) -> None:
     """Decode and prefill by pointers, as gpt-oss and as quantised."""
     q = torch.zeros(128, 32, head_dim, dtype=torch.bfloat16)
     cache = torch.zeros(2, 16, 8, head_dim).to(kv_dtype)
@@ -41,8 +39,7 @@ def compile_attention(
 
     def launches() -> None:
         attention_decode.decode(q, cache, cache, batch, rule, q, is_batch_invariant=True)
-        if with_prefill:
-            attention_prefill.prefill(q, cache, cache, batch, rule, q)
+        attention_prefill.prefill(q, cache, cache, batch, rule, q)
 
     compile_each(f"pointers {head_dim} {kv_dtype} {window}", launches)
 
@@ -118,7 +115,7 @@ if __name__ == "__main__":
     for kv_dtype in (torch.bfloat16, FP8, torch.int8):
         compile_kv_write(kv_dtype)
     compile_attention(128, FP8)
-    compile_attention(128, torch.int8, with_prefill=False)
+    compile_attention(128, torch.int8)
     compile_attention(64, torch.bfloat16, window=128)
     for head_dim, block_size in ((128, 64), (128, 128), (256, 64)):
         compile_described(head_dim, block_size, torch.bfloat16)

@@ -56,6 +56,7 @@ def compile_blocks() -> None:
     report("gather", lambda: block_copy.gather_blocks(pool, ids, blocks))
     report("scatter", lambda: block_copy.scatter_blocks(pool, ids, blocks, skipped))
     report("gather", lambda: block_copy.gather_blocks_digest(pool, ids, blocks))
+    report("in place", lambda: block_copy.digest_pool(pool, ids))
     report("pool to pool", lambda: block_copy.copy_blocks(pool, ids, pool, ids))
     rows = blocks.view(torch.uint8).view(1, -1)
     report("2 MiB", lambda: block_digest.digest_blocks(rows))

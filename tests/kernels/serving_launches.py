@@ -190,6 +190,20 @@ def transfers(batch: AttentionBatch) -> None:
     kernels.scatter_blocks(pool, ids, blocks, expected=digests)
 
 
+def others(batch: AttentionBatch) -> None:
+    """What other decoders are made of: separate K and V, rotation, GELU, norms to fp8."""
+    num_tokens = sum(batch.seqlens_q_host)
+    x, weight = empty(num_tokens, HIDDEN), empty(HIDDEN)
+    q, k = empty(num_tokens, NUM_HEADS, HEAD_DIM), empty(num_tokens, NUM_KV_HEADS, HEAD_DIM)
+    positions = on_device([np.zeros(num_tokens + 1, np.int64)])[0][1:]
+    table = empty(MAX_CONTEXT, HEAD_DIM, dtype=torch.float32)
+    kernels.apply_rope(kernels.rms_norm(q, empty(HEAD_DIM), 1e-5), k, positions, table)
+    cache = empty(1000, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    kernels.write_kv(k, k, cache, cache, batch.slot_mapping)
+    kernels.gelu_mul(x)
+    kernels.add_rms_norm_quantised(x, x, weight, 1e-5)
+
+
 @dataclass(frozen=True)
 class Family:
     """Operators that run together on a batch.
@@ -209,6 +223,7 @@ FAMILIES = {
     "mixture": Family(mixture, (2, 256, 512)),
     "adapters": Family(adapters, (2, 128, 256)),
     "latent": Family(latent),
+    "others": Family(others),
     "transfers": Family(transfers, in_graph=False),
 }
 

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from pagoda.kernels import copy_blocks, gather_blocks, reference, scatter_blocks
+from pagoda.kernels import (
+    copy_blocks,
+    digest_pool,
+    gather_blocks,
+    reference,
+    scatter_blocks,
+)
 from pagoda.kernels.block_digest import digest_blocks
 from pagoda.kernels.triton_ops import block_copy as triton_block_copy
 
@@ -138,6 +144,17 @@ def test_copy_to_another_pool(path, device, dtype, shape):
     assert torch.equal(digests.cpu(), digest_blocks(as_bytes(blocks).cpu()))
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_digests_where_blocks_lie(path, device, shape):
+    pool = draw_pool(shape, 9, torch.bfloat16, device)
+    block_ids = torch.randperm(9, device=device)[:4]
+    before = pool.clone()
+    digest = digest_pool if path == "cpu" else triton_block_copy.digest_pool
+    want = digest_blocks(as_bytes(reference.gather_blocks(pool, block_ids)).cpu())
+    assert torch.equal(digest(pool, block_ids).cpu(), want)
+    assert equal(pool, before)
+
+
 def test_copy_of_some_layers(path, device):
     source, target = (draw_pool((4, 16, 1, 64), n, torch.bfloat16, device) for n in (3, 4))
     ids = torch.tensor([2, 0], device=device)
@@ -156,6 +173,7 @@ def test_takes_no_blocks(device):
     assert (blocks.shape, digests.shape) == ((0, 2, 2, 16, 2, 8), (0, 16))
     assert scatter_blocks(pool, none, blocks, expected=digests).shape == (0,)
     assert copy_blocks(pool, none, pool.clone(), none).shape == (0, 16)
+    assert digest_pool(pool, none).shape == (0, 16)
 
 
 def test_says_which_digests_do_not_fit():

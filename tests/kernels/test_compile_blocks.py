@@ -31,6 +31,8 @@ def compiled():
 @pytest.mark.parametrize(("direction", "kernels"), [("ld", WIDE_LOADS), ("st", WIDE_STORES)])
 def test_moves_16_bytes_at_a_time(compiled, direction, kernels):
     hot = [facts for facts in compiled if facts["kernel"] in kernels]
+    if direction == "st":
+        hot = [facts for facts in hot if facts["case"] != "in place"]  # stores nothing but sums
     assert {facts["kernel"] for facts in hot} == kernels
     assert not [facts for facts in hot if facts[f"{direction}_bits"] < 128]
 

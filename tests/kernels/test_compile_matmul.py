@@ -41,3 +41,9 @@ def test_hopper_multiplies_by_warp_groups(matmuls):
 
 def test_nothing_spills(matmuls):
     assert not [facts for facts in matmuls if facts["STACK"] + facts["LOCAL"]]
+
+
+def test_split_sums_are_handed_over_behind_barriers(matmuls):
+    split = [facts for facts in matmuls if facts["kernel"].endswith("_matmul_kernel")]
+    assert split
+    assert all(facts["hands_over"] for facts in split)

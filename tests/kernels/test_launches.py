@@ -16,7 +16,7 @@ import pagoda.kernels.triton_ops as triton_ops
 
 SCRIPT = Path(__file__).with_name("serving_launches.py")
 TESTS = SCRIPT.parents[1]
-FAMILIES = ("dense", "quantised", "mixture", "adapters", "latent", "transfers")
+FAMILIES = ("dense", "quantised", "mixture", "adapters", "latent", "others", "transfers")
 
 
 @pytest.fixture(scope="module")

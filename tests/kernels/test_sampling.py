@@ -15,13 +15,13 @@ CPU = torch.device("cpu")
 OFF = {"temperatures": 1.0, "top_ks": 0, "top_ps": 1.0, "min_ps": 0.0, "seeds": 0, "indices": 0}
 
 
-def make_rows(num_rows, device, **columns):
+def make_rows(num_rows, device, into=None, **columns):
     """Rows of the given columns; a single value stands for all rows."""
     filled = {
         name: list(value) if hasattr(value, "__len__") else [value] * num_rows
         for name, value in (OFF | columns).items()
     }
-    return plan_sampling(**filled, device=device)
+    return plan_sampling(**filled, device=device, into=into)
 
 
 def draw_columns(num_rows, seed):
@@ -174,6 +174,27 @@ def test_penalties_that_are_off_change_nothing(path, device):
     assert torch.equal(PENALISE[path](logits, counts, counts > 0, on, off, off), logits)
 
 
+def test_a_plan_is_refilled_in_place(path, device, seed):
+    logits = torch.randn(8, 127, device=device)
+    rows = make_rows(8, device)
+    for step in range(3):
+        columns = draw_columns(8, seed + step)
+        refilled = make_rows(8, device, **columns, into=rows)
+        assert refilled is rows
+        token_ids, _ = SAMPLE[path](logits, rows)
+        want, _ = SAMPLE[path](logits, make_rows(8, device, **columns))
+        assert torch.equal(token_ids, want)
+
+
+def test_a_plan_is_one_copy(device):
+    rows = make_rows(3, device, seeds=[1, 2**64 - 1, 3], top_ps=0.5)
+    parts = (rows.temperature, rows.min_p, rows.top_k, rows.top_p, rows.seeds, rows.indices)
+    storages = {part.untyped_storage().data_ptr() for part in parts}
+    assert storages == {rows.storage.untyped_storage().data_ptr()}
+    assert rows.seeds.tolist() == [1, -1, 3]
+    assert rows.top_p.tolist() == [2**61] * 3
+
+
 def test_no_rows_give_no_tokens(path, device):
     token_ids, is_valid = SAMPLE[path](torch.ones(0, 9, device=device), make_rows(0, device))
     assert token_ids.shape == is_valid.shape == (0,)
@@ -185,6 +206,7 @@ def test_no_rows_give_no_tokens(path, device):
         ({"seeds": [1, 2]}, "expected lists of one length, got 1 temperatures"),
         ({"temperatures": [-1.0]}, r"temperatures\[0\]: expected 0.0 to inf, got -1.0"),
         ({"temperatures": [float("nan")]}, r"temperatures\[0\]: expected 0.0 to inf, got nan"),
+        ({"top_ps": [1.1]}, r"top_ps\[0\]: expected 0.0 to 1.0, got 1.1"),
         ({"top_ks": [-1]}, r"top_ks\[0\]: expected 0 to 2147483647, got -1"),
         ({"seeds": [2**64]}, r"seeds\[0\]: expected 0 to 18446744073709551615"),
         ({"indices": [2**32]}, r"indices\[0\]: expected 0 to 4294967295"),
@@ -197,6 +219,8 @@ def test_plan_says_what_is_out_of_range(columns, message):
 
 def test_says_what_does_not_fit():
     rows = make_rows(2, CPU)
+    with pytest.raises(ValueError, match="into: expected 3 rows on cpu, got 2 on cpu"):
+        make_rows(3, CPU, into=rows)
     with pytest.raises(ValueError, match=r"rows\.seeds: expected shape \[3\], got \[2\]"):
         sample_tokens(torch.ones(3, 9), rows)
     with pytest.raises(ValueError, match="logits: expected a vocabulary of at least 1, got 0"):

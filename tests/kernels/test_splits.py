@@ -60,8 +60,10 @@ def naive_places(chosen, new, context, window=0, block_n=64):
     least = max(chosen.min_tokens, -(-sum(tokens) // chosen.share))
     found = []
     for seq, length in enumerate(tokens):
-        size = -(-max(-(-length // chosen.most), least) // block_n) * block_n
-        found += [[seq, split, least] for split in range(-(-length // size))]
+        if new[seq] == 1:
+            size = -(-length // -(-length // max(-(-length // chosen.most), least)))
+            size = -(-size // block_n) * block_n
+            found += [[seq, split, least] for split in range(-(-length // size))]
     return found
 
 

@@ -32,6 +32,16 @@ EVERYTHING_VARIABLE = "PAGODA_COMPILE_EVERYTHING"
 SHARED_BYTES = {80: 166912, 89: 101376, 90: 232448, 100: 232448}
 """Shared memory one block may use; Triton compiles kernels that want more."""
 
+HAND_OVER = re.compile(
+    r"bar\.sync(?:(?!st\.global)[\s\S])*?atom\.global\.gpu\.acq_rel"
+    r"(?:(?!ld\.global)[\s\S])*?bar\.sync[\s\S]*?ld\.global\.cg"
+)
+"""A program that leaves its part and the one that takes it up.
+
+All stores are behind a barrier before one thread releases, and all loads, which pass by the first
+cache, are behind a barrier after it acquired.
+"""
+
 Facts = dict[str, Any]
 
 
@@ -88,6 +98,7 @@ def compile_launch(
         "copies_async": "cp.async" in compiled.asm["ptx"],
         "copies_bulk": "cp.async.bulk.tensor" in compiled.asm["ptx"],
         "warp_group_mma": "wgmma.mma_async" in compiled.asm["ptx"],
+        "hands_over": bool(HAND_OVER.search(compiled.asm["ptx"])),
         **resources_of(compiled.asm["cubin"]),
     }
 

@@ -1,7 +1,8 @@
 """A CUDA device that computes nothing: shapes and launches without a GPU, and no values at all.
 
 Tensors are torch's fake tensors, so whatever asks for a value fails, as it would fail or wait on a
-GPU that is capturing a graph. Kernel launches are logged with the key under which Triton looks for
+GPU that is capturing a graph; so does an operator that torch cannot even name without CUDA, such as
+``nonzero``. Kernel launches are logged with the key under which Triton looks for
 the compiled kernel. Only works in a process without TRITON_INTERPRET.
 """
 
@@ -50,26 +51,41 @@ class _Pointer:
         return self._address
 
 
-class _Indexing(TorchFunctionMode):
-    """Indexes without a device guard, which torch without CUDA does not have."""
+class _Unguarded(TorchFunctionMode):
+    """Indexes and copies without a device guard, which torch without CUDA does not have."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.__getitem__:
-            return _indexed(*args)
+            tensor, index = args
+            places = _places(tensor, index)
+            return torch.ops.aten.index.Tensor(tensor, places) if places else _part(tensor, index)
         if func is torch.Tensor.__setitem__:
-            target, index, value = args
-            if isinstance(index, tuple) and any(isinstance(i, torch.Tensor) for i in index):
-                value = target.new_full((), value) if isinstance(value, float) else value
-                return target.index_put_(index, value)
-            part = _indexed(target, index)
-            return part.copy_(value) if isinstance(value, torch.Tensor) else part.fill_(value)
+            tensor, index, value = args
+            if not isinstance(value, torch.Tensor):
+                value = tensor.new_full((), value)
+            places = _places(tensor, index)
+            if places:
+                return tensor.index_put_(places, value)
+            return torch.ops.aten.copy_(_part(tensor, index), value)
+        if func is torch.Tensor.copy_:
+            return torch.ops.aten.copy_(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def _indexed(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+def _places(tensor: torch.Tensor, index: Any) -> list[torch.Tensor]:
+    """The index as tensors if any of it is one, else nothing."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if not any(isinstance(part, torch.Tensor) for part in parts):
+        return []
+    return [
+        part if isinstance(part, torch.Tensor) else tensor.new_full((), part, dtype=torch.int64)
+        for part in parts
+    ]
+
+
+def _part(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """A view, of numbers, slices, None and an ellipsis."""
     parts = list(index) if isinstance(index, tuple) else [index]
-    if any(isinstance(part, torch.Tensor) for part in parts):
-        return torch.ops.aten.index(tensor, parts)
     if Ellipsis in parts:
         at = parts.index(Ellipsis)
         given = sum(part is not None for part in parts) - 1
@@ -92,14 +108,8 @@ class NoHostTraffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
-        devices = {
-            value.device.type
-            for value in (
-                *_tensors(args),
-                *_tensors(tuple((kwargs or {}).values())),
-                *_tensors((made,)),
-            )
-        }
+        met = _tensors([args, list((kwargs or {}).values()), made])
+        devices = {tensor.device.type for tensor in met}
         if len(devices) > 1 or "_pin_memory" in str(func):
             raise AssertionError(f"{func}: host and device meet in a captured forward")
         return made
@@ -126,9 +136,7 @@ def fake_cuda(*, processors: int = 132, device_name: str = "NVIDIA H200") -> Ite
         log.keys.append((kernel.__name__, f"{specialisation} {sorted(options.items())}"))
         log.grids.append(tuple(grid))
 
-    properties = SimpleNamespace(
-        multi_processor_count=processors, shared_memory_per_block_optin=232448
-    )
+    properties = SimpleNamespace(multi_processor_count=processors)
     answers = {
         "get_device_name": lambda _: device_name,
         "get_device_capability": lambda _: divmod(CAPABILITY, 10),
@@ -143,7 +151,7 @@ def fake_cuda(*, processors: int = 132, device_name: str = "NVIDIA H200") -> Ite
         for name, answer in answers.items():
             stack.enter_context(patch.object(torch.cuda, name, answer))
         stack.enter_context(FakeTensorMode())
-        stack.enter_context(_Indexing())
+        stack.enter_context(_Unguarded())
         yield log
 
 

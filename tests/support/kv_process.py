@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from pagoda.worker.kv_transfer.base import LeaseTarget, PushTrailer
 from pagoda.worker.kv_transfer.consumer import KvConsumer
 from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
 from pagoda.worker.kv_transfer.leases import Lease, LeaseTable
+from pagoda.worker.kv_transfer.nixl_pool import NixlExport
 from pagoda.worker.kv_transfer.pool_codec import DigestKind
 from pagoda.worker.kv_transfer.reserved_blocks import ReservedBlocks
 from support.kv_pools import CPU, LAYOUT, fill
@@ -40,13 +42,13 @@ LANES = CopyLanes(CPU, staging_bytes=2 * LAYOUT.block_bytes)
 class Producer:
     """Blocks `SOURCE_IDS` of a shared pool, pushed as logical blocks 0 to 3.
 
-    `as_gpu`: with the lanes and the digest of a GPU.
+    `as_gpu`: with the lanes and the digest of a GPU. `by_nixl`: instead of shared memory.
     """
 
-    def __init__(self, *, as_gpu: bool = False) -> None:
+    def __init__(self, *, as_gpu: bool = False, by_nixl: bool = False) -> None:
         self.cache = fill(exportable_cache(LAYOUT, 5, CPU))
         self.cache.lanes = LANES if as_gpu else None
-        self.export = PoolExport(self.cache)
+        self.export = NixlExport(self.cache) if by_nixl else PoolExport(self.cache)
         self.damaged: int | None = None
         owner = self
 
@@ -201,14 +203,22 @@ async def _obey(commands: dict[str, Any]) -> None:
         print(json.dumps(answer), flush=True)
 
 
-async def _produce() -> None:
-    producer = Producer()
+async def _produce(*, by_nixl: bool = False) -> None:
+    producer = Producer(by_nixl=by_nixl)
 
     async def handle() -> str:
         return producer.export.handle.memory.decode()
 
+    async def nixl_handle() -> dict[str, Any]:
+        handle = producer.export.handle
+        fields = {name: getattr(handle, name) for name in handle.__slots__}
+        return fields | {"kind": "", "memory": handle.memory.hex()}
+
     names = ("push", "send", "finish", "damage", "close")
-    await _obey({name: getattr(producer, name) for name in names} | {"handle": handle})
+    await _obey(
+        {name: getattr(producer, name) for name in names}
+        | {"handle": handle, "nixl_handle": nixl_handle}
+    )
 
 
 async def _consume() -> None:
@@ -227,4 +237,9 @@ async def _consume() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run({"producer": _produce, "consumer": _consume}[sys.argv[1]]())
+    roles = {
+        "producer": _produce,
+        "nixl-producer": functools.partial(_produce, by_nixl=True),
+        "consumer": _consume,
+    }
+    asyncio.run(roles[sys.argv[1]]())

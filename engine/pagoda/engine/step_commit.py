@@ -62,7 +62,7 @@ def commit_step(
             if not token.is_valid:
                 # Before its blocks are registered: KV that may hold NaN must not be reused.
                 outputs.append(final_output(sequence, FinishReason.ERROR, error=_NOT_FINITE))
-                scheduler.finish(sequence)
+                _end_without_token(scheduler, sequence)
                 continue
         if sequence.state is SequenceState.RUNNING:
             sequence.num_computed_tokens += scheduled.num_new_tokens
@@ -91,6 +91,14 @@ def _commit_token(scheduler: Scheduler, sequence: Sequence, token: SampledToken)
     elif reason is not None:
         scheduler.finish(sequence)
     return output
+
+
+def _end_without_token(scheduler: Scheduler, sequence: Sequence) -> None:
+    sequence.has_ended = True
+    if sequence.request.prefill_only:  # someone may be reading what it has exported so far
+        scheduler.hold(sequence)
+    else:
+        scheduler.finish(sequence)
 
 
 def _export(scheduler: Scheduler, sequence: Sequence, *, is_last: bool) -> list[ComputedBlocks]:

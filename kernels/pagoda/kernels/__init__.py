@@ -3,7 +3,12 @@
 from pagoda.kernels.attention import paged_attention
 from pagoda.kernels.attention_batch import AttentionBatch
 from pagoda.kernels.attention_plan import PAD_SLOT, decode_batch, plan_attention
-from pagoda.kernels.block_copy import copy_blocks, gather_blocks, scatter_blocks
+from pagoda.kernels.block_copy import (
+    copy_blocks,
+    digest_pool,
+    gather_blocks,
+    scatter_blocks,
+)
 from pagoda.kernels.block_digest import DIGEST_BYTES, digest_blocks
 from pagoda.kernels.gelu_mul import gelu_mul
 from pagoda.kernels.kv_write import write_kv
@@ -48,6 +53,7 @@ __all__ = [
     "copy_blocks",
     "decode_batch",
     "digest_blocks",
+    "digest_pool",
     "fp8_matmul",
     "fused_moe",
     "gather_blocks",

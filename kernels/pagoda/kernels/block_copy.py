@@ -8,7 +8,7 @@ from typing import Literal, overload
 
 import torch
 
-from pagoda.kernels.block_digest import check_digests, digest_blocks
+from pagoda.kernels.block_digest import DIGEST_BYTES, check_digests, digest_blocks
 from pagoda.kernels.checks import check_index, check_same, check_shape
 
 
@@ -114,6 +114,30 @@ def scatter_blocks(
         # Five times faster than index_copy_, which copies such short runs one by one.
         kv_cache[:, :, block_id].copy_(blocks[row])
     return mismatches
+
+
+def digest_pool(kv_cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+    """Digest blocks where they lie, on CUDA without copying them.
+
+    Args:
+        kv_cache: ``[2, num_layers, num_blocks, block_size, HK, D]``, any dtype.
+        block_ids: ``[N]`` int32 or int64 on the device of the pool.
+
+    Returns:
+        uint8 ``[N, 16]`` as `digest_blocks` of the blocks' bytes. The host waits for nothing.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit.
+    """
+    _check(kv_cache, block_ids)
+    if kv_cache.is_cuda and _has_dense_runs(kv_cache):
+        from pagoda.kernels.triton_ops.block_copy import digest_pool as digest_pool_triton
+
+        return digest_pool_triton(kv_cache, block_ids)
+    digests = torch.empty((len(block_ids), DIGEST_BYTES), dtype=torch.uint8, device=kv_cache.device)
+    for row in range(len(block_ids)):  # one copy at a time: all together may be half a pool
+        digests[row] = gather_blocks(kv_cache, block_ids[row : row + 1], with_digest=True)[1][0]
+    return digests
 
 
 def copy_blocks(

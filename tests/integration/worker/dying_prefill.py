@@ -1,9 +1,10 @@
-"""A prefill worker that dies by SIGKILL in the middle of its push; run as a process."""
+"""A prefill worker that dies by SIGKILL in the middle of its second push; run as a process."""
 
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from pagoda.prefill.config import PrefillSettings
 from pagoda.prefill.server import serve
@@ -14,14 +15,17 @@ from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
 
 
 class DyingPush(GrpcPush):
-    async def send(self, first_block: int, block_ids: Sequence[int]) -> None:
-        if self._sent:
+    async def send(self, first_block: int, block_ids: Sequence[int], **options: Any) -> None:
+        if self._producer.num_pushes == 2 and self._sent:
             os.kill(os.getpid(), signal.SIGKILL)
-        await super().send(first_block, block_ids)
+        await super().send(first_block, block_ids, **options)
 
 
 class DyingProducer(GrpcProducer):
+    num_pushes = 0
+
     def push(self, target: LeaseTarget, *, timeout_seconds: float) -> GrpcPush:
+        self.num_pushes += 1
         return DyingPush(self, target, timeout_seconds)
 
 

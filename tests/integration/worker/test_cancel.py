@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from support.fake_prefill import FakePrefill
@@ -27,8 +28,8 @@ class Gate:
 
 def gated_producer(gate: Gate) -> type[GrpcProducer]:
     class GatedPush(GrpcPush):
-        async def send(self, first_block: int, block_ids: Sequence[int]) -> None:
-            await super().send(first_block, block_ids)
+        async def send(self, first_block: int, block_ids: Sequence[int], **options: Any) -> None:
+            await super().send(first_block, block_ids, **options)
             gate.reached.set()
             await gate.opened.wait()
 

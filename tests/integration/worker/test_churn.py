@@ -20,7 +20,7 @@ async def test_cancels_at_random_moments_leak_nothing(cluster: Cluster, seed: in
     small = {"num_blocks": 40, "max_num_seqs": 6}
     decode = await cluster.start_decode("decode-1", **small)
     prefill = await cluster.start_prefill(
-        "prefill-1", shared_memory_bytes=rng.choice([0, 2**18]), **small
+        "prefill-1", kv_transfer=rng.choice(["host", "grpc"]), num_layer_groups=2, **small
     )
     prefixes = [[rng.randrange(250) for _ in range(48)] for _ in range(3)]
     prompts = [

@@ -1,74 +1,40 @@
 """Processes that die, engines that fail."""
 
 import asyncio
-import os
-import sys
 from pathlib import Path
 
 import pytest
-from support.worker_cluster import SECONDS, SMALL, Cluster
+from support.prefill_process import WORKER_ID, prefill_process
+from support.worker_cluster import SECONDS, Cluster
 
 from pagoda.engine import Engine
 from pagoda.rpc.v1 import generate_pb2
 from pagoda.worker.errors import EngineFailedError
-from pagoda.worker.kv_transfer.shared_memory import FOLDER, remove_stale_arenas
 
 pytestmark = pytest.mark.integration
 
 PROMPT = list(range(1, 101))
 
 
-def environment(cluster: Cluster) -> dict[str, str]:
-    common = cluster.common
-    values = {f"PAGODA_PREFILL_{name}".upper(): str(value) for name, value in SMALL.items()}
-    return {
-        **{k: v for k, v in os.environ.items() if not k.startswith("PAGODA_")},
-        **values,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "PAGODA_PREFILL_WORKER_ID": "prefill-dying",
-        "PAGODA_NATS_URL": common.nats_url,
-        "PAGODA_NATS_TOKEN": common.nats_token.get_secret_value(),
-        "PAGODA_CLUSTER_TOKEN": common.cluster_token.get_secret_value(),
-        "PAGODA_MODEL": common.model,
-        "PAGODA_DTYPE": common.dtype,
-    }
-
-
 async def test_prefill_worker_killed_in_its_push(cluster: Cluster) -> None:
     decode = await cluster.start_decode("decode-1", lease_seconds=600)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(Path(__file__).with_name("dying_prefill.py")),
-        env=environment(cluster),
-    )
-    try:
-        await cluster.status("prefill-dying", lambda status: True)
-
-        answer = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-dying")
-
-        assert (await answer.finished()).token_ids == cluster.alone([PROMPT])[0]
+    script = str(Path(__file__).with_name("dying_prefill.py"))
+    async with prefill_process(cluster, script) as process:
+        for prompt in (PROMPT[::-1], PROMPT):
+            answer = await cluster.generate("decode-1", prompt, prefill_worker_id=WORKER_ID)
+            assert (await answer.finished()).token_ids == cluster.alone([prompt])[0]
         async with asyncio.timeout(SECONDS):
             assert await process.wait() == -9
-    finally:
-        if process.returncode is None:
-            process.kill()
     await cluster.idle(decode)
+    assert decode.metric("pagoda_kv_leases_settled_total", outcome="received") == 1
     assert decode.metric("pagoda_kv_leases_settled_total", outcome="push broken") == 1
-    assert remove_stale_arenas(FOLDER) == 1  # what the dead process left
 
 
 async def test_sigterm_drains_and_exits_cleanly(cluster: Cluster) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pagoda.prefill", env=environment(cluster)
-    )
-    try:
-        await cluster.status("prefill-dying", lambda status: True)
+    async with prefill_process(cluster) as process:
         process.terminate()
         async with asyncio.timeout(SECONDS):
             assert await process.wait() == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
 
 
 async def test_failed_step_fails_its_sequences_and_ends_the_service(

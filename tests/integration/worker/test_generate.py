@@ -4,6 +4,8 @@ import asyncio
 import random
 
 import pytest
+from support.kv_pools import maps_of_peers
+from support.prefill_process import WORKER_ID, prefill_process
 from support.worker_cluster import GREEDY, Cluster
 
 from pagoda.engine import SamplingParams
@@ -30,12 +32,15 @@ async def run_all(cluster: Cluster, prefill_worker_id: str, sampling: SamplingPa
     return [await answer.finished() for answer in answers]
 
 
-@pytest.mark.parametrize("shared_memory_bytes", [0, 2**20])
+@pytest.mark.parametrize("num_layer_groups", [1, 2])
+@pytest.mark.parametrize("kv_transfer", ["host", "grpc"])
 async def test_disaggregated_tokens_equal_the_engine_alone(
-    cluster: Cluster, shared_memory_bytes: int
+    cluster: Cluster, kv_transfer: str, num_layer_groups: int
 ) -> None:
     decode = await cluster.start_decode("decode-1")
-    prefill = await cluster.start_prefill("prefill-1", shared_memory_bytes=shared_memory_bytes)
+    prefill = await cluster.start_prefill(
+        "prefill-1", kv_transfer=kv_transfer, num_layer_groups=num_layer_groups
+    )
 
     answers = await run_all(cluster, "prefill-1", GREEDY)
 
@@ -46,6 +51,22 @@ async def test_disaggregated_tokens_equal_the_engine_alone(
     assert prefill.metric("pagoda_kv_transfer_bytes_total", direction="sent") > 0
     await cluster.idle(decode)
     await cluster.idle(prefill)
+
+
+@pytest.mark.parametrize("num_layer_groups", [1, 2])
+async def test_tokens_with_kv_read_from_another_process_equal_the_engine_alone(
+    cluster: Cluster, num_layer_groups: int
+) -> None:
+    decode = await cluster.start_decode("decode-1")
+    async with prefill_process(cluster, num_layer_groups=num_layer_groups):
+        answers = await run_all(cluster, WORKER_ID, GREEDY)
+
+        assert [answer.token_ids for answer in answers] == cluster.alone(PROMPTS)
+        assert decode.metric("pagoda_kv_leases_settled_total", outcome="received") == len(PROMPTS)
+        assert decode.metric("pagoda_prefill_tokens_total") == 0
+        assert len(maps_of_peers()) == 1
+    await cluster.idle(decode)
+    await cluster.status("decode-1", lambda status: not maps_of_peers(), is_new=True)
 
 
 async def test_aggregated_tokens_equal_the_engine_alone(cluster: Cluster) -> None:

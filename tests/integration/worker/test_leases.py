@@ -4,11 +4,13 @@ import asyncio
 
 import grpc
 import pytest
+import torch
 from support.fake_prefill import FakePrefill, block_message, trailer_message
 from support.worker_cluster import Cluster
 
+from pagoda.engine.cache import peer_pool
+from pagoda.engine.cache.shared_memory import SharedMemoryError
 from pagoda.rpc.v1 import generate_pb2, kv_transfer_pb2, status_pb2
-from pagoda.worker.kv_transfer.consumer import KvConsumer
 from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer
 
 pytestmark = pytest.mark.integration
@@ -17,15 +19,17 @@ PROMPT = list(range(1, 101))
 
 
 def corrupting_producer(block: int) -> type[GrpcProducer]:
+    """Flips a bit of one block after its digest was taken, in the pool or in the message."""
+
     class CorruptingProducer(GrpcProducer):
-        def encode(self, arena, ticket, first_block, block_ids):
-            message = super().encode(arena, ticket, first_block, block_ids)
+        def encode(self, part, is_inline):
+            message = super().encode(part, is_inline)
             for sent in message.blocks.blocks:
                 if sent.index == block and sent.payload:
                     sent.payload = bytes([sent.payload[0] ^ 1]) + sent.payload[1:]
                 elif sent.index == block:
-                    offset = sent.arena_offset - arena._data_offset
-                    arena._slots.reshape(-1)[offset] ^= 1
+                    in_pool = self.kv_cache.part(part.layers)[:, :, sent.pool_block_id]
+                    in_pool.view(torch.uint8)[1, -1, -1, -1, -1] ^= 1
             return message
 
     return CorruptingProducer
@@ -35,15 +39,17 @@ async def assert_same_tokens(cluster: Cluster, answer) -> None:
     assert (await answer.finished()).token_ids == cluster.alone([PROMPT])[0]
 
 
-@pytest.mark.parametrize("shared_memory_bytes", [0, 2**20])
+@pytest.mark.parametrize("num_layer_groups", [1, 2])
+@pytest.mark.parametrize("kv_transfer", ["host", "grpc"])
 async def test_flipped_bit_is_found_and_recomputed(
-    cluster: Cluster, shared_memory_bytes: int
+    cluster: Cluster, kv_transfer: str, num_layer_groups: int
 ) -> None:
     decode = await cluster.start_decode("decode-1")
     prefill = await cluster.start_prefill(
         "prefill-1",
         producer_class=corrupting_producer(3),
-        shared_memory_bytes=shared_memory_bytes,
+        kv_transfer=kv_transfer,
+        num_layer_groups=num_layer_groups,
     )
 
     answer = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-1")
@@ -56,18 +62,19 @@ async def test_flipped_bit_is_found_and_recomputed(
     assert decode.metric("pagoda_prefill_tokens_total") == len(PROMPT) - 3 * 16
 
 
-async def test_consumer_that_cannot_open_the_arena_gets_payloads(
+async def test_consumer_that_cannot_open_the_pool_gets_payloads(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = await cluster.start_decode("decode-1")
     await cluster.start_prefill("prefill-1")
     num_refusals = 0
 
-    def open_arena(self: KvConsumer, name: str, slot_bytes: int) -> None:
+    def open_nowhere(handle: bytes, *, num_bytes: int) -> None:
         nonlocal num_refusals
         num_refusals += 1
+        raise SharedMemoryError("another container")
 
-    monkeypatch.setattr(KvConsumer, "_open_arena", open_arena)
+    monkeypatch.setattr(peer_pool, "open_shared_memory", open_nowhere)
     for _ in range(2):
         answer = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-1")
         await assert_same_tokens(cluster, answer)
@@ -75,17 +82,6 @@ async def test_consumer_that_cannot_open_the_arena_gets_payloads(
     assert num_refusals == 1  # the producer remembers
     assert decode.metric("pagoda_kv_leases_settled_total", outcome="received") == 2
     assert decode.metric("pagoda_prefill_tokens_total") == 0
-
-
-async def test_full_arena_sends_the_rest_inline(cluster: Cluster) -> None:
-    decode = await cluster.start_decode("decode-1")
-    block_bytes = cluster.statuses["decode-1"].model.block_bytes
-    await cluster.start_prefill("prefill-1", shared_memory_bytes=2 * block_bytes)
-
-    answer = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-1")
-
-    await assert_same_tokens(cluster, answer)
-    assert decode.metric("pagoda_kv_leases_settled_total", outcome="received") == 1
 
 
 async def test_silent_producer_loses_its_lease_and_a_late_push_is_refused(

@@ -15,6 +15,7 @@ CPU = torch.device("cpu")
 CASES = {
     "decode": lambda: bench_paged_attention.decode_case(CPU, 2, 127),
     "decode_d64": lambda: bench_paged_attention.decode_case(CPU, 1, 63, head_dim=64),
+    "bounded": lambda: bench_paged_attention.bounded_case(CPU, [127, 9], "b2", 256),
     "prefill": lambda: bench_paged_attention.prefill_case(CPU, 63),
     "prefill_128": lambda: bench_paged_attention.prefill_case(CPU, 127, block_size=128),
     "kv_write": lambda: bench_kv_write.write_case(CPU, 63),

@@ -253,20 +253,41 @@ def test_stats_say_what_a_step_was(tiny_model: LoadedModel) -> None:
     assert times_seen == (1.0, 1.0, 1.0)
 
 
+def spoil_first_row(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = model.decoder.forward
+
+    def spoilt(*args: Any, **kwargs: Any) -> torch.Tensor:
+        logits = forward(*args, **kwargs).clone()
+        logits[:1] = float("nan")
+        return logits
+
+    monkeypatch.setattr(model.decoder, "forward", spoilt)
+
+
+def test_logits_that_are_not_finite_free_no_block_that_is_being_exported(
+    tiny_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = make_driver(tiny_model, max_num_batched_tokens=12)
+    driver.add("a", PROMPT, sampling=greedy(), prefill_only=True)
+    exported = driver.step().computed[0].block_ids
+    spoil_first_row(tiny_model, monkeypatch)
+    driver.step()
+    assert driver.sequences["a"].finish_reason is FinishReason.ERROR
+    driver.add("b", OTHER[:16], sampling=greedy(), prefill_only=True)
+    reserved = driver.step().reserved[0].block_ids
+    assert not {*exported} & {*reserved}
+    driver.engine.abort("a")
+    driver.engine.abort("b")
+    assert driver.engine.num_free_blocks == 32
+
+
 def test_logits_that_are_not_finite_end_one_sequence(
     tiny_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = make_driver(tiny_model)
     driver.add("bad", PROMPT, sampling=greedy())
     driver.add("good", OTHER, sampling=greedy())
-    forward = tiny_model.decoder.forward
-
-    def spoilt(*args: Any, **kwargs: Any) -> torch.Tensor:
-        logits = forward(*args, **kwargs).clone()
-        logits[0] = float("nan")
-        return logits
-
-    monkeypatch.setattr(tiny_model.decoder, "forward", spoilt)
+    spoil_first_row(tiny_model, monkeypatch)
     driver.step()
     monkeypatch.undo()
     outputs = driver.run()

@@ -97,6 +97,26 @@ def test_write_blocks_leaves_out_what_has_another_digest(cache: KvCache) -> None
     assert torch.equal(cache.tensor[:, :, [4, 2]], source.tensor[:, :, [0, 2]])
 
 
+@pytest.mark.parametrize("layers", LAYERS)
+def test_copy_blocks_from_another_pool(cache: KvCache, layers: range | None) -> None:
+    other = fill(make_cache(7), seed=9)
+    before = cache.tensor.clone()
+    expected = other.digest_blocks([6, 0, 3], layers)
+    assert cache.copy_blocks(other.tensor, [6, 0, 3], [1, 4, 2], layers, expected=expected) == []
+    assert torch.equal(cache.part(layers)[:, :, [1, 4, 2]], other.part(layers)[:, :, [6, 0, 3]])
+    assert torch.equal(cache.tensor[:, :, [0, 3]], before[:, :, [0, 3]])
+
+
+def test_copy_blocks_leaves_zeros_where_a_digest_differs(cache: KvCache) -> None:
+    other = fill(make_cache(), seed=9)
+    expected = other.digest_blocks([0, 1], range(1, 3))
+    other.tensor[0, 1, 1, 0, 0, 0] = float("nan")
+    bad = cache.copy_blocks(other.tensor, [0, 1], [2, 3], range(1, 3), expected=expected)
+    assert bad == [1]
+    assert not cache.tensor[:, 1:3, 3].any()
+    assert torch.equal(cache.tensor[:, 1:3, 2], other.tensor[:, 1:3, 0])
+
+
 def test_write_blocks_takes_bytes_at_any_address(cache: KvCache) -> None:
     source = fill(make_cache(), seed=2)
     message = torch.zeros(1 + LAYOUT.block_bytes, dtype=torch.uint8)

@@ -10,6 +10,7 @@ from support.pool_owner import NUM_BLOCKS, PoolOwner, pool_owner
 
 from pagoda.engine import KvCache
 from pagoda.engine.cache import peer_pool
+from pagoda.engine.cache.cuda_ipc import CudaDriver, CudaIpcError
 from pagoda.engine.cache.peer_pool import (
     PeerPool,
     PeerPoolError,
@@ -153,6 +154,11 @@ def test_pool_may_begin_anywhere_in_its_memory(own: KvCache) -> None:
     handle = dataclasses.replace(export.handle, offset=64, num_bytes=memory.tensor.numel())
 
     assert torch.equal(open_peer_pool(handle, own).read([1]), cache.read_blocks([1]))
+
+
+def test_host_without_a_cuda_driver_says_so() -> None:
+    with pytest.raises(CudaIpcError, match="no CUDA driver: libnone"):
+        CudaDriver(0, library="libnone.so")
 
 
 def test_private_memory_cannot_be_exported(own: KvCache) -> None:

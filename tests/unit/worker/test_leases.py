@@ -21,14 +21,21 @@ class Clock:
 class Pool:
     """Remembers what was written where."""
 
-    block_bytes = 4
+    num_layers = 4
 
     def __init__(self) -> None:
         self.written: dict[int, bytes] = {}
 
-    def write_blocks(self, block_ids, blocks) -> None:
+    def part_bytes(self, layers=None) -> int:
+        return 4 if layers is None else len(layers)
+
+    def write_blocks(self, block_ids, blocks, layers=None, *, expected=None) -> list[int]:
+        layers = layers or range(4)
         for block_id, block in zip(block_ids, blocks, strict=True):
-            self.written[block_id] = bytes(block.tolist())
+            whole = bytearray(self.written.get(block_id, bytes(4)))
+            whole[layers.start : layers.stop] = bytes(block.tolist())
+            self.written[block_id] = bytes(whole)
+        return []
 
 
 @pytest.fixture
@@ -173,10 +180,10 @@ async def test_close_waits_for_the_write_in_progress() -> None:
     event_loop = asyncio.get_running_loop()
 
     class SlowPool(Pool):
-        def write_blocks(self, block_ids, blocks) -> None:
+        def write_blocks(self, *arguments, **options) -> list[int]:
             event_loop.call_soon_threadsafe(started.set)
             asyncio.run_coroutine_threadsafe(may_end.wait(), event_loop).result(10)
-            super().write_blocks(block_ids, blocks)
+            return super().write_blocks(*arguments, **options)
 
     pool = SlowPool()
     blocks = ReservedBlocks(pool, [40], first_block=0)

@@ -32,6 +32,7 @@ from pagoda.runtime.status import Heartbeat
 from pagoda.worker.engine_loop import EngineLoop
 from pagoda.worker.errors import EngineFailedError, EngineLoopError
 from pagoda.worker.frames import FramePublisher
+from pagoda.worker.gpu_metrics import register_gpu_metrics
 from pagoda.worker.kv_events import KvEventPublisher
 from pagoda.worker.load_engine import LoadedEngine
 from pagoda.worker.metrics import WorkerMetrics
@@ -41,6 +42,7 @@ from pagoda.worker.settings import WorkerSettings
 from pagoda.worker.spans import StageRecorder
 from pagoda.worker.speed_model import Rate, SpeedModel
 from pagoda.worker.status import make_status
+from pagoda.worker.step_timeline import StepTimeline
 from pagoda.worker.tier_client import TierClient
 from pagoda.worker.write_through import WriteThrough
 
@@ -121,6 +123,13 @@ class Worker:
         self.parents = parents
         self.executor = ThreadPoolExecutor(NUM_COPY_THREADS, thread_name_prefix="kv-copy")
         self.stages = StageRecorder(identity.worker_id, identity.epoch, metrics)
+        self.timeline = StepTimeline(
+            identity.worker_id,
+            identity.epoch,
+            metrics,
+            trace_interval=settings.step_trace_interval,
+            clock=clock,
+        )
         self.speed = SpeedModel()
         self.transfer_rate = Rate()
         self.fetch_rate = Rate()
@@ -144,6 +153,8 @@ class Worker:
                     max_bytes=settings.write_through_bytes,
                     on_dropped=metrics.write_through_dropped.inc,
                 )
+        metrics.kv_pool_bytes.set(self.load.num_blocks * self.kv_cache.block_bytes)
+        register_gpu_metrics(metrics.registry, self.model.device)
         self.frames = FramePublisher(
             bus.publish,
             worker_id=identity.worker_id,
@@ -274,14 +285,14 @@ class Worker:
         self.load = engine.load()
 
     def _on_step(self, result: StepResult) -> None:
+        self.timeline.begin(result, self.sequences)
         now = self.clock()
-        computing = result.stats.forward_seconds + result.stats.sample_seconds
         for reservation in result.reserved:
             sequence = self.sequences.get(reservation.sequence_id)
             if sequence is not None:
-                # The step that admits a sequence computes it too; one to import waits for us.
+                # The call that admits a sequence computes it too; one to import waits for us.
                 is_computed = sequence.request.kv_source is KvSource.COMPUTE
-                reserved = now - computing if is_computed else now
+                reserved = now - result.seconds if is_computed else now
                 sequence.stages.reserved = max(reserved, sequence.stages.accepted)
                 self.handler.on_reserved(sequence, reservation)
         for computed in result.computed:
@@ -293,6 +304,7 @@ class Worker:
             if sequence is not None:
                 self.handler.on_output(sequence, output)
         self.frames.flush()
+        self.timeline.end(result.stats)
         self.kv_events.add((block_hash for block_hash, _ in result.stored), result.evicted)
         if self.write_through is not None:
             self.write_through.offer(result.stored)
@@ -304,9 +316,6 @@ class Worker:
         if not stats.num_sequences:
             return
         self.speed.add(stats)
-        self.metrics.step_seconds.observe(
-            stats.schedule_seconds + stats.forward_seconds + stats.sample_seconds
-        )
         self.metrics.prefill_tokens.inc(stats.num_prefill_tokens)
         self.metrics.decode_tokens.inc(stats.num_decode_tokens)
 

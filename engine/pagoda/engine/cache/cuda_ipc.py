@@ -124,8 +124,18 @@ class CudaIpcMemory:
         """Return uint8 ``[num_bytes]`` on `device`, whichever GPU the memory is of.
 
         It keeps the mapping. Copies of it must be done before it is let go of.
+
+        Raises:
+            CudaIpcError: torch does not take memory of that GPU, or by a copy only.
         """
-        return torch.as_tensor(_Range(self, self._base + offset, num_bytes), device=device)
+        address = self._base + offset
+        try:
+            tensor = torch.as_tensor(_Range(self, address, num_bytes), device=device)
+        except RuntimeError as error:
+            raise CudaIpcError(f"torch: {error}") from error
+        if tensor.data_ptr() != address:
+            raise CudaIpcError(f"torch copies memory of that GPU for {device}")
+        return tensor
 
     def __del__(self) -> None:
         if hasattr(self, "num_bytes"):

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from pagoda.engine.cache.copy_lanes import (
-    DEVICE_CHUNK_BYTES,
     STAGING_BYTES,
     CopyLanes,
     borrowed,
     chunks,
 )
 from pagoda.engine.cache.shared_memory import ByteArray, SharedMemory
-from pagoda.kernels import gather_blocks, scatter_blocks
+from pagoda.kernels import copy_blocks, digest_pool, gather_blocks, scatter_blocks
 from pagoda.kernels.block_digest import DIGEST_BYTES
+from pagoda.kernels.host_copy import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +178,9 @@ class KvCache:
 
     def digest_blocks(self, block_ids: Sequence[int], layers: range | None = None) -> torch.Tensor:
         """Digest blocks where they are: as `read_blocks_with_digest`, without the bytes."""
-        view, part_bytes = self.part(layers), self.part_bytes(layers)
-        digests = torch.empty((len(block_ids), DIGEST_BYTES), dtype=torch.uint8)
+        view = self.part(layers)
         with borrowed(self.lanes):
-            for some in chunks(len(block_ids), part_bytes, DEVICE_CHUNK_BYTES):
-                ids = self._ids(block_ids[some])
-                digests[some] = gather_blocks(view, ids, with_digest=True)[1].cpu()
-        return digests
+            return digest_pool(view, self._ids(block_ids)).cpu()
 
     def write_blocks(
         self,
@@ -229,13 +225,47 @@ class KvCache:
                 lane.wait()  # its buffer is free for the next ones
         return [position for position, is_bad in enumerate(bad.tolist()) if is_bad]
 
+    def copy_blocks(
+        self,
+        source: torch.Tensor,
+        source_ids: Sequence[int],
+        block_ids: Sequence[int],
+        layers: range | None = None,
+        *,
+        expected: torch.Tensor,
+    ) -> list[int]:
+        """Copy blocks of another pool in, each byte read once and written once.
+
+        They are verified where they lie then, so nobody may attend to them meanwhile.
+
+        Args:
+            source: ``[2, num_layers, any, block_size, HK, D]`` on this device; it may change.
+            source_ids: which of its blocks.
+            block_ids: where to, each at most once.
+            layers: which of each block.
+            expected: as for `write_blocks`.
+
+        Returns:
+            The positions of blocks with another digest: these layers of theirs are zeros now.
+        """
+        view = self.part(layers)
+        part = source if layers is None else source[:, layers.start : layers.stop]
+        with borrowed(self.lanes):
+            theirs, ours = self._ids(source_ids), self._ids(block_ids)
+            digests = copy_blocks(part, theirs, view, ours)
+            bad = (digests.cpu() != expected).any(1).nonzero()[:, 0].tolist()
+            if bad:
+                # Not left as they are: a masked slot times a NaN that came would still be a NaN.
+                view.index_fill_(2, self._ids([block_ids[position] for position in bad]), 0)
+        return bad
+
     def part(self, layers: range | None = None) -> torch.Tensor:
         """View ``[2, len(layers), num_blocks, block_size, HK, D]`` of some layers."""
         self.part_bytes(layers)
         return self.tensor if layers is None else self.tensor[:, layers.start : layers.stop]
 
     def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(block_ids, dtype=torch.int64, device=self.device)
+        return to_device([np.array(block_ids, dtype=np.int64)], self.device)[0]
 
 
 def as_runs(pool: torch.Tensor) -> ByteArray:

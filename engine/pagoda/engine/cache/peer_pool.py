@@ -8,6 +8,7 @@ verifies its copy. Knows nothing of leases, or of how a handle travels.
 
 import enum
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,15 @@ class PeerPool(Protocol):
     @property
     def kind(self) -> PoolKind:
         """How it is read."""
+        ...
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The pool as the reader's device sees it, for `KvCache.copy_blocks`; None: it does not.
+
+        Raises:
+            PeerPoolError: `close` was called.
+        """
         ...
 
     @property
@@ -188,11 +198,24 @@ class SharedMemoryPool:
         self._runs: ByteArray | None = pool.reshape(2, own.layout.num_layers, handle.num_blocks, -1)
         self._own = own
 
-    def read(self, block_ids: Sequence[int], layers: range | None = None) -> torch.Tensor:
-        """See `PeerPool.read`."""
+    @property
+    def tensor(self) -> torch.Tensor:
+        """See `PeerPool.tensor`."""
+        runs = self._open_runs()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch fears for memory that cannot be written
+            flat = torch.from_numpy(runs).flatten()
+        return flat.view(self._own.layout.dtype).view(self._own.layout.pool_shape(runs.shape[2]))
+
+    def _open_runs(self) -> ByteArray:
         runs = self._runs
         if runs is None:
             raise PeerPoolError("the pool is closed")
+        return runs
+
+    def read(self, block_ids: Sequence[int], layers: range | None = None) -> torch.Tensor:
+        """See `PeerPool.read`."""
+        runs = self._open_runs()
         check_blocks(block_ids, runs.shape[2])
         rows = np.empty((len(block_ids), self._own.part_bytes(layers)), dtype=np.uint8)
         part = runs if layers is None else runs[:, layers.start : layers.stop]
@@ -218,22 +241,26 @@ class CudaIpcPool:
         pool_bytes = handle.num_blocks * own.block_bytes
         try:
             memory = CudaIpcMemory(CudaDriver(_index(own.device)), handle.memory)
+            if memory.num_bytes < handle.offset + pool_bytes:
+                raise CudaIpcError(f"{memory.num_bytes} bytes were mapped, too few for the pool")
+            flat = memory.tensor(handle.offset, pool_bytes, own.device)
         except CudaIpcError as error:
             raise PeerPoolError(f"GPU {handle.device}: {error}") from error
-        if memory.num_bytes < handle.offset + pool_bytes:
-            raise PeerPoolError(
-                f"the mapped memory has {memory.num_bytes} bytes, too few for the pool"
-            )
-        flat = memory.tensor(handle.offset, pool_bytes, own.device)
         shape = own.layout.pool_shape(handle.num_blocks)
         self._blocks: torch.Tensor | None = flat.view(own.layout.dtype).view(shape)
         self._own = own
 
-    def read(self, block_ids: Sequence[int], layers: range | None = None) -> torch.Tensor:
-        """See `PeerPool.read`."""
+    @property
+    def tensor(self) -> torch.Tensor:
+        """See `PeerPool.tensor`."""
         blocks = self._blocks
         if blocks is None:
             raise PeerPoolError("the pool is closed")
+        return blocks
+
+    def read(self, block_ids: Sequence[int], layers: range | None = None) -> torch.Tensor:
+        """See `PeerPool.read`."""
+        blocks = self.tensor
         check_blocks(block_ids, blocks.shape[2])
         part_bytes = self._own.part_bytes(layers)
         part = blocks if layers is None else blocks[:, layers.start : layers.stop]

@@ -258,7 +258,7 @@ class Scheduler:
             assert num_launched == 0
             return
         assert len(set(sequence.block_ids)) == len(sequence.block_ids)
-        assert num_launched < num_tokens, "nothing left to compute"
+        assert num_launched < num_tokens or sequence.has_ended, "nothing left to compute"
         assert num_tokens <= sequence.max_num_tokens
         assert sequence.num_cached_tokens % size == 0
         assert sequence.num_cached_tokens <= num_computed

@@ -19,7 +19,7 @@ class SequenceState(enum.Enum):
     WAITING = "waiting"
     IMPORTING = "importing"  # blocks reserved; someone else writes them
     RUNNING = "running"  # prefilling or decoding
-    HELD = "held"  # prefill_only and sampled: blocks stay until `Engine.release`
+    HELD = "held"  # prefill_only and sampled, or failed: blocks stay until `Engine.release`
     FINISHED = "finished"
 
 

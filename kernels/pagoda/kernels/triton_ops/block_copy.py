@@ -102,6 +102,7 @@ def copy_digest_kernel(
     target_stride_block,
     num_rows,
     HAS_TARGET_IDS: tl.constexpr,
+    WRITES: tl.constexpr,
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
     PROGRAM_ROWS: tl.constexpr,
@@ -110,7 +111,7 @@ def copy_digest_kernel(
 
     Tile [ROWS, WORDS] of int32. Program (n, i) takes PROGRAM_ROWS rows of one run of block n, which
     is a whole number of rows of the digest. Block n goes to block ``target_ids[n]`` of the target,
-    or to block n.
+    or to block n, or nowhere.
     """
     row = tl.program_id(0).to(tl.int64)
     parts = tl.cdiv(run_rows, PROGRAM_ROWS)
@@ -135,7 +136,8 @@ def copy_digest_kernel(
         offs = offs_r[:, None] * WORDS + offs_w[None, :]
         # [ROWS, WORDS]
         words = tl.load(in_pool + offs, mask=mask_r[:, None], other=0)
-        tl.store(in_target + offs, words, mask=mask_r[:, None])
+        if WRITES:
+            tl.store(in_target + offs, words, mask=mask_r[:, None])
         # [ROWS]
         first = add_words(first, words, tl.load(key_ptr + offs_r, mask=mask_r, other=0))
         second = add_words(
@@ -172,6 +174,14 @@ def gather_blocks_digest(
     return _copy_digest(kv_cache, block_ids, target, None)
 
 
+def digest_pool(kv_cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+    """Digest blocks where they lie; as `pagoda.kernels.digest_pool`."""
+    if not len(block_ids) or not _can_digest(kv_cache, kv_cache):
+        blocks = kv_cache.new_empty((len(block_ids), *kv_cache.shape[:2], *kv_cache.shape[3:]))
+        return gather_blocks_digest(kv_cache, block_ids, blocks)
+    return _copy_digest(kv_cache, block_ids, None, None)
+
+
 def copy_blocks(
     source: torch.Tensor, source_ids: torch.Tensor, target: torch.Tensor, target_ids: torch.Tensor
 ) -> torch.Tensor:
@@ -194,7 +204,7 @@ def _can_digest(source: torch.Tensor, target: torch.Tensor) -> bool:
 def _copy_digest(
     source: torch.Tensor,
     source_ids: torch.Tensor,
-    target: torch.Tensor,
+    target: torch.Tensor | None,
     target_ids: torch.Tensor | None,
 ) -> torch.Tensor:
     num_blocks, num_layers = len(source_ids), source.shape[1]
@@ -203,7 +213,8 @@ def _copy_digest(
     num_rows = 2 * num_layers * run_rows
     parts = 2 * num_layers * triton.cdiv(run_rows, PROGRAM_ROWS)
     partials = torch.empty((num_blocks, parts, 2), dtype=torch.int64, device=source.device)
-    pool, into = _runs(source).view(torch.int32), _runs(target).view(torch.int32)
+    pool = _runs(source).view(torch.int32)
+    into = pool if target is None else _runs(target).view(torch.int32)
     with on_device_of(source):
         copy_digest_kernel[(num_blocks, parts)](
             pool,
@@ -218,6 +229,7 @@ def _copy_digest(
             *into.stride()[:3],
             num_rows,
             HAS_TARGET_IDS=target_ids is not None,
+            WRITES=target is not None,
             ROWS=TILE_ROWS,
             WORDS=TILE_WORDS,
             PROGRAM_ROWS=PROGRAM_ROWS,

@@ -32,7 +32,9 @@ def described_tile_shape(head_dim: int, block_size: int, device: torch.device) -
 
     As tuned, else reasoned, not measured: 128 query rows feed two warp groups; tiles of 128 keys
     halve the softmax rescaling against 64 where a block is that large and the accumulator leaves
-    registers for it.
+    registers for it. Tiles of which rows do not see all keys stay with pointers: by descriptors
+    they took Hopper past its registers. On warps that only copy, see
+    benchmarks/results/compile/warp-specialisation.md.
     """
     block_n, num_stages = min(128, block_size), 2 if block_size >= 128 else 3
     if head_dim > 128:

@@ -13,15 +13,19 @@ BLOCK_S: tl.constexpr = tl.constexpr(256)
 
 @triton.jit
 def tokens_per_split(tokens, most_splits, min_tokens, BLOCK_N: tl.constexpr):
-    """Tokens of a split, whole tiles: those of `most_splits` equal ones, at least `min_tokens`."""
-    size = tl.maximum(tl.cdiv(tokens, most_splits), min_tokens)
-    return tl.cdiv(size, BLOCK_N) * BLOCK_N
+    """Tokens of a split: at most `most_splits` of one size, whole tiles.
+
+    As many as there are with `min_tokens` each at least, but equal: the longest is waited for.
+    """
+    least = tl.maximum(tl.cdiv(tokens, most_splits), min_tokens)
+    num_splits = tl.maximum(tl.cdiv(tokens, least), 1)
+    return tl.cdiv(tl.cdiv(tokens, num_splits), BLOCK_N) * BLOCK_N
 
 
 @triton.jit
 def num_splits_of(tokens, split_tokens):
     """Splits of a sequence: one even if it has no tokens, to write its rows."""
-    return tl.maximum(tl.cdiv(tokens, split_tokens), 1)
+    return tl.maximum(tl.cdiv(tokens, tl.maximum(split_tokens, 1)), 1)
 
 
 @triton.jit

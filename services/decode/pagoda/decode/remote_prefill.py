@@ -111,10 +111,10 @@ class RemotePrefill:
             {
                 "pagoda.lease_id": lease.lease_id,
                 "pagoda.prefill_worker_id": lease.producer_id,
-                "pagoda.blocks": lease.num_received_blocks,
+                "pagoda.blocks": lease.blocks.num_complete,
                 "pagoda.bytes": lease.num_received_bytes,
                 "pagoda.bad_blocks": len(lease.bad_blocks),
-                "pagoda.shared_memory": lease.used_shared_memory,
+                "pagoda.transport": lease.transport,
                 "pagoda.outcome": outcome,
             },
         )

@@ -34,10 +34,12 @@ async def serve(
         generation = Generation(worker, lease_seconds=settings.lease_seconds)
         consumer = KvConsumer(
             generation.leases,
+            kv_cache=worker.kv_cache,
             kv_identity=worker.kv_identity,
             executor=worker.executor,
             on_bad_blocks=worker.metrics.bad_digests.labels("transfer").inc,
         )
+        stack.callback(consumer.close)
 
         def add(server: grpc.aio.Server) -> None:
             kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(consumer, server)
@@ -52,7 +54,8 @@ async def serve(
         )
         generation.endpoint = f"{settings.advertised_host}:{port}"
         directory = WorkerDirectory()
-        directory.add_listener(generation.on_worker)
+        directory.add_listener(generation.on_worker)  # settles leases before their pool is closed
+        directory.add_listener(consumer.on_worker)
         await stack.enter_async_context(worker.running(generation, context.tasks))
         worker_id = worker.identity.worker_id
         for subscription in (

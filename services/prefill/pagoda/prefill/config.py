@@ -1,5 +1,7 @@
 """Settings of the prefill worker."""
 
+from typing import Literal
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -11,8 +13,10 @@ class PrefillSettings(WorkerSettings):
 
     model_config = SettingsConfigDict(env_prefix="PAGODA_PREFILL_")
 
-    shared_memory_bytes: int = Field(
-        64 * 2**20,
-        ge=0,
-        description="Shared memory for KV on its way to workers on this host; 0: none, gRPC only",
+    kv_transfer: Literal["host", "nixl", "grpc"] = Field(
+        "host",
+        description="How decode workers get KV. host: those on this host read it from the pool, by "
+        "CUDA IPC or, on CPU, shared memory; nixl: all read it from the pool by NIXL (`pip install "
+        "pagoda-worker[nixl]`); grpc: in messages, which is also how it comes to those who cannot "
+        "read the pool",
     )

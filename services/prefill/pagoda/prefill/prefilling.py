@@ -11,11 +11,13 @@ from opentelemetry.context import Context
 
 from pagoda.engine import (
     ComputedBlocks,
+    ComputedLayers,
     FinishReason,
     KvSource,
     Reservation,
     SequenceOutput,
 )
+from pagoda.prefill.exported_layers import ExportedLayers
 from pagoda.rpc.v1 import generate_pb2, status_pb2
 from pagoda.runtime.telemetry import attached
 from pagoda.worker import codec
@@ -30,6 +32,8 @@ from pagoda.worker.worker import Worker
 logger = logging.getLogger(__name__)
 
 MAX_PUSH_SECONDS = 600.0
+
+Events = asyncio.Queue[ComputedBlocks | ComputedLayers | SequenceOutput]
 
 
 class Prefilling:
@@ -56,7 +60,7 @@ class Prefilling:
         elif admitted is not None:
             admitted.lease_id, admitted.lease_epoch = lease.lease_id, lease.epoch
             admitted.first_block = message.first_block
-            admitted.events = asyncio.Queue()  # bounded by the chunks of its prompt
+            admitted.events = asyncio.Queue()  # bounded by chunks and layer groups of its prompt
             target = LeaseTarget(lease.lease_id, lease.epoch, lease.endpoint)
             admitted.task = self.worker.tasks.start(
                 self._export(admitted, admitted.events, target),
@@ -101,6 +105,13 @@ class Prefilling:
             self.worker.tasks.start(
                 self._fetch(sequence, sequence.blocks), name=f"fetch {sequence.sequence_id}"
             )
+
+    def on_layers(self, layers: tuple[ComputedLayers, ...]) -> None:
+        """Hand finished layers of blocks to their sequences' tasks."""
+        for computed in layers:
+            sequence = self.worker.sequences.get(computed.sequence_id)
+            if sequence is not None and sequence.events is not None:
+                sequence.events.put_nowait(computed)
 
     def on_computed(self, sequence: LiveSequence, computed: ComputedBlocks) -> None:
         """Hand finished blocks to the sequence's task."""
@@ -148,7 +159,7 @@ class Prefilling:
     async def _export(
         self,
         sequence: LiveSequence,
-        events: "asyncio.Queue[ComputedBlocks | SequenceOutput]",
+        events: Events,
         target: LeaseTarget,
     ) -> None:
         """Push a sequence's blocks as they are computed, then its result."""
@@ -170,24 +181,20 @@ class Prefilling:
             finally:
                 await self._close(sequence, push, target, reason)
 
-    async def _push_all(
-        self,
-        sequence: LiveSequence,
-        events: "asyncio.Queue[ComputedBlocks | SequenceOutput]",
-        push: KvPush,
-    ) -> str:
+    async def _push_all(self, sequence: LiveSequence, events: Events, push: KvPush) -> str:
         """Returns an empty reason when the consumer has everything, else why it has not."""
+        exported = ExportedLayers(push, self.worker.kv_cache.num_layers, sequence.first_block)
         while True:
             event = await events.get()
-            if isinstance(event, ComputedBlocks):
-                skip = max(sequence.first_block - event.first_block, 0)
-                if event.block_ids[skip:]:
-                    await push.send(event.first_block + skip, event.block_ids[skip:])
-                continue
-            if not event.token_ids:
+            if isinstance(event, ComputedLayers):
+                await exported.send_layers(event)
+            elif isinstance(event, ComputedBlocks):
+                await exported.send_rest(event)
+            elif not event.token_ids:
                 return event.error or "aborted"
-            await self._finish(sequence, push, event)
-            return ""
+            else:
+                await self._finish(sequence, push, event)
+                return ""
 
     async def _finish(self, sequence: LiveSequence, push: KvPush, output: SequenceOutput) -> None:
         summary = await push.finish(

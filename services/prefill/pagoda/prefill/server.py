@@ -2,8 +2,11 @@
 
 import contextlib
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
+from pagoda.engine.cache.peer_pool import PeerPoolError, PoolExport
 from pagoda.prefill.config import PrefillSettings
+from pagoda.prefill.layer_events import LayerEvents
 from pagoda.prefill.prefilling import Prefilling
 from pagoda.rpc.v1 import generate_pb2, status_pb2
 from pagoda.runtime import subjects
@@ -11,13 +14,15 @@ from pagoda.runtime.rpc_client import grpc_channel
 from pagoda.runtime.service import ServiceContext
 from pagoda.runtime.status import WorkerDirectory
 from pagoda.worker.kv_transfer.base import KvProducer
-from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer
-from pagoda.worker.kv_transfer.shared_memory import Arena, ArenaError
+from pagoda.worker.kv_transfer.grpc_producer import ExportedPool, GrpcProducer
+from pagoda.worker.kv_transfer.nixl_pool import NixlExport
 from pagoda.worker.metrics import WorkerMetrics
 from pagoda.worker.open_worker import open_worker
 from pagoda.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
+
+NUM_PUSH_THREADS = 2
 
 
 async def serve(
@@ -32,29 +37,42 @@ async def serve(
     Raises:
         EngineFailedError: the engine failed; the consumers were told.
     """
+    layer_events = LayerEvents()
     async with (
-        open_worker(context, settings, role=status_pb2.ROLE_PREFILL, metrics=metrics) as worker,
+        open_worker(
+            context,
+            settings,
+            role=status_pb2.ROLE_PREFILL,
+            metrics=metrics,
+            on_layers=layer_events,
+            shares_pool=settings.kv_transfer == "host",
+        ) as worker,
         contextlib.AsyncExitStack() as stack,
     ):
+        # Of its own: a push that waits for its layers must not hold up the kvstore's copies.
+        executor = ThreadPoolExecutor(NUM_PUSH_THREADS, thread_name_prefix="kv-push")
+        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         token = context.common.cluster_token.get_secret_value()
         producer = producer_class(
             worker.kv_cache,
             kv_identity=worker.kv_identity,
             open_channel=lambda endpoint: grpc_channel(endpoint, token=token),
-            executor=worker.executor,
-            arena=_open_arena(worker, settings),
+            executor=executor,
+            pool=_export_pool(worker, settings),
         )
         stack.push_async_callback(producer.close)
-        await _serve(context, worker, producer, stack)
+        await _serve(context, worker, producer, layer_events, stack)
 
 
 async def _serve(
     context: ServiceContext,
     worker: Worker,
     producer: KvProducer,
+    layer_events: LayerEvents,
     stack: contextlib.AsyncExitStack,
 ) -> None:
     prefilling = Prefilling(worker, producer)
+    layer_events.listener = prefilling.on_layers
     directory = WorkerDirectory()
     directory.add_listener(prefilling.on_worker)
     await stack.enter_async_context(worker.running(prefilling, context.tasks))
@@ -76,11 +94,13 @@ async def _serve(
     await worker.drain()
 
 
-def _open_arena(worker: Worker, settings: PrefillSettings) -> Arena | None:
-    if not settings.shared_memory_bytes:
-        return None
+def _export_pool(worker: Worker, settings: PrefillSettings) -> ExportedPool | None:
     try:
-        return Arena(slot_bytes=worker.kv_cache.block_bytes, max_bytes=settings.shared_memory_bytes)
-    except ArenaError as error:
-        logger.warning("no shared memory, KV travels as gRPC payloads: %s", error)
+        if settings.kv_transfer == "host":
+            return PoolExport(worker.kv_cache)
+        if settings.kv_transfer == "nixl":
+            return NixlExport(worker.kv_cache)
+        return None
+    except PeerPoolError as error:
+        logger.warning("KV travels as gRPC payloads: %s", error)
         return None

@@ -1,6 +1,6 @@
 """What a KV transport offers to a producer; `grpc_producer` implements it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ MESSAGE_BYTES = 2**20
 
 
 class ReadableBlocks(Protocol):
-    """The part of the engine's KvCache that a producer uses."""
+    """The part of the engine's KvCache that reads whole blocks."""
 
     @property
     def block_bytes(self) -> int:
@@ -54,8 +54,21 @@ class PushSummary:
 class KvPush(Protocol):
     """One lease's blocks on their way. Used by one task."""
 
-    async def send(self, first_block: int, block_ids: Sequence[int]) -> None:
+    async def send(
+        self,
+        first_block: int,
+        block_ids: Sequence[int],
+        *,
+        layers: range | None = None,
+        wait: Callable[[], None] | None = None,
+    ) -> None:
         """Send consecutive logical blocks from `first_block` on; unchanged until `close`.
+
+        Args:
+            first_block: logical index of the first.
+            block_ids: where they are in the producer's pool.
+            layers: which of each block; None: all. A block is complete when all its layers came.
+            wait: called in a thread before the blocks are read; returns when they are written.
 
         Raises:
             PushError: the consumer refused or is gone; nothing more can be sent.
@@ -71,7 +84,7 @@ class KvPush(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the push, whatever became of it; on return nothing reads the blocks any more."""
+        """End the push, whatever became of it; on return nothing of ours reads the blocks."""
         ...
 
 

@@ -1,10 +1,9 @@
-"""The consumer's side of KvTransferService: checks leases and digests, writes blocks.
+"""The consumer's side of KvTransferService: checks leases, has blocks read, verified and written.
 
-Copying, digesting and writing happen in threads, behind the fence of `ReservedBlocks`.
+That happens in threads, behind the fence of `ReservedBlocks`.
 """
 
 import asyncio
-import collections
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -13,19 +12,17 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import numpy as np
-import torch
 
+from pagoda.engine import KvCache
+from pagoda.engine.cache.peer_pool import PeerPool, PeerPoolError
 from pagoda.rpc.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc
 from pagoda.worker.errors import LeaseError, LeaseMismatchError, LeaseVoidError
-from pagoda.worker.kv_transfer.digests import ByteArray, digest_blocks
 from pagoda.worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable, PrefillResult
-from pagoda.worker.kv_transfer.reserved_blocks import ReservedBlocks
-from pagoda.worker.kv_transfer.shared_memory import ArenaError, ArenaReader
+from pagoda.worker.kv_transfer.peer_pools import PeerPools
+from pagoda.worker.kv_transfer.pool_codec import DigestKind, digest_kind, pool_handle
+from pagoda.worker.kv_transfer.received_blocks import take_blocks
 
 logger = logging.getLogger(__name__)
-
-MAX_ARENAS = 16
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -35,8 +32,9 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
 
     Args:
         leases: what was promised.
+        kv_cache: whose blocks they are.
         kv_identity: 16 bytes; pushes of another identity are refused.
-        executor: threads for copying, digesting and writing.
+        executor: threads for opening pools, reading, digesting and writing.
         on_bad_blocks: told how many digests did not match.
         clock: unix seconds, for spans.
     """
@@ -45,6 +43,7 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self,
         leases: LeaseTable,
         *,
+        kv_cache: KvCache,
         kv_identity: bytes,
         executor: Executor,
         on_bad_blocks: Callable[[int], None],
@@ -55,7 +54,7 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._executor = executor
         self._on_bad_blocks = on_bad_blocks
         self._clock = clock
-        self._arenas: collections.OrderedDict[str, ArenaReader] = collections.OrderedDict()
+        self._pools = PeerPools(kv_cache, executor)
 
     async def Push(
         self, request_iterator: AsyncIterator[kv_transfer_pb2.PushRequest], context: Context
@@ -66,15 +65,14 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             lease = self._begin(header)
         except LeaseError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        arena = None
-        if header.shared_memory_name:
-            arena = self._open_arena(header.shared_memory_name, lease.blocks.block_bytes)
-            if arena is None:
-                self._leases.pause_push(lease)
-                return kv_transfer_pb2.PushResponse(needs_inline=True)
         reason = "the stream ended without a trailer"
         try:
-            return await self._receive(lease, arena, request_iterator)
+            pool = await self._open_pool(lease, header)
+            if pool is None and header.HasField("pool"):
+                await self._drain(lease, request_iterator)
+                self._leases.pause_push(lease)
+                return kv_transfer_pb2.PushResponse(needs_inline=True)
+            return await self._receive(lease, pool, digest_kind(header.digest), request_iterator)
         except LeaseVoidError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except LeaseMismatchError as error:
@@ -84,7 +82,17 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             reason = f"no message within {self._leases.lease_seconds:g} s"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
         finally:  # also when the stream broke, which cancels this call
-            self._leases.settle(lease, LeaseOutcome.BROKEN, reason=reason)
+            if lease.is_pushing:
+                self._leases.settle(lease, LeaseOutcome.BROKEN, reason=reason)
+
+    def on_worker(self, worker_id: str, status: object | None) -> None:
+        """A worker was heard of (status) or lost (None): its pool is closed then."""
+        if status is None:
+            self._pools.lose(worker_id)
+
+    def close(self) -> None:
+        """Close the pools of all producers."""
+        self._pools.close()
 
     async def Release(
         self, request: kv_transfer_pb2.ReleaseRequest, context: Context
@@ -122,50 +130,64 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         lease.started_unix_seconds = lease.started_unix_seconds or self._clock()
         return lease
 
-    def _open_arena(self, name: str, slot_bytes: int) -> ArenaReader | None:
-        arena = self._arenas.get(name)
-        if arena is None:
-            try:
-                arena = ArenaReader(name, slot_bytes=slot_bytes)
-            except ArenaError as error:
-                logger.info("payloads will travel inline: %s", error)
-                return None
-            self._arenas[name] = arena
-            if len(self._arenas) > MAX_ARENAS:
-                self._arenas.popitem(last=False)
-        self._arenas.move_to_end(name)
-        return arena
+    async def _open_pool(self, lease: Lease, header: kv_transfer_pb2.PushHeader) -> PeerPool | None:
+        if not header.HasField("pool"):
+            return None
+        try:
+            handle = pool_handle(header.pool)
+        except PeerPoolError as error:
+            logger.warning("KV blocks of %s come as gRPC payloads: %s", lease.producer_id, error)
+            return None
+        return await self._pools.open(lease.producer_id, handle)
+
+    async def _drain(
+        self, lease: Lease, requests: AsyncIterator[kv_transfer_pb2.PushRequest]
+    ) -> None:
+        """Read a push to its end: gRPC may lose an answer before that, and nobody else sees it die.
+
+        Raises:
+            LeaseMismatchError: it ended early.
+        """
+        while (message := await self._next(requests)) is not None:
+            self._leases.renew(lease)
+            if message.HasField("trailer"):
+                return
+        raise LeaseMismatchError("the push ended without a trailer")
 
     async def _receive(
         self,
         lease: Lease,
-        arena: ArenaReader | None,
+        pool: PeerPool | None,
+        digest: DigestKind,
         requests: AsyncIterator[kv_transfer_pb2.PushRequest],
     ) -> kv_transfer_pb2.PushResponse:
         event_loop = asyncio.get_running_loop()
-        lease.used_shared_memory = arena is not None
+        lease.transport = "inline" if pool is None else pool.kind.value
         while (message := await self._next(requests)) is not None:
             if message.HasField("trailer"):
                 return self._finish(lease, message.trailer)
             if not message.HasField("blocks"):
                 raise LeaseMismatchError("a push has one header, then blocks, then one trailer")
             bad_blocks = await event_loop.run_in_executor(
-                self._executor, _write, lease.blocks, arena, message.blocks.blocks
+                self._executor, take_blocks, lease.blocks, pool, digest, message.blocks
             )
             if bad_blocks is None:
                 raise LeaseVoidError(lease.lease_id, "settled while its blocks were under way")
-            lease.num_received_blocks += len(message.blocks.blocks)
-            lease.num_received_bytes += len(message.blocks.blocks) * lease.blocks.block_bytes
-            if bad_blocks:
-                lease.bad_blocks.update(bad_blocks)
-                self._on_bad_blocks(len(bad_blocks))
-                logger.warning(
-                    "lease %s: digests of blocks %s do not match; they will be recomputed",
-                    lease.lease_id,
-                    bad_blocks,
-                )
+            lease.num_received_bytes += sum(block.num_bytes for block in message.blocks.blocks)
+            self._note_bad(lease, bad_blocks)
             self._leases.renew(lease)
         raise LeaseMismatchError("the push ended without a trailer")
+
+    def _note_bad(self, lease: Lease, bad_blocks: Sequence[int]) -> None:
+        new = sorted(set(bad_blocks) - lease.bad_blocks)
+        if new:  # each counts once, however many of its layers are bad
+            lease.bad_blocks.update(new)
+            self._on_bad_blocks(len(new))
+            logger.warning(
+                "lease %s: digests of blocks %s do not match; they will be recomputed",
+                lease.lease_id,
+                new,
+            )
 
     def _finish(
         self, lease: Lease, trailer: kv_transfer_pb2.PushTrailer
@@ -176,56 +198,9 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             is_finished=trailer.is_finished,
         )
         self._leases.settle(lease, LeaseOutcome.RECEIVED, result=result)
+        blocks = lease.blocks
+        is_bad = {index for index in lease.bad_blocks if not blocks.is_complete(index)}
         return kv_transfer_pb2.PushResponse(
-            num_blocks=lease.num_received_blocks - len(lease.bad_blocks),
-            bad_blocks=sorted(lease.bad_blocks),
+            num_blocks=blocks.num_complete,
+            bad_blocks=sorted(is_bad.union(blocks.incomplete())),
         )
-
-
-def _write(
-    blocks: ReservedBlocks, arena: ArenaReader | None, messages: Sequence[kv_transfer_pb2.Block]
-) -> list[int] | None:
-    """Copy, verify and write one message's blocks. Returns bad indices, None if fenced.
-
-    The payload is copied before it is digested: what was verified is what is written, whoever else
-    still writes to the arena.
-    """
-    payloads: ByteArray = np.empty((len(messages), blocks.block_bytes), dtype=np.uint8)
-    for row, message in zip(payloads, messages, strict=True):
-        _copy_payload(blocks, arena, message, row)
-    digests = digest_blocks(payloads)
-    is_good = [d == message.digest for d, message in zip(digests, messages, strict=True)]
-    good = [message.index for message, ok in zip(messages, is_good, strict=True) if ok]
-    bad = [message.index for message, ok in zip(messages, is_good, strict=True) if not ok]
-    if good:
-        tensor = torch.from_numpy(payloads if not bad else payloads[is_good])
-        if not blocks.write(good, tensor):
-            return None
-    return bad if blocks.is_open else None
-
-
-def _copy_payload(
-    blocks: ReservedBlocks,
-    arena: ArenaReader | None,
-    message: kv_transfer_pb2.Block,
-    out: ByteArray,
-) -> None:
-    if not blocks.covers(message.index):
-        raise LeaseMismatchError(
-            f"block {message.index} is not in [{blocks.first_block}, {blocks.num_blocks})"
-        )
-    if message.num_bytes != blocks.block_bytes:
-        raise LeaseMismatchError(
-            f"block {message.index} has {message.num_bytes} bytes, must have {blocks.block_bytes}"
-        )
-    if message.payload:
-        if len(message.payload) != blocks.block_bytes:
-            raise LeaseMismatchError(f"block {message.index} carries {len(message.payload)} bytes")
-        out[:] = np.frombuffer(message.payload, dtype=np.uint8)
-        return
-    if arena is None:
-        raise LeaseMismatchError(f"block {message.index} has no payload and no arena was named")
-    try:
-        arena.take(message.arena_offset, out)
-    except ArenaError as error:
-        raise LeaseMismatchError(f"block {message.index}: {error}") from error

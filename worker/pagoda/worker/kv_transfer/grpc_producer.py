@@ -1,7 +1,7 @@
-"""The producer's side of KvTransferService: reads, digests and streams blocks.
+"""The producer's side of KvTransferService: digests blocks and says where they are.
 
-Reading and digesting happen in threads. Payloads go through the shared-memory arena where the
-consumer can open it, else inline. Knows leases only by their ids.
+A consumer that can open our pool reads them from there; to others they travel inline. Digesting
+and reading happen in threads. Knows leases only by their ids.
 """
 
 import asyncio
@@ -11,21 +11,18 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from typing import Protocol
 
 import grpc
 import grpc.aio
 
+from pagoda.engine import KvCache
+from pagoda.engine.cache.peer_pool import PoolHandle
 from pagoda.rpc.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc
 from pagoda.worker.errors import PushError
-from pagoda.worker.kv_transfer.base import (
-    MESSAGE_BYTES,
-    LeaseTarget,
-    PushSummary,
-    PushTrailer,
-    ReadableBlocks,
-)
-from pagoda.worker.kv_transfer.digests import ByteArray, digest_blocks
-from pagoda.worker.kv_transfer.shared_memory import Arena
+from pagoda.worker.kv_transfer.base import LeaseTarget, PushSummary, PushTrailer
+from pagoda.worker.kv_transfer.block_parts import BlockPart, encode_part, split_part
+from pagoda.worker.kv_transfer.pool_codec import DigestKind, pool_message
 
 logger = logging.getLogger(__name__)
 
@@ -35,31 +32,47 @@ GIVE_UP_SECONDS = 2.0
 OpenChannel = Callable[[str], grpc.aio.Channel]
 
 
+class ExportedPool(Protocol):
+    """A pool that peers can read."""
+
+    @property
+    def handle(self) -> PoolHandle:
+        """For peers."""
+        ...
+
+    def close(self) -> None:
+        """Let nobody open it any more."""
+        ...
+
+
 class GrpcProducer:
     """Pushes blocks of one pool. One channel per consumer, kept open.
 
     Args:
-        kv_cache: where blocks are read from.
+        kv_cache: where the blocks are.
         kv_identity: 16 bytes; the consumer refuses another one.
         open_channel: endpoint -> channel with credentials.
         executor: threads for reading and digesting.
-        arena: None = everything inline.
+        pool: lets consumers of this host read from `kv_cache`; None: everything inline. Closed with
+            the producer.
     """
 
     def __init__(
         self,
-        kv_cache: ReadableBlocks,
+        kv_cache: KvCache,
         *,
         kv_identity: bytes,
         open_channel: OpenChannel,
         executor: Executor,
-        arena: Arena | None = None,
+        pool: ExportedPool | None = None,
     ) -> None:
         self.kv_cache = kv_cache
         self.kv_identity = kv_identity
         self.executor = executor
-        self.arena = arena
-        self.blocks_per_message = max(1, MESSAGE_BYTES // kv_cache.block_bytes)
+        self.pool = pool
+        self.digest = DigestKind.XXH3
+        if kv_cache.device.type == "cuda":
+            self.digest = DigestKind.MULTILINEAR
         self._open_channel = open_channel
         self._channels: collections.OrderedDict[str, grpc.aio.Channel] = collections.OrderedDict()
         self._inline_epochs: collections.OrderedDict[str, None] = collections.OrderedDict()
@@ -79,12 +92,12 @@ class GrpcProducer:
             logger.info("lease %s could not be given up: %s", target.lease_id, error.details())
 
     async def close(self) -> None:
-        """Close all channels and the arena."""
+        """Close all channels and the pool."""
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()
-        if self.arena is not None:
-            self.arena.close()
+        if self.pool is not None:
+            self.pool.close()
 
     def stub(self, endpoint: str) -> "kv_transfer_pb2_grpc.KvTransferServiceAsyncStub":
         """Return a stub for one consumer."""
@@ -96,65 +109,52 @@ class GrpcProducer:
         self._channels.move_to_end(endpoint)
         return kv_transfer_pb2_grpc.KvTransferServiceStub(channel)
 
-    def arena_for(self, epoch: str) -> Arena | None:
-        """Return the arena unless this consumer could not open it before."""
-        return None if epoch in self._inline_epochs else self.arena
+    def pool_for(self, epoch: str) -> PoolHandle | None:
+        """Return our pool's handle unless this consumer could not open it before."""
+        return None if self.pool is None or epoch in self._inline_epochs else self.pool.handle
 
     def remember_inline(self, epoch: str) -> None:
-        """This consumer cannot open the arena."""
+        """This consumer cannot open our pool."""
         self._inline_epochs[epoch] = None
         if len(self._inline_epochs) > MAX_CHANNELS:
             self._inline_epochs.popitem(last=False)
 
-    def encode(
-        self, arena: Arena | None, ticket: int, first_block: int, block_ids: Sequence[int]
-    ) -> kv_transfer_pb2.PushRequest:
-        """Read and digest blocks into one message. Runs in a thread."""
-        payloads: ByteArray = self.kv_cache.read_blocks(block_ids).numpy()
-        blocks = []
-        for position, digest in enumerate(digest_blocks(payloads)):
-            block = kv_transfer_pb2.Block(
-                index=first_block + position, digest=digest, num_bytes=payloads.shape[1]
-            )
-            offset = None if arena is None else arena.put(ticket, payloads[position])
-            if offset is None:
-                block.payload = payloads[position].tobytes()
-            else:
-                block.arena_offset = offset
-            blocks.append(block)
-        return kv_transfer_pb2.PushRequest(blocks=kv_transfer_pb2.PushBlocks(blocks=blocks))
+    def encode(self, part: BlockPart, is_inline: bool) -> kv_transfer_pb2.PushRequest:
+        """Digest blocks, and read them if they travel inline. Runs in a thread."""
+        return encode_part(self.kv_cache, part, self.digest, is_inline=is_inline)
 
 
 PushCall = grpc.aio.StreamUnaryCall[kv_transfer_pb2.PushRequest, kv_transfer_pb2.PushResponse]
 
 
 class GrpcPush:
-    """One Push stream. Starts over inline, once, if the consumer cannot open the arena."""
+    """One Push stream. Starts over inline, once, if the consumer cannot open our pool."""
 
     def __init__(self, producer: GrpcProducer, target: LeaseTarget, timeout_seconds: float) -> None:
         self._producer = producer
         self._target = target
         self._ends_at = time.monotonic() + timeout_seconds
-        self._arena = producer.arena_for(target.epoch)
-        self._ticket = 0 if self._arena is None else self._arena.new_ticket()
+        self._pool = producer.pool_for(target.epoch)
         self._call: PushCall | None = None
-        self._sent: list[tuple[int, tuple[int, ...]]] = []
+        self._sent: list[BlockPart] = []
         self._encoding: asyncio.Future[kv_transfer_pb2.PushRequest] | None = None
         self._seconds = 0.0
 
-    async def send(self, first_block: int, block_ids: Sequence[int]) -> None:
+    async def send(
+        self,
+        first_block: int,
+        block_ids: Sequence[int],
+        *,
+        layers: range | None = None,
+        wait: Callable[[], None] | None = None,
+    ) -> None:
         """See `KvPush.send`."""
+        if wait is not None:
+            await asyncio.get_running_loop().run_in_executor(self._producer.executor, wait)
         started = time.perf_counter()
-        step = self._producer.blocks_per_message
-        for start in range(0, len(block_ids), step):
-            part = (first_block + start, tuple(block_ids[start : start + step]))
-            self._sent.append(part)
-            try:
-                await self._send_part(*part)
-            except PushError:
-                if not await self._must_start_over():
-                    raise
-                await self._start_over()
+        part = BlockPart(first_block, tuple(block_ids), layers)
+        self._sent.append(part)
+        await self._send_part(part)
         self._seconds += time.perf_counter() - started
 
     async def finish(self, trailer: PushTrailer) -> PushSummary:
@@ -172,10 +172,10 @@ class GrpcPush:
             self._producer.remember_inline(self._target.epoch)
             await self._start_over()
             response = await self._finish(message)
-        num_blocks = sum(len(block_ids) for _, block_ids in self._sent)
+        part_bytes = self._producer.kv_cache.part_bytes
         return PushSummary(
-            num_blocks=num_blocks,
-            num_bytes=num_blocks * self._producer.kv_cache.block_bytes,
+            num_blocks=response.num_blocks + len(response.bad_blocks),
+            num_bytes=sum(len(part.block_ids) * part_bytes(part.layers) for part in self._sent),
             bad_blocks=tuple(response.bad_blocks),
             seconds=self._seconds + time.perf_counter() - started,
         )
@@ -186,21 +186,16 @@ class GrpcPush:
             self._call.cancel()
         if self._encoding is not None:  # a thread cannot be cancelled: wait, it reads our blocks
             await asyncio.wait([self._encoding])
-        if self._arena is not None:
-            self._arena.release(self._ticket)
 
-    async def _send_part(self, first_block: int, block_ids: tuple[int, ...]) -> None:
+    async def _send_part(self, part: BlockPart) -> None:
         call = self._call or await self._open()
-        self._encoding = asyncio.get_running_loop().run_in_executor(
-            self._producer.executor,
-            self._producer.encode,
-            self._arena,
-            self._ticket,
-            first_block,
-            block_ids,
-        )
-        message = await asyncio.shield(self._encoding)
-        await self._write(call, message)
+        producer, is_inline = self._producer, self._pool is None
+        for some in split_part(producer.kv_cache, part, producer.digest, is_inline=is_inline):
+            self._encoding = asyncio.get_running_loop().run_in_executor(
+                producer.executor, producer.encode, some, is_inline
+            )
+            message = await asyncio.shield(self._encoding)
+            await self._write(call, message)
 
     async def _open(self) -> PushCall:
         timeout = max(self._ends_at - time.monotonic(), 0.001)
@@ -209,7 +204,8 @@ class GrpcPush:
             lease_id=self._target.lease_id,
             epoch=self._target.epoch,
             kv_identity=self._producer.kv_identity,
-            shared_memory_name="" if self._arena is None else self._arena.name,
+            pool=None if self._pool is None else pool_message(self._pool),
+            digest=self._producer.digest.value,
         )
         await self._write(call, kv_transfer_pb2.PushRequest(header=header))
         return call
@@ -230,25 +226,11 @@ class GrpcPush:
         except grpc.aio.AioRpcError as error:
             raise await self._push_error(call, error) from error
 
-    async def _must_start_over(self) -> bool:
-        """Tell whether the call ended because the consumer cannot open the arena."""
-        if self._arena is None or self._call is None or not self._call.done():
-            return False
-        try:
-            response = await self._call
-        except (grpc.aio.AioRpcError, asyncio.CancelledError):
-            return False
-        if response.needs_inline:
-            self._producer.remember_inline(self._target.epoch)
-        return response.needs_inline
-
     async def _start_over(self) -> None:
-        if self._arena is not None:
-            self._arena.release(self._ticket)
-        self._arena = None
+        self._pool = None
         self._call = None
         for part in self._sent:
-            await self._send_part(*part)
+            await self._send_part(part)
 
     async def _push_error(self, call: PushCall, error: Exception) -> PushError:
         reason = str(error)

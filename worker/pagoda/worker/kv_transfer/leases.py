@@ -63,11 +63,10 @@ class Lease:
     expires_at: float
     settled: "asyncio.Future[Settlement]"
     is_pushing: bool = False
-    bad_blocks: set[int] = field(default_factory=set)
-    num_received_blocks: int = 0
+    bad_blocks: set[int] = field(default_factory=set)  # a digest did not match, so far
     num_received_bytes: int = 0
     started_unix_seconds: float = 0.0
-    used_shared_memory: bool = False
+    transport: str = ""  # by which the last message's blocks came
 
 
 class LeaseTable:
@@ -131,7 +130,7 @@ class LeaseTable:
         return lease
 
     def pause_push(self, lease: Lease) -> None:
-        """The producer will start the push again (inline instead of shared memory)."""
+        """The producer will start the push again, with its payloads inline."""
         lease.is_pushing = False
 
     def renew(self, lease: Lease) -> None:

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pagoda.rpc.v1 import generate_pb2 as _generate_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,52 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Digest:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DigestEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Digest.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DIGEST_UNSPECIFIED: _Digest.ValueType  # 0
+    """as DIGEST_XXH3_128"""
+    DIGEST_XXH3_128: _Digest.ValueType  # 1
+    DIGEST_MULTILINEAR_128: _Digest.ValueType  # 2
+    """pagoda.kernels.digest_blocks; a GPU takes and checks it"""
+
+class Digest(_Digest, metaclass=_DigestEnumTypeWrapper): ...
+
+DIGEST_UNSPECIFIED: Digest.ValueType  # 0
+"""as DIGEST_XXH3_128"""
+DIGEST_XXH3_128: Digest.ValueType  # 1
+DIGEST_MULTILINEAR_128: Digest.ValueType  # 2
+"""pagoda.kernels.digest_blocks; a GPU takes and checks it"""
+Global___Digest: _TypeAlias = Digest  # noqa: Y015
+
+class _PoolKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOL_KIND_UNSPECIFIED: _PoolKind.ValueType  # 0
+    POOL_KIND_SHARED_MEMORY: _PoolKind.ValueType  # 1
+    """a memfd: <pid>/<fd>/<name>"""
+    POOL_KIND_CUDA_IPC: _PoolKind.ValueType  # 2
+    """a CUDA IPC handle, 64 bytes"""
+    POOL_KIND_NIXL: _PoolKind.ValueType  # 3
+    """address of the pool, GPU index of its owner (uint64, uint32, little endian), then the metadata of its NIXL agent"""
+
+class PoolKind(_PoolKind, metaclass=_PoolKindEnumTypeWrapper): ...
+
+POOL_KIND_UNSPECIFIED: PoolKind.ValueType  # 0
+POOL_KIND_SHARED_MEMORY: PoolKind.ValueType  # 1
+"""a memfd: <pid>/<fd>/<name>"""
+POOL_KIND_CUDA_IPC: PoolKind.ValueType  # 2
+"""a CUDA IPC handle, 64 bytes"""
+POOL_KIND_NIXL: PoolKind.ValueType  # 3
+"""address of the pool, GPU index of its owner (uint64, uint32, little endian), then the metadata of its NIXL agent"""
+Global___PoolKind: _TypeAlias = PoolKind  # noqa: Y015
 
 @_typing.final
 class PushRequest(_message.Message):
@@ -32,7 +79,7 @@ class PushRequest(_message.Message):
 
     @_builtins.property
     def blocks(self) -> Global___PushBlocks:
-        """any number; about 1 MiB of payload each, at least one block"""
+        """any number, at least one block each; about 1 MiB if payloads are inline"""
 
     @_builtins.property
     def trailer(self) -> Global___PushTrailer:
@@ -62,45 +109,108 @@ class PushHeader(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     KV_IDENTITY_FIELD_NUMBER: _builtins.int
-    SHARED_MEMORY_NAME_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     epoch: _builtins.str
     """of the consumer; another one is refused"""
     kv_identity: _builtins.bytes
     """must equal the consumer's"""
-    shared_memory_name: _builtins.str
-    """the producer's arena on this host; empty = payloads travel inline"""
+    digest: Global___Digest.ValueType
+    """of all blocks of this push"""
+    @_builtins.property
+    def pool(self) -> Global___PoolHandle:
+        """the producer's pool, to read blocks from; absent = payloads travel inline"""
+
     def __init__(
         self,
         *,
         lease_id: _builtins.str = ...,
         epoch: _builtins.str = ...,
         kv_identity: _builtins.bytes = ...,
-        shared_memory_name: _builtins.str = ...,
+        pool: Global___PoolHandle | None = ...,
+        digest: Global___Digest.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_identity", b"kv_identity", "lease_id", b"lease_id", "shared_memory_name", b"shared_memory_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "epoch", b"epoch", "kv_identity", b"kv_identity", "lease_id", b"lease_id", "pool", b"pool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PushHeader: _TypeAlias = PushHeader  # noqa: Y015
 
 @_typing.final
+class PoolHandle(_message.Message):
+    """A KV pool that other processes can read. The blocks of a push do not change before its call has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    kind: Global___PoolKind.ValueType
+    memory: _builtins.bytes
+    """names the memory, to the mechanism of this kind"""
+    num_bytes: _builtins.int
+    """of the memory to map"""
+    offset: _builtins.int
+    """where in it the pool begins, bytes"""
+    num_blocks: _builtins.int
+    """of the pool [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]"""
+    layout: _builtins.str
+    """must equal the consumer's"""
+    device: _builtins.str
+    """UUID of the GPU it lies on; empty = host memory"""
+    host: _builtins.str
+    """boot id of the machine it lies in; empty = any host may read it"""
+    def __init__(
+        self,
+        *,
+        kind: Global___PoolKind.ValueType = ...,
+        memory: _builtins.bytes = ...,
+        num_bytes: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        layout: _builtins.str = ...,
+        device: _builtins.str = ...,
+        host: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host", "kind", b"kind", "layout", b"layout", "memory", b"memory", "num_blocks", b"num_blocks", "num_bytes", b"num_bytes", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolHandle: _TypeAlias = PoolHandle  # noqa: Y015
+
+@_typing.final
 class PushBlocks(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BLOCKS_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    first_layer: _builtins.int
+    """of the part of each block that this message is about"""
+    num_layers: _builtins.int
+    """of that part; 0 = all layers"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Block]: ...
     def __init__(
         self,
         *,
         blocks: _abc.Iterable[Global___Block] | None = ...,
+        first_layer: _builtins.int = ...,
+        num_layers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "first_layer", b"first_layer", "num_layers", b"num_layers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -108,36 +218,37 @@ Global___PushBlocks: _TypeAlias = PushBlocks  # noqa: Y015
 
 @_typing.final
 class Block(_message.Message):
-    """One KV block, layout [2, num_layers, block_size, num_kv_heads, head_dim]."""
+    """Some layers of one KV block, layout [2, num_layers, block_size, num_kv_heads, head_dim]."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
-    ARENA_OFFSET_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
+    POOL_BLOCK_ID_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """logical block of the sequence"""
     digest: _builtins.bytes
-    """XXH3-128 of the payload, 16 bytes"""
+    """of this part, 16 bytes"""
     payload: _builtins.bytes
-    """inline bytes, or empty where the arena carries them"""
-    arena_offset: _builtins.int
-    """bytes into the producer's arena"""
+    """this part; empty where it is read from the pool"""
     num_bytes: _builtins.int
+    """of this part"""
+    pool_block_id: _builtins.int
+    """which block of the pool it is"""
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         digest: _builtins.bytes = ...,
         payload: _builtins.bytes = ...,
-        arena_offset: _builtins.int = ...,
         num_bytes: _builtins.int = ...,
+        pool_block_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_offset", b"arena_offset", "digest", b"digest", "index", b"index", "num_bytes", b"num_bytes", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "index", b"index", "num_bytes", b"num_bytes", "payload", b"payload", "pool_block_id", b"pool_block_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -194,12 +305,12 @@ class PushResponse(_message.Message):
     BAD_BLOCKS_FIELD_NUMBER: _builtins.int
     NEEDS_INLINE_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
-    """accepted"""
+    """complete: all layers of them came, and every digest matched"""
     needs_inline: _builtins.bool
-    """the arena could not be opened here: send the payloads inline"""
+    """the pool cannot be opened here: push again, with the payloads inline"""
     @_builtins.property
     def bad_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """digest mismatch; the consumer recomputes from the first of them"""
+        """came, but not whole or not right; the consumer recomputes from the first of them"""
 
     def __init__(
         self,

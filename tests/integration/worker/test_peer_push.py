@@ -1,0 +1,233 @@
+"""KV that goes from one process's pool to another's: producer and consumer are processes."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from support.kv_pools import make_cache, maps_of
+from support.kv_process import SECONDS, SOURCE_IDS, Consumer, Producer, Remote
+
+from pagoda.engine.cache import peer_pool
+from pagoda.engine.cache.peer_pool import PeerPoolError, open_peer_pool
+from pagoda.engine.cache.shared_memory import SharedMemoryError
+from pagoda.worker.errors import PushError
+from pagoda.worker.kv_transfer.leases import Lease, LeaseOutcome, Settlement
+
+pytestmark = pytest.mark.integration
+
+SOURCE = make_cache()
+
+
+@pytest.fixture
+async def producer() -> AsyncIterator[Remote]:
+    async with Remote.run("producer") as remote:
+        yield remote
+
+
+@pytest.fixture
+async def consumer() -> AsyncIterator[Consumer]:
+    async with Consumer().served() as consumer:
+        yield consumer
+
+
+async def settled(lease: Lease) -> Settlement:
+    async with asyncio.timeout(SECONDS):
+        return await asyncio.shield(lease.settled)
+
+
+async def begin(producer: Remote, consumer: Consumer) -> Lease:
+    lease = consumer.promise()
+    await producer.do("push", lease_id="lease-1", endpoint=consumer.endpoint)
+    return lease
+
+
+async def test_blocks_are_read_from_the_producers_pool(
+    producer: Remote, consumer: Consumer
+) -> None:
+    lease = await begin(producer, consumer)
+    await producer.do("send", first=0, end=3)
+    await producer.do("send", first=3, end=4)
+
+    summary = await producer.do("finish")
+
+    assert summary == {"num_blocks": 4, "bad_blocks": []}
+    settlement = await settled(lease)
+    assert settlement.outcome is LeaseOutcome.RECEIVED
+    assert settlement.num_valid_blocks == 4
+    assert lease.transport == "shared memory"
+    assert lease.num_received_bytes == 4 * SOURCE.block_bytes
+    assert consumer.num_equal(SOURCE) == 4
+
+
+async def test_blocks_come_layer_by_layer(producer: Remote, consumer: Consumer) -> None:
+    lease = await begin(producer, consumer)
+    for layers in ([2, 3], [0, 1], [0, 1], [1, 2]):
+        await producer.do("send", first=0, end=4, layers=layers)
+
+    assert await producer.do("finish") == {"num_blocks": 4, "bad_blocks": []}
+
+    assert (await settled(lease)).num_valid_blocks == 4
+    assert consumer.num_equal(SOURCE) == 4
+
+
+async def test_missing_layer_makes_a_block_bad(producer: Remote, consumer: Consumer) -> None:
+    lease = await begin(producer, consumer)
+    await producer.do("send", first=0, end=4, layers=[0, 2])
+    await producer.do("send", first=0, end=2, layers=[2, 3])
+    await producer.do("send", first=3, end=4, layers=[2, 3])
+
+    assert await producer.do("finish") == {"num_blocks": 4, "bad_blocks": [2]}
+
+    assert (await settled(lease)).num_valid_blocks == 2
+
+
+@pytest.mark.parametrize("layers", [None, [1, 3]])
+async def test_byte_that_changed_after_the_digest_makes_a_block_bad(
+    producer: Remote, consumer: Consumer, layers: list[int] | None
+) -> None:
+    lease = await begin(producer, consumer)
+    if layers is not None:
+        await producer.do("send", first=0, end=4, layers=[1, 3])
+        layers = [0, 1]
+    await producer.do("damage", block_id=0)  # logical block 2, first layer
+
+    await producer.do("send", first=0, end=4, layers=layers)
+
+    assert (await producer.do("finish"))["bad_blocks"] == [2]
+    assert (await settled(lease)).num_valid_blocks == 2
+    assert consumer.bad_blocks == [1]
+    assert not consumer.cache.tensor[:, 0, 0].any()
+
+
+async def test_push_of_an_older_epoch_opens_nothing(producer: Remote, consumer: Consumer) -> None:
+    handle = (await producer.do("handle")).encode()
+    consumer.promise()
+    await producer.do("push", lease_id="lease-1", endpoint=consumer.endpoint, epoch="older")
+
+    with pytest.raises(PushError, match=r"FAILED_PRECONDITION.*epoch 'older' is not mine"):
+        await producer.do("finish")
+
+    assert maps_of(handle) == []
+    assert len(consumer.leases) == 1
+
+
+async def test_killed_producer_leaves_what_it_sent_and_no_mapping(
+    producer: Remote, consumer: Consumer
+) -> None:
+    handle = (await producer.do("handle")).encode()
+    lease = await begin(producer, consumer)
+    await producer.do("send", first=0, end=3)
+    await producer.do("send", first=3, end=4, layers=[0, 2])
+    await consumer.received(lease, 3 * SOURCE.block_bytes + SOURCE.block_bytes * 2 // 3)
+    assert len(maps_of(handle)) == 1
+
+    await producer.kill()
+
+    settlement = await settled(lease)
+    assert settlement.outcome is LeaseOutcome.BROKEN
+    assert settlement.num_valid_blocks == 3
+    assert consumer.num_equal(SOURCE) == 3
+    consumer.lose_producer()
+    assert maps_of(handle) == []
+
+
+async def test_lost_producer_that_still_pushes_is_refused(
+    producer: Remote, consumer: Consumer
+) -> None:
+    handle = (await producer.do("handle")).encode()
+    lease = await begin(producer, consumer)
+    await producer.do("send", first=0, end=2)
+    await consumer.received(lease, 2 * SOURCE.block_bytes)
+
+    consumer.lose_producer()
+    assert (await settled(lease)).outcome is LeaseOutcome.PRODUCER_LOST
+    with contextlib.suppress(PushError):  # it may learn of it here, or below
+        await producer.do("send", first=2, end=4)
+    with pytest.raises(PushError):
+        await producer.do("finish")
+
+    assert maps_of(handle) == []
+    assert consumer.num_equal(SOURCE) == 2
+    assert not consumer.cache.tensor[:, :, [0, 2]].any()
+
+
+async def test_producer_killed_before_its_pool_was_opened(
+    producer: Remote, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_too_late(handle: bytes, *, num_bytes: int) -> None:
+        raise SharedMemoryError("its process has ended")
+
+    monkeypatch.setattr(peer_pool, "open_shared_memory", open_too_late)
+    lease = await begin(producer, consumer)
+    await producer.do("send", first=0, end=2)
+    await producer.kill()
+
+    settlement = await settled(lease)
+    assert settlement.outcome is LeaseOutcome.BROKEN
+    assert settlement.num_valid_blocks == 0
+
+
+@pytest.mark.parametrize("is_inline", [False, True])
+async def test_what_a_gpu_would_do_on_both_sides(is_inline: bool) -> None:
+    producer = Producer(as_gpu=True)
+    producer.producer.pool = None if is_inline else producer.export
+    async with Consumer(as_gpu=True).served() as consumer:
+        lease = consumer.promise()
+        await producer.push("lease-1", consumer.endpoint)
+        await producer.send(0, 3, [0, 1])
+        await producer.send(0, 3, [1, 3])
+        await producer.damage(1)
+        await producer.send(3, 4)
+
+        assert await producer.finish() == {"num_blocks": 4, "bad_blocks": () if is_inline else (3,)}
+
+        assert lease.transport == ("inline" if is_inline else "shared memory")
+        assert consumer.num_equal(make_cache()) == (4 if is_inline else 3)
+    await producer.close()
+
+
+@pytest.mark.parametrize("is_inline", [False, True])
+async def test_blocks_are_not_read_before_they_are_written(
+    consumer: Consumer, is_inline: bool
+) -> None:
+    producer = Producer()
+    producer.producer.pool = None if is_inline else producer.export
+    computed, producer.cache.tensor[:] = producer.cache.tensor.clone(), 0
+    may_write = threading.Event()
+
+    def wait() -> None:
+        assert may_write.wait(SECONDS)
+        producer.cache.tensor[:] = computed
+
+    lease = consumer.promise()
+    await producer.push("lease-1", consumer.endpoint)
+    sending = asyncio.create_task(producer.pushing.send(0, SOURCE_IDS, wait=wait))
+    await asyncio.sleep(0)
+    assert lease.num_received_bytes == 0
+    may_write.set()
+    await sending
+    await producer.finish()
+
+    assert consumer.num_equal(SOURCE) == 4
+    await producer.close()
+
+
+async def test_killed_consumer_ends_the_push_and_holds_nothing() -> None:
+    producer = Producer()
+    memory = producer.export.handle.memory
+    async with Remote.run("consumer") as consumer:
+        await producer.push("lease-1", await consumer.do("promise"))
+        await producer.send(0, 2)
+        await consumer.do("received", num_bytes=2 * SOURCE.block_bytes)
+        assert len(maps_of(memory, consumer.process.pid)) == 1
+
+        await consumer.kill()
+
+        with pytest.raises(PushError):
+            await producer.finish()
+    await producer.close()
+    assert len(maps_of(memory)) == 1
+    with pytest.raises(PeerPoolError, match="No such file"):
+        open_peer_pool(producer.export.handle, SOURCE)
