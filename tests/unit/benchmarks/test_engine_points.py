@@ -164,14 +164,19 @@ def test_blocks_of_a_point_leave_the_spare_ones_that_admission_asks_for():
 
 
 class Corrupted:
-    def __init__(self, pool):
-        self.pool = pool
-        self.chunk_bytes = pool.chunk_bytes
+    """A pool with one wrong value in each copy of it."""
 
-    def read(self, block_ids, layers=None):
-        rows = self.pool.read(block_ids, layers).clone()
-        rows[0, 0] ^= 1
-        return rows
+    def __init__(self, pool):
+        self._pool = pool
+
+    def __getattr__(self, name):
+        return getattr(self._pool, name)
+
+    @property
+    def tensor(self):
+        wrong = self._pool.tensor.clone()
+        wrong[0, 0, 0, 0, 0, 0] += 1
+        return wrong
 
 
 def test_a_damaged_block_is_seen(setting):
