@@ -6,7 +6,6 @@ Ties the scheduler, the KV blocks, the model and the sampler together. Knows no 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import torch
 
@@ -261,10 +260,12 @@ class Engine:
             for s in scheduled.reserved
         )
         computed: list[ComputedBlocks] = []
-        stats = StepStats()
+        stats = StepStats(num_preempted=scheduled.num_preempted)
         is_full = len(self._in_flight) > self._queue.lag
         if self._in_flight and (is_full or not scheduled.batch):
-            new_outputs, computed, stats = self._read(self._in_flight.popleft())
+            new_outputs, computed, stats = self._read(
+                self._in_flight.popleft(), scheduled.num_preempted
+            )
             outputs += new_outputs
         stored, evicted = self._pool.take_events()
         if not self.has_work():
@@ -275,7 +276,7 @@ class Engine:
             tuple(computed),
             stored,
             evicted,
-            replace(stats, num_preempted=scheduled.num_preempted),
+            stats,
             self._clock() - started,
         )
 
@@ -331,14 +332,17 @@ class Engine:
         return scheduled
 
     def _read(
-        self, launched: LaunchedStep
+        self, launched: LaunchedStep, num_preempted: int
     ) -> tuple[list[SequenceOutput], list[ComputedBlocks], StepStats]:
         started = self._clock()
         tokens = launched.read()
         read_at = self._clock()
         outputs, computed = commit_step(self._scheduler, launched.batch, tokens)
         stats = launched.stats(
-            self._previous, wait_seconds=read_at - started, commit_seconds=self._clock() - read_at
+            self._previous,
+            num_preempted=num_preempted,
+            wait_seconds=read_at - started,
+            commit_seconds=self._clock() - read_at,
         )
         self._previous = launched
         return outputs, computed, stats

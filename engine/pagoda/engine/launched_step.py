@@ -34,12 +34,18 @@ class LaunchedStep:
         return [by_row[row] for row in self.prepared.row_of]
 
     def stats(
-        self, previous: "LaunchedStep | None", *, wait_seconds: float, commit_seconds: float
+        self,
+        previous: "LaunchedStep | None",
+        *,
+        num_preempted: int,
+        wait_seconds: float,
+        commit_seconds: float,
     ) -> StepStats:
         """Return sizes and times, once it was read.
 
         Args:
             previous: the step before, if the engine was not idle in between.
+            num_preempted: since the step before was read.
             wait_seconds: that `read` took.
             commit_seconds: that its tokens took afterwards.
         """
@@ -51,6 +57,7 @@ class LaunchedStep:
             num_prefill_tokens=sum(s.num_new_tokens for s in self.batch if s.is_prefill),
             num_decode_tokens=sum(not s.is_prefill for s in self.batch),
             num_context_tokens=sum(s.num_context_tokens for s in self.batch),
+            num_preempted=num_preempted,
             started=started,
             schedule_seconds=scheduled - started,
             launch_seconds=launched - scheduled - self.work.inline_seconds,

@@ -142,15 +142,15 @@ class Runner:
     def _work(self, forward: Callable[[Recorder], torch.Tensor], rows: list[SampleRow]) -> Work:
         plan = plan_rows(rows, self._device)
 
-        @torch.inference_mode()
         def work(recorder: Recorder) -> list[torch.Tensor]:
-            recorder.mark()
-            logits = forward(recorder)
-            recorder.mark()
-            tensors = sample(logits, plan) if rows else []
-            if rows:
-                self._last_tokens[: len(rows)].copy_(tensors[0].clamp(min=0))
-            recorder.mark()
+            with torch.inference_mode():
+                recorder.mark()
+                logits = forward(recorder)
+                recorder.mark()
+                tensors = sample(logits, plan) if rows else []
+                if rows:
+                    self._last_tokens[: len(rows)].copy_(tensors[0].clamp(min=0))
+                recorder.mark()
             return tensors
 
         return work

@@ -110,7 +110,7 @@ class StepStats:
         num_prefill_tokens: new tokens of prompts.
         num_decode_tokens: new tokens of decodes.
         num_context_tokens: KV tokens read, all sequences.
-        num_preempted: sequences that lost their blocks.
+        num_preempted: sequences that lost their blocks since the last result.
         started: the engine's clock when the host began to schedule.
         schedule_seconds: host: choosing the batch.
         launch_seconds: host: preparing the inputs and queueing the work.
