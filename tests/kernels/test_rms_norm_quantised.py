@@ -8,8 +8,9 @@ from pagoda.kernels.triton_ops import rms_norm_quantised as triton_op
 NORM = {"cpu": rms_norm_quantised, "triton": triton_op.rms_norm_quantised}
 ADD = {"cpu": add_rms_norm_quantised, "triton": triton_op.add_rms_norm_quantised}
 EPS = 1e-5
-SCALE_TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-"""Of a scale: its element may be rounded one unit apart; bf16 is truncated when interpreted."""
+SCALE_TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2.4e-2}
+"""Of a scale: its element may be rounded one unit apart. Interpreted, bf16 is truncated: of the sum,
+the norm and the product, by up to 2**-7 each."""
 
 CODE_TOLERANCE = {torch.float32: 5e-3, torch.float16: 1.5e-2, torch.bfloat16: 4e-2}
 """Relative error norm of the values: now and then one falls to the code next to its own."""
