@@ -9,8 +9,8 @@ NORM = {"cpu": rms_norm_quantised, "triton": triton_op.rms_norm_quantised}
 ADD = {"cpu": add_rms_norm_quantised, "triton": triton_op.add_rms_norm_quantised}
 EPS = 1e-5
 SCALE_TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2.4e-2}
-"""Of a scale: its element may be rounded one unit apart. Interpreted, bf16 is truncated: of the sum,
-the norm and the product, by up to 2**-7 each."""
+"""Of a scale: its element may be rounded one unit apart. When interpreted, bf16 is truncated: the
+sum, the norm and the product by up to 2**-7 each."""
 
 CODE_TOLERANCE = {torch.float32: 5e-3, torch.float16: 1.5e-2, torch.bfloat16: 4e-2}
 """Relative error norm of the values: now and then one falls to the code next to its own."""
