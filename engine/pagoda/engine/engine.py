@@ -118,9 +118,9 @@ class Engine:
         if on_layers is not None and config.num_layer_groups > 1:
             self._layer_export = LayerExport(
                 on_layers,
+                self._blocks,
                 num_layers=model.description.num_layers,
                 num_groups=config.num_layer_groups,
-                block_size=config.block_size,
             )
         self._in_flight: deque[LaunchedStep] = deque()
         self._previous: LaunchedStep | None = None  # read last, unless the device idled since

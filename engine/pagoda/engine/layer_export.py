@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 
 from pagoda.engine.device.queue import Recorder
 from pagoda.engine.scheduler.scheduler import ScheduledSequence
+from pagoda.engine.scheduler.sequence_blocks import SequenceBlocks
 from pagoda.engine.step_result import ComputedLayers
 
 OnLayers = Callable[[tuple[ComputedLayers, ...]], None]
@@ -18,19 +19,19 @@ class LayerExport:
     """Cuts a forward into groups of layers."""
 
     def __init__(
-        self, on_layers: OnLayers, *, num_layers: int, num_groups: int, block_size: int
+        self, on_layers: OnLayers, blocks: SequenceBlocks, *, num_layers: int, num_groups: int
     ) -> None:
         """Choose the groups.
 
         Args:
             on_layers: called by a step's work after each group but the last: what that one
                 completes, the step's result names at about the same time.
+            blocks: of the engine.
             num_layers: of the model.
             num_groups: as even as possible; at most one for each layer.
-            block_size: tokens per block.
         """
         self._on_layers = on_layers
-        self._block_size = block_size
+        self._blocks = blocks
         num_groups = min(num_groups, num_layers)
         borders = [num_layers * i // num_groups for i in range(num_groups)]
         self._first_of_group = {end - 1: first for first, end in itertools.pairwise(borders)}
@@ -39,7 +40,7 @@ class LayerExport:
         self, batch: SequenceOf[ScheduledSequence]
     ) -> Callable[[int, Recorder], None] | None:
         """Return what a batch, not yet launched, calls after each layer; None if nothing."""
-        exports = [export for entry in batch if (export := self._blocks(entry)) is not None]
+        exports = [export for entry in batch if (export := self._completed(entry)) is not None]
         if not exports:
             return None
 
@@ -55,14 +56,12 @@ class LayerExport:
 
         return on_layer
 
-    def _blocks(self, entry: ScheduledSequence) -> tuple[str, int, tuple[int, ...]] | None:
+    def _completed(self, entry: ScheduledSequence) -> tuple[str, int, tuple[int, ...]] | None:
         """(sequence, first block, block ids) that this step completes; whole ones but the last."""
         sequence = entry.sequence
         if not sequence.request.prefill_only:
             return None
-        end = entry.num_context_tokens // self._block_size
-        if entry.samples:
-            end = -(-entry.num_context_tokens // self._block_size)
+        end = self._blocks.num_exportable(entry.num_context_tokens, is_last=entry.samples)
         first = sequence.num_announced_blocks
         if end <= first:
             return None

@@ -62,7 +62,8 @@ def commit_step(
             if not token.is_valid:
                 # Before its blocks are registered: KV that may hold NaN must not be reused.
                 outputs.append(final_output(sequence, FinishReason.ERROR, error=_NOT_FINITE))
-                _end_without_token(scheduler, sequence)
+                sequence.has_ended = True
+                _leave_steps(scheduler, sequence)
                 continue
         if sequence.state is SequenceState.RUNNING:
             sequence.num_computed_tokens += scheduled.num_new_tokens
@@ -86,27 +87,19 @@ def _commit_token(scheduler: Scheduler, sequence: Sequence, token: SampledToken)
     )
     sequence.token_ids.append(token.token_id)
     sequence.has_ended = reason is not None
-    if sequence.request.prefill_only:
-        scheduler.hold(sequence)
-    elif reason is not None:
-        scheduler.finish(sequence)
+    _leave_steps(scheduler, sequence)
     return output
 
 
-def _end_without_token(scheduler: Scheduler, sequence: Sequence) -> None:
-    sequence.has_ended = True
+def _leave_steps(scheduler: Scheduler, sequence: Sequence) -> None:
     if sequence.request.prefill_only:  # someone may be reading what it has exported so far
         scheduler.hold(sequence)
-    else:
+    elif sequence.has_ended:
         scheduler.finish(sequence)
 
 
 def _export(scheduler: Scheduler, sequence: Sequence, *, is_last: bool) -> list[ComputedBlocks]:
-    num_computed = sequence.num_computed_tokens
-    if is_last:
-        end = scheduler.blocks.num_blocks_for(num_computed)
-    else:
-        end = num_computed // scheduler.blocks.block_size
+    end = scheduler.blocks.num_exportable(sequence.num_computed_tokens, is_last=is_last)
     first = sequence.num_exported_blocks
     if end <= first:
         return []

@@ -95,7 +95,7 @@ class Decoder:
 
         Args:
             token_ids: ``[T]`` int64.
-            positions: ``[T]`` int64.
+            positions: ``[T]`` int32 or int64.
             batch: lengths and block tables of the T tokens.
             kv_cache: written at ``batch.slot_mapping``, read by attention.
             logit_rows: ``[R]`` int64 rows of the T tokens whose logits are needed; None for all.

@@ -1,8 +1,8 @@
 """Fills tensors on the device from files, with a few reads in flight.
 
-The pages of a mapped file come one fault after the other, and a copy from them to a GPU waits for
-each: reading is several times faster, cold or warm. So threads read large chunks, on CPU straight
-into the tensor, else into pinned memory, from where the GPU fetches them while the next are read.
+The pages of a mapped file come one fault after the other, are not pinned, and end in SIGBUS where
+the disk fails (ADR 8). So threads read large chunks, on CPU straight into the tensor, else into
+pinned memory, from where the GPU fetches them while the next are read.
 Knows bytes and dtypes. Knows nothing of names.
 """
 

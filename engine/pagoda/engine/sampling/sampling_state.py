@@ -70,9 +70,9 @@ class TokenCounts:
         """Count the tokens known so far."""
         in_prompt = np.zeros(vocab_size, dtype=np.bool_)
         in_prompt[np.array(prompt_token_ids, dtype=np.int64)] = True
-        in_output = np.zeros(vocab_size, dtype=np.float32)
-        np.add.at(in_output, np.array(output_token_ids, dtype=np.int64), 1.0)
-        self.in_output, self.in_prompt = to_device([in_output, in_prompt], device)
+        in_output = np.bincount(np.array(output_token_ids, dtype=np.int64), minlength=vocab_size)
+        arrays = in_output.astype(np.float32), in_prompt
+        self.in_output, self.in_prompt = to_device(arrays, device)
 
     def add(self, token_id: torch.Tensor) -> None:
         """Count one output token, int64 ``[1]`` on the device of the counts."""

@@ -33,6 +33,10 @@ class SequenceBlocks:
         """Return the blocks that hold the KV of this many tokens."""
         return -(-num_tokens // self.block_size)
 
+    def num_exportable(self, num_tokens: int, *, is_last: bool) -> int:
+        """Return the blocks that this many computed tokens complete; at the end the last too."""
+        return self.num_blocks_for(num_tokens) if is_last else num_tokens // self.block_size
+
     def can_reserve(self, sequence: Sequence, num_spare_blocks: int) -> bool:
         """Tell whether `reserve` would succeed. No side effect on the pool."""
         hits = self._match(sequence)
