@@ -10,6 +10,7 @@ from support.worker_cluster import GREEDY, Cluster
 
 from pagoda.engine import SamplingParams
 from pagoda.rpc.v1 import generate_pb2
+from pagoda.worker import status
 
 pytestmark = pytest.mark.integration
 
@@ -67,6 +68,20 @@ async def test_tokens_with_kv_read_from_another_process_equal_the_engine_alone(
         assert len(maps_of_peers()) == 1
     await cluster.idle(decode)
     await cluster.status("decode-1", lambda status: not maps_of_peers(), is_new=True)
+
+
+async def test_no_pool_is_offered_to_another_host(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "host_id", lambda: "another")
+    decode = await cluster.start_decode("decode-1")
+    async with prefill_process(cluster):
+        await cluster.status("decode-1", lambda status: True, is_new=True)  # which it hears too
+        answers = await run_all(cluster, WORKER_ID, GREEDY)
+
+        assert [answer.token_ids for answer in answers] == cluster.alone(PROMPTS)
+        assert decode.metric("pagoda_kv_leases_settled_total", outcome="received") == len(PROMPTS)
+        assert not maps_of_peers()
 
 
 async def test_aggregated_tokens_equal_the_engine_alone(cluster: Cluster) -> None:

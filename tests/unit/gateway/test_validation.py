@@ -78,6 +78,12 @@ def test_top_k_minus_one_is_off(model: ServedModel) -> None:
     assert sampling_params(body(top_k=-1), model, max_tokens=5, num_logprobs=0).top_k == 0
 
 
+def test_what_the_gateway_lets_through_an_engine_takes(model: ServedModel) -> None:
+    assert sampling_params(body(top_k=2**31 - 1), model, max_tokens=5, num_logprobs=0).top_k > 0
+    with pytest.raises(ValueError, match="top_k"):
+        body(top_k=2**31)
+
+
 def test_logit_bias_names_every_bad_key(model: ServedModel) -> None:
     bias = {"5": 1, "300": 1, "x": 1, "-1": 1, "7": 101, "8": "much", "9": True}
     with pytest.raises(InvalidRequestError) as caught:

@@ -226,12 +226,17 @@ def test_a_real_gpu_has_every_metric(visible: str, monkeypatch: pytest.MonkeyPat
     if visible == "last":
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", str(torch.cuda.device_count() - 1))
     code = """
+import threading
 import torch
 from prometheus_client import CollectorRegistry
 from pagoda.worker.gpu_metrics import register_gpu_metrics
 held = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
 registry = CollectorRegistry()
 register_gpu_metrics(registry, held.device)
+list(registry.collect())  # the first scrape may not wait until NVML has started
+for thread in threading.enumerate():
+    if thread.name == "nvml":
+        thread.join(60)
 for family in registry.collect():
     print(family.name, family.samples[0].value)
 """

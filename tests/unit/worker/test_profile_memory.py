@@ -9,8 +9,11 @@ import torch
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda.engine import EngineConfig, LoadedModel, load_model
+from pagoda.engine.cache.copy_lanes import NUM_LANES
 from pagoda.engine.decode_graphs import chosen_sizes
+from pagoda.engine.engine import kv_layout
 from pagoda.engine.models.decoder import Decoder
+from pagoda.worker import profile_memory
 from pagoda.worker.profile_memory import (
     GRAPH_BYTES,
     MAX_OTHER_BYTES,
@@ -134,6 +137,18 @@ def test_any_limits_can_be_measured(
     measure_budget(counted, replace(CONFIG, **limits), memory, utilization=0.5)
 
     assert decoder.shapes == shapes
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**20])
+def test_copies_take_a_chunk_or_a_block_in_each_lane(
+    model: LoadedModel, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile_memory, "DEVICE_CHUNK_BYTES", chunk_bytes)
+    budget = measure_budget(model, CONFIG, CountingMemory(), utilization=0.5)
+
+    block_bytes = kv_layout(model, CONFIG).block_bytes
+    assert 1 < block_bytes < 2**20
+    assert budget.copy_bytes == NUM_LANES * max(chunk_bytes, block_bytes)
 
 
 def test_neighbours_count_as_this_process_up_to_a_bound(model: LoadedModel) -> None:

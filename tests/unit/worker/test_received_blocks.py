@@ -167,6 +167,11 @@ def test_block_that_does_not_fit_is_refused(change: dict[str, object], says: str
     assert not transfer.target.tensor.any()
 
 
+def test_message_without_blocks_is_refused(transfer: Transfer) -> None:
+    with pytest.raises(LeaseMismatchError, match="names no block"):
+        transfer.take(transfer.message([]))
+
+
 def test_block_without_payload_or_pool_is_refused() -> None:
     transfer = Transfer(is_inline=True, kind=DigestKind.XXH3)
     message = transfer.message([1])

@@ -1,8 +1,13 @@
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from support.tiny_checkpoints import make_tiny_checkpoint
 
-from pagoda.engine import Engine, EngineConfig, LoadedModel, load_model
+from pagoda.engine import Engine, EngineConfig, KvCache, LoadedModel, load_model
 from pagoda.runtime.block_hash import hash_block
 from pagoda.worker.warm_up import SAMPLINGS, prompt_lengths, warm_engine, warm_kernels
 
@@ -61,6 +66,33 @@ def test_blocks_keep_their_bytes(model: LoadedModel) -> None:
     warm_engine(engine)
 
     assert torch.equal(engine.kv_cache.tensor, before)
+
+
+def test_blocks_are_copied_in_every_way_and_every_part(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: set[tuple[str, int | None]] = set()
+
+    def recorded(name: str) -> Callable[..., Any]:
+        method = getattr(KvCache, name)
+        signature = inspect.signature(method)
+
+        def record(*args: Any, **kwargs: Any) -> Any:
+            layers = signature.bind(*args, **kwargs).arguments.get("layers")
+            taken.add((name, None if layers is None else len(layers)))
+            return method(*args, **kwargs)
+
+        return record
+
+    ways = ("read_blocks_with_digest", "write_blocks", "copy_blocks", "digest_blocks")
+    for name in ways:
+        monkeypatch.setattr(KvCache, name, recorded(name))
+    config = EngineConfig(max_model_len=128, num_blocks=4, num_layer_groups=2)
+    engine = Engine(model, config, hash_block=hash_block)
+    warm_engine(engine)
+
+    assert engine.kv_cache.num_layers == 3
+    assert taken == set(itertools.product(ways, (None, 1, 2)))
 
 
 def test_every_way_of_choosing_a_token_is_among_the_samplings() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pagoda.engine import EngineConfig, LoadedModel, SamplingParams
 from pagoda.engine.cache.copy_lanes import DEVICE_CHUNK_BYTES, NUM_LANES
 from pagoda.engine.decode_graphs import chosen_sizes
+from pagoda.engine.engine import kv_layout
 from pagoda.worker.device_memory import DeviceMemory
 from pagoda.worker.memory_budget import MemoryBudget
 from pagoda.worker.scratch_engine import NUM_OUTPUT_TOKENS, ScratchEngine
@@ -16,8 +17,6 @@ from pagoda.worker.step_limits import StepLimits
 
 GRAPH_BYTES = 16 * 2**20
 """Of one captured graph: nodes and their arguments. All graphs share one set of activations."""
-
-COPY_BYTES = NUM_LANES * DEVICE_CHUNK_BYTES
 
 MAX_OTHER_BYTES = 2**30
 """Most that a process takes of a GPU outside torch: the context and the code of libraries.
@@ -73,7 +72,7 @@ def measure_budget(
         other_bytes=min(max(0, total - free - own), MAX_OTHER_BYTES),
         activation_bytes=activation_bytes,
         graph_bytes=_graph_bytes(config, decode_bytes),
-        copy_bytes=COPY_BYTES,
+        copy_bytes=NUM_LANES * max(DEVICE_CHUNK_BYTES, kv_layout(model, config).block_bytes),
         largest_step=str(limits),
     )
 

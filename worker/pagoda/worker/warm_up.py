@@ -82,6 +82,7 @@ def _copy_block(cache: KvCache, num_layer_groups: int) -> None:
         cache.write_blocks([0], rows, layers, expected=digests)
         cache.write_blocks([0], rows, layers)
         cache.digest_blocks([0], layers)
+        cache.copy_blocks(cache.tensor, [0], [0], layers, expected=digests)  # onto itself
 
 
 def _run_sequence(engine: Engine) -> None:

@@ -82,6 +82,7 @@ class Prefilling:
         if status is not None:
             if status.role == status_pb2.ROLE_DECODE:
                 self._epochs[worker_id] = status.epoch
+                self._producer.hear_of(status.epoch, status.host_id)
             return
         epoch = self._epochs.pop(worker_id, None)
         for sequence in self.worker.sequences:

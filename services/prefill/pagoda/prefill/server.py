@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-from concurrent.futures import ThreadPoolExecutor
 
 from pagoda.engine.cache.peer_pool import PeerPoolError, PoolExport
 from pagoda.prefill.config import PrefillSettings
@@ -21,8 +20,6 @@ from pagoda.worker.open_worker import open_worker
 from pagoda.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
-
-NUM_PUSH_THREADS = 2
 
 
 async def serve(
@@ -49,15 +46,12 @@ async def serve(
         ) as worker,
         contextlib.AsyncExitStack() as stack,
     ):
-        # Of its own: a push that waits for its layers must not hold up the kvstore's copies.
-        executor = ThreadPoolExecutor(NUM_PUSH_THREADS, thread_name_prefix="kv-push")
-        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         token = context.common.cluster_token.get_secret_value()
         producer = producer_class(
             worker.kv_cache,
             kv_identity=worker.kv_identity,
             open_channel=lambda endpoint: grpc_channel(endpoint, token=token),
-            executor=executor,
+            executor=worker.executor,
             pool=_export_pool(worker, settings),
         )
         stack.push_async_callback(producer.close)

@@ -91,6 +91,10 @@ class KvPush(Protocol):
 class KvProducer(Protocol):
     """Sends blocks of one worker's pool to consumers."""
 
+    def hear_of(self, epoch: str, host: str) -> None:
+        """A consumer is alive; often called. `host` is its `host_id`, empty if unknown."""
+        ...
+
     def push(self, target: LeaseTarget, *, timeout_seconds: float) -> KvPush:
         """Start a push; nothing is sent before the first block."""
         ...

@@ -19,6 +19,7 @@ import grpc.aio
 from pagoda.engine import KvCache
 from pagoda.engine.cache.peer_pool import PoolHandle
 from pagoda.rpc.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc
+from pagoda.runtime.identity import host_id
 from pagoda.worker.errors import PushError
 from pagoda.worker.kv_transfer.base import LeaseTarget, PushSummary, PushTrailer
 from pagoda.worker.kv_transfer.block_parts import BlockPart, encode_part, split_part
@@ -77,6 +78,12 @@ class GrpcProducer:
         self._channels: collections.OrderedDict[str, grpc.aio.Channel] = collections.OrderedDict()
         self._inline_epochs: collections.OrderedDict[str, None] = collections.OrderedDict()
 
+    def hear_of(self, epoch: str, host: str) -> None:
+        """See `KvProducer.hear_of`."""
+        is_elsewhere = host not in ("", host_id())
+        if is_elsewhere and self.pool is not None and self.pool.handle.host:
+            self.remember_inline(epoch)
+
     def push(self, target: LeaseTarget, *, timeout_seconds: float) -> "GrpcPush":
         """Start a push; nothing is sent before the first block."""
         return GrpcPush(self, target, timeout_seconds)
@@ -110,7 +117,7 @@ class GrpcProducer:
         return kv_transfer_pb2_grpc.KvTransferServiceStub(channel)
 
     def pool_for(self, epoch: str) -> PoolHandle | None:
-        """Return our pool's handle unless this consumer could not open it before."""
+        """Return our pool's handle unless it is known that this consumer cannot open it."""
         return None if self.pool is None or epoch in self._inline_epochs else self.pool.handle
 
     def remember_inline(self, epoch: str) -> None:
@@ -149,8 +156,8 @@ class GrpcPush:
         wait: Callable[[], None] | None = None,
     ) -> None:
         """See `KvPush.send`."""
-        if wait is not None:
-            await asyncio.get_running_loop().run_in_executor(self._producer.executor, wait)
+        if wait is not None:  # not by the executor: its threads are for what is written already
+            await asyncio.to_thread(wait)
         started = time.perf_counter()
         part = BlockPart(first_block, tuple(block_ids), layers)
         self._sent.append(part)

@@ -96,12 +96,12 @@ class NixlPool:
         self._memory_type = "VRAM" if handle.device else "DRAM"
         self._num_blocks = handle.num_blocks
         self._run_bytes = own.block_bytes // (2 * own.num_layers)
-        size = max(self.chunk_bytes, own.block_bytes)
-        self._staging = torch.empty(size, dtype=torch.uint8, device=own.device)
         self._lock = threading.Lock()  # of the buffer
         self._is_open = True
         with _translated():
             self._address, self._device = _HEAD.unpack_from(handle.memory)
+            size = max(self.chunk_bytes, own.block_bytes)
+            self._staging = torch.empty(size, dtype=torch.uint8, device=own.device)
             self._registered = _register(agent, self._staging)
             name = agent.add_remote_agent(handle.memory[_HEAD.size :])
         self._name: str = name.decode() if isinstance(name, bytes) else name

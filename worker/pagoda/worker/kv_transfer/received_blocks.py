@@ -55,6 +55,8 @@ def _layers(blocks: ReservedBlocks, message: kv_transfer_pb2.PushBlocks) -> rang
 
 
 def _check(blocks: ReservedBlocks, parts: Sequence[kv_transfer_pb2.Block], part_bytes: int) -> None:
+    if not parts:
+        raise LeaseMismatchError("a message names no block, must name at least one")
     for part in parts:
         if not blocks.covers(part.index):
             raise LeaseMismatchError(
@@ -128,7 +130,8 @@ def _write(
     indices = [part.index for part in parts]
     if digest is DigestKind.MULTILINEAR:  # checked where the blocks go
         return blocks.write_if_equal(indices, rows, layers, expected=_digests(parts))
-    found = digest_blocks(rows.cpu().numpy())
+    rows = rows.cpu()  # what is written is what was digested
+    found = digest_blocks(rows.numpy())
     is_good = [ours == part.digest for ours, part in zip(found, parts, strict=True)]
     bad = [index for index, ok in zip(indices, is_good, strict=True) if not ok]
     if bad:
