@@ -6,13 +6,15 @@ import torch
 
 
 class RerunCapture:
-    """As with a CUDA graph, a replay fills the output of the capture."""
+    """As with a CUDA graph, a replay fills the output of the capture, which is kept."""
 
     def __init__(self) -> None:
         self.num_replays = 0
+        self.outputs: list[torch.Tensor] = []
 
     def capture(self, forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         output = forward()
+        self.outputs.append(output)
 
         def replay() -> torch.Tensor:
             self.num_replays += 1

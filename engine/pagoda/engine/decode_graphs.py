@@ -72,6 +72,12 @@ class DecodeGraphs:
             (self._sizes[-1], num_columns), dtype=torch.int32, device=device
         )
         self._row_starts = torch.arange(self._sizes[-1] + 1, dtype=torch.int32, device=device)
+        # A graph keeps its output: one for each, of 256 sequences and 150k tokens, is 0.7 GB.
+        self._logits = torch.empty(
+            (self._sizes[-1], decoder.description.vocab_size),
+            dtype=kv_cache.layout.dtype,
+            device=device,
+        )
         self._replays: dict[int, Forward] = {}
 
     @torch.inference_mode()
@@ -141,13 +147,14 @@ class DecodeGraphs:
             block_size=self._block_size,
             max_context_len=self._max_model_len,
         )
-        return self._decoder.forward(
+        logits = self._decoder.forward(
             torch.where(previous_rows == KNOWN, token_ids, previous),
             positions,
             batch,
             self._kv_cache,
             None,
         )
+        return self._logits[:size].copy_(logits)
 
 
 def _padding(size: int) -> npt.NDArray[np.int32]:

@@ -109,9 +109,10 @@ class Runner:
         self, batch: SequenceOf[ScheduledSequence], on_layer: OnLayer | None
     ) -> Callable[[Recorder], torch.Tensor]:
         inputs = flatten(batch)
-        lists = inputs.token_ids, inputs.positions, inputs.previous_rows, inputs.logit_rows
+        lists = inputs.token_ids, inputs.previous_rows, inputs.logit_rows
         arrays = [np.array(values, np.int64) for values in lists]
-        token_ids, positions, previous_rows, logit_rows = to_device(arrays, self._device)
+        arrays.append(np.array(inputs.positions, np.int32))  # as graphs have them: one kernel
+        token_ids, previous_rows, logit_rows, positions = to_device(arrays, self._device)
         has_unread = inputs.has_unread
         needs_all = len(inputs.logit_rows) == len(inputs.token_ids)
         plan = plan_attention(

@@ -12,6 +12,7 @@ from pagoda.engine.sequence_request import SequenceRequest
 
 _HASH_BYTES = 16
 _MAX_SEED = 2**64
+_MAX_TOP_K = 2**31
 
 
 def check_config(config: EngineConfig) -> None:
@@ -73,7 +74,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         ("max_tokens", params.max_tokens >= 1, "at least 1"),
         ("min_tokens", params.min_tokens >= 0, "at least 0"),
         ("temperature", finite(params.temperature) and params.temperature >= 0, "at least 0"),
-        ("top_k", params.top_k >= 0, "at least 0; 0 is off"),
+        ("top_k", 0 <= params.top_k < _MAX_TOP_K, "in [0, 2**31); 0 is off"),
         ("top_p", 0 < params.top_p <= 1, "in (0, 1]"),
         ("min_p", 0 <= params.min_p <= 1, "in [0, 1]"),
         (

@@ -40,6 +40,12 @@ def test_capture_changes_no_kv(tiny_model: LoadedModel) -> None:
     assert not driver.engine.kv_cache.tensor.any()
 
 
+def test_graphs_share_one_output(tiny_model: LoadedModel) -> None:
+    outputs = Capturing(tiny_model, (1, 2, 4)).capture.outputs
+    assert [len(output) for output in outputs] == [4, 2, 1]
+    assert len({output.data_ptr() for output in outputs}) == 1
+
+
 def test_decodes_replay_and_prefills_do_not(tiny_model: LoadedModel) -> None:
     driver = Capturing(tiny_model, (1, 2))
     driver.add("a", PROMPT, sampling=greedy(4))

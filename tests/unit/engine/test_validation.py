@@ -31,6 +31,7 @@ def test_sound_request_passes() -> None:
         ({"temperature": math.nan}, "temperature"),
         ({"temperature": math.inf}, "temperature"),
         ({"top_k": -1}, "top_k"),
+        ({"top_k": 2**31}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"top_p": math.nan}, "top_p"),

@@ -47,8 +47,6 @@ class StagedLane(DirectLane):
         is_cuda = device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
         self._staging = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)
-        with self.entered():  # what gathers will take, claimed at the start
-            torch.empty(DEVICE_CHUNK_BYTES if is_cuda else 0, dtype=torch.uint8, device=device)
 
     def chunk_bytes(self, rows: torch.Tensor) -> int:
         """Rows of the device need no staging."""

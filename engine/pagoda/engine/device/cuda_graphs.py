@@ -9,7 +9,7 @@ import torch
 
 
 class CudaGraphCapture:
-    """Captures on one stream. Graphs share memory, so an output lasts until the next replay."""
+    """Captures on one stream. Graphs share the memory that they compute in, but keep outputs."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream

@@ -216,8 +216,7 @@ class Scheduler:
         """Blocks that an admission leaves free, so that it does not cause a preemption soon.
 
         Each running sequence asks for at most one block in block_size steps. With none running
-        nothing is
-        spared: else a sequence as large as the pool would wait for ever.
+        nothing is spared: else a sequence as large as the pool would wait for ever.
         """
         if not self.running:
             return 0
