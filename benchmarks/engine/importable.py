@@ -10,6 +10,7 @@ _FOLDERS = (
     ROOT / "benchmarks" / "kernels",
     ROOT / "kernels",
     ROOT / "engine",
+    ROOT / "worker",
     ROOT / "tests",
 )
 

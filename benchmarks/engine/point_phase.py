@@ -6,7 +6,6 @@ and rows. Knows nothing of what is measured.
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from deadline import Deadline
 from importable import HERE
 from points import BUILD, Group
-from supervise import DIED, POLL_SECONDS, Row, Rows, Shard
+from supervise import DIED, Row, Rows, Shard, watch
 
 OnRows = Callable[[Rows], object]
 
@@ -48,8 +47,8 @@ class Phase:
         with contextlib.ExitStack() as stack:
             processes = [stack.enter_context(self.started(part)) for part in parts]
             for process in processes:
-                process.begin()
-            self._watch(processes, deadline, {})
+                process.shard.begin()
+            watch([process.shard for process in processes], deadline, self.on_rows)
         rows: Rows = {}
         for process in processes:
             rows |= process.completed_rows()
@@ -68,53 +67,40 @@ class Phase:
             first: the process of the first group, if it was started before.
         """
         rows: Rows = {}
+
+        def save(new: Rows) -> None:
+            self.on_rows(rows | new)
+
         with contextlib.ExitStack() as stack:
             process = first or stack.enter_context(self.started(groups[:1]))
             for i, group in enumerate(groups):
                 following = groups[i + 1 : i + 2]
                 ahead = stack.enter_context(self.started(following)) if following else None
                 weights = [later.weight for later in groups[i:]]
-                process.begin()
-                self._watch([process], deadline.share(group.weight / sum(weights)), rows)
+                process.shard.begin()
+                share = deadline.share(group.weight / sum(weights))
+                watch([process.shard], share, save)
                 process.shard.kill()
+                save(process.completed_rows())
                 rows |= process.completed_rows()
-                self.on_rows(rows)
                 if ahead is not None:
                     process = ahead
         return rows
 
     @contextlib.contextmanager
     def started(self, groups: Sequence[Group]) -> Iterator["GroupProcess"]:
-        """Start a process that imports and then waits for `GroupProcess.begin`; end it on exit."""
-        stem = self.folder / f"{self.plan}-{groups[0].name.replace(' ', '-')}"
-        turn = stem.with_suffix(".turn")
-        command = [sys.executable, str(HERE / "point_worker.py"), self.plan]
+        """Start a process that imports and then waits for `Shard.begin`; end it on exit."""
+        command = [sys.executable, str(HERE / "point_worker.py"), self.plan, "--wait"]
         command += ["--groups", *(group.name for group in groups), "--size", self.size]
         command += ["--device", self.device, "--seed", str(self.seed)]
-        command += ["--folder", str(self.folder), "--turn", str(turn)]
-        shard = Shard(command, stem.with_suffix(".jsonl"), stem.with_suffix(".err"))
+        command += ["--folder", str(self.folder)]
+        name = f"{self.plan}-{groups[0].name.replace(' ', '-')}.err"
+        shard = Shard(command, self.folder / name)
         shard.start()
         try:
-            yield GroupProcess(shard, turn, groups)
+            yield GroupProcess(shard, groups)
         finally:
             shard.kill()
-
-    def _watch(
-        self, processes: "Sequence[GroupProcess]", deadline: Deadline, earlier: Rows
-    ) -> None:
-        shards = [process.shard for process in processes]
-        num_known = 0
-        while not deadline.has_passed:
-            running = [shard for shard in shards if not shard.is_done]
-            if not running:
-                return
-            for shard in running:
-                shard.step()
-            rows = {key: row for shard in shards for key, row in shard.rows.items()}
-            if len(rows) > num_known:
-                num_known = len(rows)
-                self.on_rows(earlier | rows)
-            time.sleep(POLL_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -123,18 +109,11 @@ class GroupProcess:
 
     Attributes:
         shard: the process.
-        turn: the file that it waits for.
         groups: what it measures.
     """
 
     shard: Shard
-    turn: Path
     groups: Sequence[Group]
-
-    def begin(self) -> None:
-        """Let it measure."""
-        self.turn.touch()
-        self.shard.since = time.monotonic()
 
     def completed_rows(self) -> Rows:
         """Return its rows, and one for every point that was not reached, which says why."""

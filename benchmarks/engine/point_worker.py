@@ -25,7 +25,6 @@ from case_worker import DEVICE_LOST
 from points import BUILD, Group, NotAvailableError, Point, Row, Setting, Subject
 
 BUILD_SECONDS = 60.0
-TURN_POLL_SECONDS = 0.01
 
 
 def main(arguments: list[str]) -> int:
@@ -35,8 +34,8 @@ def main(arguments: list[str]) -> int:
 
     by_name = {group.name: group for group in groups_of(options.plan, options.size)}
     groups = [by_name[name] for name in options.groups]
-    while options.turn is not None and not options.turn.exists():
-        time.sleep(TURN_POLL_SECONDS)
+    if options.wait:
+        sys.stdin.read()
     setting = Setting(options.device, options.seed, options.folder)
     first_index = 0
     for group in groups:
@@ -164,7 +163,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--first", type=int, default=0, help="index of the first line to write")
-    parser.add_argument("--turn", type=Path, help="wait until this file is there")
+    parser.add_argument("--wait", action="store_true", help="measure once the input has ended")
     return parser.parse_args(arguments)
 
 

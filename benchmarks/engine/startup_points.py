@@ -15,7 +15,6 @@ import torch
 from importable import HERE
 from points import Row, Setting, Subject
 from random_model import RandomWeights
-from safetensors.torch import save_file
 from shapes import SHAPES, with_layers
 from shared_weights import SharedWeights, transformers_config
 
@@ -97,6 +96,8 @@ def ready_row(subject: CheckpointSubject) -> Row:
 
 def write_checkpoint(folder: Path, shape: DecoderDescription, weights: SharedWeights) -> int:
     """Write the folder; returns the bytes of its weights."""
+    from safetensors.torch import save_file  # with transformers, which a host may lack
+
     config = transformers_config(shape)
     config.architectures = [shape.architecture]
     config.save_pretrained(folder)

@@ -1,13 +1,14 @@
-"""Blocks of all layers to one contiguous buffer and back, beside a plain copy of as many bytes."""
+"""Blocks of all layers to one buffer, back, and from pool to pool, beside a copy of as many bytes.
+
+From pool to pool they are digested on the way.
+"""
 
 import torch
 from case import Case, Launch
-from inputs import relative_error
+from pool_case import NUM_LAYERS, different, pool_case, some_blocks
 
-from pagoda.kernels import gather_blocks, reference, scatter_blocks
-
-NUM_LAYERS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM = 32, 16, 8, 128
-BLOCK_BYTES = 2 * 2 * NUM_LAYERS * BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM
+from pagoda.kernels import copy_blocks, digest_blocks, gather_blocks, reference, scatter_blocks
+from pagoda.kernels.block_digest import as_bytes
 
 
 def cases(device: torch.device) -> list[Case]:
@@ -15,6 +16,7 @@ def cases(device: torch.device) -> list[Case]:
         gather_case(device, 64),
         gather_case(device, 512, goal=0.85),
         scatter_case(device, 512, goal=0.85),
+        copy_case(device, 512, goal=0.85),
     ]
 
 
@@ -22,15 +24,16 @@ def gather_case(
     device: torch.device, num_blocks: int, goal: float | None = None, num_layers: int = NUM_LAYERS
 ) -> Case:
     """Every byte of the blocks read once and written once."""
-    return Case(
-        op="block_copy",
-        name=f"gather N{num_blocks} L{num_layers} bf16",
-        check=lambda seed: _gather_error(*_inputs(device, num_blocks, num_layers, seed)),
-        tolerance=0.0,
-        build=lambda: _gather(*_inputs(device, num_blocks, num_layers)),
-        num_bytes=2 * num_blocks * BLOCK_BYTES * num_layers // NUM_LAYERS,
+    return pool_case(
+        device,
+        "block_copy",
+        "gather",
+        (num_blocks, num_layers),
+        num_passes=2,
+        error=_gather_error,
+        launch=_gather,
+        baselines={"copy": _plain_copy},
         goal=goal,
-        baselines={"copy": lambda: _plain_copy(*_inputs(device, num_blocks, num_layers))},
     )
 
 
@@ -38,27 +41,34 @@ def scatter_case(
     device: torch.device, num_blocks: int, goal: float | None = None, num_layers: int = NUM_LAYERS
 ) -> Case:
     """Inverse of the gather."""
-    return Case(
-        op="block_copy",
-        name=f"scatter N{num_blocks} L{num_layers} bf16",
-        check=lambda seed: _scatter_error(*_inputs(device, num_blocks, num_layers, seed)),
-        tolerance=0.0,
-        build=lambda: _scatter(*_inputs(device, num_blocks, num_layers)),
-        num_bytes=2 * num_blocks * BLOCK_BYTES * num_layers // NUM_LAYERS,
+    return pool_case(
+        device,
+        "block_copy",
+        "scatter",
+        (num_blocks, num_layers),
+        num_passes=2,
+        error=_scatter_error,
+        launch=_scatter,
+        baselines={"copy": _plain_copy},
         goal=goal,
-        baselines={"copy": lambda: _plain_copy(*_inputs(device, num_blocks, num_layers))},
     )
 
 
-def _inputs(
-    device: torch.device, num_blocks: int, num_layers: int, seed: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(pool, block_ids): a pool of twice as many blocks, in random order."""
-    if seed is not None:
-        torch.manual_seed(seed)
-    shape = (2, num_layers, 2 * num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
-    pool = torch.randn(shape, dtype=torch.bfloat16, device=device)
-    return pool, torch.randperm(2 * num_blocks, device=device)[:num_blocks]
+def copy_case(
+    device: torch.device, num_blocks: int, goal: float | None = None, num_layers: int = NUM_LAYERS
+) -> Case:
+    """To scattered places of another pool."""
+    return pool_case(
+        device,
+        "block_copy",
+        "pool to pool",
+        (num_blocks, num_layers),
+        num_passes=2,
+        error=_copy_error,
+        launch=_copy,
+        baselines={"copy": _plain_copy},
+        goal=goal,
+    )
 
 
 def _gather(pool: torch.Tensor, block_ids: torch.Tensor) -> Launch:
@@ -70,14 +80,25 @@ def _scatter(pool: torch.Tensor, block_ids: torch.Tensor) -> Launch:
     return lambda: scatter_blocks(pool, block_ids, blocks)
 
 
+def _copy(pool: torch.Tensor, block_ids: torch.Tensor) -> Launch:
+    target, places = _target(pool, block_ids)
+    return lambda: copy_blocks(pool, block_ids, target, places)
+
+
 def _plain_copy(pool: torch.Tensor, block_ids: torch.Tensor) -> Launch:
     source = gather_blocks(pool, block_ids)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
+def _target(pool: torch.Tensor, block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Another pool, and places in it."""
+    target = torch.randn_like(pool)
+    return target, some_blocks(target, len(block_ids))
+
+
 def _gather_error(pool: torch.Tensor, block_ids: torch.Tensor) -> float:
-    return relative_error(gather_blocks(pool, block_ids), reference.gather_blocks(pool, block_ids))
+    return different(gather_blocks(pool, block_ids), reference.gather_blocks(pool, block_ids))
 
 
 def _scatter_error(pool: torch.Tensor, block_ids: torch.Tensor) -> float:
@@ -85,4 +106,13 @@ def _scatter_error(pool: torch.Tensor, block_ids: torch.Tensor) -> float:
     want = pool.clone()
     reference.scatter_blocks(want, block_ids, blocks)
     scatter_blocks(pool, block_ids, blocks)
-    return relative_error(pool, want)
+    return different(pool, want)
+
+
+def _copy_error(pool: torch.Tensor, block_ids: torch.Tensor) -> float:
+    target, places = _target(pool, block_ids)
+    blocks, want = reference.gather_blocks(pool, block_ids), target.clone()
+    reference.scatter_blocks(want, places, blocks)
+    digests = copy_blocks(pool, block_ids, target, places)
+    on_host = digest_blocks(as_bytes(blocks.cpu()))
+    return max(different(target, want), different(digests.cpu(), on_host))

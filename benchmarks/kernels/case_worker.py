@@ -43,7 +43,8 @@ def main(arguments: list[str]) -> int:
     run: dict[str, Callable[[Any, int], dict[str, Any]]] = {
         "check": lambda case, index: check_row(case, options.seed + index, clock),
         "time": lambda case, _: time_row(case, Ceilings.read(options.ceilings), clock),
-        "baselines": lambda case, _: baseline_rows(case, clock),
+        "baselines": lambda case, _: baseline_rows(case, clock, are_compiled=False),
+        "compiled": lambda case, _: baseline_rows(case, clock, are_compiled=True),
     }
     return _run_cases(options, device, run[options.phase], clock)
 
@@ -105,7 +106,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         return int(shard), int(num_shards)
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("phase", choices=("ceilings", "check", "time", "baselines"))
+    parser.add_argument("phase", choices=("ceilings", "check", "time", "baselines", "compiled"))
     parser.add_argument("--bench", type=Path, default=Path(__file__).resolve().parent)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--device", choices=("cuda", "host"), default="cuda")

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from report import kernel_table
 from supervise import Row, Rows, run_phase
 
 TESTS_SHARE, CHECKS_SHARE, TIMINGS_SHARE = 0.45, 0.5, 0.6
-"""Of what is left when the phase begins; baselines get the rest."""
+"""Of what is left when the phase begins; baselines get the rest, the compiled ones last."""
 
 CEILINGS_SECONDS = 60.0
-MAX_WORKERS = 8
-LARGE_MEMORY_BYTES = 60 << 30
+MAX_WORKERS = 12
+WORKER_BYTES = 10 << 30
+"""Of device memory: the largest checks, with what a process takes."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,23 @@ class KernelSection:
             tests = self._tests(context)
             print("checking every case", file=sys.stderr, flush=True)
             rows = _checked(cases, common, self._num_workers(), context.deadline)
+
+            def data() -> dict[str, Any]:
+                return {
+                    "ceilings": asdict(ceilings),
+                    "seed": context.seed,
+                    "tests": tests,
+                    "cases": [{"op": op, "name": case, **row} for (op, case), row in rows.items()],
+                }
+
+            def save() -> None:
+                context.save(data())
+
+            save()
             print("timing what is right", file=sys.stderr, flush=True)
-            _add_timings(rows, common, folder, context.deadline)
-        data = {
-            "ceilings": asdict(ceilings),
-            "seed": context.seed,
-            "tests": tests,
-            "cases": [{"op": op, "name": case, **row} for (op, case), row in rows.items()],
-        }
+            _add_timings(rows, common, folder, context.deadline, save)
         failures, notes = _judged(tests, rows)
-        return SectionResult(data, kernel_table(ceilings, tests, rows), failures, notes)
+        return SectionResult(data(), kernel_table(ceilings, tests, rows), failures, notes)
 
     def _declared(self, ops: Sequence[str]) -> list[tuple[str, str]]:
         files = bench_files(self.bench, ops)
@@ -78,13 +86,13 @@ class KernelSection:
         return run_device_tests(context.deadline.share(TESTS_SHARE), self._num_workers())
 
     def _num_workers(self) -> int:
-        workers = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) // 2))
-        if self.device != "cuda":
-            return min(2, workers)
-        import torch
+        num_workers = min(MAX_WORKERS, (os.cpu_count() or 1) - 2)
+        if self.device == "cuda":
+            import torch
 
-        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        return workers if total >= LARGE_MEMORY_BYTES else min(2, workers)
+            total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+            num_workers = min(num_workers, total // WORKER_BYTES)
+        return max(1, num_workers)
 
 
 def _measured_ceilings(common: list[str], path: Path) -> Ceilings:
@@ -111,20 +119,24 @@ def _checked(
     return rows | found
 
 
-def _add_timings(rows: Rows, common: list[str], folder: Path, deadline: Deadline) -> None:
+def _add_timings(
+    rows: Rows, common: list[str], folder: Path, deadline: Deadline, save: Callable[[], None]
+) -> None:
     only = folder / "only.json"
     only.write_text(
         json.dumps([key for key, row in rows.items() if row["status"] == "passed"]),
         encoding="utf-8",
     )
-    more = ["--only", str(only), "--ceilings", str(folder / "ceilings.json")]
-    share = deadline.share(TIMINGS_SHARE)
-    timed = run_phase("time", arguments=[*common, *more], num_workers=1, deadline=share)
-    for key, row in timed.items():
-        rows.setdefault(key, {"status": "crashed"})["timing"] = row
-    compared = run_phase("baselines", arguments=[*common, *more], num_workers=1, deadline=deadline)
-    for key, row in compared.items():
-        rows.setdefault(key, {"status": "crashed"})["baselines"] = row
+    arguments = [*common, "--only", str(only), "--ceilings", str(folder / "ceilings.json")]
+    for phase, kind in (("time", "timing"), ("baselines", "baselines"), ("compiled", "baselines")):
+        share = deadline.share(TIMINGS_SHARE) if phase == "time" else deadline
+        found = run_phase(phase, arguments=arguments, num_workers=1, deadline=share)
+        for key, row in found.items():
+            if key in rows:
+                rows[key].setdefault(kind, {}).update(row)
+            else:
+                rows[key] = row  # of the worker, not of a case
+        save()
 
 
 def _judged(tests: dict[str, Any], rows: Rows) -> tuple[list[str], list[str]]:

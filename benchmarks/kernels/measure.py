@@ -13,6 +13,8 @@ from timing import Clock, Timing
 
 BUDGET_SECONDS = 0.4
 BASELINE_BUDGET_SECONDS = 0.25
+COMPILED = ("compile", "flex")
+"""Baselines that `torch.compile` takes seconds for."""
 
 Row = dict[str, Any]
 
@@ -42,10 +44,12 @@ def time_row(case: Case, ceilings: Ceilings, clock: Clock) -> Row:
     return row
 
 
-def baseline_rows(case: Case, clock: Clock) -> Row:
-    """Time every baseline; one that raises is reported with its reason."""
+def baseline_rows(case: Case, clock: Clock, *, are_compiled: bool) -> Row:
+    """Time the baselines of that kind; one that raises is reported with its reason."""
     rows: Row = {}
     for name, build in case.baselines.items():
+        if (name in COMPILED) != are_compiled:
+            continue
         try:
             rows[name] = _facts(_timed(build, clock, BASELINE_BUDGET_SECONDS))
         except Exception as error:

@@ -7,13 +7,15 @@ Knows workers and their lines. Knows nothing of kernels or tables.
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from deadline import Deadline
 
 CASE_SECONDS = 60.0
 START_SECONDS = 60.0
-POLL_SECONDS = 0.02
+READ_BYTES = 1 << 16
 
 DIED = ("worker", "")
 """Key of the row of a worker that died between cases."""
@@ -36,96 +38,150 @@ class Shard:
     """One worker after another over the same share of the cases.
 
     The lines of a worker say ``begin`` with an index, an operator and a name, and optionally how
-    many seconds the case may take; then ``end`` with the row. A worker that is started again is
-    told the index of the first case that is left.
+    many seconds the case may take; then ``end`` with the row. They come by a pipe, which ends when
+    the worker does. A worker that is started again is told the index of the first case that is
+    left.
     """
 
     command: list[str]
-    output: Path
     errors: Path
     process: subprocess.Popen[bytes] | None = None
     first: int = 0
-    offset: int = 0
     begun: dict[str, Any] | None = None
     since: float = 0.0
     is_done: bool = False
-    is_killed: bool = False
     rows: Rows = field(default_factory=dict)
+    _lines: FileIO | None = None
+    _rest: bytes = b""
 
     def start(self) -> None:
-        """Start a worker at the first case that is left."""
-        self.begun, self.since, self.is_killed = None, time.monotonic(), False
-        with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [*self.command, "--output", str(self.output), "--first", str(self.first)],
-                stdout=errors,
-                stderr=errors,
-                start_new_session=True,  # compilers it started go with it
-            )
+        """Start a worker at the first case that is left; it may wait until `begin`."""
+        self.begun, self.since, self._rest = None, time.monotonic(), b""
+        lines, output = os.pipe()
+        os.set_blocking(lines, False)
+        self._lines = FileIO(lines)
+        command = [*self.command, "--output", f"/dev/fd/{output}", "--first", str(self.first)]
+        try:
+            with self.errors.open("wb") as errors:
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=errors,
+                    stderr=errors,
+                    pass_fds=(output,),
+                    start_new_session=True,  # compilers it started go with it
+                )
+        finally:
+            os.close(output)
 
-    def read(self) -> None:
-        """Take in the whole lines written since the last time."""
-        if not self.output.exists():
-            return
-        with self.output.open("rb") as file:
-            file.seek(self.offset)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        for text in whole.splitlines():
-            line = json.loads(text)
-            self.since = time.monotonic()
-            if "begin" in line:
-                self.begun, self.first = line, line["begin"] + 1
-            elif self.begun is not None:
-                self.rows[self.begun["op"], self.begun["name"]] = line["row"]
-                self.begun = None
-
-    def fail_begun(self, reason: str) -> None:
-        """Give the case that was begun, if any, the row of a crash."""
-        if self.begun is not None:
-            row = {"status": "crashed", "reason": reason}
-            self.rows[self.begun["op"], self.begun["name"]] = row
-
-    def kill(self) -> None:
-        """End the worker and what it started, once: its number may be another's afterwards."""
+    def begin(self) -> None:
+        """End the input of the worker, which may wait for that."""
         assert self.process is not None
-        if self.is_killed:
-            return
-        self.is_killed = True
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.since = time.monotonic()
 
-    def last_words(self) -> str:
-        """Return the last line that the worker printed."""
-        lines = self.errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1][:200] if lines else "no message"
+    def fileno(self) -> int:
+        """Return what becomes readable when the worker has written or ended."""
+        assert self._lines is not None
+        return self._lines.fileno()
+
+    @property
+    def limit_seconds(self) -> float:
+        """Longest time between two of its lines at present."""
+        if self.begun is None:
+            return START_SECONDS
+        return float(self.begun.get("seconds", CASE_SECONDS))
+
+    @property
+    def seconds_left(self) -> float:
+        """Until its next line is late."""
+        return max(0.0, self.since + self.limit_seconds - time.monotonic())
 
     def step(self) -> None:
-        """Look once at the worker; start the next one where the last cannot go on."""
+        """Take in what the worker wrote; start the next one where it cannot go on."""
+        is_running = self._read()
+        if is_running and self.seconds_left:
+            return
+        reason = f"no answer in {self.limit_seconds:.0f} s"
+        self.kill()
         assert self.process is not None
-        status = self.process.poll()
-        self.read()
-        limit = START_SECONDS if self.begun is None else self.begun.get("seconds", CASE_SECONDS)
-        if status == 0:
+        status = self.process.returncode
+        if not is_running and status == 0:
             self.is_done = True
-        elif status is None and time.monotonic() - self.since > limit:
-            self.kill()
-            self.read()
-            self._go_on(f"no answer in {limit:.0f} s")
-        elif status is not None:
-            self._go_on(f"worker ended with status {status}: {self.last_words()}")
-
-    def _go_on(self, reason: str) -> None:
-        assert self.process is not None
-        if self.begun is None and self.process.returncode != DEVICE_LOST:
+            return
+        if not is_running:
+            reason = f"worker ended with status {status}: {self._last_words()}"
+        if self.begun is None and status != DEVICE_LOST:
             # Died between cases: starting again would die again.
             self.rows[DIED] = {"status": "crashed", "reason": reason}
             self.is_done = True
             return
-        self.fail_begun(reason)
+        if self.begun is not None:
+            row = {"status": "crashed", "reason": reason}
+            self.rows[self.begun["op"], self.begun["name"]] = row
         self.start()
+        self.begin()
+
+    def kill(self) -> None:
+        """End the worker and what it started, and take in what it wrote. Idempotent."""
+        if self.process is None or self.process.returncode is not None:
+            return  # its number may be another's by now
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()  # the status is its own if it had ended before
+        self._read()
+        assert self._lines is not None
+        assert self.process.stdin is not None
+        self._lines.close()
+        self.process.stdin.close()
+
+    def _read(self) -> bool:
+        """Take in the whole lines there are; returns whether there may be more."""
+        assert self._lines is not None
+        while new := self._lines.read(READ_BYTES):
+            *whole, self._rest = (self._rest + new).split(b"\n")
+            for text in whole:
+                self._take(json.loads(text))
+        return new is None
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self.since = time.monotonic()
+        if "begin" in line:
+            self.begun, self.first = line, line["begin"] + 1
+        elif self.begun is not None:
+            self.rows[self.begun["op"], self.begun["name"]] = line["row"]
+            self.begun = None
+
+    def _last_words(self) -> str:
+        lines = self.errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1][:200] if lines else "no message"
+
+
+def watch(
+    shards: Sequence[Shard], deadline: Deadline, on_rows: Callable[[Rows], object] = lambda rows: 0
+) -> Rows:
+    """Follow workers that have begun until all are done or the deadline passes.
+
+    Args:
+        shards: the workers; they are not ended.
+        deadline: when to return.
+        on_rows: given all rows whenever there are more of them.
+
+    Returns:
+        The rows that came.
+    """
+    rows: Rows = {}
+    while not deadline.has_passed and (running := [s for s in shards if not s.is_done]):
+        left = min(deadline.seconds_left, *(shard.seconds_left for shard in running))
+        select.select(running, [], [], left)
+        for shard in running:
+            shard.step()
+        num_known = len(rows)
+        rows = {key: row for shard in shards for key, row in shard.rows.items()}
+        if len(rows) > num_known:
+            on_rows(rows)
+    return rows
 
 
 def run_phase(
@@ -138,31 +194,22 @@ def run_phase(
     """Run one phase of `case_worker.py` over all cases; returns the rows that came in time.
 
     Args:
-        phase: check, time or baselines.
+        phase: see `case_worker`.
         arguments: further arguments of every worker.
         num_workers: processes at a time; 1 where the device must be undisturbed.
         deadline: when workers are ended, whatever they do.
     """
     worker = str(Path(__file__).with_name("case_worker.py"))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         shards = [
             Shard(
                 [sys.executable, worker, phase, "--shard", f"{i}/{num_workers}", *arguments],
-                Path(folder, f"{i}.jsonl"),
                 Path(folder, f"{i}.err"),
             )
             for i in range(num_workers)
         ]
         for shard in shards:
             shard.start()
-        try:
-            while not all(shard.is_done for shard in shards) and not deadline.has_passed:
-                for shard in shards:
-                    if not shard.is_done:
-                        shard.step()
-                time.sleep(POLL_SECONDS)
-        finally:
-            for shard in shards:
-                if shard.process is not None:
-                    shard.kill()
-        return {key: row for shard in shards for key, row in shard.rows.items()}
+            stack.callback(shard.kill)
+            shard.begin()
+        return watch(shards, deadline)

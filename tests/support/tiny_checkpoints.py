@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "qwen3_moe", "mixtral")
 VOCAB_SIZE = 264
@@ -281,6 +280,8 @@ def _has_experts(config: dict[str, Any], layer: int) -> bool:
 
 
 def _save(folder: Path, weights: dict[str, torch.Tensor], num_shards: int) -> None:
+    from safetensors.torch import save_file  # here: to know the families it is not needed
+
     metadata = {"format": "pt"}
     if num_shards == 1:
         save_file(weights, folder / "model.safetensors", metadata=metadata)

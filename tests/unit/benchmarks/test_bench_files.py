@@ -2,6 +2,7 @@
 and baselines run."""
 
 import bench_block_copy
+import bench_block_digest
 import bench_kv_write
 import bench_paged_attention
 import bench_rms_norm
@@ -10,6 +11,8 @@ import bench_sampling
 import bench_silu_mul
 import pytest
 import torch
+
+from pagoda.kernels import digest_pool
 
 CPU = torch.device("cpu")
 CASES = {
@@ -30,6 +33,11 @@ CASES = {
     ),
     "penalties": lambda: bench_sampling.penalty_case(CPU, 3, vocab_size=300),
     "scatter": lambda: bench_block_copy.scatter_case(CPU, 3, num_layers=2),
+    "pool_to_pool": lambda: bench_block_copy.copy_case(CPU, 3, num_layers=2),
+    "digest": lambda: bench_block_digest.digest_case(CPU, 3, num_layers=2),
+    "digest_pool": lambda: bench_block_digest.digest_pool_case(CPU, 3, num_layers=2),
+    "gather_digest": lambda: bench_block_digest.gather_case(CPU, 3, num_layers=2),
+    "checked_scatter": lambda: bench_block_digest.scatter_case(CPU, 4, num_layers=2),
 }
 
 
@@ -49,11 +57,18 @@ def test_check_passes_and_launch_runs(name):
         (bench_rope, "apply_rope", "rope"),
         (bench_silu_mul, "silu_mul", "silu_mul"),
         (bench_block_copy, "scatter_blocks", "scatter"),
+        (bench_block_copy, "copy_blocks", "pool_to_pool"),
+        (bench_block_digest, "digest_pool", "digest_pool"),
         (bench_sampling, "penalise_logits", "penalties"),
     ],
 )
 def test_check_sees_an_operator_that_does_nothing(monkeypatch, module, operator, name):
-    nothing = {"apply_rope": lambda q, k, *_: (q, k), "silu_mul": lambda x: x.chunk(2, -1)[0]}
+    nothing = {
+        "apply_rope": lambda q, k, *_: (q, k),
+        "silu_mul": lambda x: x.chunk(2, -1)[0],
+        "copy_blocks": lambda pool, ids, *_: digest_pool(pool, ids),
+        "digest_pool": lambda pool, ids: digest_pool(pool, ids.flip(0)),
+    }
     monkeypatch.setattr(module, operator, nothing.get(operator, lambda x, *_, **__: x))
     case = CASES[name]()
     assert not case.check(1) <= case.tolerance
@@ -69,7 +84,10 @@ def test_sdpa_computes_the_same(name):
     assert torch.equal(got(), want())
 
 
-@pytest.mark.parametrize("name", ["kv_write", "gather"])
+@pytest.mark.parametrize(
+    "name",
+    ["kv_write", "gather", "pool_to_pool", "digest_pool", "gather_digest", "checked_scatter"],
+)
 def test_plain_baselines_run(name):
     (build,) = CASES[name]().baselines.values()
     build()()

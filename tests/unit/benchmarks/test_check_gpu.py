@@ -155,7 +155,8 @@ from case import Case
 def cases(device):
     def case(name, error):
         return Case(op="fake", name=name, check=lambda seed: error, tolerance=0.0, num_bytes=1000,
-                    build=lambda: lambda: None, baselines={"other": lambda: lambda: None})
+                    build=lambda: lambda: None,
+                    baselines=dict.fromkeys(("other", "compile"), lambda: lambda: None))
     return [case("right", 0.0), case("wrong", 1.0)]
 """
 
@@ -167,11 +168,16 @@ def test_a_wrong_kernel_is_refused_timing(tmp_path, monkeypatch):
         "kernel_section._measured_ceilings",
         lambda _, path: (CEILINGS.write(path), CEILINGS)[1],
     )
-    section = KernelSection(tmp_path, "host")
-    result = section.run(Context(Deadline(60.0), seed=5, skip_tests=True))
+    section, saved = KernelSection(tmp_path, "host"), []
+    context = Context(Deadline(60.0), seed=5, skip_tests=True, save=saved.append)
+    result = section.run(context)
+    has_timing = [["timing" in case for case in data["cases"]] for data in saved]
+    assert has_timing == [[False, False]] + [[True, False]] * 3, "saved after each phase"
+    assert saved[-1] == result.data
     right, wrong = result.data["cases"]
     assert right["timing"]["p50_us"] > 0
     assert right["baselines"]["other"]["p50_us"] > 0
+    assert right["baselines"]["compile"]["p50_us"] > 0
     assert "timing" not in wrong
     assert len(result.failures) == 1
     assert "fake wrong: error 1.0e+00 > 0.0e+00, not timed" in result.failures[0]

@@ -37,6 +37,31 @@ def test_what_the_time_did_not_suffice_for_is_told(tmp_path):
     assert (got["status"], got["passed"], got["not_run"]) == ("incomplete", 1, 2)
 
 
+UNRULY = """
+import os
+import torch
+def test_aborts(): os.abort()
+def test_good(): pass
+def test_loses_the_device():
+    torch.cuda.is_initialized = lambda: True
+    def synchronize(): raise RuntimeError("illegal memory access")
+    torch.cuda.synchronize = synchronize
+def test_better(): pass
+"""
+
+
+@pytest.mark.slow
+def test_a_test_that_ends_its_process_or_the_device_costs_itself(tmp_path):
+    (tmp_path / "test_some.py").write_text(UNRULY, encoding="utf-8")
+    (tmp_path / "test_other.py").write_text("import does_not_exist_anywhere", encoding="utf-8")
+    got = run_device_tests(Deadline(60.0), 1, tmp_path)
+    assert (got["status"], got["passed"], got["failed"], got["not_run"]) == ("failed", 2, 3, 0)
+    reasons = {line["test"].rpartition("::")[2]: line["reason"] for line in got["failures"]}
+    assert "status -6" in reasons["test_aborts"]
+    assert "illegal memory access" in reasons["test_loses_the_device"]
+    assert "processes_that_ended_badly" not in got
+
+
 def test_a_teardown_that_fails_fails_the_test():
     lines = [
         {"collected": 1},

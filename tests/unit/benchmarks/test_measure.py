@@ -47,8 +47,18 @@ def test_a_baseline_that_raises_is_not_available(clock, make_case):
         raise ModuleNotFoundError("No module named 'flashinfer'")
 
     case = make_case(baselines={"flashinfer": missing, "sdpa": lambda: lambda: None})
-    rows = baseline_rows(case, clock)
+    rows = baseline_rows(case, clock, are_compiled=False)
     assert rows["flashinfer"] == {
         "unavailable": "ModuleNotFoundError: No module named 'flashinfer'"
     }
     assert rows["sdpa"]["p50_us"] == pytest.approx(1000)
+
+
+@pytest.mark.parametrize(
+    ("are_compiled", "names"), [(False, {"sdpa"}), (True, {"flex", "compile"})]
+)
+def test_baselines_that_take_seconds_to_compile_are_timed_apart(
+    clock, make_case, are_compiled, names
+):
+    case = make_case(baselines=dict.fromkeys(("flex", "sdpa", "compile"), lambda: lambda: None))
+    assert baseline_rows(case, clock, are_compiled=are_compiled).keys() == names

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import point_phase
@@ -87,6 +88,15 @@ def test_the_next_process_starts_early_and_waits(phase):
         assert not first.shard.rows
         rows = phase.run_in_turn(groups("good"), Deadline(60.0), first)
     assert rows["good", "works"]["status"] == "passed"
+
+
+def test_processes_of_like_names_share_no_file(phase):
+    (good,) = groups("good")
+    with (
+        phase.started([replace(good, name="llama-3.1-8b")]) as one,
+        phase.started([replace(good, name="llama-3.1-70b")]) as other,
+    ):
+        assert one.shard.errors != other.shard.errors
 
 
 def test_a_worker_that_cannot_start_is_said_once(phase, tmp_path):
