@@ -180,14 +180,16 @@ def latent(batch: AttentionBatch) -> None:
 
 
 def transfers(batch: AttentionBatch) -> None:
-    """As many blocks as the batch has sequences, out and in again, digested."""
-    pool = empty(2, 8, 64, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    """As many blocks as the batch has sequences, out, in again and from a peer, digested."""
+    pool, peers = (empty(2, 8, n, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM) for n in (64, 100))
     num_blocks = len(batch.seqlens_q_host)
     ids = empty(num_blocks + 1, dtype=torch.int64)[1:]
     blocks, digests = kernels.gather_blocks(pool, ids, with_digest=True)
     kernels.gather_blocks(pool, ids)
     kernels.scatter_blocks(pool, ids, blocks)
     kernels.scatter_blocks(pool, ids, blocks, expected=digests)
+    kernels.digest_pool(pool, ids)
+    kernels.copy_blocks(peers, ids, pool, ids)
 
 
 def others(batch: AttentionBatch) -> None:

@@ -65,6 +65,15 @@ def test_takes_e4m3_apart_or_leaves_it_to_the_gpu(monkeypatch, assert_close):
         assert_close(case.got("triton"), case.want())
 
 
+@KV_DTYPES
+def test_bf16_queries_of_any_size_meet_one_byte_keys(path, device, kv_dtype, assert_close):
+    case = make_case(*MIXED, heads=(4, 2), dtype=torch.bfloat16, device=device)
+    case.quantised(kv_dtype, 2)
+    case.q *= torch.tensor([2.0**20, 1.0, 2.0**-70, 0.0], device=device)[:, None]
+    case.scale *= 2.0**-20
+    assert_close(case.got(path), case.want())
+
+
 @pytest.mark.parametrize("num_splits", [1, 3, 20])
 def test_fixed_splits_of_quantised_keys_with_sinks(num_splits, assert_close):
     case = make_case([1, 1], [600, 65], heads=(4, 2), dtype=torch.float16, device=GPU_OR_CPU)

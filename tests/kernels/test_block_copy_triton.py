@@ -13,6 +13,8 @@ from pagoda.kernels import (
 from pagoda.kernels.block_digest import digest_blocks
 from pagoda.kernels.triton_ops import block_copy as triton_block_copy
 
+COPY = {"cpu": copy_blocks, "triton": triton_block_copy.copy_blocks}
+DIGEST = {"cpu": digest_pool, "triton": triton_block_copy.digest_pool}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8]
 SHAPES = [
     (2, 16, 2, 64),
@@ -138,8 +140,7 @@ def test_copy_to_another_pool(path, device, dtype, shape):
     want = target.clone()
     blocks = reference.gather_blocks(source, source_ids)
     reference.scatter_blocks(want, target_ids.long(), blocks)
-    copy = copy_blocks if path == "cpu" else triton_block_copy.copy_blocks
-    digests = copy(source, source_ids, target, target_ids)
+    digests = COPY[path](source, source_ids, target, target_ids)
     assert equal(target, want)
     assert torch.equal(digests.cpu(), digest_blocks(as_bytes(blocks).cpu()))
 
@@ -149,9 +150,8 @@ def test_digests_where_blocks_lie(path, device, shape):
     pool = draw_pool(shape, 9, torch.bfloat16, device)
     block_ids = torch.randperm(9, device=device)[:4]
     before = pool.clone()
-    digest = digest_pool if path == "cpu" else triton_block_copy.digest_pool
     want = digest_blocks(as_bytes(reference.gather_blocks(pool, block_ids)).cpu())
-    assert torch.equal(digest(pool, block_ids).cpu(), want)
+    assert torch.equal(DIGEST[path](pool, block_ids).cpu(), want)
     assert equal(pool, before)
 
 
@@ -160,20 +160,19 @@ def test_copy_of_some_layers(path, device):
     ids = torch.tensor([2, 0], device=device)
     want = target.clone()
     want[:, 1:3, ids + 1] = source[:, 1:3, ids]
-    copy = copy_blocks if path == "cpu" else triton_block_copy.copy_blocks
-    digests = copy(source[:, 1:3], ids, target[:, 1:3], ids + 1)
+    digests = COPY[path](source[:, 1:3], ids, target[:, 1:3], ids + 1)
     assert equal(target, want)
     assert torch.equal(digests, gather_blocks(target[:, 1:3], ids + 1, with_digest=True)[1])
 
 
-def test_takes_no_blocks(device):
+def test_takes_no_blocks(path, device):
     pool = draw_pool((2, 16, 2, 8), 3, torch.bfloat16, device)
     none = torch.zeros(0, dtype=torch.int64, device=device)
-    blocks, digests = gather_blocks(pool, none, with_digest=True)
+    blocks, digests = gather(path, pool, none)
     assert (blocks.shape, digests.shape) == ((0, 2, 2, 16, 2, 8), (0, 16))
     assert scatter_blocks(pool, none, blocks, expected=digests).shape == (0,)
-    assert copy_blocks(pool, none, pool.clone(), none).shape == (0, 16)
-    assert digest_pool(pool, none).shape == (0, 16)
+    assert COPY[path](pool, none, pool.clone(), none).shape == (0, 16)
+    assert DIGEST[path](pool, none).shape == (0, 16)
 
 
 def test_says_which_digests_do_not_fit():

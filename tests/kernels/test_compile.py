@@ -5,7 +5,13 @@ import pkgutil
 from importlib import import_module
 
 import pytest
-from support.compile_scripts import compiled_by_all, resource_table, spilling, too_large
+from support.compile_scripts import (
+    bound_by_issue,
+    compiled_by_all,
+    resource_table,
+    spilling,
+    too_large,
+)
 from support.compiled_kernel import CAPABILITIES
 from triton.runtime.jit import KernelInterface
 
@@ -38,6 +44,10 @@ def test_fits_shared_memory(compiled):
 
 def test_spills_next_to_no_registers(compiled):
     assert not spilling(compiled)
+
+
+def test_issues_no_more_than_memory_allows(compiled):
+    assert not bound_by_issue(compiled)
 
 
 def test_attention_overlaps_copies_with_arithmetic(compiled):

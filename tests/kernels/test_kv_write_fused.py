@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pagoda.kernels import PAD_SLOT, reference_attention, write_kv
+from pagoda.kernels import PAD_SLOT, reference, reference_attention, write_kv
 from pagoda.kernels.kv_quantisation import dequantise, quantise
 from pagoda.kernels.kv_write_fused import write_qkv
 from pagoda.kernels.triton_ops import kv_write as triton_kv_write
@@ -130,7 +130,7 @@ def test_write_kv_quantises_to_the_same_bits(path, device, dtype, kv_dtype, num_
     slots[::4] = PAD_SLOT
     scales = {"k_scale": torch.rand(num_scales, device=device) + 0.01}
     scales["v_scale"] = torch.rand(num_scales, device=device) / 100 + 1e-4
-    reference_attention.write_kv(k, v, want[0], want[1], slots, **scales)
+    reference.write_kv(k, v, want[0], want[1], slots, **scales)
     WRITE_KV[path](k, v, got[0], got[1], slots, **scales)
     assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 

@@ -197,14 +197,15 @@ def test_no_tokens_give_no_rows(path, device):
 def test_decode_says_what_does_not_fit():
     q, cache, batch = make_decode_case([1], [9], dtype=torch.float32, device=torch.device("cpu"))
 
-    def refused(message, q=q, cache=cache, kv_lora_rank=32, **options):
+    def refused(message, q=q, cache=cache, kv_lora_rank=32, scale=1.0, **options):
         with pytest.raises(ValueError, match=message):
-            mla_decode(q, cache, batch, scale=1.0, kv_lora_rank=kv_lora_rank, **options)
+            mla_decode(q, cache, batch, scale=scale, kv_lora_rank=kv_lora_rank, **options)
 
     refused(r"q: expected shape \[1, any, any\], got \[2, 3, 48\]", q=q.repeat(2, 1, 1))
     refused(r"latent_cache: expected shape \[any, 16, 48\]", cache=cache[..., :40])
     refused("latent_cache: expected torch.float32 on cpu as q", cache=cache.half())
     refused("kv_lora_rank: expected a multiple of 16 below 48, got 48", kv_lora_rank=48)
+    refused("scale: expected > 0, got -1", scale=-1.0)
     refused("num_splits: expected >= 1, got 0", num_splits=0)
     refused("num_splits: expected None in batch-inv", num_splits=2, is_batch_invariant=True)
     refused(r"out: expected shape \[1, 3, 32\]", out=q)
@@ -214,9 +215,11 @@ def test_prefill_says_what_does_not_fit():
     x = torch.ones(3, 2, 32)
     batch = plan_varlen(seqlens_q=[3], seqlens_k=[3], device=torch.device("cpu"))
 
-    def refused(message, q=x, k=x, v=x):
+    def refused(message, q=x, k=x, v=x, scale=1.0):
         with pytest.raises(ValueError, match=message):
-            mla_prefill(q, k, v, batch, scale=1.0)
+            mla_prefill(q, k, v, batch, scale=scale)
+
+    refused("scale: expected > 0, got nan", scale=float("nan"))
 
     refused(r"q: expected shape \[3, any, any\]", q=x[:2])
     refused(r"k: expected shape \[3, 2, 32\]", k=x[:, :1])

@@ -32,7 +32,7 @@ def test_head_shapes(path, device, head_dim, heads, assert_close):
     assert_close(case.got(path), case.want())
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+@pytest.mark.parametrize("block_size", [16, 24, 32, 64, 128])
 def test_block_sizes(path, device, block_size, dtype, assert_close):
     case = make_case([1, 63, 1], [127, 190, 129], block_size=block_size, dtype=dtype, device=device)
     assert_close(case.got(path), case.want())
@@ -136,6 +136,10 @@ def test_says_what_does_not_fit():
         paged_attention(q[:, :3], k, v, batch, scale=1.0)
     with pytest.raises(ValueError, match=r"v_cache: expected torch.float32 on cpu as q, got"):
         paged_attention(q, k, v.half(), batch, scale=1.0)
+    with pytest.raises(ValueError, match="scale: expected > 0, got 0"):
+        paged_attention(q, k, v, batch, scale=0.0)
+    with pytest.raises(ValueError, match="v_cache: expected stride 1 in the last dim, got 2"):
+        paged_attention(q, k, v.repeat_interleave(2, -1)[..., ::2], batch, scale=1.0)
     with pytest.raises(ValueError, match="sliding_window: expected >= 1, got 0"):
         paged_attention(q, k, v, batch, scale=1.0, sliding_window=0)
     with pytest.raises(ValueError, match="soft_cap: expected > 0, got -1"):

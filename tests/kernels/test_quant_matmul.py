@@ -16,6 +16,7 @@ QUANTISE = {
     "int4-g64": lambda weight: quant_pack.quantise_int4(weight, 64),
     "int4-g32": lambda weight: quant_pack.quantise_int4(weight, 32),
 }
+QUANTISE_FP8 = {"cpu": quantise_fp8, "triton": triton_quantise_fp8}
 FP8_TOLERANCE = {torch.float32: 1e-3, torch.float16: 1.5e-3, torch.bfloat16: 1.6e-2}
 """Tensor cores of Hopper add products of fp8 in fewer bits than fp32."""
 
@@ -118,11 +119,7 @@ def test_fp8_bits_taken_apart_mean_the_same(is_emulated, dtype):
 @pytest.mark.parametrize(("num_rows", "num_k"), [(1, 127), (21, 640), (5, 5000)])
 def test_quantise_fp8_matches_reference(path, device, dtype, group_size, num_rows, num_k):
     x = torch.randn(num_rows, 2 * num_k, device=device).to(dtype)[:, num_k:]
-    quantise = quantise_fp8 if path == "cpu" else None
-    if quantise is None:
-        values, scales = triton_quantise_fp8(x, group_size, None)
-    else:
-        values, scales = quantise(x, group_size=group_size)
+    values, scales = QUANTISE_FP8[path](x, group_size=group_size, scale=None)
     want, want_scales = reference.quantise_fp8(x, group_size)
     assert scales.shape == want_scales.shape
     assert torch.allclose(scales, want_scales, rtol=1e-5)
@@ -133,8 +130,7 @@ def test_quantise_fp8_matches_reference(path, device, dtype, group_size, num_row
 def test_quantise_fp8_saturates_at_a_given_scale(path, device):
     x = torch.tensor([[1.0, -1000.0, 500.0, 0.0]], device=device)
     scale = torch.full((1,), 0.5, device=device)
-    quantise = triton_quantise_fp8 if path == "triton" else None
-    values, got_scale = quantise(x, None, scale) if quantise else quantise_fp8(x, scale=scale)
+    values, got_scale = QUANTISE_FP8[path](x, group_size=None, scale=scale)
     assert values.float().tolist() == [[2.0, -448.0, 448.0, 0.0]]
     assert got_scale is scale
 

@@ -93,3 +93,11 @@ def test_says_what_does_not_fit(weight, message):
 def test_refuses_integers():
     with pytest.raises(ValueError, match=r"x: expected fp32, fp16 or bf16, got torch\.int64"):
         rms_norm(torch.ones(2, 8, dtype=torch.int64), torch.ones(8), EPS)
+
+
+def test_refuses_elements_apart():
+    rows, apart, weight = torch.ones(2, 8), torch.ones(8, 2).T, torch.ones(8)
+    with pytest.raises(ValueError, match="x: expected stride 1 in the last dim, got 2"):
+        rms_norm(apart, weight, EPS)
+    with pytest.raises(ValueError, match="residual: expected stride 1 in the last dim, got 2"):
+        add_rms_norm(rows, apart, weight, EPS)

@@ -17,12 +17,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from support.compiled_kernel import EVERYTHING_VARIABLE, SHARED_BYTES
+from support.compiled_kernel import EVERYTHING_VARIABLE, MAIN_CAPABILITY, SHARED_BYTES
 
 KERNEL_TESTS = Path(__file__).resolve().parents[1] / "kernels"
 ROOT = KERNEL_TESTS.parents[1]
 SPILLED_BYTES = 16
 """Stack per thread that is tolerated: a few addresses, no tile."""
+
+STREAMING = {
+    "decode_kernel", "mla_decode_kernel", "fp8_matmul_kernel", "int8_matmul_kernel",
+    "int4_matmul_kernel", "moe_gate_up_kernel", "moe_down_kernel", "lora_shrink_kernel",
+}  # fmt: skip
+"""Kernels whose floor is what they read, at decodes."""
+
+H200_BYTES_PER_CYCLE = 4.8e12 / 132 / 1.755e9
+"""What the memory of an H200 delivers to each of its processors: 4.8 TB/s, at 1.755 GHz."""
 
 CACHE = ROOT / "build" / "triton"
 
@@ -65,12 +74,25 @@ def spilling(compiled: Sequence[Facts]) -> list[Facts]:
     return [facts for facts in compiled if facts["STACK"] + facts["LOCAL"] > SPILLED_BYTES]
 
 
+def bound_by_issue(compiled: Sequence[Facts]) -> list[Facts]:
+    """Kernels that stream from memory and whose instructions alone hold an H200's back."""
+    return [
+        facts
+        for facts in compiled
+        if facts["kernel"] in STREAMING
+        and facts["capability"] == MAIN_CAPABILITY
+        and "float32" not in facts["case"]
+        and facts["copied_per_cycle"] < H200_BYTES_PER_CYCLE
+    ]
+
+
 def resource_table(compiled: Sequence[Facts]) -> dict[str, Any]:
     """The facts worth keeping, sorted, beside the versions that made them."""
-    names = ("kernel", "case", "capability", "num_warps", "REG", "STACK", "LOCAL", "shared")
+    names = ("kernel", "case", "capability", "num_warps", "REG", "STACK", "LOCAL", "shared",
+             "copied_per_cycle")  # fmt: skip
     rows = sorted([facts[name] for name in names] for facts in compiled)
     columns = ["kernel", "case", "capability", "num_warps", "registers", "stack_bytes",
-               "local_bytes", "shared_bytes"]  # fmt: skip
+               "local_bytes", "shared_bytes", "copied_bytes_per_cycle"]  # fmt: skip
     return {"torch": version("torch"), "triton": version("triton"), "columns": columns,
             "rows": rows}  # fmt: skip
 

@@ -16,10 +16,12 @@ from unittest.mock import patch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.language import target_info
 from triton.runtime.jit import create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pagoda.kernels.triton_ops import launch
+from support.kernel_loops import innermost_loops
 
 CAPABILITIES = (80, 89, 90, 100)
 """A100, L4 and L40S, H100 and H200, B200."""
@@ -89,15 +91,18 @@ def compile_launch(
     source, options = source_of(kernel, args, kwargs, capability)
     target = GPUTarget("cuda", capability, 32)
     compiled = triton.compile(source, target=target, options=options)
+    copies_async = "cp.async" in compiled.asm["ptx"]
+    loops = innermost_loops(compiled.asm["cubin"]) if copies_async else []
     return {
         "kernel": kernel.__name__,
         **labels,
         "capability": capability,
         "shared": compiled.metadata.shared,
         "num_warps": compiled.metadata.num_warps,
-        "copies_async": "cp.async" in compiled.asm["ptx"],
+        "copies_async": copies_async,
         "copies_bulk": "cp.async.bulk.tensor" in compiled.asm["ptx"],
         "warp_group_mma": "wgmma.mma_async" in compiled.asm["ptx"],
+        "copied_per_cycle": round(max((x.bytes_per_cycle for x in loops), default=0.0), 1),
         "hands_over": bool(HAND_OVER.search(compiled.asm["ptx"])),
         **resources_of(compiled.asm["cubin"]),
     }
@@ -109,11 +114,13 @@ def compile_launches(
     report: Callable[[Facts], object],
     capabilities: Sequence[int] = CAPABILITIES,
 ) -> None:
-    """Call `launches` once for every capability, whose GPU the launchers then believe to have.
+    """Call `launches` once for every capability, whose GPU launchers and kernels believe to have.
 
     What it launches is compiled and reported instead.
     """
     for capability in capabilities:
+        current_target = functools.partial(GPUTarget, "cuda", capability, 32)
+        current_target.__triton_builtin__ = True  # so not hashed with the source
 
         def run(
             kernel: Any, *args: Any, grid: Any, warmup: bool, capability: int = capability,
@@ -125,6 +132,7 @@ def compile_launches(
         with (
             patch.object(triton.runtime.jit.JITFunction, "run", run),
             patch.object(launch, "capability", lambda _, capability=capability: capability),
+            patch.object(target_info, "current_target", current_target),
         ):
             launches()
 

@@ -6,7 +6,7 @@ Knows the cache layout of one layer. Knows nothing of models or the scheduler.
 import torch
 
 from pagoda.kernels.attention_batch import AttentionBatch
-from pagoda.kernels.checks import check_float, check_last_dim_dense, check_same, check_shape
+from pagoda.kernels.checks import check_float, check_last_dim_dense, check_shape, checked_out
 from pagoda.kernels.cpu import attention as cpu_attention
 from pagoda.kernels.kv_quantisation import check_cache_dtype
 from pagoda.kernels.score_rule import ScoreRule
@@ -39,12 +39,12 @@ def paged_attention(
         k_cache: ``[num_blocks, block_size, HK, D]``, dtype of q, float8_e4m3fn or int8; blocks
             dense, any distance apart.
         v_cache: as `k_cache`.
-        batch: from `plan_attention` on the device of q.
-        scale: factor of the scores, usually ``D ** -0.5``.
+        batch: from `plan_attention` or `decode_batch` on the device of q.
+        scale: factor of the scores, > 0, usually ``D ** -0.5``.
         sliding_window: tokens a query sees, itself included; None for all.
         soft_cap: bound of the scores; None for unbounded.
         sinks: ``[H]`` fp32, fp16 or bf16, not capped or scaled; None for no sinks.
-        k_scale: ``[1]`` or ``[HK]`` fp32, cached K times this is K; None for a cache as q.
+        k_scale: ``[1]`` or ``[HK]`` fp32 > 0, cached K times this is K; None for a cache as q.
         v_scale: as `k_scale`, for V.
         num_splits: parts to cut every decode's KV into, >= 1; None to choose by shape. The CPU path
             never splits.
@@ -57,13 +57,8 @@ def paged_attention(
     """
     rule = ScoreRule(scale, sliding_window, soft_cap, sinks, k_scale, v_scale)
     _check(q, k_cache, v_cache, batch, rule)
-    _check_splits(num_splits, is_batch_invariant)
-    if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    else:
-        check_shape("out", out, q.shape)
-        check_same("out", out, "q", q)
-        check_last_dim_dense("out", out)
+    check_splits(num_splits, is_batch_invariant)
+    out = checked_out(out, q.shape, "q", q)
     if q.is_cuda:
         from pagoda.kernels.triton_ops.attention import run as run_triton
 
@@ -94,6 +89,8 @@ def _check(
     check_last_dim_dense("q", q)
     check_shape("k_cache", k_cache, (None, batch.block_size, None, q.shape[2]))
     check_shape("v_cache", v_cache, k_cache.shape)
+    check_last_dim_dense("k_cache", k_cache)
+    check_last_dim_dense("v_cache", v_cache)
     check_cache_dtype("k_cache", k_cache, "q", q, "k_scale", rule.k_scale)
     check_cache_dtype("v_cache", v_cache, "q", q, "v_scale", rule.v_scale)
     if v_cache.dtype != k_cache.dtype:
@@ -111,7 +108,8 @@ def _check(
             raise ValueError(f"{name}: expected on {q.device}, got {tensor.device}")
 
 
-def _check_splits(num_splits: int | None, is_batch_invariant: bool) -> None:
+def check_splits(num_splits: int | None, is_batch_invariant: bool) -> None:
+    """Raise ValueError for no splits, or for a number where the mode decides."""
     if num_splits is None:
         return
     if num_splits < 1:

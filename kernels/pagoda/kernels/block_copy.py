@@ -1,14 +1,17 @@
-"""Whole KV blocks of all layers out of the pool and back, for KV transfer.
+"""Whole KV blocks out of a pool, back, and from pool to pool, for KV transfer.
 
 Knows the pool layout ``[2, num_layers, num_blocks, block_size, HK, D]`` and the digest of a block.
-Knows nothing of hashes that name blocks, or of peers.
+Some layers of a pool are a pool too. Knows nothing of hashes that name blocks, or of peers.
+
+On CUDA blocks are digested while they are copied, and `digest_pool` copies none, if what one layer
+holds of a block is dense and a multiple of 256 bytes. Else the digest is taken of a copy.
 """
 
 from typing import Literal, overload
 
 import torch
 
-from pagoda.kernels.block_digest import DIGEST_BYTES, check_digests, digest_blocks
+from pagoda.kernels.block_digest import DIGEST_BYTES, as_bytes, check_digests, digest_blocks
 from pagoda.kernels.checks import check_index, check_same, check_shape
 
 
@@ -30,7 +33,7 @@ def gather_blocks(
     Args:
         kv_cache: ``[2, num_layers, num_blocks, block_size, HK, D]``, any dtype.
         block_ids: ``[N]`` int32 or int64 on the device of the pool.
-        with_digest: also digest each block; on CUDA while it is copied.
+        with_digest: also digest each block.
 
     Returns:
         New contiguous ``[N, 2, num_layers, block_size, HK, D]``; with digests the pair (blocks,
@@ -50,7 +53,7 @@ def gather_blocks(
         triton_block_copy.gather_blocks(kv_cache, block_ids, blocks)
         return blocks
     torch.index_select(kv_cache, 2, block_ids, out=blocks.movedim(0, 2))
-    return (blocks, digest_blocks(_as_bytes(blocks))) if with_digest else blocks
+    return (blocks, digest_blocks(as_bytes(blocks))) if with_digest else blocks
 
 
 @overload
@@ -74,8 +77,8 @@ def scatter_blocks(
 
     With `expected`, every block is digested before any is copied, and a block whose digest is
     another does not touch the pool: its place keeps the bytes it had, whoever reads it. That is one
-    more read of `blocks`. The host waits for nothing on CUDA, so the owner of the places has to
-    read the mask before it lets anybody attend to them.
+    more read of `blocks`. The host waits for nothing on CUDA if tokens of a block are dense, so the
+    owner of the places has to read the mask before it lets anybody attend to them.
 
     Args:
         kv_cache: ``[2, num_layers, num_blocks, block_size, HK, D]``, any dtype.
@@ -98,7 +101,7 @@ def scatter_blocks(
     if expected is not None:
         check_digests("expected", expected, len(block_ids), kv_cache.device)
         blocks = blocks.contiguous()
-        mismatches = (digest_blocks(_as_bytes(blocks)) != expected).any(1)
+        mismatches = (digest_blocks(as_bytes(blocks)) != expected).any(1)
     if kv_cache.is_cuda and _has_dense_runs(kv_cache):
         from pagoda.kernels.triton_ops.block_copy import scatter_blocks as scatter_blocks_triton
 
@@ -117,7 +120,7 @@ def scatter_blocks(
 
 
 def digest_pool(kv_cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
-    """Digest blocks where they lie, on CUDA without copying them.
+    """Digest blocks where they lie.
 
     Args:
         kv_cache: ``[2, num_layers, num_blocks, block_size, HK, D]``, any dtype.
@@ -143,7 +146,7 @@ def digest_pool(kv_cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor
 def copy_blocks(
     source: torch.Tensor, source_ids: torch.Tensor, target: torch.Tensor, target_ids: torch.Tensor
 ) -> torch.Tensor:
-    """Copy blocks from one pool to another and digest what was copied, on CUDA in one pass.
+    """Copy blocks from one pool to another and digest what was copied.
 
     What was copied is there before anybody has compared its digest: the owner of the places must do
     so before it lets anybody attend to them.
@@ -173,12 +176,6 @@ def copy_blocks(
     blocks, digests = gather_blocks(source, source_ids, with_digest=True)
     scatter_blocks(target, target_ids, blocks)
     return digests
-
-
-def _as_bytes(blocks: torch.Tensor) -> torch.Tensor:
-    """View contiguous blocks as uint8 ``[N, block_bytes]``."""
-    num_blocks, block_bytes = len(blocks), blocks.shape[1:].numel() * blocks.element_size()
-    return blocks.view(torch.uint8).view(num_blocks, block_bytes)
 
 
 def _has_dense_runs(kv_cache: torch.Tensor) -> bool:

@@ -69,6 +69,12 @@ def digest_blocks(blocks: torch.Tensor) -> torch.Tensor:
     return digest_blocks_cpu(blocks)
 
 
+def as_bytes(blocks: torch.Tensor) -> torch.Tensor:
+    """View contiguous blocks ``[N, ...]`` of any dtype as `digest_blocks` takes them."""
+    block_bytes = blocks.shape[1:].numel() * blocks.element_size()
+    return blocks.view(torch.uint8).view(len(blocks), block_bytes)
+
+
 def check_digests(name: str, digests: torch.Tensor, num_blocks: int, device: torch.device) -> None:
     """Raise ValueError unless `digests` is what `digest_blocks` returns for N blocks."""
     check_shape(name, digests, (num_blocks, DIGEST_BYTES))

@@ -30,10 +30,36 @@ def check_same(name: str, tensor: torch.Tensor, like_name: str, like: torch.Tens
         )
 
 
+def checked_out(
+    out: torch.Tensor | None, shape: Sequence[int], like_name: str, like: torch.Tensor
+) -> torch.Tensor:
+    """`out` after its checks, or a new one of this shape with the dtype and device of `like`."""
+    if out is None:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    check_shape("out", out, shape)
+    check_same("out", out, like_name, like)
+    check_last_dim_dense("out", out)
+    return out
+
+
 def check_float(name: str, tensor: torch.Tensor) -> None:
     """Raise ValueError unless `tensor` is fp32, fp16 or bf16."""
     if tensor.dtype not in FLOAT_DTYPES:
         raise ValueError(f"{name}: expected fp32, fp16 or bf16, got {tensor.dtype}")
+
+
+def check_fp32(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Raise ValueError unless `tensor` holds fp32 on `device`."""
+    if tensor.dtype != torch.float32 or tensor.device != device:
+        raise ValueError(
+            f"{name}: expected fp32 on {device}, got {tensor.dtype} on {tensor.device}"
+        )
+
+
+def check_scale(scale: float) -> None:
+    """Raise ValueError unless `scale` keeps the order of scores, on which online softmax relies."""
+    if not scale > 0:
+        raise ValueError(f"scale: expected > 0, got {scale}")
 
 
 def check_index(name: str, tensor: torch.Tensor, device: torch.device) -> None:

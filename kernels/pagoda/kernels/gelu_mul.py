@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from pagoda.kernels.checks import check_float, check_last_dim_dense, check_shape
+from pagoda.kernels.silu_mul import check_gate_up
 
 APPROXIMATIONS = ("tanh", "none")
 
@@ -21,11 +21,7 @@ def gelu_mul(gate_up: torch.Tensor, *, approximate: str = "tanh") -> torch.Tenso
     Raises:
         ValueError: not two-dimensional, not a float, an odd width, or no such approximation.
     """
-    check_shape("gate_up", gate_up, (None, None))
-    check_float("gate_up", gate_up)
-    check_last_dim_dense("gate_up", gate_up)
-    if gate_up.shape[1] % 2:
-        raise ValueError(f"gate_up: expected an even width, got {gate_up.shape[1]}")
+    check_gate_up(gate_up)
     if approximate not in APPROXIMATIONS:
         raise ValueError(f"approximate: expected one of {APPROXIMATIONS}, got {approximate!r}")
     if gate_up.is_cuda:

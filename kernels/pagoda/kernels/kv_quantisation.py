@@ -5,7 +5,7 @@ Knows dtypes and scales. Knows nothing of slots, sequences or how scales were ca
 
 import torch
 
-from pagoda.kernels.checks import check_same
+from pagoda.kernels.checks import check_fp32, check_same
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """Dtypes of quantised caches and the largest magnitude each stores; larger values saturate."""
@@ -34,10 +34,7 @@ def check_cache_dtype(
         raise ValueError(
             f"{scale_name}: expected shape [1] or [{num_kv_heads}], got {list(scale.shape)}"
         )
-    if scale.dtype != torch.float32 or scale.device != like.device:
-        raise ValueError(
-            f"{scale_name}: expected fp32 on {like.device}, got {scale.dtype} on {scale.device}"
-        )
+    check_fp32(scale_name, scale, like.device)
 
 
 def quantise(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

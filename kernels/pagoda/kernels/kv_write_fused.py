@@ -15,7 +15,7 @@ from pagoda.kernels.checks import (
 )
 from pagoda.kernels.kv_quantisation import check_cache_dtype
 from pagoda.kernels.kv_write import write_kv
-from pagoda.kernels.rope import turned
+from pagoda.kernels.rope import check_cos_sin, turned
 
 
 def write_qkv(
@@ -158,17 +158,8 @@ def _check(
     for name, index in (("positions", positions), ("slot_mapping", slot_mapping)):
         check_shape(name, index, (len(qkv),))
         check_index(name, index, qkv.device)
-    if cos_sin is None:
-        return
-    check_shape("cos_sin", cos_sin, (None, None))
-    if cos_sin.dtype != torch.float32 or cos_sin.device != qkv.device:
-        raise ValueError(
-            f"cos_sin: expected fp32 on {qkv.device}, got {cos_sin.dtype} on {cos_sin.device}"
-        )
-    if cos_sin.shape[1] % 2 or cos_sin.shape[1] > head_dim:
-        raise ValueError(
-            f"cos_sin: expected an even width <= head_dim {head_dim}, got {cos_sin.shape[1]}"
-        )
+    if cos_sin is not None:
+        check_cos_sin(cos_sin, head_dim, qkv.device)
 
 
 def _check_norms(

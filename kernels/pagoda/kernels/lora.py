@@ -7,6 +7,7 @@ import torch
 
 from pagoda.kernels.checks import (
     check_float,
+    check_fp32,
     check_index,
     check_last_dim_dense,
     check_same,
@@ -57,8 +58,7 @@ def add_lora(
     for name, index in (("adapters", adapters), ("ranks", ranks)):
         check_index(name, index, x.device)
     check_shape("scales", scales, (num_adapters,))
-    if scales.dtype != torch.float32 or scales.device != x.device:
-        raise ValueError(f"scales: expected fp32 on {x.device}, got {scales.dtype}")
+    check_fp32("scales", scales, x.device)
     for name, tensor in (("a", a), ("b", b), ("adapters", adapters)):
         if not tensor.is_contiguous():
             raise ValueError(f"{name}: expected contiguous, got strides {tensor.stride()}")

@@ -6,8 +6,16 @@ Knows the latent cache of one layer. Knows nothing of the projections around it.
 
 import torch
 
+from pagoda.kernels.attention import check_splits
 from pagoda.kernels.attention_batch import AttentionBatch
-from pagoda.kernels.checks import check_float, check_last_dim_dense, check_same, check_shape
+from pagoda.kernels.checks import (
+    check_float,
+    check_last_dim_dense,
+    check_same,
+    check_scale,
+    check_shape,
+    checked_out,
+)
 from pagoda.kernels.cpu import mla as cpu_mla
 from pagoda.kernels.varlen_batch import VarlenBatch
 
@@ -34,8 +42,8 @@ def mla_decode(
             up-projection, then P rotated dims; any strides with a dense last dim.
         latent_cache: ``[num_blocks, block_size, R + P]``, dtype of q: the normalised latent, then
             the rotated key all heads share; blocks dense, any distance apart.
-        batch: from `plan_attention` on the device of q.
-        scale: factor of the scores, ``(head_dim_qk) ** -0.5`` of the heads before absorption.
+        batch: from `plan_attention` or `decode_batch` on the device of q.
+        scale: factor of the scores, > 0, ``(head_dim_qk) ** -0.5`` of the heads before absorption.
         kv_lora_rank: R, a multiple of 16.
         num_splits: parts to cut every sequence's KV into, >= 1; None to choose by shape. The CPU
             path never splits.
@@ -46,16 +54,9 @@ def mla_decode(
         ValueError: shapes, dtypes or devices do not fit.
     """
     _check_decode(q, latent_cache, batch, kv_lora_rank)
-    if num_splits is not None and (num_splits < 1 or is_batch_invariant):
-        wanted = "None in batch-invariant mode" if is_batch_invariant else ">= 1"
-        raise ValueError(f"num_splits: expected {wanted}, got {num_splits}")
-    shape = (*q.shape[:2], kv_lora_rank)
-    if out is None:
-        out = torch.empty(shape, dtype=q.dtype, device=q.device)
-    else:
-        check_shape("out", out, shape)
-        check_same("out", out, "q", q)
-        check_last_dim_dense("out", out)
+    check_scale(scale)
+    check_splits(num_splits, is_batch_invariant)
+    out = checked_out(out, (*q.shape[:2], kv_lora_rank), "q", q)
     if q.is_cuda:
         from pagoda.kernels.triton_ops.mla_decode import mla_decode as mla_decode_triton
 
@@ -84,20 +85,15 @@ def mla_prefill(
         k: ``[N, H, DQK]``, dtype of q, all tokens of each sequence; strides as q.
         v: ``[N, H, DV]``, DV <= DQK, 128 in DeepSeek; strides as q.
         batch: from `plan_varlen` on the device of q.
-        scale: factor of the scores, usually ``DQK ** -0.5`` times what the RoPE scaling asks for.
+        scale: factor of the scores, > 0, often ``DQK ** -0.5`` times what RoPE scaling asks for.
         out: ``[T, H, DV]`` to write to; allocated if None. The caller owns it.
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit.
     """
     _check_prefill(q, k, v, batch)
-    shape = (*q.shape[:2], v.shape[2])
-    if out is None:
-        out = torch.empty(shape, dtype=q.dtype, device=q.device)
-    else:
-        check_shape("out", out, shape)
-        check_same("out", out, "q", q)
-        check_last_dim_dense("out", out)
+    check_scale(scale)
+    out = checked_out(out, (*q.shape[:2], v.shape[2]), "q", q)
     if q.is_cuda:
         from pagoda.kernels.triton_ops.mla_prefill import mla_prefill as mla_prefill_triton
 

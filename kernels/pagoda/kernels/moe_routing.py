@@ -5,7 +5,7 @@ Knows router logits. Knows nothing of the experts' weights (see `moe`).
 
 import torch
 
-from pagoda.kernels.checks import check_float, check_last_dim_dense, check_shape
+from pagoda.kernels.checks import check_float, check_fp32, check_last_dim_dense, check_shape
 
 SCORINGS = ("softmax", "sigmoid")
 
@@ -51,8 +51,7 @@ def route_topk(
         raise ValueError(f"scoring: expected one of {SCORINGS}, got {scoring!r}")
     if bias is not None:
         check_shape("bias", bias, (num_experts,))
-        if bias.dtype != torch.float32 or bias.device != logits.device:
-            raise ValueError(f"bias: expected fp32 on {logits.device}, got {bias.dtype}")
+        check_fp32("bias", bias, logits.device)
     if num_experts % num_groups or not 1 <= top_groups <= num_groups:
         raise ValueError(
             f"num_groups: expected a divisor of {num_experts} experts, at least {top_groups}, "

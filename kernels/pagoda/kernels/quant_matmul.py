@@ -5,11 +5,7 @@ Knows the layouts of `quant_weights`. Knows nothing of checkpoints (`quant_pack`
 
 import torch
 
-from pagoda.kernels.checks import (
-    check_float,
-    check_last_dim_dense,
-    check_shape,
-)
+from pagoda.kernels.checks import check_float, check_fp32, check_last_dim_dense, check_shape
 from pagoda.kernels.cpu import quant_matmul as cpu
 from pagoda.kernels.quant_weights import FP8, FP8_BLOCK, Fp8Weight, Int4Weight, QuantWeight
 
@@ -136,8 +132,7 @@ def quantise_fp8(
     check_last_dim_dense("x", x)
     if scale is not None:
         check_shape("scale", scale, (1,))
-        if scale.dtype != torch.float32 or scale.device != x.device:
-            raise ValueError(f"scale: expected fp32 on {x.device}, got {scale.dtype}")
+        check_fp32("scale", scale, x.device)
         if group_size is not None:
             raise ValueError(f"group_size: expected None with a scale, got {group_size}")
     if x.is_cuda:

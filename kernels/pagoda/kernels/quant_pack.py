@@ -6,6 +6,7 @@ Runs once per weight at load, on the device of the weight. Knows nothing of the 
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 
 from pagoda.kernels.quant_weights import FP8, FP8_BLOCK, FP8_MAX, Fp8Weight, Int4Weight, Int8Weight
 
@@ -125,9 +126,7 @@ def quantise_fp8_weight(weight: torch.Tensor, granularity: str = "channel") -> F
     wide = weight.float()
     num_n, num_k = wide.shape
     if granularity == "block":
-        padded = torch.zeros(-(-num_n // FP8_BLOCK) * FP8_BLOCK, -(-num_k // FP8_BLOCK) * FP8_BLOCK)
-        padded = padded.to(wide.device)
-        padded[:num_n, :num_k] = wide
+        padded = F.pad(wide, (0, -num_k % FP8_BLOCK, 0, -num_n % FP8_BLOCK))
         num_blocks = padded.shape[0] // FP8_BLOCK, padded.shape[1] // FP8_BLOCK
         blocks = padded.reshape(num_blocks[0], FP8_BLOCK, num_blocks[1], FP8_BLOCK)
         scales = (blocks.abs().amax((1, 3)) / FP8_MAX).clamp_min(1e-12)

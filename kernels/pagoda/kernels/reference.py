@@ -6,39 +6,7 @@ except where an operator's docstring says it rounds between.
 
 import torch
 
-from pagoda.kernels.attention_batch import AttentionBatch
-
-
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    batch: AttentionBatch,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-) -> torch.Tensor:
-    """One sequence at a time: collect its KV block by block, mask, softmax."""
-    group_size = q.shape[1] // k_cache.shape[2]
-    starts = batch.cu_seqlens_q.tolist()
-    outputs = []
-    for seq, context in enumerate(batch.context_lens.tolist()):
-        rows = q[starts[seq] : starts[seq + 1]].float()
-        blocks = batch.block_tables[seq, : -(-context // batch.block_size)].long()
-        k = k_cache[blocks].flatten(0, 1)[:context].float().repeat_interleave(group_size, 1)
-        v = v_cache[blocks].flatten(0, 1)[:context].float().repeat_interleave(group_size, 1)
-        scores = torch.einsum("thd,nhd->htn", rows, k) * scale
-        if soft_cap is not None:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
-        query_at = torch.arange(context - len(rows), context, device=q.device)[:, None]
-        key_at = torch.arange(context, device=q.device)[None]
-        visible = key_at <= query_at
-        if sliding_window is not None:
-            visible &= key_at > query_at - sliding_window
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-        outputs.append(torch.einsum("htn,nhd->thd", weights, v))
-    return torch.cat(outputs).to(q.dtype)
+from pagoda.kernels.kv_quantisation import LARGEST
 
 
 def write_kv(
@@ -47,13 +15,20 @@ def write_kv(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     """One token at a time; negative slots are skipped."""
     block_size = k_cache.shape[1]
-    for token, slot in enumerate(slot_mapping.tolist()):
-        if slot >= 0:
-            k_cache[slot // block_size, slot % block_size] = k[token]
-            v_cache[slot // block_size, slot % block_size] = v[token]
+    for new, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+        if scale is not None:
+            largest = LARGEST[cache.dtype]
+            new = (new.float() * (1 / scale)[:, None]).clamp(-largest, largest)
+            new = new.round() if cache.dtype == torch.int8 else new
+        for token, slot in enumerate(slot_mapping.tolist()):
+            if slot >= 0:
+                cache[slot // block_size, slot % block_size] = new[token].to(cache.dtype)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Readable twins of attention and KV writing with everything they offer; see `reference`.
+"""Readable twins of every attention and of the fused KV write; see `reference`.
 
 Loops and fp32 throughout, no speed intended. Results come in the dtype of the input, rounded last.
 """
@@ -9,7 +9,6 @@ import torch
 
 from pagoda.kernels import reference
 from pagoda.kernels.attention_batch import AttentionBatch
-from pagoda.kernels.kv_quantisation import LARGEST
 
 
 def paged_attention(
@@ -51,29 +50,6 @@ def paged_attention(
     return torch.cat(outputs).to(q.dtype)
 
 
-def write_kv(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    *,
-    k_scale: torch.Tensor,
-    v_scale: torch.Tensor,
-) -> None:
-    """One token at a time into a quantised cache; negative slots are skipped."""
-    block_size = k_cache.shape[1]
-    for new, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
-        largest = LARGEST[cache.dtype]
-        for token, slot in enumerate(slot_mapping.tolist()):
-            if slot >= 0:
-                value = new[token].float() * (1 / scale)[:, None]
-                value = value.clamp(-largest, largest)
-                if cache.dtype == torch.int8:
-                    value = value.round()
-                cache[slot // block_size, slot % block_size] = value.to(cache.dtype)
-
-
 def write_qkv(
     qkv: torch.Tensor,
     positions: torch.Tensor,
@@ -97,10 +73,7 @@ def write_qkv(
         q, k = reference.rms_norm(q, q_norm, eps), reference.rms_norm(k, k_norm, eps)
     if cos_sin is not None:
         q, k = reference.apply_rope(q, k, positions, cos_sin)
-    if k_scale is None or v_scale is None:
-        reference.write_kv(k, v, k_cache, v_cache, slot_mapping)
-    else:
-        write_kv(k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)
+    reference.write_kv(k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)
     return q
 
 

@@ -6,7 +6,13 @@ product with the weight again.
 
 import torch
 
-from pagoda.kernels.checks import FLOAT_DTYPES, check_float, check_same, check_shape
+from pagoda.kernels.checks import (
+    FLOAT_DTYPES,
+    check_float,
+    check_last_dim_dense,
+    check_same,
+    check_shape,
+)
 
 
 def rms_norm(
@@ -15,7 +21,7 @@ def rms_norm(
     """``round(x / sqrt(mean(x^2) + eps)) * weight``, mean and quotient in fp32.
 
     Args:
-        x: ``[..., N]`` fp32, fp16 or bf16; any strides.
+        x: ``[..., N]`` fp32, fp16 or bf16; any strides with a dense last dim.
         weight: ``[N]``, dtype and device of x.
         eps: added to the mean square.
         out: shape and dtype of x, contiguous on CUDA; may be x itself. Allocated if None.
@@ -41,7 +47,7 @@ def add_rms_norm(
     """``residual + x``, rounded to the dtype of x, and its `rms_norm`. Neither input is changed.
 
     Args:
-        x: ``[..., N]`` fp32, fp16 or bf16; any strides.
+        x: ``[..., N]`` fp32, fp16 or bf16; any strides with a dense last dim.
         residual: as `x`.
         weight: ``[N]``, dtype and device of x.
         eps: added to the mean square.
@@ -57,6 +63,7 @@ def add_rms_norm(
         check_shape("residual", residual, x.shape)
     if residual.dtype != x.dtype or residual.get_device() != x.get_device():
         check_same("residual", residual, "x", x)
+    check_last_dim_dense("residual", residual)
     if x.is_cuda:
         from pagoda.kernels.triton_ops.rms_norm import add_rms_norm as add_rms_norm_triton
 
@@ -73,8 +80,10 @@ def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
         and weight.dtype == x.dtype
         and weight.shape == x.shape[-1:]
         and weight.get_device() == x.get_device()
+        and x.stride(-1) == 1
     ):
         return  # what always holds, asked quickly: a step of one token asks a hundred times
     check_float("x", x)
+    check_last_dim_dense("x", x)
     check_shape("weight", weight, (x.shape[-1],))
     check_same("weight", weight, "x", x)

@@ -8,6 +8,7 @@ import torch
 from pagoda.kernels.checks import (
     FLOAT_DTYPES,
     check_float,
+    check_fp32,
     check_index,
     check_last_dim_dense,
     check_same,
@@ -89,6 +90,16 @@ def turned(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Te
     return rounded if rot_dim == head_dim else torch.cat((rounded, x[..., rot_dim:]), -1)
 
 
+def check_cos_sin(cos_sin: torch.Tensor, head_dim: int, device: torch.device) -> None:
+    """Raise ValueError unless `cos_sin` is ``[max_position, R]`` fp32, R <= head_dim even."""
+    check_shape("cos_sin", cos_sin, (None, None))
+    check_fp32("cos_sin", cos_sin, device)
+    if cos_sin.shape[1] % 2 or cos_sin.shape[1] > head_dim:
+        raise ValueError(
+            f"cos_sin: expected an even width <= head_dim {head_dim}, got {cos_sin.shape[1]}"
+        )
+
+
 def _check(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -120,15 +131,7 @@ def _check(
     check_last_dim_dense("k", k)
     check_shape("positions", positions, (q.shape[0],) if sections is None else (3, q.shape[0]))
     check_index("positions", positions, q.device)
-    check_shape("cos_sin", cos_sin, (None, None))
-    if cos_sin.dtype != torch.float32 or cos_sin.device != q.device:
-        raise ValueError(
-            f"cos_sin: expected fp32 on {q.device}, got {cos_sin.dtype} on {cos_sin.device}"
-        )
-    if cos_sin.shape[1] % 2 or cos_sin.shape[1] > q.shape[2]:
-        raise ValueError(
-            f"cos_sin: expected an even width <= head_dim {q.shape[2]}, got {cos_sin.shape[1]}"
-        )
+    check_cos_sin(cos_sin, q.shape[2], q.device)
     if sections is not None and (
         min(sections) < 0 or not sections[0] or 2 * sum(sections) != cos_sin.shape[1]
     ):

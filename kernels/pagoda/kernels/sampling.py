@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from pagoda.kernels.checks import check_float, check_last_dim_dense, check_shape
+from pagoda.kernels.checks import check_float, check_fp32, check_last_dim_dense, check_shape
 from pagoda.kernels.cpu import sampling as cpu_sampling
 from pagoda.kernels.sampling_rows import SamplingRows
 
@@ -93,10 +93,7 @@ def penalise_logits(
         ("presence", presence),
     ):
         check_shape(name, factor, logits.shape[:1])
-        if factor.dtype != torch.float32 or factor.device != logits.device:
-            raise ValueError(
-                f"{name}: expected fp32 on {logits.device}, got {factor.dtype} on {factor.device}"
-            )
+        check_fp32(name, factor, logits.device)
     arguments = logits, output_counts, in_prompt, repetition, frequency, presence
     if logits.is_cuda:
         from pagoda.kernels.triton_ops.sampling import penalise_logits as penalise_logits_triton

@@ -1,6 +1,6 @@
 """Attention of sequences with one new token, their KV split among programs and merged after.
 
-Reference: `reference.paged_attention`.
+Reference: `reference_attention.paged_attention`.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -10,7 +10,13 @@ import triton.language as tl
 
 from pagoda.kernels.attention_batch import AttentionBatch
 from pagoda.kernels.score_rule import ScoreRule
-from pagoda.kernels.triton_ops.attend_tiles import attend_tiles, attended, initial_rows
+from pagoda.kernels.triton_ops.attend_tiles import (
+    attend_tiles,
+    attended,
+    cache_strides,
+    initial_rows,
+    query_operand,
+)
 from pagoda.kernels.triton_ops.launch import (
     IS_INTERPRETED,
     next_power_of_2,
@@ -61,12 +67,6 @@ def decode_kernel(
     soft_cap,
     stride_qt,
     stride_qh,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_vb,
-    stride_vt,
-    stride_vh,
     stride_ot,
     stride_oh,
     stride_bt,
@@ -78,6 +78,12 @@ def decode_kernel(
     share,
     most_splits,
     min_split_tokens,
+    STRIDE_KB: tl.constexpr,
+    STRIDE_KT: tl.constexpr,
+    STRIDE_KH: tl.constexpr,
+    STRIDE_VB: tl.constexpr,
+    STRIDE_VT: tl.constexpr,
+    STRIDE_VH: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -115,11 +121,14 @@ def decode_kernel(
     if WINDOW > 0:
         first = tl.maximum(0, context - WINDOW)
     split_tokens = tokens_per_split(context - first, most_splits, least_tokens, BLOCK_N)
-    begin = first + split * split_tokens
-    end = tl.minimum(begin + split_tokens, context)
     num_splits = num_splits_of(context - first, split_tokens)
     if split >= num_splits:
         return
+    # Tiles begin at multiples of their size, so the last split may have one more than the others.
+    begin = first // BLOCK_N * BLOCK_N + split * split_tokens
+    end = begin + split_tokens
+    if split == num_splits - 1:
+        end = context
     if split == 0:
         tl.store(span_ptr + 2 * seq, slot)
         tl.store(span_ptr + 2 * seq + 1, num_splits)
@@ -135,18 +144,26 @@ def decode_kernel(
         mask=mask,
         other=0.0,
     )
-    if UPCAST:
-        q = q.to(tl.float32)
     position = tl.zeros([BLOCK_G], dtype=tl.int32) + (context - 1)
     acc = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
     row_max, row_sum = initial_rows(sink_ptr, head, mask_g, split == 0, HAS_SINKS, BLOCK_G)
     if KV_KIND != PLAIN:
         scale = scale * tl.load(k_scale_ptr + kv_head * stride_ks)
+    q, scale = query_operand(q, scale, KV_KIND, UPCAST)
+    k_ptr = k_cache_ptr + kv_head * STRIDE_KH
+    v_ptr = v_cache_ptr + kv_head * STRIDE_VH
+    table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_bt
+    full_end = begin
+    if WINDOW == 0:
+        full_end = end // BLOCK_N * BLOCK_N
+        acc, row_max, row_sum = attend_tiles(
+            q, acc, row_max, row_sum, position, begin, full_end, k_ptr, v_ptr, table_ptr,
+            scale, soft_cap, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
+            BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, False, KV_KIND, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
     acc, row_max, row_sum = attend_tiles(
-        q, acc, row_max, row_sum, position, begin, end,
-        k_cache_ptr + kv_head * stride_kh, v_cache_ptr + kv_head * stride_vh,
-        block_tables_ptr + seq.to(tl.int64) * stride_bt,
-        stride_kb, stride_kt, stride_vb, stride_vt, scale, soft_cap,
+        q, acc, row_max, row_sum, position, full_end, end, k_ptr, v_ptr, table_ptr,
+        scale, soft_cap, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
         BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, True, KV_KIND, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     result = attended(acc, row_sum)
@@ -228,8 +245,6 @@ def decode(
             float(rule.scale),
             float(rule.soft_cap or 1.0),
             *q.stride()[:2],
-            *k_cache.stride()[:3],
-            *v_cache.stride()[:3],
             *out.stride()[:2],
             batch.block_tables.stride(0),
             stride_ks,
@@ -240,6 +255,7 @@ def decode(
             splits.share,
             splits.most,
             splits.min_tokens,
+            **cache_strides(k_cache, v_cache),
             GROUP_SIZE=group_size,
             HEAD_DIM=head_dim,
             BLOCK_SIZE=batch.block_size,

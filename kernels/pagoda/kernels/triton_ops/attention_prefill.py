@@ -1,4 +1,7 @@
-"""Attention of sequences with several new tokens. Reference: `reference.paged_attention`."""
+"""Attention of sequences with several new tokens.
+
+Reference: `reference_attention.paged_attention`.
+"""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import torch
@@ -12,7 +15,9 @@ from pagoda.kernels.triton_ops.attend_tiles import (
     attend_described,
     attend_tiles,
     attended,
+    cache_strides,
     initial_rows,
+    query_operand,
 )
 from pagoda.kernels.triton_ops.cache_descriptors import Descriptors, describe
 from pagoda.kernels.triton_ops.launch import IS_INTERPRETED, next_power_of_2, on_device_of
@@ -62,17 +67,17 @@ def prefill_kernel(
     soft_cap,
     stride_qt,
     stride_qh,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_vb,
-    stride_vt,
-    stride_vh,
     stride_ot,
     stride_oh,
     stride_bt,
     stride_ks,
     stride_vs,
+    STRIDE_KB: tl.constexpr,
+    STRIDE_KT: tl.constexpr,
+    STRIDE_KH: tl.constexpr,
+    STRIDE_VB: tl.constexpr,
+    STRIDE_VT: tl.constexpr,
+    STRIDE_VH: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -120,8 +125,6 @@ def prefill_kernel(
         mask=mask,
         other=0.0,
     )
-    if UPCAST:
-        q = q.to(tl.float32)
 
     first_position = num_computed + first_token
     last_position = num_computed + tl.minimum(first_token + BLOCK_Q, num_new) - 1
@@ -140,18 +143,19 @@ def prefill_kernel(
         full_end = tl.where(has_full, full_end, begin)
     if KV_KIND != PLAIN:
         scale = scale * tl.load(k_scale_ptr + kv_head * stride_ks)
+    q, scale = query_operand(q, scale, KV_KIND, UPCAST)
     position = num_computed + token
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     row_max, row_sum = initial_rows(
         sink_ptr, head, head < (kv_head + 1) * GROUP_SIZE, True, HAS_SINKS, BLOCK_M
     )
-    k_ptr = k_cache_ptr + kv_head * stride_kh
-    v_ptr = v_cache_ptr + kv_head * stride_vh
+    k_ptr = k_cache_ptr + kv_head * STRIDE_KH
+    v_ptr = v_cache_ptr + kv_head * STRIDE_VH
     table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_bt
     if WINDOW > 0 and IS_DESCRIBED:
         acc, row_max, row_sum = attend_tiles(
             q, acc, row_max, row_sum, position, begin, full_begin, k_ptr, v_ptr, table_ptr,
-            stride_kb, stride_kt, stride_vb, stride_vt, scale, soft_cap,
+            scale, soft_cap, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
             BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, True, KV_KIND, BLOCK_N, BLOCK_D,
         )  # fmt: skip
     if IS_DESCRIBED:
@@ -162,12 +166,12 @@ def prefill_kernel(
     elif WINDOW == 0:
         acc, row_max, row_sum = attend_tiles(
             q, acc, row_max, row_sum, position, full_begin, full_end, k_ptr, v_ptr, table_ptr,
-            stride_kb, stride_kt, stride_vb, stride_vt, scale, soft_cap,
+            scale, soft_cap, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
             BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, False, KV_KIND, BLOCK_N, BLOCK_D,
         )  # fmt: skip
     acc, row_max, row_sum = attend_tiles(
         q, acc, row_max, row_sum, position, full_end, last_position + 1, k_ptr, v_ptr, table_ptr,
-        stride_kb, stride_kt, stride_vb, stride_vt, scale, soft_cap,
+        scale, soft_cap, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
         BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, True, KV_KIND, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     out = attended(acc, row_sum)
@@ -187,7 +191,7 @@ def tile_shape(head_dim: int, element_bytes: int, device: torch.device) -> tuple
     """
     if element_bytes == 4:
         block_m, block_n, num_warps, num_stages = (
-            (32, 32, 4, 3) if head_dim <= 128 else (16, 16, 4, 3)
+            (16, 32, 4, 3) if head_dim <= 128 else (16, 16, 4, 3)
         )
     else:
         block_m, block_n, num_warps, num_stages = (
@@ -253,12 +257,11 @@ def prefill(
             float(rule.scale),
             float(rule.soft_cap or 1.0),
             *q.stride()[:2],
-            *k_cache.stride()[:3],
-            *v_cache.stride()[:3],
             *out.stride()[:2],
             batch.block_tables.stride(0),
             stride_ks,
             stride_vs,
+            **cache_strides(k_cache, v_cache),
             GROUP_SIZE=group_size,
             HEAD_DIM=head_dim,
             BLOCK_SIZE=batch.block_size,

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pagoda.kernels.block_digest import as_bytes
 from pagoda.kernels.triton_ops.block_digest import (
     PROGRAM_ROWS,
     TILE_ROWS,
@@ -170,7 +171,7 @@ def gather_blocks_digest(
     target = blocks.movedim(0, 2)
     if not len(block_ids) or not _can_digest(kv_cache, target):
         gather_blocks(kv_cache, block_ids, blocks)
-        return digest_blocks(_as_bytes(blocks))
+        return digest_blocks(as_bytes(blocks))
     return _copy_digest(kv_cache, block_ids, target, None)
 
 
@@ -250,7 +251,7 @@ def _copy(
     num_blocks, _, num_layers = blocks.shape[:3]
     word_type = _word_type(kv_cache, blocks)
     pool = _runs(kv_cache).view(word_type)
-    buffer = _as_bytes(blocks).view(word_type)
+    buffer = as_bytes(blocks).view(word_type)
     run_words = pool.shape[3]
     block = min(COPY_BYTES // word_type.itemsize, next_power_of_2(run_words))
     with on_device_of(blocks):
@@ -273,11 +274,6 @@ def _runs(kv_cache: torch.Tensor) -> torch.Tensor:
     """View the pool as ``[2, num_layers, num_blocks, run]`` of its dtype."""
     shape, strides = kv_cache.shape, kv_cache.stride()
     return kv_cache.as_strided((*shape[:3], shape[3:].numel()), (*strides[:3], 1))
-
-
-def _as_bytes(blocks: torch.Tensor) -> torch.Tensor:
-    """View contiguous blocks as uint8 ``[N, block_bytes]``."""
-    return blocks.view(torch.uint8).view(blocks.shape[0], -1)
 
 
 def _word_type(kv_cache: torch.Tensor, other: torch.Tensor) -> torch.dtype:

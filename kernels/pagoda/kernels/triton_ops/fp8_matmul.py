@@ -8,18 +8,12 @@ import triton.language as tl
 from pagoda.kernels.quant_weights import FP8_BLOCK, Fp8Weight
 from pagoda.kernels.triton_ops.launch import IS_INTERPRETED, on_device_of
 from pagoda.kernels.triton_ops.matmul_tiles import byte_weight_tile, tuned_tile
+from pagoda.kernels.triton_ops.one_byte_words import e4m3_bits_to_fp16
 from pagoda.kernels.triton_ops.quantised_kv import converts_e4m3
 from pagoda.kernels.triton_ops.split_k import choose_num_splits, split_buffers, sum_splits
 
 EMULATED_SCALE: tl.constexpr = tl.constexpr(65536.0)
-"""Product of the factors 256 that `e4m3_to_fp16` leaves out of both operands."""
-
-
-@triton.jit
-def e4m3_to_fp16(bits):
-    """Value / 256 of e4m3 bits, exactly: the exponent bias of fp16 is 8 larger; no NaN."""
-    wide = bits.to(tl.uint16)
-    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+"""Product of the factors 256 that `e4m3_bits_to_fp16` leaves out of both operands."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_splits", "stride_xsm"])
@@ -85,8 +79,8 @@ def fp8_matmul_kernel(
             x_row[None, :] + offs_k[:, None], mask=mask_k[:, None] & mask_m[None, :], other=0.0
         )
         if EMULATE:
-            w = e4m3_to_fp16(w)
-            x = e4m3_to_fp16(x)
+            w = e4m3_bits_to_fp16(w)
+            x = e4m3_bits_to_fp16(x)
         if UPCAST:
             w = w.to(tl.float32)
             x = x.to(tl.float32)

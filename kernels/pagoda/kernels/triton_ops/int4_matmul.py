@@ -114,6 +114,7 @@ def int4_matmul_kernel(
     mask_m = offs_m < num_rows
     mask_n = offs_n < num_n
     mask_x = mask_m[None, :]
+    row_n = tl.minimum(offs_n, num_n - 1)  # what is loaded twice is not stored
     dtype = x_ptr.dtype.element_ty
     x_row = x_ptr + offs_m.to(tl.int64) * stride_xm
     split_steps = tl.cdiv(num_steps, num_splits)
@@ -129,11 +130,9 @@ def int4_matmul_kernel(
         next_scale = tl.load(
             scale_ptr + group_row + GROUPS * num_n, mask=mask_n & (step + 1 < last), other=0.0
         )
-        row = offs_n.to(tl.int64) + step * num_n
+        row = row_n.to(tl.int64) + step * num_n
         # [BLOCK_N, NUM_WORDS]
-        words = tl.load(
-            packed_ptr + (row * NUM_WORDS)[:, None] + offs_w[None, :], mask=mask_n[:, None], other=0
-        )
+        words = tl.load(packed_ptr + (row * NUM_WORDS)[:, None] + offs_w[None, :])
         x_step = x_row[None, :] + (step * (4 * NUM_WORDS) + offs_w)[:, None]
         # [NUM_WORDS, BLOCK_M]
         x0 = tl.load(x_step, mask=mask_x, other=0.0)

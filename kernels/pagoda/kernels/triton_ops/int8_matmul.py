@@ -8,6 +8,7 @@ import triton.language as tl
 from pagoda.kernels.quant_weights import Int8Weight
 from pagoda.kernels.triton_ops.launch import IS_INTERPRETED, on_device_of
 from pagoda.kernels.triton_ops.matmul_tiles import byte_weight_tile, tuned_tile
+from pagoda.kernels.triton_ops.one_byte_words import int8_to_float
 from pagoda.kernels.triton_ops.split_k import choose_num_splits, split_buffers, sum_splits
 
 
@@ -63,7 +64,7 @@ def int8_matmul_kernel(
         )
         if UPCAST:
             x = x.to(tl.float32)
-        acc = tl.dot(w.to(x.dtype), x, acc, input_precision="tf32x3")
+        acc = tl.dot(int8_to_float(w, x.dtype), x, acc, input_precision="tf32x3")
     is_last = split == 0
     if num_splits > 1:
         tile = tile_n * tl.num_programs(0) + tile_m

@@ -135,10 +135,10 @@ def lora_expand_kernel(
             # [BLOCK_R, BLOCK_M]
             shrunk += tl.load(split_row[None, :] + offs_r[:, None], mask=mask, other=0.0)
             split_row += num_rows * max_rank
-        # [BLOCK_N, BLOCK_R]
-        b = tl.load(
-            b_row[:, None] + offs_r[None, :], mask=mask_n[:, None] & mask_r[None, :], other=0.0
-        )
+        # [BLOCK_N, BLOCK_R], masked by the largest rank, so that whole vectors are loaded
+        mask_b = mask_n[:, None] & (offs_r < max_rank)[None, :]
+        b = tl.load(b_row[:, None] + offs_r[None, :], mask=mask_b, other=0.0)
+        b = tl.where(mask_r[None, :], b, 0.0)
         if UPCAST:
             b = b.to(tl.float32)
         acc = tl.dot(b, shrunk.to(b.dtype), acc, input_precision="tf32x3")

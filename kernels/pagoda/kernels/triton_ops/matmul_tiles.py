@@ -38,7 +38,7 @@ def byte_weight_tile(
 
 
 def nibble_weight_tile(num_rows: int, element_bytes: int, group_size: int) -> MatmulTile:
-    """For weights of half a byte; one step is one group."""
+    """For weights of half a byte, whose layout sets the depth of a step, not `block_k`."""
     if element_bytes == 4:
         return MatmulTile(16 if num_rows <= 16 else 32, 64, group_size, 4, 2)
     if num_rows <= 64:

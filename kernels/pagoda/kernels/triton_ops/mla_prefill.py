@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagoda.kernels.triton_ops.attend_tiles import LOG2_E, NO_SCORE, attended, fold
+from pagoda.kernels.triton_ops.attend_tiles import NO_SCORE, attended, fold, score_factor
 from pagoda.kernels.triton_ops.attention_prefill import sequence_of_tile
 from pagoda.kernels.triton_ops.launch import IS_INTERPRETED, next_power_of_2, on_device_of
 from pagoda.kernels.triton_ops.mla_tiles import prefill_tile
@@ -42,6 +42,7 @@ def _attend_expanded(
 
     Without IS_MASKED all rows must see all keys and ``end - begin`` be a multiple of BLOCK_N.
     """
+    factor = score_factor(tl.zeros_like(row_max) + scale, False)
     offs_d = tl.arange(0, BLOCK_D)
     offs_e = BLOCK_D + tl.arange(0, BLOCK_E)
     offs_v = tl.arange(0, BLOCK_V)
@@ -64,11 +65,10 @@ def _attend_expanded(
         )
         scores = tl.dot(q_main, k_main.to(q_main.dtype), input_precision="tf32x3")
         scores = tl.dot(q_rest, k_rest.to(q_rest.dtype), scores, input_precision="tf32x3")
-        scores = scores * (scale * LOG2_E)
         if IS_MASKED:
             visible = (offs_n[None, :] <= position[:, None]) & mask_n[None, :]
             scores = tl.where(visible, scores, float("-inf"))
-        acc, row_max, row_sum = fold(scores, v.to(q_main.dtype), acc, row_max, row_sum)
+        acc, row_max, row_sum = fold(scores, factor, v.to(q_main.dtype), acc, row_max, row_sum)
     return acc, row_max, row_sum
 
 

@@ -22,6 +22,12 @@ TILE_ELEMENTS = 4096
 
 
 @triton.jit
+def row_scale(largest):
+    """``max(largest / 448, 1e-12)``, what 1.0 stands for in a row quantised to e4m3."""
+    return tl.maximum(largest / 448.0, 1e-12)
+
+
+@triton.jit
 def quantise_fp8_kernel(
     x_ptr,
     given_scale_ptr,
@@ -56,7 +62,7 @@ def quantise_fp8_kernel(
             # [BLOCK_G, BLOCK_K]
             x = tl.load(x_row + offs_k, mask=mask, other=0.0).to(tl.float32)
             largest = tl.maximum(largest, tl.abs(x))
-        scale = tl.maximum(tl.max(largest, axis=1) / 448.0, 1e-12)
+        scale = row_scale(tl.max(largest, axis=1))
         tl.store(scale_ptr + row * num_groups + offs_g, scale, mask=mask_g)
     inverse = 1.0 / scale
     for start in range(0, group_size, BLOCK_K):
@@ -69,13 +75,22 @@ def quantise_fp8_kernel(
         tl.store(out_ptr + row * num_k + offs_k, code, mask=mask)
 
 
+def empty_codes(x: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Uninitialised e4m3 ``[T, width]`` beside `x`, the same as kernels take it, and its E4M3."""
+    out = torch.empty((len(x), width), dtype=torch.uint8, device=x.device)
+    values = out.view(FP8)
+    if converts_e4m3(x.device):
+        return values, values, NATIVE.value
+    return values, out, E4M3_BITS.value
+
+
 def quantise_fp8(
     x: torch.Tensor, group_size: int | None, scale: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch over rows and groups; arguments as `pagoda.kernels.quantise_fp8`."""
     num_rows, num_k = x.shape
     num_groups = 1 if group_size is None else triton.cdiv(num_k, group_size)
-    out = torch.empty(num_rows, num_k, dtype=torch.uint8, device=x.device).view(FP8)
+    out, codes, kind = empty_codes(x, num_k)
     scales = scale
     if scales is None:
         shape = (num_rows,) if group_size is None else (num_rows, num_groups)
@@ -84,19 +99,18 @@ def quantise_fp8(
         return out, scales
     block_k = min(TILE_ELEMENTS, next_power_of_2(group_size or num_k))
     block_g = min(TILE_ELEMENTS // block_k, next_power_of_2(num_groups))
-    is_native = converts_e4m3(x.device)
     with on_device_of(x):
         quantise_fp8_kernel[(num_rows, triton.cdiv(num_groups, block_g))](
             x,
             scales,
-            out if is_native else out.view(torch.uint8),
+            codes,
             scales,
             num_k,
             num_groups,
             group_size or num_k,
             x.stride(0),
             HAS_SCALE=scale is not None,
-            E4M3=NATIVE.value if is_native else E4M3_BITS.value,
+            E4M3=kind,
             BLOCK_G=block_g,
             BLOCK_K=block_k,
         )

@@ -1,4 +1,4 @@
-"""One-byte K and V inside kernels: to fp32 and back, on GPUs with and without e4m3 conversions.
+"""One-byte elements inside kernels: to floats and back, on GPUs with and without e4m3 conversions.
 
 Knows how one element is encoded. Knows nothing of caches. Reference: `kv_quantisation`; the format
 is E4M3 of Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
@@ -11,6 +11,11 @@ import triton.language as tl
 
 from pagoda.kernels.kv_quantisation import LARGEST
 from pagoda.kernels.triton_ops import launch
+from pagoda.kernels.triton_ops.one_byte_words import (
+    e4m3_bits_to_fp16,
+    e4m3_to_fp16,
+    int8_to_float,
+)
 
 PLAIN: tl.constexpr = tl.constexpr(0)
 """Cache in the dtype of q."""
@@ -27,12 +32,11 @@ ROUND_BY_ADDING: tl.constexpr = tl.constexpr(12582912.0)
 
 @triton.jit
 def dequantised(x, KV_KIND: tl.constexpr):
-    """Exact value of cached elements, in some float dtype; PLAIN passes. NaN is not preserved."""
+    """Exact value of cached elements, in fp16; PLAIN passes. NaN is not preserved."""
     if KV_KIND == E4M3_BITS:
-        wide = x.to(tl.uint16)
-        half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-        # The exponent bias of fp16 is 8 larger than that of e4m3.
-        x = half.to(tl.float16, bitcast=True) * 256.0
+        x = e4m3_bits_to_fp16(x) * 256.0
+    elif KV_KIND == NATIVE:
+        x = int8_to_float(x, tl.float16) if x.dtype == tl.int8 else e4m3_to_fp16(x)
     return x
 
 

@@ -5,16 +5,10 @@ import torch
 import triton
 import triton.language as tl
 
-from pagoda.kernels.quant_weights import FP8
 from pagoda.kernels.triton_ops.launch import next_power_of_2, on_device_of
-from pagoda.kernels.triton_ops.quantised_kv import E4M3_BITS, NATIVE, converts_e4m3, quantised
+from pagoda.kernels.triton_ops.quantise_fp8 import empty_codes, row_scale
+from pagoda.kernels.triton_ops.quantised_kv import quantised
 from pagoda.kernels.triton_ops.rms_norm import TILE_ELEMENTS, num_warps_of, weighted_norm
-
-
-@triton.jit
-def row_scale(largest):
-    """``max(largest / 448, 1e-12)``, what 1.0 stands for in a row quantised to e4m3."""
-    return tl.maximum(largest / 448.0, 1e-12)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -76,15 +70,6 @@ def add_rms_norm_quantised(
     return *_launch(x, residual, weight, eps, new_residual), new_residual
 
 
-def empty_rows(x: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """Outputs (fp8 ``[T, width]``, the same as kernels take it, fp32 scales ``[T]``, kind)."""
-    out = torch.empty((x.shape[0], width), dtype=torch.uint8, device=x.device)
-    scales = torch.empty(x.shape[:1], dtype=torch.float32, device=x.device)
-    if converts_e4m3(x.device):
-        return out.view(FP8), out.view(FP8), scales, NATIVE.value
-    return out.view(FP8), out, scales, E4M3_BITS.value
-
-
 def _launch(
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -93,7 +78,8 @@ def _launch(
     new_residual: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     num_rows, width = x.shape
-    out, codes, scales, kind = empty_rows(x, width)
+    out, codes, kind = empty_codes(x, width)
+    scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     if x.numel() == 0:
         return out, scales
     block_n = next_power_of_2(width)

@@ -19,7 +19,7 @@ BLOCK_R = 1024
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Tiles of `block_m` rows that share a group.
+    """Tiles of rows that share a group.
 
     Attributes:
         rows: ``[max_tiles * block_m]`` int32 row of every sorted position; `num_rows` for padding.
@@ -32,7 +32,6 @@ class RowGroups:
     group_of_tile: torch.Tensor
     num_tiles: torch.Tensor
     max_tiles: int
-    block_m: int
 
 
 @triton.jit(do_not_specialize=["group_ptr", "num_rows"])
@@ -117,4 +116,4 @@ def group_rows(groups: torch.Tensor, num_groups: int, block_m: int) -> RowGroups
             BLOCK_R=BLOCK_R,
             BLOCK_G=next_power_of_2(num_groups),
         )
-    return RowGroups(rows, group_of_tile, num_tiles, max_tiles, block_m)
+    return RowGroups(rows, group_of_tile, num_tiles, max_tiles)

@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 
 from pagoda.kernels.triton_ops.launch import next_power_of_2, on_device_of
+from pagoda.kernels.triton_ops.quantise_fp8 import empty_codes, row_scale
 from pagoda.kernels.triton_ops.quantised_kv import quantised
 from pagoda.kernels.triton_ops.rms_norm import num_warps_of
-from pagoda.kernels.triton_ops.rms_norm_quantised import empty_rows, row_scale
 from pagoda.kernels.triton_ops.silu_mul import gated
 
 MAX_BLOCK_I = 8192
@@ -56,7 +56,8 @@ def silu_mul_quantised_kernel(
 def silu_mul_quantised(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch one program per token; arguments as `pagoda.kernels.silu_mul_quantised`."""
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out, codes, scales, kind = empty_rows(gate_up, width)
+    out, codes, kind = empty_codes(gate_up, width)
+    scales = torch.empty(num_tokens, dtype=torch.float32, device=gate_up.device)
     if out.numel() == 0:
         return out, scales
     block_i = min(MAX_BLOCK_I, next_power_of_2(width))
