@@ -90,7 +90,11 @@ def compile_launch(
     """Compile one launch for one compute capability; returns what it would use."""
     source, options = source_of(kernel, args, kwargs, capability)
     target = GPUTarget("cuda", capability, 32)
-    compiled = triton.compile(source, target=target, options=options)
+    # What kernels ask of the target; marked, so that it is not hashed with their source.
+    current_target = functools.partial(GPUTarget, "cuda", capability, 32)
+    current_target.__triton_builtin__ = True  # type: ignore[attr-defined]
+    with patch.object(target_info, "current_target", current_target):
+        compiled = triton.compile(source, target=target, options=options)
     copies_async = "cp.async" in compiled.asm["ptx"]
     loops = innermost_loops(compiled.asm["cubin"]) if copies_async else []
     return {
@@ -114,13 +118,11 @@ def compile_launches(
     report: Callable[[Facts], object],
     capabilities: Sequence[int] = CAPABILITIES,
 ) -> None:
-    """Call `launches` once for every capability, whose GPU launchers and kernels believe to have.
+    """Call `launches` once for every capability, whose GPU launchers then believe to have.
 
     What it launches is compiled and reported instead.
     """
     for capability in capabilities:
-        current_target = functools.partial(GPUTarget, "cuda", capability, 32)
-        current_target.__triton_builtin__ = True  # so not hashed with the source
 
         def run(
             kernel: Any, *args: Any, grid: Any, warmup: bool, capability: int = capability,
@@ -132,7 +134,6 @@ def compile_launches(
         with (
             patch.object(triton.runtime.jit.JITFunction, "run", run),
             patch.object(launch, "capability", lambda _, capability=capability: capability),
-            patch.object(target_info, "current_target", current_target),
         ):
             launches()
 

@@ -28,12 +28,17 @@ Key = tuple[str, str]
 """Kernel and everything its compiled form depends on."""
 
 
+Launch = tuple[Any, list[Any], dict[str, Any]]
+"""Kernel, arguments and options, as `compiled_kernel.compile_launch` takes them."""
+
+
 @dataclass
 class LaunchLog:
-    """Launches in order; `grids` in step with `keys`."""
+    """Launches in order; `grids` in step with `keys`; `first` of each key, never cleared."""
 
     keys: list[Key] = field(default_factory=list)
     grids: list[tuple[int, ...]] = field(default_factory=list)
+    first: dict[Key, Launch] = field(default_factory=dict)
 
     def clear(self) -> None:
         self.keys.clear()
@@ -134,6 +139,7 @@ def fake_cuda(*, processors: int = 132, device_name: str = "NVIDIA H200") -> Ite
         stand_ins = [_Pointer(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
         _, _, specialisation, options = specialise(kernel, stand_ins, kwargs, CAPABILITY)
         log.keys.append((kernel.__name__, f"{specialisation} {sorted(options.items())}"))
+        log.first.setdefault(log.keys[-1], (kernel, stand_ins, kwargs))
         log.grids.append(tuple(grid))
 
     properties = SimpleNamespace(multi_processor_count=processors)

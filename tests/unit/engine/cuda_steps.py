@@ -2,7 +2,8 @@
 
 Run as a script without TRITON_INTERPRET. Every step's work runs as if a graph were captured: a
 value that the host asks for, or a copy between host and device, fails. Prints a JSON object for
-each model: steps, replays, and the kernels that serving compiles although it is warm.
+each model: steps, replays, the kernels that serving compiles although it is warm, and what every
+kernel that it launched compiles to. Widths are real ones: fake tensors have no bytes.
 """
 
 import json
@@ -13,8 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from support.compiled_kernel import compile_launch
 from support.engine_driver import hash_block, make_request
-from support.fake_cuda import DEVICE, captured, fake_cuda
+from support.fake_cuda import CAPABILITY, DEVICE, captured, fake_cuda
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
@@ -27,15 +29,15 @@ from pagoda.engine.models.description import DecoderDescription, ExpertsDescript
 from pagoda.engine.models.rope_scaling import RopeDescription
 from pagoda.worker.warm_up import prompt_lengths
 
-VOCAB_SIZE = 1000
+VOCAB_SIZE = 151936
 DENSE = DecoderDescription(
     architecture="Qwen3ForCausalLM",
     vocab_size=VOCAB_SIZE,
-    hidden_size=1024,
-    intermediate_size=2048,
+    hidden_size=4096,
+    intermediate_size=12288,
     num_layers=3,
-    num_heads=8,
-    num_kv_heads=2,
+    num_heads=32,
+    num_kv_heads=8,
     head_dim=128,
     max_position_embeddings=4096,
     rms_norm_eps=1e-6,
@@ -49,15 +51,21 @@ DENSE = DecoderDescription(
     dtype="bfloat16",
 )
 EXPERTS = ExpertsDescription(
-    num_experts=16,
-    num_experts_per_tok=4,
-    intermediate_size=256,
+    num_experts=128,
+    num_experts_per_tok=8,
+    intermediate_size=768,
     norm_topk_prob=True,
     layers=frozenset({0, 2}),
 )
 MODELS = {
     "dense": DENSE,
-    "mixture": replace(DENSE, architecture="Qwen3MoeForCausalLM", experts=EXPERTS),
+    "mixture": replace(
+        DENSE,
+        architecture="Qwen3MoeForCausalLM",
+        hidden_size=2048,
+        num_kv_heads=4,
+        experts=EXPERTS,
+    ),
 }
 
 
@@ -243,12 +251,13 @@ def serve(description: DecoderDescription) -> dict[str, object]:
         num_steps = run(engine)
         late = sorted({name for name, key in {*log.keys} - warm})
         engine.check_invariants()
-        return {
-            "num_steps": num_steps,
-            "num_replays": replays.num_replays,
-            "num_reports": len(reports),
-            "late": late,
-        }
+    return {
+        "num_steps": num_steps,
+        "num_replays": replays.num_replays,
+        "num_reports": len(reports),
+        "late": late,
+        "compiled": [compile_launch(*launch, CAPABILITY, case="") for launch in log.first.values()],
+    }
 
 
 if __name__ == "__main__":
