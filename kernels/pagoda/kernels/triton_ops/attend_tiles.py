@@ -20,9 +20,13 @@ LEAST_FACTOR: tl.constexpr = tl.constexpr(1.0e-30)
 
 
 @triton.jit
-def soft_capped(scores, soft_cap):
-    """``soft_cap * tanh(scores / soft_cap)``; Triton has no tanh outside libdevice."""
-    return soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / soft_cap) + 1.0))
+def soft_capped(scores, scale, soft_cap):
+    """``soft_cap * tanh(scale * scores / soft_cap)``, scale [M], by an exponential and a quotient.
+
+    Triton has no tanh outside libdevice.
+    """
+    factor = scale * LOG2_E * 2.0 / soft_cap
+    return soft_cap - 2.0 * soft_cap / (tl.exp2(scores * factor[:, None]) + 1.0)
 
 
 @triton.jit
@@ -181,7 +185,7 @@ def attend_tiles(
         v = dequantised(v, KV_KIND).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         if HAS_CAP:
-            scores = soft_capped(scores * scale[:, None], soft_cap)
+            scores = soft_capped(scores, scale, soft_cap)
         if IS_MASKED:
             visible = offs_n[None, :] <= position[:, None]
             if WINDOW > 0:
@@ -230,7 +234,7 @@ def attend_described(
         v = dequantised(v, KV_KIND).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         if HAS_CAP:
-            scores = soft_capped(scores * scale[:, None], soft_cap)
+            scores = soft_capped(scores, scale, soft_cap)
         acc, row_max, row_sum = fold(scores, factor, v, acc, row_max, row_sum)
     return acc, row_max, row_sum
 

@@ -97,9 +97,8 @@ def prefill_kernel(
     Tile q [BLOCK_M, BLOCK_D]: row m is token ``m // GROUP_SIZE``, head ``m % GROUP_SIZE`` of the
     group. Grid (tiles, HK), tiles counted per sequence and at most ``T // BLOCK_Q + S``, the last
     of each sequence first: those have most to do. Sequences with one new token are left to the
-    decode kernel. Keys that all rows see are attended without masks (with a WINDOW only if
-    IS_DESCRIBED), by tensor descriptors if IS_DESCRIBED. Online softmax as FlashAttention-2 (Dao,
-    2023).
+    decode kernel. Keys that all rows see are attended without masks, by tensor descriptors if
+    IS_DESCRIBED. Online softmax as FlashAttention-2 (Dao, 2023).
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)
@@ -133,10 +132,6 @@ def prefill_kernel(
     full_end = (first_position + 1) // BLOCK_N * BLOCK_N
     if WINDOW > 0:
         begin = tl.maximum(0, first_position + 1 - WINDOW) // BLOCK_N * BLOCK_N
-        full_begin = begin
-        full_end = begin
-    if WINDOW > 0 and IS_DESCRIBED:
-        full_end = (first_position + 1) // BLOCK_N * BLOCK_N
         full_begin = tl.cdiv(tl.maximum(0, last_position + 1 - WINDOW), BLOCK_N) * BLOCK_N
         has_full = full_begin < full_end
         full_begin = tl.where(has_full, full_begin, begin)
@@ -152,7 +147,7 @@ def prefill_kernel(
     k_ptr = k_cache_ptr + kv_head * STRIDE_KH
     v_ptr = v_cache_ptr + kv_head * STRIDE_VH
     table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_bt
-    if WINDOW > 0 and IS_DESCRIBED:
+    if WINDOW > 0:
         acc, row_max, row_sum = attend_tiles(
             q, acc, row_max, row_sum, position, begin, full_begin, k_ptr, v_ptr, table_ptr,
             scale, soft_cap, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
@@ -163,7 +158,7 @@ def prefill_kernel(
             q, acc, row_max, row_sum, full_begin, full_end, k_desc, v_desc, tl.program_id(1),
             table_ptr, scale, soft_cap, BLOCK_SIZE, HAS_CAP, KV_KIND, BLOCK_N, BLOCK_D,
         )  # fmt: skip
-    elif WINDOW == 0:
+    else:
         acc, row_max, row_sum = attend_tiles(
             q, acc, row_max, row_sum, position, full_begin, full_end, k_ptr, v_ptr, table_ptr,
             scale, soft_cap, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
@@ -233,8 +228,9 @@ def prefill(
     if described is None:
         described = Descriptors(None, None, *tile_shape(head_dim, q.element_size(), q.device))
     block_n = described.block_n
-    if kv_kind != PLAIN.value and described.k is None and launch.capability(q.device) < 90:
-        block_n = max(16, block_n // 2)  # q is in registers, and widening K and V needs some
+    needs_registers = kv_kind != PLAIN.value or rule.window is not None
+    if needs_registers and described.k is None and launch.capability(q.device) < 90:
+        block_n = max(16, block_n // 2)  # q is in registers too
     block_m = max(described.block_m, next_power_of_2(group_size))
     block_q = block_m // group_size
     k_scale, stride_ks = kernel_scale(rule.k_scale, q)
