@@ -22,8 +22,6 @@ _BRANCH = re.compile(r"BRA.*`\((\.L_\w+)\)")
 _OPCODE = re.compile(r"(?:@\S+\s+)?([\w.]+)")
 """LDGSTS.E.BYPASS.128, say, after a predicate if there is one."""
 
-_PRODUCTS = {"HMMA", "IMMA", "HGMMA", "IGMMA", "QGMMA"}
-
 
 @dataclass(frozen=True)
 class Loop:
@@ -33,12 +31,10 @@ class Loop:
         instructions: that a warp issues in one turn, predicated ones included.
         copied_bytes: that a warp copies from global to shared memory in one turn, bulk copies not
             counted.
-        products: matrix instructions among them.
     """
 
     instructions: int
     copied_bytes: int
-    products: int
 
     @property
     def bytes_per_cycle(self) -> float:
@@ -90,5 +86,4 @@ def _loop(instructions: list[str]) -> Loop:
         for name in names
         if name[0] == "LDGSTS"
     ]
-    products = sum(name[0] in _PRODUCTS for name in names)
-    return Loop(len(instructions), LANES * sum(copied_bits) // 8, products)
+    return Loop(len(instructions), LANES * sum(copied_bits) // 8)

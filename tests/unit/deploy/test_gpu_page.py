@@ -8,6 +8,7 @@ import torch
 
 from pagoda.cli.all_settings import all_settings
 from pagoda.decode.config import DecodeSettings
+from pagoda.engine.cache.copy_lanes import DEVICE_CHUNK_BYTES, NUM_LANES
 from pagoda.engine.decode_graphs import chosen_sizes
 from pagoda.engine.models.families import read_description
 from pagoda.prefill.config import PrefillSettings
@@ -15,7 +16,7 @@ from pagoda.runtime.setting_names import variable_names
 from pagoda.worker.memory_budget import GIB, MemoryBudget
 from pagoda.worker.metrics import STEP_PARTS
 from pagoda.worker.pool_plan import PoolPlanner
-from pagoda.worker.profile_memory import COPY_BYTES, GRAPH_BYTES
+from pagoda.worker.profile_memory import GRAPH_BYTES
 from pagoda.worker.settings import WorkerSettings
 from pagoda.worker.step_limits import CUDA_LIMITS
 
@@ -52,7 +53,7 @@ def budget_and_planner(
         other_bytes=context,
         activation_bytes=tokens * TOKEN_BYTES + rows * ROW_BYTES,
         graph_bytes=rows * (TOKEN_BYTES + ROW_BYTES) + len(chosen_sizes(rows)) * GRAPH_BYTES,
-        copy_bytes=COPY_BYTES,
+        copy_bytes=NUM_LANES * DEVICE_CHUNK_BYTES,
         largest_step=str(CUDA_LIMITS),
     )
     block_bytes = description.kv_bytes_per_token(torch.bfloat16) * settings.block_size

@@ -84,7 +84,7 @@ def query_operand(q, scale, KV_KIND: tl.constexpr, UPCAST: tl.constexpr):
     row_scale = tl.zeros([q.shape[0]], dtype=tl.float32) + scale
     if KV_KIND != PLAIN and q.dtype == tl.bfloat16:
         wide = q.to(tl.float32)
-        largest = tl.maximum(tl.max(tl.abs(wide), axis=1), 1.0e-18)
+        largest = tl.maximum(tl.max(tl.abs(wide), axis=1), 1.0e-18)  # a row of zeros has no power
         power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         q = (wide / power[:, None]).to(tl.float16)
         row_scale = row_scale * power
