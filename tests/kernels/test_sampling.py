@@ -46,7 +46,7 @@ def small_tiles(monkeypatch):
         monkeypatch.setattr(triton_sampling, "PENALTY_BLOCK_V", 64)
 
 
-@pytest.mark.parametrize("vocab_size", [1, 63, 127, 300])
+@pytest.mark.parametrize("vocab_size", [1, 63, 127, 300, 1500])
 def test_matches_reference(path, device, seed, vocab_size):
     logits = 3 * torch.randn(16, vocab_size, device=device)
     rows = make_rows(16, device, **draw_columns(16, seed))
@@ -87,6 +87,17 @@ def test_equals_are_kept_together(path, device, options):
     assert len(set(token_ids.tolist())) > 2
 
 
+@pytest.mark.parametrize("options", [{"top_ks": 60}, {"top_ps": 0.8}, {"top_ks": 9, "top_ps": 0.6}])
+@pytest.mark.parametrize("num_levels", [2, 5, 50])
+def test_equals_at_a_threshold_are_kept_together(path, device, options, num_levels):
+    """Whatever part of the vocabulary a threshold is looked for in."""
+    levels = torch.randint(num_levels, (8, 600), device=device)
+    rows = make_rows(8, device, seeds=range(8), indices=range(8), **options)
+    logits = levels.float() * (4 / num_levels)
+    token_ids, _ = SAMPLE[path](logits, rows)
+    assert token_ids.tolist() == reference_sampling.sample_tokens(logits, rows)[0]
+
+
 def test_masked_logits_are_never_drawn(path, device):
     logits = torch.randn(12, 150, device=device)
     logits[:, ::2] = float("-inf")
@@ -114,12 +125,13 @@ def test_greedy_takes_the_first_of_the_largest(path, device):
     assert token_ids.tolist() == [5, 0]
 
 
-def test_draws_the_bucket_of_the_philox_uniform(path, device, seed):
+@pytest.mark.parametrize("options", [{}, {"top_ks": 3}, {"top_ps": 0.5}, {"min_ps": 1.0}])
+def test_draws_the_bucket_of_the_philox_uniform(path, device, seed, options):
     rng = random.Random(seed)
     seeds = [0, 2**64 - 1, 2**63, *(rng.getrandbits(64) for _ in range(13))]
     indices = [0, 2**32 - 1, 2**31, *(rng.getrandbits(32) for _ in range(13))]
-    rows = make_rows(16, device, seeds=seeds, indices=indices)
-    token_ids, _ = SAMPLE[path](torch.zeros(16, 256, device=device), rows)
+    rows = make_rows(16, device, seeds=seeds, indices=indices, **options)
+    token_ids, _ = SAMPLE[path](torch.zeros(16, 256, device=device), rows)  # all kept: equals
     numbers = map(reference_sampling.philox_uniform, seeds, indices)
     assert token_ids.tolist() == [int(number * 256) for number in numbers]
 

@@ -1,6 +1,7 @@
 """Sampling, one program per row. Reference: `reference_sampling`.
 
-A row is read once for each pass; a vocabulary's row stays in the L2 cache between them.
+A row is read once for each pass; a vocabulary's row stays in the L2 cache between them. Thresholds
+would take sixteen passes, so the likeliest tokens are gathered first: mostly they are enough.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -24,16 +25,22 @@ BITS_OF_INF: tl.constexpr = tl.constexpr(0x7F800000)
 
 
 @triton.jit
-def _scaled(row_ptr, offs, vocab_size, best, temperature):
-    """Distances to the best logit in units of the temperature, <= 0; -inf beyond the vocabulary."""
+def _distances(row_ptr, offs, vocab_size, best):
+    """Of logits to the best one, <= 0; -inf beyond the vocabulary."""
     logits = tl.load(row_ptr + offs, mask=offs < vocab_size, other=float("-inf")).to(tl.float32)
-    return tl.div_rn(logits - best, temperature)
+    return logits - best
 
 
 @triton.jit
-def _order(scaled):
-    """Integers >= 0 in the order of `scaled`, which is <= 0; 0 for -inf."""
-    return -tl.abs(scaled).to(tl.int32, bitcast=True) + BITS_OF_INF
+def _scaled(row_ptr, offs, vocab_size, best, temperature):
+    """Distances to the best logit in units of the temperature."""
+    return tl.div_rn(_distances(row_ptr, offs, vocab_size, best), temperature)
+
+
+@triton.jit
+def _order(distances):
+    """Integers >= 0 in the order of distances, scaled or not, which are <= 0; 0 for -inf."""
+    return -tl.abs(distances).to(tl.int32, bitcast=True) + BITS_OF_INF
 
 
 @triton.jit
@@ -49,21 +56,47 @@ def _masses(probs, floor):
 
 
 @triton.jit
+def _reached(key, weight, found, shift):
+    """Weight [BLOCK_V, 4] of what is at or above `found` with each value of its next two bits."""
+    candidates = found + (tl.arange(0, 4) << shift)
+    return tl.where(key[:, None] >= candidates[None, :], weight[:, None], 0)
+
+
+@triton.jit
+def _extended(found, shift, weights, wanted):
+    """`found` with the largest next two bits whose weights [BLOCK_V, 4] add up to `wanted`."""
+    digits = tl.arange(0, 4)
+    is_enough = tl.sum(weights, axis=0) >= wanted
+    has_fit = found + (digits << shift) >= found  # none overflowed
+    return found + (tl.max(tl.where(is_enough & has_fit, digits, 0), axis=0) << shift)
+
+
+@triton.jit
+def _tile_threshold(key, weight, wanted):
+    """Largest integer x so that keys at or above x weigh at least `wanted`; 0 if none does.
+
+    Tiles key int32 >= 0 and weight int64, [BLOCK_V].
+    """
+    found = 0
+    for step in range(16):
+        shift = 30 - 2 * step
+        found = _extended(found, shift, _reached(key, weight, found, shift), wanted)
+    return found
+
+
+@triton.jit
 def _threshold(
     row_ptr, vocab_size, best, temperature, lowest_order, norm, wanted,
     OF_PROBS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Largest integer x so that what is at or above x weighs at least `wanted`.
+    """`_tile_threshold` of a row, two bits in a pass.
 
-    Of orders, each token weighing 1, or of the bits of probabilities, weighing their mass. Two bits
-    of x are found in a pass, highest first.
+    Of orders, each token weighing 1, or of the bits of probabilities, weighing their mass.
     """
-    digits = tl.arange(0, 4)
     offs_v = tl.arange(0, BLOCK_V)
     found = 0
     for step in range(16):
         shift = 30 - 2 * step
-        candidates = found + (digits << shift)
         # [BLOCK_V, 4]
         weights = tl.zeros([BLOCK_V, 4], dtype=tl.int64)
         for start in range(0, vocab_size, BLOCK_V):
@@ -76,10 +109,8 @@ def _threshold(
             else:
                 key = _order(scaled)
                 weight = (offs < vocab_size).to(tl.int64)
-            at_or_above = key[:, None] >= candidates[None, :]
-            weights += tl.where(at_or_above, weight[:, None], 0)
-        enough = (tl.sum(weights, axis=0) >= wanted) & (candidates >= found)  # none overflowed
-        found += tl.max(tl.where(enough, digits, 0), axis=0) << shift
+            weights += _reached(key, weight, found, shift)
+        found = _extended(found, shift, weights, wanted)
     return found
 
 
@@ -106,6 +137,98 @@ def _philox_mantissa(seed, index):
     return ((c0 >> 5).to(tl.uint64) << 26) | (c1 >> 6).to(tl.uint64)
 
 
+@triton.jit
+def _gathered(
+    row_ptr, vocab_size, best, least_order, distance_ptr, candidate_ptr, BLOCK_V: tl.constexpr
+):
+    """Write distances and tokens of this order or above, as they come; returns their number.
+
+    Only BLOCK_V of them are written.
+    """
+    count = 0
+    for start in range(0, vocab_size, 2 * BLOCK_V):  # few turns, since all threads meet in each
+        # [2 BLOCK_V]
+        offs = start + tl.arange(0, 2 * BLOCK_V)
+        distances = _distances(row_ptr, offs, vocab_size, best)
+        is_wanted = (_order(distances) >= least_order).to(tl.int32)
+        num_wanted = tl.sum(is_wanted, axis=0)
+        if num_wanted > 0:
+            at = count + tl.cumsum(is_wanted, axis=0) - 1
+            mask = (is_wanted != 0) & (at < BLOCK_V)
+            tl.store(distance_ptr + at, distances, mask=mask)
+            tl.store(candidate_ptr + at, offs, mask=mask)
+            count += num_wanted
+    tl.debug_barrier()  # threads load what others stored
+    return count
+
+
+@triton.jit
+def _norm(row_ptr, vocab_size, best, temperature, lowest_order, BLOCK_V: tl.constexpr):
+    """Sum of the exponentials of what top-k kept."""
+    sums = tl.zeros([BLOCK_V], dtype=tl.float32)
+    for start in range(0, vocab_size, BLOCK_V):
+        offs = start + tl.arange(0, BLOCK_V)
+        scaled = _scaled(row_ptr, offs, vocab_size, best, temperature)
+        sums += _probs(scaled, lowest_order, 1.0)
+    return tl.sum(sums, axis=0)
+
+
+@triton.jit
+def _target(seed, index, total):
+    """Mass below which the drawn token does not reach: ``uniform * total``, rounded down."""
+    return tl.umulhi(_philox_mantissa(seed, index) << 11, total.to(tl.uint64)).to(tl.int64)
+
+
+@triton.jit
+def _drawn_of_likeliest(
+    row_ptr, vocab_size, best, temperature, largest, top_k, top_p, min_p, seed, index,
+    distance_ptr, candidate_ptr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """The token if the likeliest tell, else -1. Top-k or top-p must be asked.
+
+    `largest` [BLOCK_V] are the largest logits of as many parts of the vocabulary. What half of them
+    reach is reached by somewhat more tokens than these, so they are likely to fit a tile. They tell
+    if the thresholds are above the least of them: what was left out is at most as likely.
+    """
+    offs_v = tl.arange(0, BLOCK_V)
+    of_parts = _order(largest - best)
+    reached_by_half = _tile_threshold(of_parts, tl.full([BLOCK_V], 1, tl.int64), BLOCK_V // 2)
+    is_all = reached_by_half <= 1  # but of order 0, which cannot be drawn
+    count = _gathered(
+        row_ptr, vocab_size, best, tl.maximum(reached_by_half, 1), distance_ptr, candidate_ptr,
+        BLOCK_V,
+    )  # fmt: skip
+    tells = count <= BLOCK_V
+    # [BLOCK_V]
+    mask = offs_v < count
+    distances = tl.load(distance_ptr + offs_v, mask=mask, other=float("-inf"))
+    scaled = tl.div_rn(distances, temperature)
+    lowest_order = 0
+    norm = 1.0
+    if (top_k > 0) & (top_k < vocab_size):
+        order = _order(scaled)
+        lowest_order = _tile_threshold(order, mask.to(tl.int64), top_k.to(tl.int64))
+        least = tl.min(tl.where(mask, order, BITS_OF_INF), axis=0)
+        is_all |= lowest_order > least  # of what top-k keeps
+        tells &= is_all
+        norm = tl.sum(_probs(scaled, lowest_order, 1.0), axis=0)
+    elif tells:
+        norm = _norm(row_ptr, vocab_size, best, temperature, 0, BLOCK_V)
+    probs = _probs(scaled, lowest_order, norm)
+    floor = tl.div_rn(1.0, norm) * min_p
+    if top_p < MASS_OF_ONE:
+        bits = probs.to(tl.int32, bitcast=True)
+        lowest_bits = _tile_threshold(bits, _masses(probs, 0.0), top_p)
+        least = tl.min(tl.where(mask, bits, BITS_OF_INF), axis=0)
+        tells &= is_all | (lowest_bits > least)
+        floor = tl.maximum(floor, lowest_bits.to(tl.float32, bitcast=True))
+    masses = _masses(probs, floor)
+    target = _target(seed, index, tl.sum(masses, axis=0))
+    place = tl.sum((tl.cumsum(masses, axis=0) <= target).to(tl.int32), axis=0)
+    token = tl.load(candidate_ptr + tl.minimum(place, count - 1), mask=tells, other=-1)
+    return token
+
+
 @triton.jit(
     do_not_specialize=[
         "temperature_ptr",
@@ -114,6 +237,8 @@ def _philox_mantissa(seed, index):
         "min_p_ptr",
         "seed_ptr",
         "index_ptr",
+        "distance_ptr",
+        "candidate_ptr",
     ]
 )
 def sample_kernel(
@@ -124,6 +249,8 @@ def sample_kernel(
     min_p_ptr,
     seed_ptr,
     index_ptr,
+    distance_ptr,
+    candidate_ptr,
     token_ptr,
     valid_ptr,
     vocab_size,
@@ -132,8 +259,10 @@ def sample_kernel(
 ):
     """Greedy, or the first token whose cumulative mass exceeds ``uniform * total``.
 
-    Tile [BLOCK_V]; one program per row: best, top-k threshold, norm, top-p threshold, total, draw.
-    Passes for what a row does not ask are skipped.
+    Tile [BLOCK_V]; one program per row. If top-k or top-p are asked, `_drawn_of_likeliest` tells in
+    two or three passes; distance and candidate [S, BLOCK_V] are for what it gathers. Else, or if it
+    does not: best, top-k threshold, norm, top-p threshold, total, draw; what a row does not ask is
+    skipped.
     """
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride_ls
@@ -160,21 +289,31 @@ def sample_kernel(
     if (temperature == 0.0) | (is_valid == 0):
         return
 
-    lowest_order = 0
     top_k = tl.load(top_k_ptr + row)
-    if (top_k > 0) & (top_k < vocab_size):
+    top_p = tl.load(top_p_ptr + row)
+    min_p = tl.load(min_p_ptr + row).to(tl.float32)
+    seed = tl.load(seed_ptr + row)
+    index = tl.load(index_ptr + row)
+    has_top_k = (top_k > 0) & (top_k < vocab_size)
+    drawn = tl.full([], -1, tl.int32)
+    if has_top_k | (top_p < MASS_OF_ONE):
+        drawn = _drawn_of_likeliest(
+            row_ptr, vocab_size, best, temperature, largest, top_k, top_p, min_p, seed, index,
+            distance_ptr + row * BLOCK_V, candidate_ptr + row * BLOCK_V, BLOCK_V,
+        )  # fmt: skip
+    if drawn >= 0:
+        tl.store(token_ptr + row, drawn.to(tl.int64))
+        return
+
+    lowest_order = 0
+    if has_top_k:
         lowest_order = _threshold(
             row_ptr, vocab_size, best, temperature, 0, 1.0, top_k.to(tl.int64), False, BLOCK_V
         )
-    sums = tl.zeros([BLOCK_V], dtype=tl.float32)
-    for start in range(0, vocab_size, BLOCK_V):
-        scaled = _scaled(row_ptr, start + offs_v, vocab_size, best, temperature)
-        sums += _probs(scaled, lowest_order, 1.0)
-    norm = tl.sum(sums, axis=0)
+    norm = _norm(row_ptr, vocab_size, best, temperature, lowest_order, BLOCK_V)
 
     # The likeliest has exp(0) / norm.
-    floor = tl.div_rn(1.0, norm) * tl.load(min_p_ptr + row).to(tl.float32)
-    top_p = tl.load(top_p_ptr + row)
+    floor = tl.div_rn(1.0, norm) * min_p
     if top_p < MASS_OF_ONE:
         bits = _threshold(
             row_ptr, vocab_size, best, temperature, lowest_order, norm, top_p, True, BLOCK_V
@@ -186,8 +325,7 @@ def sample_kernel(
         scaled = _scaled(row_ptr, start + offs_v, vocab_size, best, temperature)
         totals += _masses(_probs(scaled, lowest_order, norm), floor)
     total = tl.sum(totals, axis=0)
-    mantissa = _philox_mantissa(tl.load(seed_ptr + row), tl.load(index_ptr + row))
-    target = tl.umulhi(mantissa << 11, total.to(tl.uint64)).to(tl.int64)
+    target = _target(seed, index, total)
 
     start = 0
     below = total - total
@@ -244,6 +382,9 @@ def sample_tokens(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tenso
     is_valid = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
     if num_rows == 0:
         return token_ids, is_valid
+    block_v = min(BLOCK_V, max(16, next_power_of_2(vocab_size)))
+    distances = torch.empty((num_rows, block_v), dtype=torch.float32, device=logits.device)
+    candidates = torch.empty((num_rows, block_v), dtype=torch.int32, device=logits.device)
     with on_device_of(logits):
         sample_kernel[(num_rows,)](
             logits,
@@ -253,11 +394,13 @@ def sample_tokens(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tenso
             rows.min_p,
             rows.seeds,
             rows.indices,
+            distances,
+            candidates,
             token_ids,
             is_valid.view(torch.int8),
             vocab_size,
             logits.stride(0),
-            BLOCK_V=min(BLOCK_V, max(16, next_power_of_2(vocab_size))),
+            BLOCK_V=block_v,
             num_warps=16,
         )
     return token_ids, is_valid
