@@ -1,9 +1,10 @@
+import json
 import os
 import subprocess
 import sys
 
 import pytest
-from support.compile_scripts import resource_table, spilling, too_large
+from support.compile_scripts import bound_by_issue, resource_table, spilling, too_large
 
 FACTS = {
     "kernel": "a_kernel",
@@ -14,6 +15,7 @@ FACTS = {
     "STACK": 0,
     "LOCAL": 0,
     "shared": 1024,
+    "copied_per_cycle": 0.0,
 }
 SCRIPT = """
 import json
@@ -37,11 +39,36 @@ def launches():
 compile_launches("a case", launches, lambda facts: print(json.dumps(facts)), (80, 90))
 """
 
+LOOP_SCRIPT = """
+import json
+import torch, triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from support.compiled_kernel import source_of
+from support.kernel_loops import innermost_loops
 
-@pytest.mark.slow
-def test_launches_become_reports(tmp_path):
+@triton.jit
+def dot_kernel(a_ptr, b_ptr, out_ptr, k, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for start in range(0, k, BLOCK):
+        a = tl.load(a_ptr + offs[:, None] * k + start + offs[None, :])
+        b = tl.load(b_ptr + offs[:, None] * k + start + offs[None, :])
+        acc = tl.dot(a, tl.trans(b), acc)
+    tl.store(out_ptr + offs[:, None] * BLOCK + offs[None, :], acc)
+
+x, out = torch.zeros(64, 1024).half(), torch.zeros(64, 64)
+options = {"BLOCK": 64, "num_warps": 4, "num_stages": 3}
+source, options = source_of(dot_kernel, (x, x, out, 1024), options, 90)
+compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+loops = innermost_loops(compiled.asm["cubin"])
+print(json.dumps([(loop.instructions, loop.copied_bytes, loop.bytes_per_cycle) for loop in loops]))
+"""
+
+
+def run_script(tmp_path, text):
+    """What a script without the interpreter prints, by lines."""
     script = tmp_path / "compile.py"
-    script.write_text(SCRIPT, encoding="utf-8")
+    script.write_text(text, encoding="utf-8")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -51,11 +78,33 @@ def test_launches_become_reports(tmp_path):
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_launches_become_reports(tmp_path):
+    lines = run_script(tmp_path, SCRIPT)
     assert len(lines) == 3  # the second case for the main capability alone
     assert all('"kernel": "add_kernel", "case": "a case"' in line for line in lines)
     assert '"num_warps": 1' in lines[0]
     assert '"num_warps": 2' in lines[1]
+
+
+@pytest.mark.slow
+def test_a_loop_s_copies_are_counted(tmp_path):
+    (line,) = run_script(tmp_path, LOOP_SCRIPT)
+    (loop,) = [loop for loop in json.loads(line) if loop[1]]
+    instructions, copied_bytes, bytes_per_cycle = loop
+    assert copied_bytes == 2 * 64 * 64 * 2 // 4  # two tiles of fp16, shared out to four warps
+    assert 30 < instructions < 300
+    assert bytes_per_cycle == 4 * copied_bytes / instructions
+
+
+def test_a_loop_that_issues_too_much_is_seen():
+    fast = FACTS | {"kernel": "decode_kernel", "copied_per_cycle": 30.0}
+    slow, exact = fast | {"copied_per_cycle": 18.4}, fast | {"case": "float32"}
+    other = FACTS | {"copied_per_cycle": 1.0}
+    assert bound_by_issue([fast, slow, exact | {"copied_per_cycle": 9.0}, other]) == [slow]
 
 
 def test_too_much_shared_memory_and_spills_are_seen():
