@@ -73,6 +73,11 @@ def test_nibbles(asm, dtype: torch.dtype, bias: int) -> None:
         assert same(halves_of([word], dtype), (shorts >> 4 * i & 0xF).float() + bias)
 
 
+def test_refuses_an_operand_that_a_result_may_have_overwritten() -> None:
+    with pytest.raises(ValueError, match=r"\$2 is read after a result was written"):
+        run_ptx("{ shr.u32 $0, $2, 4; shr.u32 $1, $2, 8; }", np.zeros(1, np.uint32), 2)
+
+
 def test_refuses_what_it_does_not_know() -> None:
     with pytest.raises(ValueError, match=r"got add\.u32"):
         run_ptx("{ add.u32 $0, $1, 1; }", np.zeros(1, np.uint32), 1)

@@ -16,14 +16,19 @@ Words = np.ndarray
 def run_ptx(asm: str, word: Words, num_outputs: int) -> list[Words]:
     """Return the words in ``$0 .. $(num_outputs - 1)``; `word` is the operand after them.
 
+    The operand is gone once a result was written, with which it may share a register.
+
     Raises:
-        ValueError: an instruction that this module does not know.
+        ValueError: an instruction that this module does not know, or an operand that is gone.
     """
-    registers = {f"${num_outputs}": word.astype(np.uint32)}
+    operand, results = f"${num_outputs}", [f"${i}" for i in range(num_outputs)]
+    registers = {operand: word.astype(np.uint32)}
     for statement in asm.strip().removeprefix("{").removesuffix("}").split(";"):
         if statement.strip() and not statement.strip().startswith(".reg"):
             _execute(statement.strip(), registers)
-    return [registers[f"${i}"] for i in range(num_outputs)]
+        if any(result in registers for result in results):
+            registers.pop(operand, None)
+    return [registers[result] for result in results]
 
 
 def _execute(statement: str, registers: dict[str, Words]) -> None:
@@ -41,6 +46,8 @@ def _execute(statement: str, registers: dict[str, Words]) -> None:
 def _value(name: str, registers: dict[str, Words]) -> Words:
     if name in registers:
         return registers[name]
+    if name.startswith("$"):
+        raise ValueError(f"PTX: {name} is read after a result was written")
     return np.uint32(int(name.replace("0f", "0x"), 0))
 
 

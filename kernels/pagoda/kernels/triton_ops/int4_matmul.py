@@ -16,16 +16,20 @@ from pagoda.kernels.triton_ops.matmul_tiles import nibble_weight_tile, tuned_til
 from pagoda.kernels.triton_ops.split_k import choose_num_splits, split_buffers, sum_splits
 
 NIBBLES_TO_FLOATS = """{
-.reg .b32 shifted;
-lop3.b32 $0, $4, 0x000F000F, TOP, 0xEA;
-shr.u32 shifted, $4, 4;
+.reg .b32 words, shifted;
+mov.b32 words, $4;
+lop3.b32 $0, words, 0x000F000F, TOP, 0xEA;
+shr.u32 shifted, words, 4;
 lop3.b32 $1, shifted, 0x000F000F, TOP, 0xEA;
-shr.u32 shifted, $4, 8;
+shr.u32 shifted, words, 8;
 lop3.b32 $2, shifted, 0x000F000F, TOP, 0xEA;
-shr.u32 shifted, $4, 12;
+shr.u32 shifted, words, 12;
 lop3.b32 $3, shifted, 0x000F000F, TOP, 0xEA;
 }"""
-"""``(words >> 4 i) & 0xF | TOP`` of two words at a time, i from 0 to 3."""
+"""``(words >> 4 i) & 0xF | TOP`` of two words at a time, i from 0 to 3.
+
+The operand may share a register with a result, so it is read before a result is written.
+"""
 
 TO_FP16: tl.constexpr = tl.constexpr(NIBBLES_TO_FLOATS.replace("TOP", "0x64006400"))
 TO_BF16: tl.constexpr = tl.constexpr(NIBBLES_TO_FLOATS.replace("TOP", "0x43004300"))

@@ -4,6 +4,7 @@ Left to itself Triton widens single elements, and does so after it gave a tile t
 product's operand, where it has to collect single bytes. Assembly takes a word of four, and as it
 claims a side effect the tile is widened first and takes that layout as words of two. Not so on
 Blackwell, whose pipeliner would refuse to move it; there operands go through memory anyway.
+An operand may share a register with a result, so it is read before a result is written.
 Knows encodings. Knows nothing of caches or weights. The interpreter, which knows no assembly, works
 on single elements.
 """
@@ -25,15 +26,15 @@ cvt.rn.f16x2.e4m3x2 $1, high;
 """For GPUs that convert e4m3 themselves."""
 
 E4M3_BITS_TO_FP16: tl.constexpr = tl.constexpr("""{
-.reg .b32 wide, magnitude;
-prmt.b32 wide, $2, 0, 0x1404;
-shr.u32 magnitude, wide, 1;
+.reg .b32 lower, upper, magnitude;
+prmt.b32 lower, $2, 0, 0x1404;
+prmt.b32 upper, $2, 0, 0x3424;
+shr.u32 magnitude, lower, 1;
 and.b32 magnitude, magnitude, 0x3F803F80;
-lop3.b32 $0, wide, 0x80008000, magnitude, 0xEA;
-prmt.b32 wide, $2, 0, 0x3424;
-shr.u32 magnitude, wide, 1;
+lop3.b32 $0, lower, 0x80008000, magnitude, 0xEA;
+shr.u32 magnitude, upper, 1;
 and.b32 magnitude, magnitude, 0x3F803F80;
-lop3.b32 $1, wide, 0x80008000, magnitude, 0xEA;
+lop3.b32 $1, upper, 0x80008000, magnitude, 0xEA;
 }""")
 """For the others: the same bits as fp16, whose exponent bias is 8 larger."""
 
