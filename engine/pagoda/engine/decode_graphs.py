@@ -43,6 +43,7 @@ class DecodeGraphs:
         last_tokens: torch.Tensor,
         capture: GraphCapture,
         *,
+        dtype: torch.dtype,
         sizes: SequenceOf[int],
         max_model_len: int,
     ) -> None:
@@ -53,6 +54,7 @@ class DecodeGraphs:
             kv_cache: read and written by it.
             last_tokens: int64, tokens that the step launched before has sampled, by row.
             capture: on the same device.
+            dtype: of the model's logits.
             sizes: batch sizes to capture, ascending; a batch is padded to the next one.
             max_model_len: bounds a block table.
         """
@@ -75,7 +77,7 @@ class DecodeGraphs:
         # A graph keeps its output: one for each, of 256 sequences and 150k tokens, is 0.7 GB.
         self._logits = torch.empty(
             (self._sizes[-1], decoder.description.vocab_size),
-            dtype=kv_cache.layout.dtype,
+            dtype=dtype,
             device=device,
         )
         self._replays: dict[int, Forward] = {}

@@ -74,6 +74,7 @@ class Runner:
                 kv_cache,
                 self._last_tokens,
                 capture,
+                dtype=model.dtype,
                 sizes=config.graph_batch_sizes or chosen_sizes(config.max_num_seqs),
                 max_model_len=max_model_len,
             )

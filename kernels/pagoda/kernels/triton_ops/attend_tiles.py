@@ -78,7 +78,7 @@ def fold(scores, factor, v, acc, row_max, row_sum):
 def query_operand(q, scale, KV_KIND: tl.constexpr, UPCAST: tl.constexpr):
     """(q as products take it, scale of its rows [M]).
 
-    One-byte KV widens to fp16 in one instruction, to bf16 in several. Taking a power of two out of
+    One-byte KV widens to fp16 in fewer instructions than to bf16. Taking a power of two out of
     each row of a bf16 q makes it fp16 without loss, but for what is below 2^-22 of the largest.
     """
     row_scale = tl.zeros([q.shape[0]], dtype=tl.float32) + scale
@@ -94,7 +94,7 @@ def query_operand(q, scale, KV_KIND: tl.constexpr, UPCAST: tl.constexpr):
 
 
 @triton.jit
-def tile_places(table_ptr, start, end, IS_MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+def tile_places(table_ptr, start, mask_n, IS_MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
                 BLOCK_N: tl.constexpr):  # fmt: skip
     """(block id, offset in the block) of BLOCK_N keys from `start`, a multiple of BLOCK_N.
 
@@ -112,7 +112,7 @@ def tile_places(table_ptr, start, end, IS_MASKED: tl.constexpr, BLOCK_SIZE: tl.c
         else:
             offset = (start + within) % BLOCK_SIZE
     if IS_MASKED:
-        block_id = tl.load(table_ptr + index, mask=start + within < end, other=0)
+        block_id = tl.load(table_ptr + index, mask=mask_n, other=0)
     else:
         block_id = tl.load(table_ptr + index)
     return block_id.to(tl.int64), offset
@@ -175,7 +175,7 @@ def attend_tiles(
         offs_n = start + tl.arange(0, BLOCK_N)
         mask_n = offs_n < end
         # [BLOCK_N]
-        block_id, offset = tile_places(table_ptr, start, end, IS_MASKED, BLOCK_SIZE, BLOCK_N)
+        block_id, offset = tile_places(table_ptr, start, mask_n, IS_MASKED, BLOCK_SIZE, BLOCK_N)
         k_row = k_ptr + block_id * STRIDE_KB
         v_row = v_ptr + block_id * STRIDE_VB
         # [BLOCK_N, BLOCK_D]

@@ -24,7 +24,7 @@ EMULATED: tl.constexpr = tl.constexpr(2)
 def _widened(w, dtype: tl.constexpr, WEIGHT_KIND: tl.constexpr):
     """Stored weights as `dtype`; e4m3 is exact, except for a factor 1 / 256 if EMULATED.
 
-    By way of fp16 and fp32: GPUs convert fp16 to bf16 at a quarter of the rate of that.
+    By way of fp16 and fp32: straight from fp16 to bf16 is a conversion for each element.
     """
     if WEIGHT_KIND == EMULATED:
         return e4m3_bits_to_fp16(w).to(tl.float32).to(dtype)

@@ -72,19 +72,18 @@ cvt.rn.bf16x2.f32 $1, value3, value2;
 
 
 @triton.jit
+def _to_fp16(x, asm: tl.constexpr):
+    is_pure: tl.constexpr = tl.target_info.cuda_capability_geq(10)
+    return tl.inline_asm_elementwise(asm, "=r,=r,r", [x], dtype=tl.float16, is_pure=is_pure, pack=4)
+
+
+@triton.jit
 def e4m3_to_fp16(x):
     """Exact value of float8_e4m3fn, on GPUs that convert it themselves."""
     if IS_INTERPRETED:
         value = x.to(tl.float16)
     else:
-        value = tl.inline_asm_elementwise(
-            E4M3_TO_FP16,
-            "=r,=r,r",
-            [x.to(tl.uint8, bitcast=True)],
-            dtype=tl.float16,
-            is_pure=tl.target_info.cuda_capability_geq(10),
-            pack=4,
-        )
+        value = _to_fp16(x.to(tl.uint8, bitcast=True), E4M3_TO_FP16)
     return value
 
 
@@ -95,14 +94,7 @@ def e4m3_bits_to_fp16(bits):
         wide = bits.to(tl.uint16)
         value = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
     else:
-        value = tl.inline_asm_elementwise(
-            E4M3_BITS_TO_FP16,
-            "=r,=r,r",
-            [bits],
-            dtype=tl.float16,
-            is_pure=tl.target_info.cuda_capability_geq(10),
-            pack=4,
-        )
+        value = _to_fp16(bits, E4M3_BITS_TO_FP16)
     return value
 
 
@@ -121,13 +113,5 @@ def int8_to_float(x, dtype: tl.constexpr):
             pack=4,
         )
     else:
-        half = tl.inline_asm_elementwise(
-            INT8_TO_FP16,
-            "=r,=r,r",
-            [x],
-            dtype=tl.float16,
-            is_pure=tl.target_info.cuda_capability_geq(10),
-            pack=4,
-        )
-        value = half.to(dtype)
+        value = _to_fp16(x, INT8_TO_FP16).to(dtype)
     return value

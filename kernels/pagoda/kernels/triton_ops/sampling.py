@@ -225,8 +225,7 @@ def _drawn_of_likeliest(
     masses = _masses(probs, floor)
     target = _target(seed, index, tl.sum(masses, axis=0))
     place = tl.sum((tl.cumsum(masses, axis=0) <= target).to(tl.int32), axis=0)
-    token = tl.load(candidate_ptr + tl.minimum(place, count - 1), mask=tells, other=-1)
-    return token
+    return tl.load(candidate_ptr + tl.minimum(place, count - 1), mask=tells, other=-1)
 
 
 @triton.jit(
