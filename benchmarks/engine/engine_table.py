@@ -124,6 +124,17 @@ def _prefill(group: str, row: Row, rows: Rows) -> Cells:
     )
 
 
+def _kernels(group: str, row: Row, rows: Rows) -> Cells:
+    longest = row["kernels"][0]
+    return (
+        f"{row['busy_ms']:.2f}",
+        f"{row['predicted_ms']:.2f}",
+        f"{row['over_floor']:.2f}x",
+        "",
+        f"{longest['ms']:.2f} {longest['name']}",
+    )
+
+
 def _transformers(group: str, row: Row, rows: Rows) -> Cells:
     ratio = transformers_ratio(group, row, rows)
     if ratio is None:
@@ -159,6 +170,7 @@ _LINES = {
     "transformers": _transformers,
     "sampling": _sampling,
     "capture": _capture,
+    "kernels": _kernels,
     "ready": _ready,
 }
 """First word of a point's name -> its measured and predicted time, distance from the floor, goal,

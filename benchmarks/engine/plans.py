@@ -8,6 +8,7 @@ import torch
 from ceilings_subject import CeilingsSubject
 from decode_points import decode_row, sampling_row
 from golden_points import family_group, family_name
+from kernel_points import decode_kernels_row, prefill_kernels_row
 from model_subject import ModelSubject, Sizes
 from points import Group, Point, Row
 from prefill_points import prefill_row
@@ -158,6 +159,14 @@ def _shape_group(name: str, weight: float, scale: Scale) -> Group:
             for batch in reversed(key)
         ),
         _prefill_point(prompts[0], is_chunked=True, goal=None),
+        *(  # last: a profiler may leave traces in what is timed after it
+            Point(
+                f"kernels b{batch} ctx{short}",
+                partial(decode_kernels_row, batch=batch, context=short),
+            )
+            for batch in key
+        ),
+        Point(f"kernels {prompts[0]}", partial(prefill_kernels_row, length=prompts[0])),
     ]
     return Group(
         name,

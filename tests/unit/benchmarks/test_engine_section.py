@@ -24,6 +24,13 @@ DECODE = {
     "gap_us": 61.0,
     "is_graph": True,
 }
+KERNELS = {
+    "status": "passed",
+    "busy_ms": 7.5,
+    "predicted_ms": 6.5,
+    "over_floor": 1.3,
+    "kernels": [{"name": "_decode_kernel_of_attention", "ms": 3.0}, {"name": "nvjet", "ms": 2.0}],
+}
 TRANSFORMERS = {"status": "passed", "batch": 64, "context": 1024, "p50_ms": 20.0}
 LATE = {"status": "out of time"}
 WRONG = {"status": "wrong", "num_tokens": 64, "num_equal": 63}
@@ -46,6 +53,9 @@ def test_the_whole_engine_section_in_tiny_size():
     decode = rows["tiny", "decode b4 ctx32"]
     assert decode["over_floor"] == pytest.approx(decode["p50_ms"] / decode["floor_ms"])
     assert rows["tiny", "prefill 96 chunked"]["chunk"] == 32
+    kernels = rows["tiny", "kernels b4 ctx32"]
+    assert kernels["busy_ms"] > 0
+    assert kernels["kernels"][0]["ms"] > 0
     assert rows["start-up", "ready"]["predicted_full_seconds"] > 0
     assert result.table[0] == "golden tokens: 16 passed"
     assert all(len(line) <= 100 for line in result.table)
@@ -77,12 +87,14 @@ def test_the_table_shows_prediction_floor_goal_and_gap():
         ("8b", "decode b64 ctx1024"): DECODE,
         ("8b", "transformers b64 ctx1024"): TRANSFORMERS,
         ("8b", "decode b256 ctx8192"): {"status": "not available", "reason": "too large"},
+        ("8b", "kernels b64 ctx1024"): KERNELS,
     }
-    golden, _, decode, transformers, missing = engine_table(rows)
+    golden, _, decode, transformers, missing, kernels = engine_table(rows)
     assert golden == "golden tokens: 1 passed"
     assert decode.split()[4:] == ["8.00", "6.50", "1.40x!", "1.35x", "gap", "61", "us!"]
     assert "2.50x!" in transformers
     assert "NOT AVAILABLE  too large" in missing
+    assert kernels.split()[4:] == ["7.50", "6.50", "1.30x", "3.00", "_decode_ke"]
 
 
 def test_transformers_alone_has_no_ratio():
