@@ -1,17 +1,19 @@
 """The life of a service process: event loop, logs, telemetry, signals, health, exit code."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import uvloop
 from pydantic_settings import BaseSettings
 
+from pagoda.runtime.bus import Bus
 from pagoda.runtime.errors import ModelFolderError, RuntimeServiceError, SettingsError
 from pagoda.runtime.health import Health, health_server
 from pagoda.runtime.identity import new_worker_id
@@ -27,6 +29,7 @@ EXIT_FAILURE = 1
 EXIT_SETTINGS = 2
 
 S = TypeVar("S", bound=BaseSettings)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,39 @@ class ServiceContext:
         asyncio.TaskGroup
     )  # background tasks: cancelled when main returns; one that fails ends the service
 
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what a part of the start returns; cancel it once `stop` is set.
+
+        A thread that `work` waits for must end by itself: the process waits for it.
+
+        Raises:
+            StoppedError: `stop` is set; the service then ends as if its main had returned.
+        """
+        working, stopping = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
+        try:
+            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise StoppedError
+            return working.result()
+        finally:
+            for task in (working, stopping):
+                task.cancel()
+            await asyncio.wait([working, stopping])
+
+    @contextlib.asynccontextmanager
+    async def bus(self, name: str) -> AsyncIterator[Bus]:
+        """Yield a connected bus, see `Bus.connect`; a service that waits for it can be stopped."""
+        async with contextlib.AsyncExitStack() as stack:
+            connecting = stack.enter_async_context(Bus.connect(self.common, name=name))
+            yield await self.unless_stopped(connecting)
+
 
 class _MainReturnedError(Exception):
     """Ends the task group."""
+
+
+class StoppedError(Exception):
+    """The service was told to stop before it had started."""
 
 
 def load_or_exit(cls: type[S]) -> S:
@@ -125,7 +158,7 @@ async def _run(
                     )
                     await main(context)
             raise _MainReturnedError
-    except* _MainReturnedError:
+    except* (_MainReturnedError, StoppedError):
         logger.info("%s stopped", name)
 
 

@@ -79,6 +79,44 @@ async def main(ctx):
     assert all(json.loads(line)["service"] == "router" for line in log.splitlines())
 
 
+def test_sigterm_ends_a_start_that_waits() -> None:
+    body = """
+async def connect():
+    print("waiting", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("closed", flush=True)
+async def main(ctx):
+    await ctx.unless_stopped(connect())
+    print("started", flush=True)
+"""
+    with running(body) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGTERM)
+        output, log = process.communicate(timeout=20)
+
+    assert (process.returncode, output) == (0, "closed\n")
+    assert "ERROR" not in log
+
+
+def test_sigterm_ends_a_start_that_waits_for_nats() -> None:
+    body = """
+async def main(ctx):
+    print("waiting", flush=True)
+    async with ctx.bus("router-1"):
+        print("connected", flush=True)
+"""
+    with running(body, PAGODA_NATS_URL="nats://127.0.0.1:1") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=20)
+
+    assert (process.returncode, output) == (0, "")
+
+
 def test_a_failing_background_task_ends_the_service() -> None:
     body = """
 async def fail():

@@ -1,5 +1,6 @@
 """The compose files agree with themselves and with what the documents tell people to type."""
 
+import itertools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from pagoda.worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
 WORKERS = ("prefill", "decode")
@@ -130,6 +133,26 @@ def test_compiled_kernels_outlive_a_container(services: Services) -> None:
     assert re.search(r"install .*gcc libc6-dev", dockerfile), "Triton compiles C at run time"
     for worker in workers_of(services).values():
         assert "kernels:/var/cache/pagoda" in worker["volumes"]
+
+
+def test_workers_compute_on_a_gpu_or_end() -> None:
+    for overlay, device in (("gpus", "cuda"), ("cpu", "cpu")):
+        for worker in workers_of(overlaid(f"deploy/compose.{overlay}.yaml")).values():
+            assert worker["environment"][f"PAGODA_{role_of(worker)}_DEVICE"] == device
+
+
+def test_settings_that_the_page_and_refusals_name_reach_the_workers() -> None:
+    page = (ROOT / "docs/howto/gpu.md").read_text()
+    refusals = (ROOT / "worker/pagoda/worker/pool_plan.py").read_text()
+    words = set(re.findall(r"`(\w+)`", page)) | set(re.findall(r'"(\w+)"', refusals))
+    words |= {name.lower() for name in re.findall(r"PAGODA_(?:PREFILL|DECODE)_(\w+)", page)}
+    fields = words & set(WorkerSettings.model_fields)
+    assert {"num_blocks", "max_model_len", "graph_batch_sizes", "step_trace_interval"} <= fields
+    compose = (ROOT / "compose.yaml").read_text()
+    for role, field in itertools.product(("PREFILL", "DECODE"), fields):
+        name = f"PAGODA_{role}_{field.upper()}"
+        handed_on = rf"^ +{name}:( \$\{{{name}:-.+\}})?$"
+        assert re.search(handed_on, compose, re.MULTILINE), name
 
 
 def test_commands_in_the_documents_name_files_that_exist() -> None:

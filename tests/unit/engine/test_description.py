@@ -186,6 +186,7 @@ def test_unsupported_options_are_refused(tmp_path: Path, fields: dict[str, Any],
         ({"hidden_act": 3}, "hidden_act is 3, must be a string"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key-value heads"),
         ({"architectures": None}, "must be a list of one name"),
+        ({"architectures": [{}]}, "must be a list of one name"),
         ({"rope_scaling": 3}, "rope_scaling is 3, must be an object"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
     ],
@@ -196,19 +197,34 @@ def test_wrong_fields_are_named(tmp_path: Path, fields: dict[str, Any], message:
     assert error.value.path == tmp_path / "config.json"
 
 
-def test_layer_types_of_another_length_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="must name 2 layers"):
-        read(
-            tmp_path,
-            architectures=["Qwen2ForCausalLM"],
-            use_sliding_window=True,
-            layer_types=["full_attention"],
-        )
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": ["full_attention"]}, "must name 2 layers"),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            "layer type 'linear_attention' is not supported",
+        ),
+        ({"layer_types": [[], "full_attention"]}, r"layer type \[\] is not supported"),
+        ({"max_window_layers": "1"}, "max_window_layers is '1', must be a number"),
+    ],
+)
+def test_windows_that_cannot_be_read_are_refused(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    switch = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}
+    with pytest.raises(CheckpointError, match=message):
+        read(tmp_path, **switch, **fields)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "cannot be read"), ("{", "is not JSON"), ("[]", "is not a JSON object")],
+    [
+        (None, "cannot be read"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "is not a JSON object"),
+    ],
 )
 def test_wrong_files_are_named(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "config.json"

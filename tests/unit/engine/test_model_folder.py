@@ -206,6 +206,17 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize(
+    "weight_map", [{}, {"x": 3}, {"x": ["model.safetensors"]}, {"x": 3, "y": "z"}], ids=str
+)
+def test_index_must_name_files(tmp_path: Path, weight_map: dict[str, object]) -> None:
+    folder = make_tiny_checkpoint(tmp_path, num_shards=2)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=r"index\.json: weight_map must name a file"):
+        load(folder)
+
+
 def test_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     folder = make_tiny_checkpoint(tmp_path / "model", num_shards=2)
     (tmp_path / "other.safetensors").write_bytes(b"")

@@ -58,6 +58,7 @@ def test_other_formats_are_refused(tmp_path: Path, data: bytes) -> None:
         {},
         {**GOOD, "data_offsets": [0]},
         {**GOOD, "data_offsets": None},
+        {**GOOD, "data_offsets": [0.0, 24.0]},
         {**GOOD, "shape": ["x"]},
         {**GOOD, "shape": 6},
     ],

@@ -1,3 +1,6 @@
+import pytest
+
+from pagoda.worker.errors import StartStoppedError
 from pagoda.worker.start_up import StartUp
 
 
@@ -57,3 +60,20 @@ def test_progress_is_a_percentage_or_a_count() -> None:
         start_up.percent(0, 0)  # nothing to do is no division by zero
 
     assert told[1:] == ["capturing graphs 5/12", "capturing graphs 33%", "capturing graphs 0%"]
+
+
+def test_whatever_reports_ends_once_the_start_is_stopped() -> None:
+    told: list[str] = []
+    stopped: list[bool] = []
+    start_up = StartUp(told.append, is_stopped=lambda: bool(stopped))
+    with start_up.phase("loading weights"):
+        start_up.percent(1, 2)
+        stopped.append(True)
+        with pytest.raises(StartStoppedError):
+            start_up.percent(2, 2)
+        with pytest.raises(StartStoppedError):
+            start_up.count(2, 2)
+    with pytest.raises(StartStoppedError), start_up.phase("warming up"):
+        pass
+
+    assert told == ["loading weights"]

@@ -70,27 +70,31 @@ def load_engine(
     Raises:
         EngineError: the folder or a limit cannot be used.
         MemoryBudgetError: the model, or its longest sequence, does not fit.
+        StartStoppedError: `start_up` was told to stop.
     """
     loading = _Loading(folder, settings, dtype, start_up)
-    with start_up.phase("loading weights"):
-        model = load_model(folder, loading.config, on_progress=start_up.percent)
-    config = loading.sized_config(model)
-    with start_up.phase("allocating KV"):
-        kv_cache = None
-        if shares_pool:
-            layout = kv_layout(model, config)
-            kv_cache = exportable_cache(layout, config.num_blocks, model.device)
-        engine = Engine(
-            model,
-            config,
-            hash_block=hash_block,
-            on_evict=on_evict,
-            on_layers=on_layers,
-            kv_cache=kv_cache,
-        )
-    loading.capture(engine)
-    with start_up.phase("warming up"):
-        warm_engine(engine)
+    try:
+        with start_up.phase("loading weights"):
+            model = load_model(folder, loading.config, on_progress=start_up.percent)
+        config = loading.sized_config(model)
+        with start_up.phase("allocating KV"):
+            kv_cache = None
+            if shares_pool:
+                layout = kv_layout(model, config)
+                kv_cache = exportable_cache(layout, config.num_blocks, model.device)
+            engine = Engine(
+                model,
+                config,
+                hash_block=hash_block,
+                on_evict=on_evict,
+                on_layers=on_layers,
+                kv_cache=kv_cache,
+            )
+        loading.capture(engine)
+        with start_up.phase("warming up"):
+            warm_engine(engine)
+    except torch.OutOfMemoryError as error:
+        raise loading.out_of_memory() from error
     identity = kv_identity(fingerprint=model.fingerprint, layout=engine.layout)
     card = status_pb2.ModelCard(
         name=model_name,
@@ -141,17 +145,12 @@ class _Loading:
         Raises:
             MemoryBudgetError: a step does not fit, or the blocks are too few.
         """
-        try:
-            with self._start_up.phase("warming up"):
-                warm_kernels(model, self.config)
-            if self._memory is not None:
-                with self._start_up.phase("profiling memory"):
-                    share = self._settings.gpu_memory_utilization
-                    self._budget = measure_budget(
-                        model, self.config, self._memory, utilization=share
-                    )
-        except torch.OutOfMemoryError as error:
-            raise self._no_room_for_a_step() from error
+        with self._start_up.phase("warming up"):
+            warm_kernels(model, self.config, self._start_up.count)
+        if self._memory is not None:
+            with self._start_up.phase("profiling memory"):
+                share = self._settings.gpu_memory_utilization
+                self._budget = measure_budget(model, self.config, self._memory, utilization=share)
         pool = self._planner.plan(self._budget)
         logger.info("%s", self._planner.explain(pool, self._budget))
         max_model_len = self._planner.max_model_len(pool)
@@ -178,13 +177,17 @@ class _Loading:
             "graphs took %s, %s were allowed for them", format_bytes(taken), format_bytes(allowed)
         )
 
-    def _no_room_for_a_step(self) -> MemoryBudgetError:
-        assert self._budget is not None
+    def out_of_memory(self) -> MemoryBudgetError:
+        """Return the error for an allocation that failed: of a step, or because others grew."""
+        assert self._budget is not None, "torch raises it for devices only"
         limits = StepLimits(self.config.max_num_seqs, self.config.max_num_batched_tokens)
         return MemoryBudgetError(
-            f"there is no room for a step of {limits}",
+            f"the memory ran out while {self._start_up.current}",
             self._budget.explain(),
-            self._planner.step_remedies(str(limits)),
+            [
+                *self._planner.step_remedies(str(limits)),
+                "give its neighbours on the device less: all shares add up to 1 at most",
+            ],
         )
 
 

@@ -3,18 +3,19 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+from pagoda.engine import CheckpointError, InvalidConfigError
 from pagoda.engine.layer_export import OnLayers
 from pagoda.rpc.v1 import status_pb2
 from pagoda.runtime.block_hash import hash_block
-from pagoda.runtime.bus import Bus
-from pagoda.runtime.errors import SettingsError
+from pagoda.runtime.errors import ModelFolderError, SettingsError
 from pagoda.runtime.health import Health
 from pagoda.runtime.identity import new_epoch
 from pagoda.runtime.rpc_client import grpc_channel
 from pagoda.runtime.service import ServiceContext
-from pagoda.runtime.settings import resolve_model_folder
+from pagoda.runtime.setting_names import variable_names
+from pagoda.runtime.settings import CommonSettings, resolve_model_folder
 from pagoda.worker.errors import MemoryBudgetError
 from pagoda.worker.load_engine import LoadedEngine, load_engine
 from pagoda.worker.metrics import WorkerMetrics
@@ -43,25 +44,28 @@ async def open_worker(
     `on_layers` and `shares_pool` are `load_engine`'s.
 
     Raises:
-        SettingsError: the memory does not suffice for the settings and the model.
+        SettingsError: the memory does not suffice for the settings and the model, or a setting does
+            not suit this machine.
+        ModelFolderError: the model cannot be used.
     """
     metrics = metrics or WorkerMetrics()
     resident, parents = ResidentBlocks(), ParentHashes(MAX_PARENT_HASHES)
-    start_up = StartUp(_reporter(context.health))
-    try:
-        loaded = await asyncio.to_thread(
+    start_up = StartUp(_reporter(context.health), is_stopped=context.stop.is_set)
+    with _settings_errors(settings):
+        loading = asyncio.to_thread(
             _load, context, settings, resident, parents, start_up, on_layers, shares_pool
         )
-    except MemoryBudgetError as error:
-        raise SettingsError([str(error).replace("\n", "\n  ")]) from error
+        loaded = await context.unless_stopped(loading)
     for phase, seconds in start_up.seconds.items():
         metrics.startup_seconds.labels(phase.replace(" ", "_").lower()).set(seconds)
     logger.info("%s", start_up.summary())
+    # The role says itself when it serves: a worker whose bus is not there yet is not ready.
+    context.health.set_ready(context.name, False, "connecting")
     context.health.set_ready("model", True)
     identity = WorkerIdentity(context.instance_id, new_epoch(), role)
     token = context.common.cluster_token.get_secret_value()
     async with contextlib.AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(Bus.connect(context.common, name=context.instance_id))
+        bus = await stack.enter_async_context(context.bus(context.instance_id))
         kvstore = None
         if settings.kvstore_endpoint:
             kvstore = grpc_channel(settings.kvstore_endpoint, token=token)
@@ -103,6 +107,21 @@ def _load(
         shares_pool=shares_pool,
         start_up=start_up,
     )
+
+
+@contextlib.contextmanager
+def _settings_errors(settings: WorkerSettings) -> Iterator[None]:
+    """Say which setting is to blame, by the name of its variable."""
+    names = variable_names(CommonSettings) | variable_names(type(settings))
+    try:
+        yield
+    except MemoryBudgetError as error:
+        raise SettingsError([str(error).replace("\n", "\n  ")]) from error
+    except InvalidConfigError as error:
+        name = names.get(error.what, error.what)
+        raise SettingsError([f"{name} is {error.value!r}, must be {error.limit}"]) from error
+    except CheckpointError as error:
+        raise ModelFolderError(str(error)) from error
 
 
 def _reporter(health: Health) -> Callable[[str], None]:

@@ -27,7 +27,7 @@ class WorkerSettings(ServiceSettings):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is one")
     num_threads: int = Field(
-        0, ge=0, description="CPU threads of one forward; 0: torch's own choice"
+        0, ge=0, le=1024, description="CPU threads of one forward; 0: torch's own choice"
     )
     block_size: int = Field(
         16, ge=1, le=256, description="Tokens per KV block; equal on all workers"

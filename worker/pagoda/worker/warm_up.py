@@ -5,7 +5,7 @@ multiple of 16, the next power of two, whether KV is split. So every such shape 
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from pagoda.engine import (
@@ -32,12 +32,17 @@ SAMPLINGS = (
 """Every way of choosing a token."""
 
 
-def warm_kernels(model: LoadedModel, config: EngineConfig) -> None:
+def warm_kernels(
+    model: LoadedModel,
+    config: EngineConfig,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
     """Run every kind of step once, on KV of its own: before the KV pool takes the memory.
 
     Args:
         model: to run.
         config: of the engine to come; ``num_blocks`` does not matter.
+        on_progress: called with (lengths of prompts that ran, all lengths).
     """
     limit = min(config.max_model_len, model.decoder.max_positions) - NUM_OUTPUT_TOKENS
     limit = min(limit, MAX_PROMPT_TOKENS if model.device.type == "cuda" else 2)
@@ -50,7 +55,9 @@ def warm_kernels(model: LoadedModel, config: EngineConfig) -> None:
     for sampling in SAMPLINGS:  # prefills beside decodes
         scratch.add(min(2, limit), sampling)
     scratch.finish()
-    for num_tokens in prompt_lengths(limit):
+    lengths = list(prompt_lengths(limit))
+    for done, num_tokens in enumerate(lengths):
+        on_progress(done, len(lengths))
         scratch.add(num_tokens, GREEDY)
         scratch.finish()
 

@@ -28,7 +28,7 @@ class ConfigReader:
             fields = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise CheckpointError(path, f"cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(path, f"is not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise CheckpointError(path, "is not a JSON object")

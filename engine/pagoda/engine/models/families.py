@@ -126,7 +126,9 @@ def read_description(path: Path) -> DecoderDescription:
 
 def _family(config: ConfigReader) -> tuple[str, _Family]:
     architectures = config.fields.get("architectures")
-    if not isinstance(architectures, list) or len(architectures) != 1:
+    if not (isinstance(architectures, list) and len(architectures) == 1) or not isinstance(
+        architectures[0], str
+    ):
         raise CheckpointError(
             config.path, f"architectures is {architectures!r}, must be a list of one name"
         )
@@ -149,12 +151,18 @@ def _sliding_windows(config: ConfigReader, family: _Family) -> tuple[int | None,
     layer_types = config.fields.get("layer_types")
     if layer_types is None:
         first = config.fields.get("max_window_layers", family.max_window_layers)
+        if not isinstance(first, int):
+            raise CheckpointError(config.path, f"max_window_layers is {first!r}, must be a number")
         return tuple(window if i >= first else None for i in range(num_layers))
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
         raise CheckpointError(
             config.path, f"layer_types is {layer_types!r}, must name {num_layers} layers"
         )
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    windows = {"sliding_attention": window, "full_attention": None}
+    for kind in layer_types:
+        if kind not in tuple(windows):
+            raise UnsupportedModelError(config.path, "layer type", kind, tuple(windows))
+    return tuple(windows[kind] for kind in layer_types)
 
 
 def _experts(config: ConfigReader, family: _Family) -> ExpertsDescription | None:

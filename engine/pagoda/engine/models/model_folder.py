@@ -119,7 +119,9 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InvalidConfigError("device", name, "cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidConfigError("device", name, "cpu: no CUDA device is usable here")
+        raise InvalidConfigError(
+            "device", name, f"cpu: torch {torch.__version__} finds no CUDA device"
+        )
     return device
 
 

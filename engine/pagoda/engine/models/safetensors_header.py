@@ -6,6 +6,7 @@ device's memory, and several reads in flight, has to know them. Reads no tensor.
 
 import json
 import math
+import operator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -71,10 +72,11 @@ def stored_tensors(path: Path, header: bytes) -> dict[str, StoredTensor]:
         for name, entry in json.loads(header).items():
             if name == "__metadata__":
                 continue
-            begin, end = entry["data_offsets"]
-            shape = tuple(int(n) for n in entry["shape"])
-            tensors[name] = StoredTensor(path, entry["dtype"], shape, start + begin, end - begin)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+            begin, end = map(operator.index, entry["data_offsets"])
+            shape = tuple(map(operator.index, entry["shape"]))
+            dtype = str(entry["dtype"])
+            tensors[name] = StoredTensor(path, dtype, shape, start + begin, end - begin)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(path, f"is no safetensors file: its header has {error!r}") from error
     for name, tensor in tensors.items():
         _check(name, tensor, start, size)

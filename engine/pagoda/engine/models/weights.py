@@ -33,8 +33,10 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         CheckpointError: there are none, or the index names one that is not there.
     """
     if (folder / _INDEX).is_file():
-        weight_map = ConfigReader.open(folder / _INDEX).section("weight_map").fields
-        paths = [folder / name for name in sorted(set(weight_map.values()))]
+        names = ConfigReader.open(folder / _INDEX).section("weight_map").fields.values()
+        if not names or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(folder / _INDEX, "weight_map must name a file for each tensor")
+        paths = [folder / name for name in sorted(set(names))]
     else:
         paths = [folder / _SINGLE]
     for path in paths:

@@ -7,7 +7,6 @@ from pagoda.gateway.app import make_app
 from pagoda.gateway.config import GatewaySettings
 from pagoda.gateway.gateway import open_gateway
 from pagoda.gateway.server import drain, http_server, listen
-from pagoda.runtime.bus import Bus
 from pagoda.runtime.service import ServiceContext, load_or_exit, run_service
 from pagoda.runtime.settings import CommonSettings, resolve_model_folder
 
@@ -21,7 +20,7 @@ def main() -> int:
     async def serve(service: ServiceContext) -> None:
         folder = resolve_model_folder(common)
         async with (
-            Bus.connect(common, name=service.instance_id) as bus,
+            service.bus(service.instance_id) as bus,
             open_gateway(
                 common=common,
                 settings=settings,

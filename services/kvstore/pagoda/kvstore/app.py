@@ -18,7 +18,6 @@ from pagoda.kvstore.server import KvStoreServicer
 from pagoda.kvstore.store import BlockStore
 from pagoda.rpc.v1 import kv_store_pb2_grpc, status_pb2
 from pagoda.runtime import identity, subjects
-from pagoda.runtime.bus import Bus
 from pagoda.runtime.rpc_server import grpc_server
 from pagoda.runtime.service import ServiceContext
 from pagoda.runtime.status import Heartbeat
@@ -86,7 +85,7 @@ async def _serve(
     servicer = KvStoreServicer(store, max_pin_seconds=settings.max_pin_seconds)
     token = context.common.cluster_token.get_secret_value()
     async with (
-        Bus.connect(context.common, name=worker_id) as bus,
+        context.bus(worker_id) as bus,
         grpc_server(
             host=settings.grpc_host,
             port=settings.grpc_port,

@@ -40,7 +40,7 @@ async def run(context: ServiceContext, settings: RouterSettings) -> None:
         settle_seconds=settings.settle_seconds, max_seconds=settings.in_flight_seconds
     )
     async with (
-        Bus.connect(context.common, name=context.instance_id) as bus,
+        context.bus(context.instance_id) as bus,
         contextlib.aclosing(connect_redis(context.common, settings)) as redis,
     ):
         fleet = Fleet(settings, in_flight, on_retired=lambda *life: writer.retire(*life))
