@@ -61,7 +61,8 @@ def device_events(run: Callable[[], object], device: torch.device) -> list[Event
     Nothing may be under way before; waits until the device is done. On a CPU: torch's operators.
     """
     is_cuda = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as found:
+    activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
+    with profile(activities=[activity], acc_events=True) as found:  # without, some versions warn
         run()
         if is_cuda:
             torch.cuda.synchronize(device)

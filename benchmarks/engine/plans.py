@@ -13,6 +13,7 @@ from model_subject import ModelSubject, Sizes
 from points import Group, Point, Row
 from prefill_points import prefill_row
 from shapes import SHAPES
+from shared_weights import import_transformers
 from startup_points import CheckpointSubject, ready_row
 from support.tiny_checkpoints import FAMILIES
 from transfer_points import transfer_groups
@@ -111,6 +112,7 @@ def speed_groups(scale: Scale) -> list[Group]:
         (Point("ready", ready_row, seconds=60.0),),
         weight=2.5,
         requires=_requirements(first, scale),
+        prepare=import_transformers,
     )
     shapes = [_shape_group(name, weight, scale) for name, weight in scale.shapes.items()]
     return [_ceilings_group(scale), *shapes[:2], startup, *shapes[2:]]
@@ -174,6 +176,7 @@ def _shape_group(name: str, weight: float, scale: Scale) -> Group:
         tuple(points),
         weight=weight,
         requires=_requirements(name, scale),
+        prepare=import_transformers,
     )
 
 

@@ -6,16 +6,14 @@ and rows. Knows nothing of what is measured.
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deadline import Deadline
 from importable import HERE
 from points import BUILD, Group
-from supervise import DIED, Row, Rows, Shard, watch
-
-OnRows = Callable[[Rows], object]
+from supervise import DIED, OnRows, Row, Rows, Shard, watch
 
 
 @dataclass(frozen=True)

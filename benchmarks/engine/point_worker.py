@@ -22,6 +22,7 @@ from importable import missing_folders
 sys.path.extend(missing_folders())
 
 from case_worker import DEVICE_LOST
+from orphans import end_with_parent
 from points import BUILD, Group, NotAvailableError, Point, Row, Setting, Subject
 
 BUILD_SECONDS = 60.0
@@ -34,6 +35,8 @@ def main(arguments: list[str]) -> int:
 
     by_name = {group.name: group for group in groups_of(options.plan, options.size)}
     groups = [by_name[name] for name in options.groups]
+    for group in groups:
+        group.prepare()
     if options.wait:
         sys.stdin.read()
     setting = Setting(options.device, options.seed, options.folder)
@@ -168,4 +171,5 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main(sys.argv[1:]))

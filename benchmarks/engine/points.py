@@ -83,6 +83,7 @@ class Group:
         points: in order of what matters most: time may run out.
         weight: of this group's share of the time, beside the others'.
         requires: names of groups that must have passed, else this one is not run.
+        prepare: imports what takes seconds, while another group may have the device; never raises.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Group:
     points: tuple[Point, ...]
     weight: float = 1.0
     requires: tuple[str, ...] = ()
+    prepare: Callable[[], object] = lambda: None
 
 
 class NotAvailableError(Exception):

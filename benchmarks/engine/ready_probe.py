@@ -17,6 +17,7 @@ from importable import missing_folders
 
 sys.path.extend(missing_folders())
 
+from orphans import end_with_parent
 from support.engine_driver import hash_block
 
 from pagoda.engine import Engine, EngineConfig, load_model
@@ -52,4 +53,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main(sys.argv[1:]))

@@ -4,6 +4,7 @@ The engine joins what a checkpoint keeps apart (Q, K and V; gate and up; experts
 `transformers` wants are views into the engine's tensors: no second copy.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -41,6 +42,12 @@ class SharedWeights:
         for (name, part_shape), part in zip(parts.items(), flat, strict=True):
             self.tensors[name] = part.view(part_shape)
         return joined
+
+
+def import_transformers() -> None:
+    """Take the seconds of the import now; what is wrong with it is for the points to say."""
+    with contextlib.suppress(Exception):
+        from transformers import AutoModelForCausalLM  # noqa: F401
 
 
 def transformers_model(shape: DecoderDescription, weights: Mapping[str, torch.Tensor]) -> Any:

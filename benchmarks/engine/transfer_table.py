@@ -22,7 +22,7 @@ def _facts(name: str, row: Row) -> str:
 
 def _link(row: Row) -> str:
     fraction = row["copy_fraction_of_copy"]
-    copy = "" if fraction is None else f"; without the digest there {fraction:.0%}{_missed(row)}"
+    copy = "" if fraction is None else f"; copy alone {fraction:.0%}{_missed(row)}"
     goal = "" if row["goal"] is None else f", goal {row['goal']:.0%}"
     return (
         f"{row['num_bytes'] / 2**20:.0f} MiB in {row['p50_ms']:.2f} ms, "

@@ -22,6 +22,7 @@ from discovery import (
     device_named,
     make_importable,
 )
+from orphans import end_with_parent
 
 DEVICE_LOST = 70
 """Exit status after a launch that left the device unusable; its row has been written."""
@@ -120,4 +121,5 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main(sys.argv[1:]))

@@ -5,7 +5,8 @@
 Needs the host's own python, torch, triton, numpy, safetensors, transformers and pytest; no network,
 nothing installed. In every section: measured ceilings, correctness on the device, timings of what
 is right, baselines. Writes benchmarks/results/<gpu>/<section>.json, as results come, and prints a
-short table last. Exit status: 0 all right, 1 something is wrong or crashed, 2 no CUDA device.
+short table after each, what is wrong last. Whoever ends it early has what there was, and no process
+left. Exit status: 0 all right, 1 something is wrong or crashed, 2 no CUDA device.
 """
 
 import argparse
@@ -58,9 +59,10 @@ def main(arguments: list[str]) -> int:
 
         return tune(options.tune, device_name, deadline)
     folder = options.output or ROOT / "benchmarks" / "results" / gpu_slug(device_name)
-    provenance = describe(device_name, arguments)
+    # Results name no folder of this host.
+    provenance = describe(device_name, [a.replace(str(options.output), "DIR") for a in arguments])
+    print(f"{device_name}, driver {provenance['driver']}", flush=True)
     chosen = [SECTIONS[name] for name in options.sections]
-    lines: list[str] = []
     failures: list[str] = []
     for position, section in enumerate(chosen):
         share = deadline.share(budgets[position] / sum(budgets[position:]))
@@ -71,10 +73,10 @@ def main(arguments: list[str]) -> int:
         path = save({**result.data, **outcome}) if result.data else folder
         write_predictions(folder, section.name, provenance, result.predictions)
         failures += result.failures
-        lines += [*result.table, *(f"note: {note}" for note in result.notes[:10])]
-        lines += [f"written: {path}"]
-    lines += [f"FAILED: {failure}" for failure in failures[:20]]
-    print("\n".join([f"{device_name}, driver {provenance['driver']}", *lines]))
+        notes = (f"note: {note}" for note in result.notes[:10])
+        print(*result.table, *notes, f"written: {path}", sep="\n", flush=True)
+    for failure in failures[:20]:
+        print(f"FAILED: {failure}")
     return 1 if failures else 0
 
 

@@ -42,7 +42,7 @@ def describe(device_name: str, arguments: list[str]) -> dict[str, Any]:
 def versions() -> dict[str, str | None]:
     """Versions of Python and of what the kernels run on; None for what is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in ("torch", "triton", "numpy", "flashinfer-python"):
+    for name in ("torch", "triton", "numpy", "transformers", "flashinfer-python"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -19,7 +19,7 @@ from device_tests import run_device_tests
 from discovery import HERE, Unloadable, bench_files, declared_cases, device_named
 from gpu_section import Context, SectionResult
 from report import kernel_table
-from supervise import Row, Rows, run_phase
+from supervise import DIED, Rows, run_phase
 
 TESTS_SHARE, CHECKS_SHARE, TIMINGS_SHARE = 0.45, 0.5, 0.6
 """Of what is left when the phase begins; baselines get the rest, the compiled ones last."""
@@ -52,8 +52,7 @@ class KernelSection:
             folder = Path(name)
             ceilings = _measured_ceilings(common, folder / "ceilings.json")
             tests = self._tests(context)
-            print("checking every case", file=sys.stderr, flush=True)
-            rows = _checked(cases, common, self._num_workers(), context.deadline)
+            rows: Rows = {key: {"status": "out of time"} for key in cases}
 
             def data() -> dict[str, Any]:
                 return {
@@ -67,6 +66,8 @@ class KernelSection:
                 context.save(data())
 
             save()
+            print("checking every case", file=sys.stderr, flush=True)
+            _add_checks(rows, common, self._num_workers(), context.deadline, save)
             print("timing what is right", file=sys.stderr, flush=True)
             _add_timings(rows, common, folder, context.deadline, save)
         failures, notes = _judged(tests, rows)
@@ -109,14 +110,19 @@ def _measured_ceilings(common: list[str], path: Path) -> Ceilings:
     return Ceilings.read(path)
 
 
-def _checked(
-    cases: list[tuple[str, str]], common: list[str], num_workers: int, deadline: Deadline
-) -> Rows:
+def _add_checks(
+    rows: Rows,
+    common: list[str],
+    num_workers: int,
+    deadline: Deadline,
+    save: Callable[[], None],
+) -> None:
+    def take(found: Rows) -> None:
+        rows.update(found)
+        save()
+
     share = deadline.share(CHECKS_SHARE)
-    found = run_phase("check", arguments=common, num_workers=num_workers, deadline=share)
-    late: Row = {"status": "out of time"}
-    rows = {key: found.pop(key, dict(late)) for key in cases}
-    return rows | found
+    run_phase("check", arguments=common, num_workers=num_workers, deadline=share, on_rows=take)
 
 
 def _add_timings(
@@ -129,14 +135,17 @@ def _add_timings(
     )
     arguments = [*common, "--only", str(only), "--ceilings", str(folder / "ceilings.json")]
     for phase, kind in (("time", "timing"), ("baselines", "baselines"), ("compiled", "baselines")):
+
+        def take(found: Rows, kind: str = kind) -> None:
+            for key, row in found.items():
+                if key == DIED:
+                    rows[key] = row
+                else:
+                    rows[key].setdefault(kind, {}).update(row)
+            save()
+
         share = deadline.share(TIMINGS_SHARE) if phase == "time" else deadline
-        found = run_phase(phase, arguments=arguments, num_workers=1, deadline=share)
-        for key, row in found.items():
-            if key in rows:
-                rows[key].setdefault(kind, {}).update(row)
-            else:
-                rows[key] = row  # of the worker, not of a case
-        save()
+        run_phase(phase, arguments=arguments, num_workers=1, deadline=share, on_rows=take)
 
 
 def _judged(tests: dict[str, Any], rows: Rows) -> tuple[list[str], list[str]]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from case_worker import DEVICE_LOST
 from device_tests import RESULTS_VARIABLE, SHARD_VARIABLE, lines_of
+from orphans import end_with_parent
 
 
 def touches_device(item: pytest.Item) -> bool:
@@ -22,6 +23,11 @@ def touches_device(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     params = {} if callspec is None else callspec.params
     return "cpu" not in (params.get("path"), params.get("device"))
+
+
+def pytest_configure() -> None:
+    """Leave no process behind on the device."""
+    end_with_parent()
 
 
 @pytest.hookimpl(trylast=True)

@@ -49,7 +49,9 @@ def write_results(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{section}.json"
     text = json.dumps(_finite({**provenance, **data}), indent=1, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    partial = path.with_suffix(".partial")
+    partial.write_text(text + "\n", encoding="utf-8")
+    partial.replace(path)  # whoever ends this process finds one state or the other
     notes = folder / "notes.md"
     if not notes.exists():
         notes.write_text(NOTES.format(gpu=provenance["gpu"], section=section), encoding="utf-8")

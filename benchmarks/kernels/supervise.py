@@ -31,6 +31,7 @@ DIED = ("worker", "")
 
 Row = dict[str, Any]
 Rows = dict[tuple[str, str], Row]
+OnRows = Callable[[Rows], object]
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Shard:
         lines, output = os.pipe()
         os.set_blocking(lines, False)
         self._lines = FileIO(lines)
-        command = [*self.command, "--output", f"/dev/fd/{output}", "--first", str(self.first)]
+        command = [*self.command, "--output", f"/proc/self/fd/{output}", "--first", str(self.first)]
         try:
             with self.errors.open("wb") as errors:
                 self.process = subprocess.Popen(
@@ -158,9 +159,7 @@ class Shard:
         return lines[-1][:200] if lines else "no message"
 
 
-def watch(
-    shards: Sequence[Shard], deadline: Deadline, on_rows: Callable[[Rows], object] = lambda rows: 0
-) -> Rows:
+def watch(shards: Sequence[Shard], deadline: Deadline, on_rows: OnRows = lambda rows: None) -> Rows:
     """Follow workers that have begun until all are done or the deadline passes.
 
     Args:
@@ -190,6 +189,7 @@ def run_phase(
     arguments: Sequence[str],
     num_workers: int,
     deadline: Deadline,
+    on_rows: OnRows = lambda rows: None,
 ) -> Rows:
     """Run one phase of `case_worker.py` over all cases; returns the rows that came in time.
 
@@ -198,6 +198,7 @@ def run_phase(
         arguments: further arguments of every worker.
         num_workers: processes at a time; 1 where the device must be undisturbed.
         deadline: when workers are ended, whatever they do.
+        on_rows: given all rows whenever there are more of them.
     """
     worker = str(Path(__file__).with_name("case_worker.py"))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -212,4 +213,4 @@ def run_phase(
             shard.start()
             stack.callback(shard.kill)
             shard.begin()
-        return watch(shards, deadline)
+        return watch(shards, deadline, on_rows)

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import groupby
 
 import check_gpu
 import pytest
@@ -99,6 +100,18 @@ class FakeSection:
         return SectionResult({"seed": context.seed}, ["the table"], self.failures, [], predictions)
 
 
+@pytest.mark.parametrize("form", ["--output {}", "--output={}/"])
+def test_results_name_no_folder_of_the_host(tmp_path, monkeypatch, form):
+    use_sections(monkeypatch, {"fake": FakeSection([])})
+    provenance = {"gpu": "NVIDIA H200", "driver": "1", "date": "2026-11-20", "commit": None}
+    monkeypatch.setattr(
+        check_gpu, "describe", lambda _, arguments: {**provenance, "command": arguments}
+    )
+    check_gpu.main(form.format(tmp_path).split())
+    command = json.loads((tmp_path / "fake.json").read_text(encoding="utf-8"))["command"]
+    assert " ".join(command) == form.format("DIR")
+
+
 class BrokenSection:
     name = "broken"
 
@@ -171,8 +184,11 @@ def test_a_wrong_kernel_is_refused_timing(tmp_path, monkeypatch):
     section, saved = KernelSection(tmp_path, "host"), []
     context = Context(Deadline(60.0), seed=5, skip_tests=True, save=saved.append)
     result = section.run(context)
-    has_timing = [["timing" in case for case in data["cases"]] for data in saved]
-    assert has_timing == [[False, False]] + [[True, False]] * 3, "saved after each phase"
+    known = [
+        sorted(set().union(*data["cases"]) & {"error", "timing", "baselines"}) for data in saved
+    ]
+    stages = [[], ["error"], ["error", "timing"], ["baselines", "error", "timing"]]
+    assert [known for known, _ in groupby(known)] == stages, "saved as rows come"
     assert saved[-1] == result.data
     right, wrong = result.data["cases"]
     assert right["timing"]["p50_us"] > 0

@@ -1,5 +1,7 @@
 import json
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import point_worker
 import pytest
@@ -34,6 +36,15 @@ def test_every_point_is_a_line_before_and_a_line_after(work):
     rows = rows_of(lines)
     assert rows["good", "build"]["seed"] == 5
     assert rows["good", "works"]["status"] == rows["good", "again"]["status"] == "passed"
+
+
+def test_what_takes_seconds_is_imported_before_the_turn_comes(work, monkeypatch):
+    order = []
+    good = replace(unruly_points.GROUPS[0], prepare=lambda: order.append("prepared"))
+    monkeypatch.setattr(unruly_points, "GROUPS", [good])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(read=lambda: order.append("begun")))
+    work("good", "--wait")
+    assert order == ["prepared", "begun"]
 
 
 def test_an_exception_costs_its_point_and_resets_the_subject(work):

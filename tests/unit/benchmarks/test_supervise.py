@@ -1,8 +1,14 @@
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
 
 import pytest
 import supervise
 from deadline import Deadline
+from discovery import HERE
 from supervise import run_phase
 
 BENCH = """
@@ -91,3 +97,53 @@ def test_times_only_what_it_is_told(run, tmp_path):
     rows = run("right last", "time", only)
     assert rows.keys() == {"last"}
     assert rows["last"]["p50_us"] > 0
+
+
+RUN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {kernels!r})
+from deadline import Deadline
+{run}
+"""
+OF_CASES = """
+from supervise import run_phase
+run_phase("check", arguments=["--bench", {folder!r}, "--device", "host"], num_workers=1,
+          deadline=Deadline(600.0))
+"""
+OF_TESTS = """
+from device_tests import run_device_tests
+run_device_tests(Deadline(600.0), 1, Path({folder!r}))
+"""
+LONG = """
+import os, time
+from case import Case
+
+def test_long(seed=0):
+    with open({fifo!r}, "w") as fifo:
+        fifo.write(str(os.getpid()))
+    time.sleep(600)
+
+def cases(device):
+    return [Case(op="fake", name="long", check=test_long, tolerance=0.0, build=None)]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "run"), [("bench_fake", OF_CASES), ("test_fake", OF_TESTS)], ids=["cases", "tests"]
+)
+def test_no_process_outlives_a_run_that_was_killed(tmp_path, name, run):
+    folder, fifo = tmp_path / "cases", tmp_path / "fifo"
+    folder.mkdir()
+    os.mkfifo(fifo)
+    (folder / f"{name}.py").write_text(LONG.format(fifo=str(fifo)), encoding="utf-8")
+    code = RUN.format(kernels=str(HERE), run=run.format(folder=str(folder)))
+    with subprocess.Popen([sys.executable, "-c", code]) as killed:
+        worker = os.pidfd_open(int(fifo.read_text(encoding="utf-8")))
+        killed.kill()
+    ended, _, _ = select.select([worker], [], [], 10.0)
+    if not ended:
+        signal.pidfd_send_signal(worker, signal.SIGKILL)
+    os.close(worker)
+    assert ended, "the worker still ran"
