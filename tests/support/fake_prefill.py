@@ -23,6 +23,8 @@ class FakePrefill:
         self.requests: asyncio.Queue[generate_pb2.PrefillRequest] = asyncio.Queue()
         self.cancels: asyncio.Queue[generate_pb2.CancelRequest] = asyncio.Queue()
         self.status = generate_pb2.ADMIT_STATUS_ACCEPTED
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def start(self) -> "FakePrefill":
         bus = self.cluster.bus
@@ -101,6 +103,7 @@ class FakePrefill:
         self, message: generate_pb2.PrefillRequest, context: Context
     ) -> generate_pb2.PrefillResponse:
         self.requests.put_nowait(message)
+        await self.may_answer.wait()
         return generate_pb2.PrefillResponse(status=self.status, epoch="fake")
 
     async def _on_cancel(self, message: generate_pb2.CancelRequest, context: Context) -> None:

@@ -60,7 +60,9 @@ def commit_step(
         if token is not None:
             sequence.num_unread_tokens -= 1
             if not token.is_valid:
-                # Before its blocks are registered: KV that may hold NaN must not be reused.
+                # KV that may hold NaN must not be reused. Nor what earlier chunks left: attention
+                # passes a NaN on to the tokens before it, where its weight is 0.
+                scheduler.blocks.forget(sequence)
                 outputs.append(final_output(sequence, FinishReason.ERROR, error=_NOT_FINITE))
                 sequence.has_ended = True
                 _leave_steps(scheduler, sequence)

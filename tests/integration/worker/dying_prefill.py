@@ -16,7 +16,7 @@ from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
 
 class DyingPush(GrpcPush):
     async def send(self, first_block: int, block_ids: Sequence[int], **options: Any) -> None:
-        if self._producer.num_pushes == 2 and self._sent:
+        if self._producer.num_pushes == 2 and self._num_bytes:
             os.kill(os.getpid(), signal.SIGKILL)
         await super().send(first_block, block_ids, **options)
 

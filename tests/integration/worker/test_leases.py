@@ -8,6 +8,7 @@ import torch
 from support.fake_prefill import FakePrefill, block_message, trailer_message
 from support.worker_cluster import Cluster
 
+from pagoda.decode import remote_prefill
 from pagoda.engine.cache import peer_pool
 from pagoda.engine.cache.shared_memory import SharedMemoryError
 from pagoda.rpc.v1 import generate_pb2, kv_transfer_pb2, status_pb2
@@ -116,6 +117,26 @@ async def test_lost_producer_is_noticed_long_before_the_lease_expires(
 
     await assert_same_tokens(cluster, answer)
     assert decode.metric("pagoda_kv_leases_settled_total", outcome="producer lost") == 1
+
+
+async def test_producer_lost_before_it_answered_is_not_waited_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_prefill, "REQUEST_SECONDS", 600)
+    decode = await cluster.start_decode("decode-1", lease_seconds=600)
+    fake = await FakePrefill(cluster, "prefill-1").start()
+    fake.may_answer.clear()
+    await fake.announce(status_pb2.WORKER_STATE_READY)
+    answer = await cluster.generate(
+        "decode-1", PROMPT, prefill_worker_id="prefill-1", deadline_seconds=600
+    )
+    await fake.next_request()
+
+    await fake.announce(status_pb2.WORKER_STATE_GONE)
+
+    await assert_same_tokens(cluster, answer)
+    assert decode.metric("pagoda_kv_leases_settled_total", outcome="producer lost") == 1
+    fake.may_answer.set()
 
 
 @pytest.mark.parametrize(

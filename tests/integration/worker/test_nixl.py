@@ -2,16 +2,20 @@
 
 import asyncio
 import dataclasses
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
+import torch
 from support.kv_pools import make_cache
 from support.kv_process import SECONDS, Consumer, Producer, Remote
 from support.prefill_process import WORKER_ID, prefill_process
 from support.worker_cluster import Cluster
 
+from pagoda.engine.cache.copy_lanes import NUM_LANES
 from pagoda.engine.cache.peer_pool import PeerPoolError, PoolHandle, PoolKind, open_peer_pool
 from pagoda.worker.errors import PushError
+from pagoda.worker.kv_transfer import nixl_pool
 from pagoda.worker.kv_transfer.leases import LeaseOutcome
 from pagoda.worker.kv_transfer.nixl_pool import NixlExport, NixlReader
 
@@ -33,8 +37,13 @@ async def consumer() -> AsyncIterator[Consumer]:
         yield consumer
 
 
-def open_nixl(handle: PoolHandle):
-    return open_peer_pool(handle, make_cache(), {PoolKind.NIXL: NixlReader().open})
+def open_nixl(handle: PoolHandle, reader: NixlReader | None = None):
+    return open_peer_pool(handle, SOURCE, {PoolKind.NIXL: (reader or NixlReader()).open})
+
+
+async def handle_of(producer: Remote) -> PoolHandle:
+    handle = await producer.do("nixl_handle")
+    return PoolHandle(**handle | {"kind": PoolKind.NIXL, "memory": bytes.fromhex(handle["memory"])})
 
 
 async def test_blocks_are_read_from_the_producers_pool(
@@ -109,11 +118,7 @@ def test_handle_of_another_layout_or_of_nonsense_is_refused() -> None:
 
 
 async def test_read_of_a_dead_owner_fails(producer: Remote) -> None:
-    handle = await producer.do("nixl_handle")
-    handle = PoolHandle(
-        **handle | {"kind": PoolKind.NIXL, "memory": bytes.fromhex(handle["memory"])}
-    )
-    pool = open_nixl(handle)
+    pool = open_nixl(await handle_of(producer))
     assert pool.read([4, 1, 2]).equal(SOURCE.read_blocks([4, 1, 2]))
     with pytest.raises(PeerPoolError, match="block 5 is not in a pool"):
         pool.read([5])
@@ -125,3 +130,65 @@ async def test_read_of_a_dead_owner_fails(producer: Remote) -> None:
     pool.close()
     with pytest.raises(PeerPoolError, match="closed"):
         pool.read([0])
+
+
+async def test_pool_outlives_an_older_one_of_its_owner(producer: Remote) -> None:
+    handle, reader = await handle_of(producer), NixlReader()
+    with pytest.raises(PeerPoolError):
+        open_nixl(dataclasses.replace(handle, memory=bytes(40)), reader)
+    older, newer = (open_nixl(handle, reader) for _ in range(2))
+    older.close()
+    del older
+
+    assert newer.read([1]).equal(SOURCE.read_blocks([1]))
+    del newer
+    assert open_nixl(handle, reader).read([2]).equal(SOURCE.read_blocks([2]))
+
+
+async def test_all_pools_share_the_buffers(
+    producer: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    register = nixl_pool._register
+
+    def register_and_note(agent: object, tensor: torch.Tensor) -> None:
+        sizes.append(tensor.nbytes)
+        register(agent, tensor)
+
+    monkeypatch.setattr(nixl_pool, "_register", register_and_note)
+    handle, reader = await handle_of(producer), NixlReader()
+    pools = [open_nixl(handle, reader) for _ in range(3)]
+    reads = (asyncio.to_thread(pool.read, [block]) for pool in pools for block in range(5))
+
+    rows = await asyncio.gather(*reads)
+
+    assert torch.cat(rows).equal(SOURCE.read_blocks([*range(5)] * 3))
+    assert sizes == [NUM_LANES * nixl_pool.read_buffer_bytes(SOURCE.block_bytes)]
+
+
+async def test_closing_ends_a_read_that_waits_for_its_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")  # by others the owner need not run
+    monkeypatch.setattr(nixl_pool, "READ_SECONDS", 3 * SECONDS)
+    num_polls, is_waiting, loop = 0, asyncio.Event(), asyncio.get_running_loop()
+    check = nixl_pool.NixlPool._check_open
+
+    def count_and_check(pool: nixl_pool.NixlPool) -> None:
+        nonlocal num_polls
+        num_polls += 1
+        if num_polls == 100:
+            loop.call_soon_threadsafe(is_waiting.set)
+        check(pool)
+
+    monkeypatch.setattr(nixl_pool.NixlPool, "_check_open", count_and_check)
+    async with Remote.run("nixl-producer") as producer:
+        pool = open_nixl(await handle_of(producer))
+        await asyncio.to_thread(pool.read, [0])
+        producer.process.send_signal(signal.SIGSTOP)
+        reading = asyncio.gather(*(asyncio.to_thread(pool.read, [1, 2, 3, 4]) for _ in range(4)))
+        async with asyncio.timeout(SECONDS):
+            await is_waiting.wait()
+            pool.close()
+            with pytest.raises(PeerPoolError, match="the pool is closed"):
+                await reading

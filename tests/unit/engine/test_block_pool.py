@@ -120,6 +120,22 @@ def test_register_keeps_the_first_block_of_a_hash() -> None:
     assert pool.allocate([name(1)], 0) == [first]
 
 
+@pytest.mark.parametrize("is_held", [False, True], ids=["cached", "held"])
+def test_forget_ends_the_reuse_of_a_block_and_leaves_it_to_its_holder(is_held: bool) -> None:
+    lost: list[tuple[bytes, int]] = []
+    pool = BlockPool(2, on_evict=lambda block_hash, block_id: lost.append((block_hash, block_id)))
+    (block_id,) = registered(pool, 1)
+    held = (pool.allocate([name(1)], 0) or []) if is_held else []
+    pool.take_events()
+    pool.forget([name(1), name(2)])
+    pool.check_invariants(Counter(held))
+    assert lost == [(name(1), block_id)]
+    assert pool.match([name(1)]) == 0
+    assert pool.take_events() == ((), (name(1),))
+    pool.free(held)
+    assert pool.num_free_blocks == 2
+
+
 def test_register_refuses_a_block_that_nobody_holds() -> None:
     with pytest.raises(BlockPoolError) as error:
         BlockPool(1).register(0, name(1))
@@ -169,6 +185,8 @@ def test_events_replayed_give_the_contents_of_the_pool() -> None:
         number = rng.randrange(12)
         if held and rng.random() < 0.5:
             pool.free(held.pop(rng.randrange(len(held))))
+        elif rng.random() < 0.1:
+            pool.forget([name(number)])
         elif pool.match([name(number)]):
             held.append(pool.allocate([name(number)], 0) or [])
         elif block_ids := pool.allocate((), 1):

@@ -298,6 +298,22 @@ def test_logits_that_are_not_finite_end_one_sequence(
     assert driver.engine.match_prefix(bad_hashes) == 0
 
 
+def test_prefix_of_a_prompt_whose_logits_are_not_finite_is_computed_anew(
+    tiny_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedding = tiny_model.decoder._embedding.clone()
+    embedding[251] = float("nan")
+    monkeypatch.setattr(tiny_model.decoder, "_embedding", embedding)
+    driver = make_driver(tiny_model, max_num_batched_tokens=12)
+    driver.add("bad", [*PROMPT[:9], 251, *PROMPT[9:]], sampling=greedy())
+    driver.add("good", PROMPT, sampling=greedy())  # admitted while the other's NaN is not known
+    driver.run()
+    driver.add("again", PROMPT, sampling=greedy())
+    outputs = driver.run()
+    assert outputs["bad"].finish_reason is FinishReason.ERROR
+    assert outputs["again"].token_ids == greedy_tokens(tiny_model, PROMPT)
+
+
 def test_two_engines_may_share_a_model(tiny_model: LoadedModel) -> None:
     first, second = make_driver(tiny_model), make_driver(tiny_model)
     first.add("a", PROMPT, sampling=greedy())

@@ -11,6 +11,7 @@ from pagoda.engine import (
     SamplingParams,
     SequenceStateError,
 )
+from pagoda.engine.scheduler import SequenceState
 
 
 def test_prefill_only_keeps_its_blocks_until_release(tiny_model: LoadedModel) -> None:
@@ -27,6 +28,16 @@ def test_prefill_only_keeps_its_blocks_until_release(tiny_model: LoadedModel) ->
     assert driver.engine.num_free_blocks == 32
     assert driver.engine.match_prefix(make_request("a", PROMPT, block_size=4).block_hashes) == 5
     assert not driver.engine.has_work()
+
+
+def test_what_is_held_keeps_no_token_counts(tiny_model: LoadedModel) -> None:
+    """They are a vocabulary's bytes on the device, and any number of sequences may be held."""
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(frequency_penalty=0.5), prefill_only=True)
+    sequence = driver.engine._scheduler.waiting[0]
+    driver.step()
+    assert sequence.state is SequenceState.HELD
+    assert sequence.sampling_state.counts is None
 
 
 @pytest.mark.parametrize(

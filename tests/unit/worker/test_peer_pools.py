@@ -19,6 +19,8 @@ from pagoda.worker.kv_transfer.peer_pools import PeerPools
 from pagoda.worker.kv_transfer.pool_codec import (
     DigestKind,
     digest_kind,
+    is_pool_open,
+    pool_answer,
     pool_handle,
     pool_message,
 )
@@ -127,6 +129,16 @@ async def test_close_closes_all(pools: PeerPools, exports: list[PoolExport]) -> 
 def test_handle_survives_its_message(exports: list[PoolExport]) -> None:
     handle = dataclasses.replace(exports[0].handle, offset=64, device="GPU-7")
     assert pool_handle(pool_message(handle)) == handle
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_answer_survives_its_metadata(is_open: bool) -> None:
+    assert is_pool_open((("other", "open"), *pool_answer(is_open))) is is_open
+
+
+@pytest.mark.parametrize("metadata", [(), (("other", "open"),), (("pagoda-kv-pool", "?"),)])
+def test_no_answer_is_none(metadata: tuple[tuple[str, str], ...]) -> None:
+    assert is_pool_open(metadata) is None
 
 
 def test_unknown_kinds_are_refused(exports: list[PoolExport]) -> None:

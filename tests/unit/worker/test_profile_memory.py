@@ -14,6 +14,7 @@ from pagoda.engine.decode_graphs import chosen_sizes
 from pagoda.engine.engine import kv_layout
 from pagoda.engine.models.decoder import Decoder
 from pagoda.worker import profile_memory
+from pagoda.worker.kv_transfer import nixl_pool
 from pagoda.worker.profile_memory import (
     GRAPH_BYTES,
     MAX_OTHER_BYTES,
@@ -27,28 +28,34 @@ CONFIG = EngineConfig(max_num_seqs=8, max_num_batched_tokens=100, max_model_len=
 
 
 class CountingMemory:
-    """A device on which torch holds the weights, and more while a forward runs."""
+    """A device on which torch holds the weights, and more while a forward runs.
+
+    What libraries keep stays from the first forward on.
+    """
 
     name = "gpu"
 
-    def __init__(self, *, other: int = GIB // 2, neighbours: int = 0) -> None:
+    def __init__(self, *, other: int = GIB // 2, neighbours: int = 0, kept: int = 0) -> None:
         self._taken = other + neighbours
-        self._peak = WEIGHTS
+        self._kept_later = kept
+        self._reserved = self._peak = WEIGHTS
 
     def total_and_free(self) -> tuple[int, int]:
         return 80 * GIB, 80 * GIB - self._taken - self.reserved()
 
     def reserved(self) -> int:
-        return WEIGHTS
+        return self._reserved
 
     def peak(self) -> int:
         return self._peak
 
     def trim(self) -> None:
-        self._peak = WEIGHTS
+        self._peak = self._reserved
 
     def use(self, num_bytes: int) -> None:
-        self._peak = max(self._peak, WEIGHTS + num_bytes)
+        self._reserved += self._kept_later
+        self._kept_later = 0
+        self._peak = max(self._peak, self._reserved + num_bytes)
 
 
 class CountingDecoder:
@@ -100,6 +107,19 @@ def test_the_largest_step_is_measured(model: LoadedModel) -> None:
     )
 
 
+def test_what_libraries_keep_is_counted_for_the_engines_stream_twice(model: LoadedModel) -> None:
+    """Once for the thread that starts it and once for the one that steps."""
+    kept = 32 * 2**20
+    with_libraries, without = (
+        measure_budget(counting(model, memory)[0], CONFIG, memory, utilization=0.5)
+        for memory in (CountingMemory(kept=kept), CountingMemory())
+    )
+
+    assert with_libraries.weight_bytes == WEIGHTS + kept  # of the measurement's own stream
+    assert with_libraries.activation_bytes == without.activation_bytes + 2 * kept
+    assert with_libraries.graph_bytes == without.graph_bytes
+
+
 def test_graphs_take_the_memory_of_the_largest_decode_and_their_own(model: LoadedModel) -> None:
     memory = CountingMemory()
     counted, _ = counting(model, memory)
@@ -144,11 +164,27 @@ def test_copies_take_a_chunk_or_a_block_in_each_lane(
     model: LoadedModel, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile_memory, "DEVICE_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(nixl_pool, "find_spec", lambda name: None)
     budget = measure_budget(model, CONFIG, CountingMemory(), utilization=0.5)
 
     block_bytes = kv_layout(model, CONFIG).block_bytes
     assert 1 < block_bytes < 2**20
     assert budget.copy_bytes == NUM_LANES * max(chunk_bytes, block_bytes)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**20])
+def test_reads_by_nixl_take_a_buffer_for_each_lane(
+    model: LoadedModel, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_pool, "CHUNK_BYTES", chunk_bytes)
+    budgets = []
+    for found in (None, object()):
+        monkeypatch.setattr(nixl_pool, "find_spec", lambda name, found=found: found)
+        budgets.append(measure_budget(model, CONFIG, CountingMemory(), utilization=0.5))
+
+    without, with_nixl = (budget.copy_bytes for budget in budgets)
+    block_bytes = kv_layout(model, CONFIG).block_bytes
+    assert with_nixl - without == NUM_LANES * max(chunk_bytes, block_bytes)
 
 
 def test_neighbours_count_as_this_process_up_to_a_bound(model: LoadedModel) -> None:

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import torch
 
@@ -38,6 +40,20 @@ def test_blocks_before_a_damaged_one_are_written() -> None:
 
     assert _write(blocks, 0, HASHES, answer(damaged=2)) == (2, True)
     assert written(pool) == [7, 8]
+
+
+def test_more_blocks_than_were_asked_for_take_no_memory() -> None:
+    pool = make_pool()
+    blocks = ReservedBlocks(pool, [7, 8, 9], first_block=0)
+    further = [kv_store_pb2.StoredBlock()] * 2**18
+    tracemalloc.start()
+
+    assert _write(blocks, 0, HASHES, [*answer(), *further]) == (3, True)
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**18 * blocks.block_bytes
+    assert written(pool) == [7, 8, 9]
 
 
 def test_a_sequence_that_ended_is_no_damage() -> None:

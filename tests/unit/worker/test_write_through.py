@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import pytest_asyncio
 import torch
 
@@ -137,6 +138,27 @@ async def test_block_overwritten_while_it_is_read_is_not_written(served) -> None
 
     assert store.hashes == [h(2)]
     assert harness.num_dropped == 1
+
+
+async def test_blocks_that_cannot_be_read_do_not_stop_the_writer(
+    served, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, channel = served
+    harness = Harness(channel, 64 * BLOCK_BYTES)
+
+    def fail() -> None:
+        raise torch.OutOfMemoryError("no room for a gather")
+
+    harness.pool.on_read = fail
+    harness.store(1, 2)
+    await harness.writer.write_queued()
+    assert harness.num_dropped == 2
+    assert "no room for a gather" in caplog.text
+
+    harness.pool.on_read = lambda: None
+    harness.store(1)
+    await harness.writer.write_queued()
+    assert store.hashes == [h(1)]
 
 
 async def test_known_blocks_are_not_written(served) -> None:

@@ -22,7 +22,8 @@ class MemoryBudget:
         utilization: this worker's share of the whole device, in (0, 1], whatever its neighbours do.
         weight_bytes: weights of the model.
         other_bytes: memory of this process that torch did not allocate: context, libraries.
-        activation_bytes: peak of the largest step above all the rest.
+        activation_bytes: peak of the largest step above all the rest, with what libraries keep for
+            each of the two threads that use its stream.
         graph_bytes: allowance for captured graphs.
         copy_bytes: buffers of KV on its way to or from other memory.
         largest_step: that step in words.

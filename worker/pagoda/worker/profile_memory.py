@@ -11,6 +11,7 @@ from pagoda.engine.cache.copy_lanes import DEVICE_CHUNK_BYTES, NUM_LANES
 from pagoda.engine.decode_graphs import chosen_sizes
 from pagoda.engine.engine import kv_layout
 from pagoda.worker.device_memory import DeviceMemory
+from pagoda.worker.kv_transfer.nixl_pool import read_buffer_bytes
 from pagoda.worker.memory_budget import MemoryBudget
 from pagoda.worker.scratch_engine import NUM_OUTPUT_TOKENS, ScratchEngine
 from pagoda.worker.step_limits import StepLimits
@@ -60,9 +61,15 @@ def measure_budget(
         torch.OutOfMemoryError: the step does not fit.
     """
     limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens)
+    block_bytes = kv_layout(model, config).block_bytes
+    memory.trim()
+    before = memory.reserved()
     activation_bytes, decode_bytes = _measure_steps(model, config, memory, limits)
     total, free = memory.total_and_free()
     own = memory.reserved()  # the weights, and what libraries keep for ever after their first use
+    # That they keep for each thread and stream (cuBLAS: 32 MiB on Hopper). The engine's stream has
+    # two threads, one that starts it and one that steps; what the largest step took is of one.
+    kept_bytes = max(0, own - before)
     return MemoryBudget(
         device=memory.name,
         total_bytes=total,
@@ -70,9 +77,10 @@ def measure_budget(
         utilization=utilization,
         weight_bytes=own,
         other_bytes=min(max(0, total - free - own), MAX_OTHER_BYTES),
-        activation_bytes=activation_bytes,
+        activation_bytes=activation_bytes + kept_bytes,
         graph_bytes=_graph_bytes(config, decode_bytes),
-        copy_bytes=NUM_LANES * max(DEVICE_CHUNK_BYTES, kv_layout(model, config).block_bytes),
+        copy_bytes=NUM_LANES
+        * (max(DEVICE_CHUNK_BYTES, block_bytes) + read_buffer_bytes(block_bytes)),
         largest_step=str(limits),
     )
 

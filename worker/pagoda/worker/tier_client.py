@@ -100,7 +100,7 @@ def _write(
     Returns how many leading ones were right, and False if the sequence has ended meanwhile, so that
     nothing was written.
     """
-    payloads: ByteArray = np.empty((len(messages), blocks.block_bytes), dtype=np.uint8)
+    payloads: ByteArray = np.empty((len(expected), blocks.block_bytes), dtype=np.uint8)
     count = 0
     for block_hash, message in zip(expected, messages, strict=False):
         if message.block_hash != block_hash or len(message.payload) != blocks.block_bytes:

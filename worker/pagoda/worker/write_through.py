@@ -5,8 +5,9 @@ A block that cannot be written in time is dropped and counted: it is only a late
 
 import asyncio
 import collections
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 
 import grpc
@@ -24,6 +25,7 @@ MAX_MESSAGES_PER_PUT = 16
 PUT_SECONDS = 10.0
 
 Block = tuple[bytes, int]  # hash, physical block
+PutCall = grpc.aio.StreamUnaryCall[kv_store_pb2.PutRequest, kv_store_pb2.PutResponse]
 
 
 class WriteThrough:
@@ -108,28 +110,34 @@ class WriteThrough:
             self._has_blocks.clear()
         if not taken:
             return
+        call = self._stub.Put(timeout=PUT_SECONDS)
         try:
-            response = await self._stub.Put(self._messages(taken), timeout=PUT_SECONDS)
+            with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended; it says why
+                await self._send(call, taken)
+            response = await call
         except grpc.aio.AioRpcError as error:
-            logger.warning(
-                "%d blocks were not written to the kvstore: %s: %s",
-                len(taken),
-                error.code().name,
-                error.details(),
-            )
+            reason = f"{error.code().name}: {error.details()}"
+            logger.warning("%d blocks were not written to the kvstore: %s", len(taken), reason)
+            self._forget(taken)
+        except Exception:  # whatever it was, later blocks are to be written
+            logger.exception("%d blocks were not written to the kvstore", len(taken))
             self._forget(taken)
         else:
             if response.num_refused:
                 self._on_dropped(response.num_refused)
+        finally:
+            call.cancel()
 
-    async def _messages(self, blocks: Sequence[Block]) -> AsyncIterator[kv_store_pb2.PutRequest]:
+    async def _send(self, call: PutCall, blocks: Sequence[Block]) -> None:
+        # Not by an iterator: gRPC would answer an exception of ours by cancelling whoever waits.
         event_loop = asyncio.get_running_loop()
         for start in range(0, len(blocks), self._blocks_per_message):
             part = blocks[start : start + self._blocks_per_message]
             message, lost = await event_loop.run_in_executor(self._executor, self._encode, part)
             self._forget(lost)
             if message.blocks:
-                yield message
+                await call.write(message)
+        await call.done_writing()
 
     def _encode(self, blocks: Sequence[Block]) -> tuple[kv_store_pb2.PutRequest, list[Block]]:
         """Read and digest blocks. Returns the message and what was overwritten meanwhile."""

@@ -26,7 +26,8 @@ class BlockPool:
 
         Args:
             num_blocks: ids run over [0, num_blocks).
-            on_evict: called with (hash, block id) while the block still has its bytes.
+            on_evict: called with (hash, block id) while the block still has its bytes, when it
+                loses its hash.
         """
         self.num_blocks = num_blocks
         self._on_evict = on_evict
@@ -95,6 +96,17 @@ class BlockPool:
         self._stored[block_hash] = block_id
         return True
 
+    def forget(self, block_hashes: Iterable[bytes]) -> None:
+        """Let nobody reuse these blocks, as far as they are here; who holds one keeps it."""
+        for block_hash in block_hashes:
+            block_id = self._by_hash.get(block_hash)
+            if block_id is None:
+                continue
+            if self._ref_counts[block_id] == 0:
+                del self._cached[block_id]
+                self._blank.append(block_id)
+            self._drop_hash(block_id)
+
     def free(self, block_ids: Sequence[int]) -> None:
         """Give back one reference to each block of a sequence, in logical order.
 
@@ -130,6 +142,10 @@ class BlockPool:
 
     def _evict(self) -> int:
         block_id, _ = self._cached.popitem(last=False)
+        self._drop_hash(block_id)
+        return block_id
+
+    def _drop_hash(self, block_id: int) -> None:
         block_hash = self._hashes[block_id]
         assert block_hash is not None
         if self._on_evict is not None:
@@ -140,7 +156,6 @@ class BlockPool:
         # before: naming it once too often is harmless, once too seldom is not.
         self._stored.pop(block_hash, None)
         self._evicted[block_hash] = None
-        return block_id
 
     def check_invariants(self, ref_counts: Mapping[int, int]) -> None:
         """Recount everything. `ref_counts`: what all holders together say they hold."""

@@ -22,7 +22,7 @@ class SamplingState:
         has_penalties: a repetition, frequency or presence penalty is on.
         is_plain: greedy, and nothing but ``min_tokens`` or a mask could change or must report a
             logit.
-        counts: for the penalties; None until the first token is sampled.
+        counts: for the penalties; None until the first token is sampled and after the last.
     """
 
     __slots__ = ("counts", "has_penalties", "is_plain", "params", "stop_token_ids")

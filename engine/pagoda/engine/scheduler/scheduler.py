@@ -105,7 +105,7 @@ class Scheduler:
     def hold(self, sequence: Sequence) -> None:
         """Take a sequence out of the steps and keep its blocks."""
         self.running.remove(sequence)
-        sequence.state = SequenceState.HELD
+        sequence.leave_steps(SequenceState.HELD)
         self.held[sequence.sequence_id] = sequence
 
     def finish(self, sequence: Sequence) -> None:
@@ -123,7 +123,7 @@ class Scheduler:
                 raise AssertionError(f"sequence {sequence.sequence_id!r} finished twice")
         if sequence.block_ids:
             self.blocks.free(sequence)
-        sequence.state = SequenceState.FINISHED
+        sequence.leave_steps(SequenceState.FINISHED)
         del self._sequences[sequence.sequence_id]
 
     def has_work(self) -> bool:

@@ -164,3 +164,8 @@ class Sequence:
         if row is not None:
             self.num_unread_tokens += 1
             self.unread_row = row
+
+    def leave_steps(self, state: SequenceState) -> None:
+        """Enter a state in which nothing is sampled any more; device memory for it is dropped."""
+        self.state = state
+        self.sampling_state.counts = None

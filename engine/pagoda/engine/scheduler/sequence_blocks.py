@@ -90,6 +90,10 @@ class SequenceBlocks:
             self.pool.register(sequence.block_ids[i], sequence.block_hashes[i])
         sequence.num_registered_blocks = num_full_blocks
 
+    def forget(self, sequence: Sequence) -> None:
+        """Let nobody reuse what is known of the sequence's KV, whoever computed it."""
+        self.pool.forget(sequence.block_hashes)
+
     def free(self, sequence: Sequence) -> None:
         """Give all blocks back; full ones stay cached."""
         self.pool.free(sequence.block_ids)

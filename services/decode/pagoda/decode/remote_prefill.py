@@ -48,9 +48,11 @@ class RemotePrefill:
         )
         sequence.lease = lease
         try:
-            await self._request(sequence, lease, message, endpoint)
-            settlement = await asyncio.shield(lease.settled)
-        except asyncio.CancelledError:
+            async with asyncio.TaskGroup() as tasks:
+                asking = tasks.create_task(self._request(sequence, lease, message, endpoint))
+                settlement = await asyncio.shield(lease.settled)
+                asking.cancel()  # the producer may have gone without an answer
+        except BaseException:
             self._leases.settle(lease, LeaseOutcome.CANCELLED)
             if lease.settled.result().outcome is LeaseOutcome.CANCELLED:
                 self._tell_producer(sequence)

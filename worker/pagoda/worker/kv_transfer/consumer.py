@@ -19,7 +19,12 @@ from pagoda.rpc.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc
 from pagoda.worker.errors import LeaseError, LeaseMismatchError, LeaseVoidError
 from pagoda.worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable, PrefillResult
 from pagoda.worker.kv_transfer.peer_pools import PeerPools
-from pagoda.worker.kv_transfer.pool_codec import DigestKind, digest_kind, pool_handle
+from pagoda.worker.kv_transfer.pool_codec import (
+    DigestKind,
+    digest_kind,
+    pool_answer,
+    pool_handle,
+)
 from pagoda.worker.kv_transfer.received_blocks import take_blocks
 
 logger = logging.getLogger(__name__)
@@ -65,25 +70,30 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             lease = self._begin(header)
         except LeaseError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        reason = "the stream ended without a trailer"
+        reason = "the producer cancelled its push, or this worker stops"
         try:
             pool = await self._open_pool(lease, header)
-            if pool is None and header.HasField("pool"):
-                await self._drain(lease, request_iterator)
-                self._leases.pause_push(lease)
-                return kv_transfer_pb2.PushResponse(needs_inline=True)
+            if header.HasField("pool"):
+                await context.send_initial_metadata(pool_answer(pool is not None))
             return await self._receive(lease, pool, digest_kind(header.digest), request_iterator)
         except LeaseVoidError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except LeaseMismatchError as error:
             reason = str(error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        except PeerPoolError as error:
+            self._pools.lose(lease.producer_id)  # the next push opens it anew
+            reason = f"the producer's pool: {error}"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
         except TimeoutError:
             reason = f"no message within {self._leases.lease_seconds:g} s"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
-        finally:  # also when the stream broke, which cancels this call
-            if lease.is_pushing:
-                self._leases.settle(lease, LeaseOutcome.BROKEN, reason=reason)
+        except Exception as error:  # ours; the sequence is computed here
+            logger.exception("lease %s: its blocks could not be taken", lease.lease_id)
+            reason = f"the consumer failed: {type(error).__name__}: {error}"
+            await context.abort(grpc.StatusCode.INTERNAL, reason)
+        finally:  # also when this call is cancelled
+            self._leases.settle(lease, LeaseOutcome.BROKEN, reason=reason)
 
     def on_worker(self, worker_id: str, status: object | None) -> None:
         """A worker was heard of (status) or lost (None): its pool is closed then."""
@@ -140,20 +150,6 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             return None
         return await self._pools.open(lease.producer_id, handle)
 
-    async def _drain(
-        self, lease: Lease, requests: AsyncIterator[kv_transfer_pb2.PushRequest]
-    ) -> None:
-        """Read a push to its end: gRPC may lose an answer before that, and nobody else sees it die.
-
-        Raises:
-            LeaseMismatchError: it ended early.
-        """
-        while (message := await self._next(requests)) is not None:
-            self._leases.renew(lease)
-            if message.HasField("trailer"):
-                return
-        raise LeaseMismatchError("the push ended without a trailer")
-
     async def _receive(
         self,
         lease: Lease,
@@ -176,7 +172,7 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             lease.num_received_bytes += sum(block.num_bytes for block in message.blocks.blocks)
             self._note_bad(lease, bad_blocks)
             self._leases.renew(lease)
-        raise LeaseMismatchError("the push ended without a trailer")
+        raise LeaseMismatchError("the push ended before its trailer; its producer may have died")
 
     def _note_bad(self, lease: Lease, bad_blocks: Sequence[int]) -> None:
         new = sorted(set(bad_blocks) - lease.bad_blocks)
@@ -192,6 +188,8 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     def _finish(
         self, lease: Lease, trailer: kv_transfer_pb2.PushTrailer
     ) -> kv_transfer_pb2.PushResponse:
+        if not lease.blocks.is_open:
+            raise LeaseVoidError(lease.lease_id, "settled before its trailer came")
         result = PrefillResult(
             num_computed_tokens=trailer.num_computed_tokens,
             first_token_id=trailer.first_token_id,

@@ -23,7 +23,7 @@ from pagoda.runtime.identity import host_id
 from pagoda.worker.errors import PushError
 from pagoda.worker.kv_transfer.base import LeaseTarget, PushSummary, PushTrailer
 from pagoda.worker.kv_transfer.block_parts import BlockPart, encode_part, split_part
-from pagoda.worker.kv_transfer.pool_codec import DigestKind, pool_message
+from pagoda.worker.kv_transfer.pool_codec import DigestKind, is_pool_open, pool_message
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ PushCall = grpc.aio.StreamUnaryCall[kv_transfer_pb2.PushRequest, kv_transfer_pb2
 
 
 class GrpcPush:
-    """One Push stream. Starts over inline, once, if the consumer cannot open our pool."""
+    """One Push stream, inline if the consumer says at its begin that it cannot open our pool."""
 
     def __init__(self, producer: GrpcProducer, target: LeaseTarget, timeout_seconds: float) -> None:
         self._producer = producer
@@ -143,7 +143,7 @@ class GrpcPush:
         self._ends_at = time.monotonic() + timeout_seconds
         self._pool = producer.pool_for(target.epoch)
         self._call: PushCall | None = None
-        self._sent: list[BlockPart] = []
+        self._num_bytes = 0
         self._encoding: asyncio.Future[kv_transfer_pb2.PushRequest] | None = None
         self._seconds = 0.0
 
@@ -159,30 +159,23 @@ class GrpcPush:
         if wait is not None:  # not by the executor: its threads are for what is written already
             await asyncio.to_thread(wait)
         started = time.perf_counter()
-        part = BlockPart(first_block, tuple(block_ids), layers)
-        self._sent.append(part)
-        await self._send_part(part)
+        await self._send_part(BlockPart(first_block, tuple(block_ids), layers))
+        self._num_bytes += len(block_ids) * self._producer.kv_cache.part_bytes(layers)
         self._seconds += time.perf_counter() - started
 
     async def finish(self, trailer: PushTrailer) -> PushSummary:
         """See `KvPush.finish`."""
         started = time.perf_counter()
-        message = kv_transfer_pb2.PushRequest(
-            trailer=kv_transfer_pb2.PushTrailer(
+        response = await self._finish(
+            kv_transfer_pb2.PushTrailer(
                 num_computed_tokens=trailer.num_computed_tokens,
                 first_token_id=trailer.first_token_id,
                 is_finished=trailer.is_finished,
             )
         )
-        response = await self._finish(message)
-        if response.needs_inline:
-            self._producer.remember_inline(self._target.epoch)
-            await self._start_over()
-            response = await self._finish(message)
-        part_bytes = self._producer.kv_cache.part_bytes
         return PushSummary(
             num_blocks=response.num_blocks + len(response.bad_blocks),
-            num_bytes=sum(len(part.block_ids) * part_bytes(part.layers) for part in self._sent),
+            num_bytes=self._num_bytes,
             bad_blocks=tuple(response.bad_blocks),
             seconds=self._seconds + time.perf_counter() - started,
         )
@@ -215,32 +208,32 @@ class GrpcPush:
             digest=self._producer.digest.value,
         )
         await self._write(call, kv_transfer_pb2.PushRequest(header=header))
+        if self._pool is not None:
+            is_open = is_pool_open(await call.initial_metadata())
+            if is_open is None:
+                raise await self._push_error(call)
+            if not is_open:
+                self._pool = None
+                self._producer.remember_inline(self._target.epoch)
         return call
 
     async def _write(self, call: PushCall, message: kv_transfer_pb2.PushRequest) -> None:
         try:
             await call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise await self._push_error(call, error) from error
+            raise await self._push_error(call) from error
 
-    async def _finish(self, trailer: kv_transfer_pb2.PushRequest) -> kv_transfer_pb2.PushResponse:
+    async def _finish(self, trailer: kv_transfer_pb2.PushTrailer) -> kv_transfer_pb2.PushResponse:
         call = self._call or await self._open()
         with contextlib.suppress(PushError):  # the response, or its status, says why
-            await self._write(call, trailer)
+            await self._write(call, kv_transfer_pb2.PushRequest(trailer=trailer))
             await call.done_writing()
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise await self._push_error(call, error) from error
+            raise await self._push_error(call) from error
 
-    async def _start_over(self) -> None:
-        self._pool = None
-        self._call = None
-        for part in self._sent:
-            await self._send_part(part)
-
-    async def _push_error(self, call: PushCall, error: Exception) -> PushError:
-        reason = str(error)
-        if call.done():
-            reason = f"{(await call.code()).name}: {await call.details()}"
+    async def _push_error(self, call: PushCall) -> PushError:
+        """Return why a call ended; it has, or does by its deadline."""
+        reason = f"{(await call.code()).name}: {await call.details()}"
         return PushError(self._target.lease_id, self._target.endpoint, reason)

@@ -129,10 +129,6 @@ class LeaseTable:
         self.renew(lease)
         return lease
 
-    def pause_push(self, lease: Lease) -> None:
-        """The producer will start the push again, with its payloads inline."""
-        lease.is_pushing = False
-
     def renew(self, lease: Lease) -> None:
         """Count progress: the lease lives on."""
         lease.expires_at = self._clock() + self._lease_seconds

@@ -6,27 +6,36 @@ imported where it is used. Its metadata authenticates nobody: it travels in call
 UCX's own ports belong on a trusted network.
 """
 
+import collections
 import contextlib
 import logging
+import queue
 import secrets
 import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from itertools import groupby
 from typing import Any
 
 import torch
 
 from pagoda.engine import KvCache
-from pagoda.engine.cache.copy_lanes import borrowed
+from pagoda.engine.cache.copy_lanes import NUM_LANES, borrowed
 from pagoda.engine.cache.peer_pool import PeerPoolError, PoolHandle, PoolKind, check_blocks
 
 logger = logging.getLogger(__name__)
 
+CHUNK_BYTES = 8 * 2**20
 READ_SECONDS = 10.0
 MIN_POLL_SECONDS, MAX_POLL_SECONDS = 20e-6, 1e-3
 _HEAD = struct.Struct("<QI")  # address of the pool, index of its GPU for the owner
+
+
+def read_buffer_bytes(block_bytes: int) -> int:
+    """Bytes of each of the `NUM_LANES` buffers that a reader has; 0 without NIXL: it has none."""
+    return max(CHUNK_BYTES, block_bytes) if find_spec("nixl") else 0
 
 
 class NixlExport:
@@ -65,22 +74,61 @@ class NixlExport:
 
 
 class NixlReader:
-    """Opens pools of others; one agent for all. Thread-safe."""
+    """Opens pools of others for one cache: one agent and `NUM_LANES` buffers for all of them.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a pool may be collected by the thread that holds it
         self._agent: Any = None
+        self._buffers: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        self._num_users: collections.Counter[bytes] = collections.Counter()  # of an owner's agent
 
     def open(self, handle: PoolHandle, own: KvCache) -> "NixlPool":
-        """Connect to a pool's owner.
+        """Connect to a pool's owner; `own` is always the same cache.
 
         Raises:
             PeerPoolError: NIXL is not installed, or cannot reach the owner.
         """
-        with self._lock:
+        metadata = handle.memory[_HEAD.size :]
+        with self._lock, _translated():
             if self._agent is None:
-                self._agent = _make_agent()
-        return NixlPool(self._agent, handle, own)
+                self._start(own)
+            self._num_users[metadata] += 1  # first: an older pool may be collected meanwhile
+            try:
+                name = self._agent.add_remote_agent(metadata)
+            except BaseException:
+                self._num_users[metadata] -= 1
+                raise
+        name = name.decode() if isinstance(name, bytes) else name
+        return NixlPool(self, self._agent, name, handle, own)
+
+    def let_go(self, name: str, metadata: bytes) -> None:
+        """A pool of this owner is gone; others may be open: what it had until it was lost."""
+        with self._lock:
+            self._num_users[metadata] -= 1
+            if not self._num_users[metadata]:
+                del self._num_users[metadata]
+                with _translated():
+                    self._agent.remove_remote_agent(name)
+
+    @contextlib.contextmanager
+    def buffer(self) -> Iterator[torch.Tensor]:
+        """Borrow registered memory for one read; waits while others have all."""
+        buffer = self._buffers.get()
+        try:
+            yield buffer
+        finally:
+            self._buffers.put(buffer)
+
+    def _start(self, own: KvCache) -> None:
+        agent, size = _make_agent(), read_buffer_bytes(own.block_bytes)
+        buffers = torch.empty((NUM_LANES, size), dtype=torch.uint8, device=own.device)
+        _register(agent, buffers)
+        for buffer in buffers:
+            self._buffers.put(buffer)
+        self._agent = agent
 
 
 class NixlPool:
@@ -88,64 +136,55 @@ class NixlPool:
 
     kind = PoolKind.NIXL
     tensor = None
-    chunk_bytes = 8 * 2**20
+    chunk_bytes = CHUNK_BYTES
 
-    def __init__(self, agent: Any, handle: PoolHandle, own: KvCache) -> None:
+    def __init__(
+        self, reader: NixlReader, agent: Any, name: str, handle: PoolHandle, own: KvCache
+    ) -> None:
+        self._reader = reader
         self._agent = agent
+        self._name = name
+        self._metadata = handle.memory[_HEAD.size :]
         self._own = own
         self._memory_type = "VRAM" if handle.device else "DRAM"
         self._num_blocks = handle.num_blocks
         self._run_bytes = own.block_bytes // (2 * own.num_layers)
-        self._lock = threading.Lock()  # of the buffer
         self._is_open = True
-        with _translated():
-            self._address, self._device = _HEAD.unpack_from(handle.memory)
-            size = max(self.chunk_bytes, own.block_bytes)
-            self._staging = torch.empty(size, dtype=torch.uint8, device=own.device)
-            self._registered = _register(agent, self._staging)
-            name = agent.add_remote_agent(handle.memory[_HEAD.size :])
-        self._name: str = name.decode() if isinstance(name, bytes) else name
+        self._address, self._device = _HEAD.unpack_from(handle.memory)
 
     def read(self, block_ids: Sequence[int], layers: range | None = None) -> torch.Tensor:
         """See `PeerPool.read`. At most `chunk_bytes`, or one block."""
         check_blocks(block_ids, self._num_blocks)
         layers = range(self._own.num_layers) if layers is None else layers
         num_bytes = len(block_ids) * self._own.part_bytes(layers)
-        if num_bytes > len(self._staging):
-            raise PeerPoolError(
-                f"{num_bytes} bytes are more than the {len(self._staging)} of one read"
-            )
-        runs = self._staging[:num_bytes].view(2 * len(layers), len(block_ids), self._run_bytes)
-        with self._lock:
-            if not self._is_open:
-                raise PeerPoolError("the pool is closed")
+        with self._reader.buffer() as buffer:
+            self._check_open()
+            if num_bytes > len(buffer):
+                raise PeerPoolError(f"{num_bytes} bytes are more than the {len(buffer)} of a read")
             with _translated():
-                self._transfer(block_ids, layers)
+                self._transfer(buffer, block_ids, layers)
+            runs = buffer[:num_bytes].view(2 * len(layers), len(block_ids), self._run_bytes)
             with borrowed(self._own.lanes):
                 rows = runs.transpose(0, 1).clone(memory_format=torch.contiguous_format)
         return rows.view(len(block_ids), -1)
 
     def close(self) -> None:
-        """See `PeerPool.close`."""
+        """See `PeerPool.close`. A read that waits for the owner ends, too."""
         self._is_open = False
 
     def __del__(self) -> None:
-        if not hasattr(self, "_name"):
-            return
         try:
-            with _translated():
-                self._agent.deregister_memory(self._registered)
-                self._agent.remove_remote_agent(self._name)
+            self._reader.let_go(self._name, self._metadata)
         except PeerPoolError as error:
             logger.info("a peer had gone already: %s", error)
 
-    def _transfer(self, block_ids: Sequence[int], layers: range) -> None:
+    def _transfer(self, buffer: torch.Tensor, block_ids: Sequence[int], layers: range) -> None:
         """Read run by run into ``[K or V, layer, block, run_bytes]``.
 
         So blocks that follow one another in the pool do so here too, and need one entry together.
         """
         local, remote = [], []
-        at, index = self._staging.data_ptr(), self._staging.device.index or 0
+        at, index = buffer.data_ptr(), buffer.device.index or 0
         for kv in range(2):
             for layer in layers:
                 row = (kv * self._own.num_layers + layer) * self._num_blocks
@@ -155,7 +194,7 @@ class NixlPool:
                     local.append((at, size, index))
                     remote.append((there, size, self._device))
                     at += size
-        local_type = "VRAM" if self._staging.is_cuda else "DRAM"
+        local_type = "VRAM" if buffer.is_cuda else "DRAM"
         transfer = self._agent.initialize_xfer(
             "READ",
             self._agent.get_xfer_descs(local, mem_type=local_type),
@@ -163,22 +202,27 @@ class NixlPool:
             self._name,
         )
         try:
-            _wait(self._agent, transfer)
+            self._wait(transfer)
         finally:
+            # One that cannot be cancelled may still write: what it spoils has another digest.
             self._agent.release_xfer_handle(transfer)
 
+    def _wait(self, transfer: Any) -> None:
+        state, pause = self._agent.transfer(transfer), MIN_POLL_SECONDS
+        ends_at = time.monotonic() + READ_SECONDS
+        while state == "PROC":
+            self._check_open()
+            if time.monotonic() > ends_at:
+                raise PeerPoolError(f"NIXL: a read did not end within {READ_SECONDS:g} s")
+            time.sleep(pause)  # it has nothing to wait on
+            pause = min(2 * pause, MAX_POLL_SECONDS)
+            state = self._agent.check_xfer_state(transfer)
+        if state != "DONE":
+            raise PeerPoolError(f"NIXL: a read ended with {state}")
 
-def _wait(agent: Any, handle: Any) -> None:
-    state, pause = agent.transfer(handle), MIN_POLL_SECONDS
-    ends_at = time.monotonic() + READ_SECONDS
-    while state == "PROC":
-        if time.monotonic() > ends_at:
-            raise PeerPoolError(f"NIXL: a read did not end within {READ_SECONDS:g} s")
-        time.sleep(pause)  # it has nothing to wait on
-        pause = min(2 * pause, MAX_POLL_SECONDS)
-        state = agent.check_xfer_state(handle)
-    if state != "DONE":
-        raise PeerPoolError(f"NIXL: a read ended with {state}")
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise PeerPoolError("the pool is closed")
 
 
 def _consecutive(block_ids: Sequence[int]) -> list[tuple[int, int]]:
@@ -188,9 +232,9 @@ def _consecutive(block_ids: Sequence[int]) -> list[tuple[int, int]]:
     return [(run[0], len(run)) for run in runs]
 
 
-def _register(agent: Any, tensor: torch.Tensor) -> Any:
+def _register(agent: Any, tensor: torch.Tensor) -> None:
     entry = (tensor.data_ptr(), tensor.nbytes, tensor.device.index or 0, "")
-    return agent.register_memory([entry], mem_type="VRAM" if tensor.is_cuda else "DRAM")
+    agent.register_memory([entry], mem_type="VRAM" if tensor.is_cuda else "DRAM")
 
 
 def _make_agent() -> Any:

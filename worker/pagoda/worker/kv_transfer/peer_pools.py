@@ -70,18 +70,18 @@ class PeerPools:
         try:
             return await asyncio.shield(entry.opening)
         except PeerPoolError as error:
-            logger.warning(
-                "KV blocks of %s come as gRPC payloads, its %s pool cannot be opened: %s",
-                producer_id,
-                handle.kind.value,
-                error,
-            )
-            if self._entries.get(producer_id) is entry:
+            if self._entries.get(producer_id) is entry:  # the first of those that waited
                 del self._entries[producer_id]
+                logger.warning(
+                    "KV blocks of %s come as gRPC payloads, its %s pool cannot be opened: %s",
+                    producer_id,
+                    handle.kind.value,
+                    error,
+                )
             return None
 
     def lose(self, producer_id: str) -> None:
-        """A producer's life is over: nothing more is read from its pool."""
+        """Read nothing more from a producer's pool: its life is over, or a read failed."""
         entry = self._entries.pop(producer_id, None)
         if entry is not None:
             entry.close()

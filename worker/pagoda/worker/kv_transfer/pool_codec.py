@@ -1,6 +1,7 @@
-"""Pool handles and kinds of digests between our types and their messages."""
+"""Pool handles, answers to them and kinds of digests between our types and the wire."""
 
 import enum
+from collections.abc import Iterable
 
 from pagoda.engine.cache.peer_pool import PeerPoolError, PoolHandle, PoolKind
 from pagoda.rpc.v1 import kv_transfer_pb2
@@ -12,6 +13,9 @@ _KINDS = {
     PoolKind.NIXL: kv_transfer_pb2.POOL_KIND_NIXL,
 }
 _KINDS_BACK = {value: kind for kind, value in _KINDS.items()}
+
+_ANSWER_KEY = "pagoda-kv-pool"
+_ANSWERS = {True: "open", False: "closed"}
 
 
 class DigestKind(enum.Enum):
@@ -54,6 +58,17 @@ def pool_handle(message: kv_transfer_pb2.PoolHandle) -> PoolHandle:
         device=message.device,
         host=message.host,
     )
+
+
+def pool_answer(is_open: bool) -> tuple[tuple[str, str], ...]:
+    """Return the initial metadata by which a consumer says whether it reads from a pool."""
+    return ((_ANSWER_KEY, _ANSWERS[is_open]),)
+
+
+def is_pool_open(metadata: Iterable[tuple[str, str | bytes]]) -> bool | None:
+    """Return what a consumer said; None: nothing, as when it refuses the push."""
+    answer = dict(metadata).get(_ANSWER_KEY)
+    return next((is_open for is_open, text in _ANSWERS.items() if text == answer), None)
 
 
 def digest_kind(message: "kv_transfer_pb2.Digest.ValueType") -> DigestKind:

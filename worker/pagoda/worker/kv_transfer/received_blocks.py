@@ -28,7 +28,8 @@ def take_blocks(
     """Read, verify and write. Returns indices whose digest did not match; None: fenced.
 
     Raises:
-        LeaseMismatchError: the message does not fit the lease, or its blocks cannot be read.
+        LeaseMismatchError: the message does not fit the lease.
+        PeerPoolError: its blocks cannot be read.
     """
     layers = _layers(blocks, message)
     part_bytes = blocks.part_bytes(layers)
@@ -37,10 +38,10 @@ def take_blocks(
         if pool is not None and digest is DigestKind.MULTILINEAR and pool.tensor is not None:
             return _copy(blocks, pool.tensor, message.blocks, layers)
         return _write_chunks(blocks, pool, digest, message.blocks, layers)
-    except PeerPoolError as error:
+    except PeerPoolError:
         if not blocks.is_open:  # the producer was lost, and its pool closed
             return None
-        raise LeaseMismatchError(f"the producer's pool: {error}") from error
+        raise
 
 
 def _layers(blocks: ReservedBlocks, message: kv_transfer_pb2.PushBlocks) -> range | None:

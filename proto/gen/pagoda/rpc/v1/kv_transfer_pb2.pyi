@@ -303,11 +303,8 @@ class PushResponse(_message.Message):
 
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     BAD_BLOCKS_FIELD_NUMBER: _builtins.int
-    NEEDS_INLINE_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     """complete: all layers of them came, and every digest matched"""
-    needs_inline: _builtins.bool
-    """the pool cannot be opened here: push again, with the payloads inline"""
     @_builtins.property
     def bad_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """came, but not whole or not right; the consumer recomputes from the first of them"""
@@ -317,11 +314,10 @@ class PushResponse(_message.Message):
         *,
         num_blocks: _builtins.int = ...,
         bad_blocks: _abc.Iterable[_builtins.int] | None = ...,
-        needs_inline: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_blocks", b"bad_blocks", "needs_inline", b"needs_inline", "num_blocks", b"num_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_blocks", b"bad_blocks", "num_blocks", b"num_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,7 +52,9 @@ class KvTransferServiceServicer:
     """
 
     def Push(self, request_iterator, context):
-        """Sends one lease's blocks, in any order, as the producer computes them. One stream per lease.
+        """Sends one lease's blocks, in any order, as the producer computes them. One stream per lease. If the header names a
+        pool, the consumer sends initial metadata at once: `pagoda-kv-pool: open`, or `closed` where it cannot be opened and
+        all payloads have to travel inline. The producer sends blocks after that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

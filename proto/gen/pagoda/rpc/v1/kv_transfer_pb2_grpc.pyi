@@ -34,7 +34,10 @@ class KvTransferServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KvTransferServiceAsyncStub: ...
     Push: _grpc.StreamUnaryMultiCallable[_kv_transfer_pb2.PushRequest, _kv_transfer_pb2.PushResponse]
-    """Sends one lease's blocks, in any order, as the producer computes them. One stream per lease."""
+    """Sends one lease's blocks, in any order, as the producer computes them. One stream per lease. If the header names a
+    pool, the consumer sends initial metadata at once: `pagoda-kv-pool: open`, or `closed` where it cannot be opened and
+    all payloads have to travel inline. The producer sends blocks after that.
+    """
     Release: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.ReleaseRequest, _kv_transfer_pb2.ReleaseResponse]
     """Gives up a lease before anything was pushed. Idempotent."""
 
@@ -44,7 +47,10 @@ class KvTransferServiceAsyncStub(KvTransferServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Push: _aio.StreamUnaryMultiCallable[_kv_transfer_pb2.PushRequest, _kv_transfer_pb2.PushResponse]  # type: ignore[assignment]
-    """Sends one lease's blocks, in any order, as the producer computes them. One stream per lease."""
+    """Sends one lease's blocks, in any order, as the producer computes them. One stream per lease. If the header names a
+    pool, the consumer sends initial metadata at once: `pagoda-kv-pool: open`, or `closed` where it cannot be opened and
+    all payloads have to travel inline. The producer sends blocks after that.
+    """
     Release: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.ReleaseRequest, _kv_transfer_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Gives up a lease before anything was pushed. Idempotent."""
 
@@ -57,7 +63,10 @@ class KvTransferServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_kv_transfer_pb2.PushRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_kv_transfer_pb2.PushResponse, _abc.Awaitable[_kv_transfer_pb2.PushResponse]]:
-        """Sends one lease's blocks, in any order, as the producer computes them. One stream per lease."""
+        """Sends one lease's blocks, in any order, as the producer computes them. One stream per lease. If the header names a
+        pool, the consumer sends initial metadata at once: `pagoda-kv-pool: open`, or `closed` where it cannot be opened and
+        all payloads have to travel inline. The producer sends blocks after that.
+        """
 
     @_abc_1.abstractmethod
     def Release(
