@@ -111,6 +111,13 @@ def compile_mla(num_heads: int, dtype: torch.dtype, with_prefill: bool = True) -
     compile_each(f"MLA {num_heads} {dtype}", launches)
 
 
+def compile_wide_prefill() -> None:
+    """Latent attention of a prompt of GLM-4.7-Flash's shape."""
+    x = torch.zeros(127, 20, 256, dtype=torch.bfloat16)
+    lengths = plan_varlen(seqlens_q=[127], seqlens_k=[127], device=torch.device("cpu"))
+    compile_each("MLA 256 and 256", lambda: mla_prefill(x, x, x, lengths, 0.1, x))
+
+
 if __name__ == "__main__":
     for kv_dtype in (torch.bfloat16, FP8, torch.int8):
         compile_kv_write(kv_dtype)
@@ -123,3 +130,4 @@ if __name__ == "__main__":
     compile_described(128, 64, torch.bfloat16, window=4096)
     compile_mla(128, torch.bfloat16)
     compile_mla(16, torch.float16, with_prefill=False)
+    compile_wide_prefill()

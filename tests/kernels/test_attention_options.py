@@ -31,6 +31,15 @@ def test_a_sink_beyond_reach_changes_nothing(path, device, assert_close):
     assert_close(case.got(path, sinks=sinks), case.want())
 
 
+@pytest.mark.parametrize("least", [float("-inf"), -3e38])
+def test_the_least_sinks_there_are_change_nothing(path, device, least, assert_close):
+    """Rows at the end of a window see no key of the first tile."""
+    case = make_case([65, 1], [265, 200], dtype=torch.float32, device=device)
+    sinks = torch.full((2,), least, device=device)
+    got = case.got(path, sinks=sinks, sliding_window=100)
+    assert_close(got, case.want(sliding_window=100))
+
+
 @KV_DTYPES
 @pytest.mark.parametrize("num_scales", [1, 2])
 def test_quantised_cache(path, device, dtype, kv_dtype, num_scales, assert_close):
@@ -102,7 +111,7 @@ def test_batch_invariant_bits(dtype, seed, window, monkeypatch, assert_close):
 
 @pytest.mark.parametrize("block_size", [64, 128])
 @pytest.mark.parametrize("window", [None, 90, 150])
-@pytest.mark.parametrize("head_dim", [64, 80, 256])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 256])
 def test_descriptors_match_pointers(block_size, window, head_dim, assert_close):
     device = GPU_OR_CPU
     case = make_case(

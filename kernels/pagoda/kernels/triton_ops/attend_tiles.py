@@ -39,14 +39,14 @@ def attended(acc, row_sum):
 def initial_rows(sink_ptr, head, mask, is_first, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
     """(row_max, row_sum) before any key: nothing seen, or the sink of each row's head.
 
-    The sink counts once, where `is_first`.
+    The sink counts once, where `is_first`; one of minus infinity counts nothing.
     """
     row_max = tl.full([BLOCK_M], NO_SCORE, dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
     if HAS_SINKS:
         # [BLOCK_M]
         sink = tl.load(sink_ptr + head, mask=mask, other=0.0).to(tl.float32)
-        row_max = tl.where(is_first, sink * LOG2_E, row_max)
+        row_max = tl.where(is_first, tl.maximum(sink, NO_SCORE) * LOG2_E, row_max)
         row_sum = tl.where(is_first, 1.0, row_sum)
     return row_max, row_sum
 

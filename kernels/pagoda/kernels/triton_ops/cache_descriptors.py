@@ -71,7 +71,7 @@ def describe(
         return None
     if not (_is_aligned(k_cache) and _is_aligned(v_cache)):
         return None
-    tile = [1, block_n, 1, next_power_of_2(head_dim)]
+    tile = [1, block_n, 1, max(16, next_power_of_2(head_dim))]
     k, v = (
         TensorDescriptor(cache, list(cache.shape), list(cache.stride()), tile)
         for cache in (k_cache, v_cache)

@@ -117,7 +117,7 @@ def mla_decode_kernel(
         tl.store(span_ptr + 2 * token, slot)
         tl.store(span_ptr + 2 * token + 1, num_splits)
 
-    head = head_tile * BLOCK_H + tl.arange(0, BLOCK_H)
+    head = (head_tile * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)
     mask_h = head < num_heads
     row = token.to(tl.int64)
     # The latent in two halves: products and results of one hold half the registers of the whole.
@@ -127,7 +127,7 @@ def mla_decode_kernel(
     mask_r = (offs_r < RANK)[None, :]
     mask_u = (offs_u < RANK)[None, :]
     mask_p = (offs_p < RANK + ROPE_DIM)[None, :]
-    q_row = (q_ptr + row * stride_qt + head.to(tl.int64) * stride_qh)[:, None]
+    q_row = (q_ptr + row * stride_qt + head * stride_qh)[:, None]
     # [BLOCK_H, BLOCK_R]
     q_lower = tl.load(q_row + offs_r[None, :], mask=mask_h[:, None] & mask_r, other=0.0)
     q_upper = tl.load(q_row + offs_u[None, :], mask=mask_h[:, None] & mask_u, other=0.0)

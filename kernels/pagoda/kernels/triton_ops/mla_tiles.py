@@ -37,12 +37,16 @@ def prefill_tile(
 ) -> tuple[int, ...]:
     """(BLOCK_M, BLOCK_N, num_warps, num_stages) of attention over expanded K and V.
 
-    Half as many keys where q, an operand of every product, stays in registers.
+    Half as many keys where q, an operand of every product, stays in registers, and where heads of
+    256 dims (GLM-4.7-Flash) fill those and the shared memory.
     """
+    has_room = launch.capability(device) >= 90 and not launch.has_little_shared_memory(device)
     if element_bytes == 4:
         tile = 16, 16, 4, 2
+    elif head_dim > 192:
+        tile = 128 if has_room else 64, 32, 8, 2
     else:
-        tile = 128, 64 if launch.capability(device) >= 90 else 32, 8, 3
+        tile = 128, 64 if has_room else 32, 8, 3
     shape = f"head_dim {head_dim} and {head_dim_v}, {element_bytes} bytes"
     return _tuned("mla_prefill", shape, device, "BLOCK_M", tile)
 

@@ -28,7 +28,7 @@ def _rotate_token(
     BLOCK_PASS: tl.constexpr,
 ):
     """All heads of one token of one tensor; cos and sin are [1, BLOCK_HALF] fp32."""
-    offs_h = tl.arange(0, BLOCK_H)[:, None]
+    offs_h = tl.arange(0, BLOCK_H)[:, None].to(tl.int64)
     offs_d = tl.arange(0, BLOCK_HALF)[None, :]
     in_heads = offs_h < num_heads
     mask = in_heads & (offs_d < HALF)
