@@ -1,6 +1,8 @@
 """Matmuls with quantised weights at decode batches, beside the same layer in bf16.
 
 The floor is one read of the weight and its scales; activations and outputs are small beside it.
+Two kinds of cases are expected to miss the goal by arithmetic: 64 rows of int4 are 256 operations
+for a byte, multiplied in bf16, and an H200 reads 4096 x 4096 weights in about the time of a launch.
 """
 
 from collections.abc import Callable
@@ -16,8 +18,8 @@ from pagoda.kernels.quant_weights import FP8_BLOCK, Fp8Weight, Int4Weight, Int8W
 from pagoda.kernels.triton_ops.matmul_tiles import tile_key
 
 BATCHES = (1, 16, 64)
-SHAPES = ((4096, 4096), (14336, 4096))
-"""(N, K) of a Llama-3 8B layer: attention output and one half of the gate and up projection."""
+SHAPES = ((4096, 4096), (28672, 4096))
+"""(N, K) of a Llama-3 8B layer: attention output, gate and up projection."""
 
 GOAL = 0.8
 TOLERANCE = 5e-3
@@ -46,22 +48,22 @@ def tunables(device: torch.device) -> list[Tunable]:
             op=op,
             shape=tile_key(num_rows, element_bytes),
             case=matmul_case(device, name, num_rows, *SHAPES[-1]),
-            candidates=_candidates(max(16, num_rows), depths),
+            candidates=_candidates(max(16, num_rows), widths, depths),
         )
-        for op, name, element_bytes, depths in (
-            ("fp8_matmul", "fp8", 1, (128, 256)),
-            ("fp8_matmul block", "fp8 block", 1, (128,)),
-            ("int8_matmul", "int8", 2, (64, 128)),
-            ("int4_matmul", "int4", 2, (128,)),
+        for op, name, element_bytes, widths, depths in (
+            ("fp8_matmul", "fp8", 1, (64, 128), (128, 256)),
+            ("fp8_matmul block", "fp8 block", 1, (64, 128), (128,)),
+            ("int8_matmul", "int8", 2, (64, 128, 256), (64, 128)),
+            ("int4_matmul", "int4", 2, (64, 128, 256), (128,)),
         )
         for num_rows in BATCHES[1:]
     ]
 
 
-def _candidates(block_m: int, depths: tuple[int, ...]) -> list[Tile]:
+def _candidates(block_m: int, widths: tuple[int, ...], depths: tuple[int, ...]) -> list[Tile]:
     return tiles(
         block_m=(block_m,),
-        block_n=(64, 128),
+        block_n=widths,
         block_k=depths,
         num_warps=(4, 8),
         num_stages=(3, 4, 6),

@@ -79,7 +79,7 @@ def compile_others() -> None:
 
 
 if __name__ == "__main__":
-    for num_rows in (1, 64, 512):
+    for num_rows in (1, 32, 64, 512):
         compile_quant_matmul(num_rows, torch.bfloat16)
         compile_fp8_matmul(num_rows, "block")
     for num_tokens in (64, 4096):

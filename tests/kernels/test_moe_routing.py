@@ -60,8 +60,20 @@ def test_of_equal_scores_the_lower_expert_wins(path, device):
     assert torch.allclose(weights, torch.full_like(weights, 1 / 12))
 
 
-def test_takes_no_tokens(path, device):
-    weights, experts = run(path, torch.ones(0, 8, device=device), 2)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, interpreted
+@pytest.mark.parametrize("rule", ["plain", "groups", "sigmoid"])
+def test_a_row_that_is_no_number_goes_to_experts_that_there_are(path, device, rule):
+    logits = torch.randn(3, 60, device=device)
+    logits[1] = float("nan")
+    weights, experts = run(path, logits, 6, **RULES[rule])
+    assert int(experts.min()) >= 0
+    assert int(experts.max()) < 60
+    assert weights.isfinite().all(1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_groups": 4, "top_groups": 2}])
+def test_takes_no_tokens(path, device, options):
+    weights, experts = run(path, torch.ones(0, 8, device=device), 2, **options)
     assert weights.shape == experts.shape == (0, 2)
 
 

@@ -47,9 +47,10 @@ def test_weight_only_matches_reference(
     assert_close(weight_only(path, x, weight), reference.quant_matmul(x, weight))
 
 
-def test_int8_takes_odd_depths(path, device, dtype, assert_close):
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_int8_takes_odd_depths(path, device, dtype, num_rows, assert_close):
     weight = quant_pack.quantise_int8(torch.randn(63, 127, device=device).to(dtype))
-    x = torch.randn(5, 127, device=device).to(dtype)
+    x = torch.randn(num_rows, 127, device=device).to(dtype)
     assert_close(weight_only(path, x, weight), reference.quant_matmul(x, weight))
 
 

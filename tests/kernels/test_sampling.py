@@ -136,6 +136,22 @@ def test_draws_the_bucket_of_the_philox_uniform(path, device, seed, options):
     assert token_ids.tolist() == [int(number * 256) for number in numbers]
 
 
+@pytest.mark.filterwarnings("ignore:overflow")  # the interpreter's
+def test_temperatures_end_where_float32_does(path, device):
+    logits = torch.randn(8, 150, device=device)
+    logits[:, ::2] = float("-inf")
+    temperatures = [1e-50, 1e-38, 1e39, float("inf")] * 2
+    rows = make_rows(
+        8, device, temperatures=temperatures, top_ps=[1.0] * 4 + [0.9] * 4, indices=range(8)
+    )
+    token_ids, is_valid = SAMPLE[path](logits, rows)
+    want, _ = reference_sampling.sample_tokens(logits, rows)
+    assert token_ids.tolist() == want
+    assert torch.equal(token_ids[[0, 1, 4, 5]], logits.argmax(1)[[0, 1, 4, 5]])
+    assert all(token % 2 for token in want)
+    assert is_valid.all()
+
+
 def test_frequencies_follow_the_distribution(path, device):
     num_draws = 128
     probs = torch.tensor([0.5, 0.25, 0.125, 0.125], device=device)

@@ -6,7 +6,7 @@ import torch
 from pagoda.kernels import quantise_int8
 from pagoda.kernels.triton_ops import split_k
 from pagoda.kernels.triton_ops.int8_matmul import int8_matmul
-from pagoda.kernels.triton_ops.split_k import Counters, counters_on
+from pagoda.kernels.triton_ops.split_k import Counters, choose_num_splits, counters_on
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -21,6 +21,21 @@ def test_every_launch_leaves_its_counters_at_zero():
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
     assert not counters_on(x.device)._pool.any()
+
+
+@pytest.mark.parametrize(
+    ("num_tiles", "num_steps", "tile_elements", "num_splits"),
+    [
+        (64, 112, 64 * 16, 4),
+        (32, 112, 128 * 64, 5),  # one program for a processor
+        (32, 8, 64 * 16, 2),  # no fewer than four steps
+        (224, 32, 128 * 64, 1),
+        (5000, 32, 64 * 16, 1),
+    ],
+)
+def test_splits_fill_an_h200(monkeypatch, num_tiles, num_steps, tile_elements, num_splits):
+    monkeypatch.setattr(split_k, "num_processors", lambda _: 132)
+    assert choose_num_splits(num_tiles, num_steps, tile_elements, CPU) == num_splits
 
 
 def test_streams_have_counters_of_their_own():

@@ -69,7 +69,7 @@ def route_topk(
     scores = logits.float().softmax(1) if scoring == "softmax" else logits.float().sigmoid()
     choice = scores if bias is None else scores + bias
     if num_groups > 1:
-        groups = choice.reshape(len(choice), num_groups, -1)
+        groups = choice.reshape(len(choice), num_groups, num_experts // num_groups)
         best = groups.amax(2) if bias is None else groups.topk(2, 2).values.sum(2)
         kept = best.sort(descending=True, stable=True).indices[:, :top_groups]
         allowed = torch.zeros_like(best, dtype=torch.bool).scatter_(1, kept, True)

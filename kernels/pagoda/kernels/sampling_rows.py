@@ -12,6 +12,7 @@ import torch
 MASS_ONE = 2**62
 """Mass of probability 1: probabilities are added up as integers, so that no order shows."""
 
+_LARGEST = np.finfo(np.float32).max
 _SEED_BITS = 64
 _INDEX_BITS = 32
 
@@ -23,7 +24,7 @@ class SamplingRows:
     The random number of a row is a function of its seed and index alone.
 
     Attributes:
-        temperature: float64, used as float32; 0 is greedy, and then nothing else counts.
+        temperature: float64 holding a finite float32; 0 is greedy, and then nothing else counts.
         min_p: float64, used as float32; drop what is less likely than min_p times the likeliest;
             0 = off.
         top_k: int64; keep the k likeliest and what equals the last of them; 0 = off.
@@ -56,7 +57,7 @@ def plan_sampling(
     """Build the rows of one step. One copy to the device, which nobody waits for.
 
     Args:
-        temperatures: >= 0 each.
+        temperatures: >= 0 each, rounded to float32; what exceeds its largest is that.
         top_ks: >= 0 each.
         top_ps: 0 to 1 each.
         min_ps: 0 to 1 each.
@@ -87,7 +88,7 @@ def plan_sampling(
     packed = torch.empty((6, len(seeds)), dtype=torch.int64, pin_memory=not is_cpu)
     host = packed.numpy()
     floats = host.view(np.float64)
-    floats[0] = temperatures
+    floats[0] = np.minimum(temperatures, _LARGEST).astype(np.float32)
     floats[1] = min_ps
     host[2] = top_ks
     host[3] = [max(1, int(top_p * MASS_ONE)) for top_p in top_ps]

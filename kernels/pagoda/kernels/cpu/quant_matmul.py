@@ -23,13 +23,17 @@ from pagoda.kernels.quant_weights import (
 PACKED_MAX_ROWS = 4
 """Rows up to which torch's weight-only kernels beat a matmul with the widened weight."""
 
+INT8_PACK_DEPTH = 16
+"""Columns that torch's int8 kernel reads at a time, beyond the end of the tensors if need be."""
+
 HAS_INT8_PACK = hasattr(torch.ops.aten, "_weight_int8pack_mm")
 HAS_INT4_PACK = hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
 
 
 def int8_matmul(x: torch.Tensor, weight: Int8Weight, out: torch.Tensor) -> None:
     """Fill `out`; arguments as `quant_matmul`, already checked."""
-    if HAS_INT8_PACK and len(x) <= PACKED_MAX_ROWS and x.dtype == torch.bfloat16:
+    is_packed = HAS_INT8_PACK and len(x) <= PACKED_MAX_ROWS and x.dtype == torch.bfloat16
+    if is_packed and x.shape[1] % INT8_PACK_DEPTH == 0:
         scales = weight.scales.to(x.dtype)
         out.copy_(torch.ops.aten._weight_int8pack_mm(x.contiguous(), weight.values, scales))
         return

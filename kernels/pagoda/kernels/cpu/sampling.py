@@ -74,8 +74,9 @@ def _draw(logits: Floats, best: Floats, rows: SamplingRows, chosen: NDArray[np.i
     temperature, min_p = parameters[:2].view(np.float64).astype(np.float32)
     top_ks, top_ps, seeds, indices = parameters[2:].tolist()
     # The largest becomes 0, so that a tiny temperature cannot overflow.
-    logits -= best[:, None]
-    logits /= temperature[:, None]
+    with np.errstate(over="ignore"):  # to minus infinity, which is right
+        logits -= best[:, None]
+        logits /= temperature[:, None]
     for scaled, top_k in zip(logits, top_ks, strict=True):
         if 0 < top_k < len(scaled):
             scaled[scaled < np.partition(scaled, -top_k)[-top_k]] = -np.inf

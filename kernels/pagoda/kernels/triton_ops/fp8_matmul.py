@@ -129,17 +129,18 @@ def fp8_matmul(
         return
     if is_emulated is None:
         is_emulated = not converts_e4m3(x.device)
-    tile = byte_weight_tile(num_rows, 1, is_block_scaled=weight.is_block_scaled)
+    tile = byte_weight_tile(num_rows, 1, x.device, is_block_scaled=weight.is_block_scaled)
     op = "fp8_matmul block" if weight.is_block_scaled else "fp8_matmul"
     tile = tuned_tile(op, num_rows, 1, x.device, tile)
-    assert tile.block_k == FP8_BLOCK or not weight.is_block_scaled
+    if weight.is_block_scaled:  # a tile and a step have one scale
+        assert tile.block_k == FP8_BLOCK
+        assert FP8_BLOCK % tile.block_n == 0
     grid_m, grid_n = triton.cdiv(num_rows, tile.block_m), triton.cdiv(num_n, tile.block_n)
+    tile_elements = tile.block_m * tile.block_n
     if num_splits is None:
         num_steps = triton.cdiv(num_k, tile.block_k)
-        num_splits = choose_num_splits(grid_m * grid_n, num_steps, x.device)
-    partial, counters = split_buffers(
-        x.device, grid_m * grid_n, num_splits, tile.block_m * tile.block_n
-    )
+        num_splits = choose_num_splits(grid_m * grid_n, num_steps, tile_elements, x.device)
+    partial, counters = split_buffers(x.device, grid_m * grid_n, num_splits, tile_elements)
     values = weight.values
     if weight.is_block_scaled:
         stride_xsm, stride_wsn = x_scale.stride(0), weight.scales.stride(0)

@@ -182,14 +182,13 @@ def int4_matmul(
     num_steps, num_n, num_words = weight.packed.shape
     if out.numel() == 0:
         return
-    tile = nibble_weight_tile(num_rows, x.element_size(), weight.group_size)
+    tile = nibble_weight_tile(num_rows, x.element_size(), weight.group_size, x.device)
     tile = tuned_tile("int4_matmul", num_rows, x.element_size(), x.device, tile)
     grid_m, grid_n = triton.cdiv(num_rows, tile.block_m), triton.cdiv(num_n, tile.block_n)
+    tile_elements = tile.block_m * tile.block_n
     if num_splits is None:
-        num_splits = choose_num_splits(grid_m * grid_n, num_steps, x.device)
-    partial, counters = split_buffers(
-        x.device, grid_m * grid_n, num_splits, tile.block_m * tile.block_n
-    )
+        num_splits = choose_num_splits(grid_m * grid_n, num_steps, tile_elements, x.device)
+    partial, counters = split_buffers(x.device, grid_m * grid_n, num_splits, tile_elements)
     with on_device_of(x):
         int4_matmul_kernel[(grid_m, grid_n, num_splits)](
             x,

@@ -174,7 +174,8 @@ def add_lora(
     tiles_r = triton.cdiv(max_rank, block_r)
     if num_splits is None:
         num_steps = triton.cdiv(num_k, block_k)
-        num_splits = choose_num_splits(groups.max_tiles * tiles_r, num_steps, x.device)
+        num_tiles = groups.max_tiles * tiles_r
+        num_splits = choose_num_splits(num_tiles, num_steps, block_m * block_r, x.device)
     partial = torch.empty(num_splits, num_rows, max_rank, dtype=torch.float32, device=x.device)
     with on_device_of(x):
         lora_shrink_kernel[(groups.max_tiles, tiles_r, num_splits)](

@@ -18,6 +18,9 @@ BLOCK_V = 2048
 
 PENALTY_BLOCK_V = 4096
 
+NUM_RUNS: tl.constexpr = tl.constexpr(8)
+"""Runs of tiles whose masses are added up apart, so that a draw walks the tiles of one."""
+
 MASS_OF_ONE: tl.constexpr = tl.constexpr(sampling_rows.MASS_ONE)
 FLOAT_MASS_OF_ONE: tl.constexpr = tl.constexpr(float(sampling_rows.MASS_ONE))
 
@@ -44,9 +47,15 @@ def _order(distances):
 
 
 @triton.jit
+def _exponentials(scaled, lowest_order):
+    """Of what top-k kept, 0 of the rest."""
+    return tl.where(_order(scaled) >= lowest_order, tl.exp(scaled), 0.0)
+
+
+@triton.jit
 def _probs(scaled, lowest_order, norm):
     """Probabilities of what top-k kept, 0 of the rest."""
-    return tl.where(_order(scaled) >= lowest_order, tl.div_rn(tl.exp(scaled), norm), 0.0)
+    return tl.div_rn(_exponentials(scaled, lowest_order), norm)
 
 
 @triton.jit
@@ -165,11 +174,14 @@ def _gathered(
 @triton.jit
 def _norm(row_ptr, vocab_size, best, temperature, lowest_order, BLOCK_V: tl.constexpr):
     """Sum of the exponentials of what top-k kept."""
+    offs_v = tl.arange(0, BLOCK_V)
     sums = tl.zeros([BLOCK_V], dtype=tl.float32)
-    for start in range(0, vocab_size, BLOCK_V):
-        offs = start + tl.arange(0, BLOCK_V)
-        scaled = _scaled(row_ptr, offs, vocab_size, best, temperature)
-        sums += _probs(scaled, lowest_order, 1.0)
+    # [BLOCK_V], loaded a tile ahead: a division, being a branch, holds up what follows
+    distances = _distances(row_ptr, offs_v, vocab_size, best)
+    for start in range(BLOCK_V, vocab_size + BLOCK_V, BLOCK_V):
+        next_distances = _distances(row_ptr, start + offs_v, vocab_size, best)
+        sums += _exponentials(tl.div_rn(distances, temperature), lowest_order)
+        distances = next_distances
     return tl.sum(sums, axis=0)
 
 
@@ -211,7 +223,7 @@ def _drawn_of_likeliest(
         least = tl.min(tl.where(mask, order, BITS_OF_INF), axis=0)
         is_all |= lowest_order > least  # of what top-k keeps
         tells &= is_all
-        norm = tl.sum(_probs(scaled, lowest_order, 1.0), axis=0)
+        norm = tl.sum(_exponentials(scaled, lowest_order), axis=0)
     elif tells:
         norm = _norm(row_ptr, vocab_size, best, temperature, 0, BLOCK_V)
     probs = _probs(scaled, lowest_order, norm)
@@ -319,16 +331,22 @@ def sample_kernel(
         )
         floor = tl.maximum(floor, bits.to(tl.float32, bitcast=True))
 
-    totals = tl.zeros([BLOCK_V], dtype=tl.int64)
-    for start in range(0, vocab_size, BLOCK_V):
-        scaled = _scaled(row_ptr, start + offs_v, vocab_size, best, temperature)
-        totals += _masses(_probs(scaled, lowest_order, norm), floor)
-    total = tl.sum(totals, axis=0)
-    target = _target(seed, index, total)
+    offs_r = tl.arange(0, NUM_RUNS)
+    run_size = tl.cdiv(vocab_size, NUM_RUNS * BLOCK_V) * BLOCK_V
+    # [NUM_RUNS]
+    masses_of_runs = tl.zeros([NUM_RUNS], dtype=tl.int64)
+    for run in range(NUM_RUNS):
+        totals = tl.zeros([BLOCK_V], dtype=tl.int64)
+        for start in range(run * run_size, tl.minimum((run + 1) * run_size, vocab_size), BLOCK_V):
+            scaled = _scaled(row_ptr, start + offs_v, vocab_size, best, temperature)
+            totals += _masses(_probs(scaled, lowest_order, norm), floor)
+        masses_of_runs = tl.where(offs_r == run, tl.sum(totals, axis=0), masses_of_runs)
+    target = _target(seed, index, tl.sum(masses_of_runs, axis=0))
 
-    start = 0
-    below = total - total
-    scaled = _scaled(row_ptr, offs_v, vocab_size, best, temperature)
+    drawn_run = tl.sum((tl.cumsum(masses_of_runs, axis=0) <= target).to(tl.int32), axis=0)
+    below = tl.sum(tl.where(offs_r < drawn_run, masses_of_runs, 0), axis=0)
+    start = drawn_run * run_size
+    scaled = _scaled(row_ptr, start + offs_v, vocab_size, best, temperature)
     masses = _masses(_probs(scaled, lowest_order, norm), floor)
     in_tile = tl.sum(masses, axis=0)
     while (below + in_tile <= target) & (start + BLOCK_V < vocab_size):

@@ -19,6 +19,9 @@ MAX_TILES = 4096
 MIN_SPLIT_STEPS = 4
 """Steps of the K loop below which a split spends its time filling the pipeline."""
 
+LARGE_TILE = 4096
+"""Sums above which one program per processor has enough bytes in flight, and parts cost more."""
+
 MAX_STREAMS = 64
 """Streams of a device that may run split matmuls, twice what torch has in its pool."""
 
@@ -53,9 +56,13 @@ def sum_splits(
     return acc, is_last
 
 
-def choose_num_splits(num_tiles: int, num_steps: int, device: torch.device) -> int:
-    """Splits that give every processor two programs, none shorter than MIN_SPLIT_STEPS."""
+def choose_num_splits(
+    num_tiles: int, num_steps: int, tile_elements: int, device: torch.device
+) -> int:
+    """Splits that give every processor two programs, or one of a LARGE_TILE; not too short ones."""
     wanted = 2 * num_processors(device) // max(1, num_tiles)
+    if tile_elements > LARGE_TILE:
+        wanted = -(-num_processors(device) // max(1, num_tiles))
     return max(1, min(wanted, num_steps // MIN_SPLIT_STEPS)) if num_tiles <= MAX_TILES else 1
 
 
