@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 EXIT_FAILURE = 1
 EXIT_SETTINGS = 2
 
+CANCEL_AGAIN_SECONDS = 0.5
+
 S = TypeVar("S", bound=BaseSettings)
 T = TypeVar("T")
 
@@ -60,9 +62,10 @@ class ServiceContext:
                 raise StoppedError
             return working.result()
         finally:
-            for task in (working, stopping):
-                task.cancel()
-            await asyncio.wait([working, stopping])
+            stopping.cancel()
+            while not working.done():  # the NATS client may swallow one, see `cancellation`
+                working.cancel()
+                await asyncio.wait([working], timeout=CANCEL_AGAIN_SECONDS)
 
     @contextlib.asynccontextmanager
     async def bus(self, name: str) -> AsyncIterator[Bus]:
