@@ -15,6 +15,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -23,8 +24,6 @@ from triton.runtime import interpreter
 _NOBODY, _MANY = 0, -1
 _MAX_FOLLOWED_BYTES = 1 << 26
 """Of larger storages only the bounds are looked at."""
-
-_BUILDER = interpreter.InterpreterBuilder
 
 
 class MemoryFault(AssertionError):
@@ -190,66 +189,54 @@ def _tensors_of(values: list[Any]) -> Iterator[torch.Tensor]:
 @contextmanager
 def guarded_launches() -> Iterator[None]:
     """Look at every launch of the interpreter while the context lasts."""
-    guards: list[LaunchGuard] = []
-    builder, executor = interpreter.interpreter_builder, interpreter.GridExecutor
-    call, to_host = executor.__call__, executor._init_args_hst
+    guard: LaunchGuard
+    builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+    to_host, set_program = executor._init_args_hst, builder.set_grid_idx
+    load, store = builder.create_masked_load, builder.create_masked_store
+    rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> None:
-        depth = len(guards)
-        try:
-            call(self, *args, **kwargs)
-        finally:
-            del guards[depth:]
-
-    def converted(self: Any, args: Any, kwargs: Any) -> Any:
+    def begin(self: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal guard
         on_host = to_host(self, args, kwargs)
-        found = list(_tensors_of([*on_host[0], *on_host[1].values()]))
-        guards.append(LaunchGuard(self.fn.__name__, found))
+        found = _tensors_of([*on_host[0], *on_host[1].values()])
+        guard = LaunchGuard(self.fn.__name__, list(found))
         return on_host
 
-    def enter(self: Any, x: int, y: int, z: int) -> None:
-        originals["set_grid_idx"](self, x, y, z)
-        guards[-1].enter((x, y, z))
+    def enter(self: Any, *program: int) -> None:
+        set_program(self, *program)
+        guard.enter(program)
 
-    def load(self: Any, pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
-        guards[-1].load(pointers.data, mask.data, _size(pointers))
-        return originals["create_masked_load"](self, pointers, mask, *rest, **options)
+    def checked_load(self: Any, pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+        guard.load(pointers.data, mask.data, _size(pointers))
+        return load(self, pointers, mask, *rest, **options)
 
-    def store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        guards[-1].store(pointers.data, mask.data, _size(pointers), value.data)
-        return originals["create_masked_store"](self, pointers, value, mask, *rest)
+    def checked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        guard.store(pointers.data, mask.data, _size(pointers), value.data)
+        return store(self, pointers, value, mask, *rest)
 
-    def rmw(self: Any, op: Any, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        guards[-1].change(pointers.data, mask.data, _size(pointers), _semantic(sem))
-        return originals["create_atomic_rmw"](self, op, pointers, value, mask, sem, scope)
+    def checked_rmw(
+        self: Any, op: Any, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any
+    ) -> Any:
+        guard.change(pointers.data, mask.data, _size(pointers), _semantic(sem))
+        return rmw(self, op, pointers, value, mask, sem, scope)
 
-    def cas(self: Any, pointers: Any, old: Any, new: Any, sem: Any, scope: Any) -> Any:
-        every = np.ones_like(pointers.data, dtype=bool)
-        guards[-1].change(pointers.data, every, _size(pointers), _semantic(sem))
-        return originals["create_atomic_cas"](self, pointers, old, new, sem, scope)
+    def checked_cas(self: Any, pointers: Any, old: Any, new: Any, sem: Any, scope: Any) -> Any:
+        guard.change(pointers.data, True, _size(pointers), _semantic(sem))
+        return cas(self, pointers, old, new, sem, scope)
 
-    def barrier(self: Any) -> None:
-        guards[-1].barrier()
-
-    patched = {
-        "set_grid_idx": enter,
-        "create_masked_load": load,
-        "create_masked_store": store,
-        "create_atomic_rmw": rmw,
-        "create_atomic_cas": cas,
-        "create_barrier": barrier,
-    }
-    originals = {name: getattr(_BUILDER, name) for name in patched}
-    assert isinstance(builder, _BUILDER)
-    executor.__call__, executor._init_args_hst = run, converted
-    for name, function in patched.items():
-        setattr(_BUILDER, name, function)
-    try:
+    with (
+        patch.object(executor, "_init_args_hst", begin),
+        patch.multiple(
+            builder,
+            set_grid_idx=enter,
+            create_masked_load=checked_load,
+            create_masked_store=checked_store,
+            create_atomic_rmw=checked_rmw,
+            create_atomic_cas=checked_cas,
+            create_barrier=lambda self: guard.barrier(),
+        ),
+    ):
         yield
-    finally:
-        executor.__call__, executor._init_args_hst = call, to_host
-        for name, function in originals.items():
-            setattr(_BUILDER, name, function)
 
 
 def _size(pointers: Any) -> int:

@@ -53,7 +53,8 @@ class ServiceContext:
         A thread that `work` waits for must end by itself: the process waits for it.
 
         Raises:
-            StoppedError: `stop` is set; the service then ends as if its main had returned.
+            StoppedError: `stop` is set; the service then ends as if its main had returned. `work`
+                may raise it, too.
         """
         working, stopping = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
         try:

@@ -101,6 +101,26 @@ async def main(ctx):
     assert "ERROR" not in log
 
 
+def test_a_start_that_notices_sigterm_itself_is_no_failure() -> None:
+    body = """
+from pagoda.runtime.service import StoppedError
+async def main(ctx):
+    async def load():
+        print("loading", flush=True)
+        await ctx.stop.wait()
+        raise StoppedError
+    await ctx.unless_stopped(load())
+"""
+    with running(body) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=20)
+
+    assert process.returncode == 0
+    assert "ERROR" not in log
+
+
 def test_sigterm_ends_a_start_that_waits_for_nats() -> None:
     body = """
 async def main(ctx):

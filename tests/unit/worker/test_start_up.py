@@ -1,6 +1,6 @@
 import pytest
 
-from pagoda.worker.errors import StartStoppedError
+from pagoda.runtime.service import StoppedError
 from pagoda.worker.start_up import StartUp
 
 
@@ -69,11 +69,11 @@ def test_whatever_reports_ends_once_the_start_is_stopped() -> None:
     with start_up.phase("loading weights"):
         start_up.percent(1, 2)
         stopped.append(True)
-        with pytest.raises(StartStoppedError):
+        with pytest.raises(StoppedError):
             start_up.percent(2, 2)
-        with pytest.raises(StartStoppedError):
+        with pytest.raises(StoppedError):
             start_up.count(2, 2)
-    with pytest.raises(StartStoppedError), start_up.phase("warming up"):
+    with pytest.raises(StoppedError), start_up.phase("warming up"):
         pass
 
     assert told == ["loading weights"]

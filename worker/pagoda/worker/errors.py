@@ -2,7 +2,6 @@
 
 WorkerError
 ├── MemoryBudgetError        the model, or the longest sequence, does not fit in the device's memory
-├── StartStoppedError        the process was told to stop while it started
 ├── EngineLoopError          the step loop takes no command: stopped, failed, or its queue is full
 ├── EngineFailedError        a step raised; the process must restart
 ├── RequestFormatError       a message that contradicts itself
@@ -25,10 +24,6 @@ class MemoryBudgetError(WorkerError):
     def __init__(self, reason: str, arithmetic: str, remedies: Sequence[str]) -> None:
         self.reason, self.arithmetic, self.remedies = reason, arithmetic, tuple(remedies)
         super().__init__(f"{reason}\n{arithmetic}\nWhat helps: {'; or '.join(remedies)}")
-
-
-class StartStoppedError(WorkerError):
-    """Ends the thread that starts the engine; nobody waits for it any more."""
 
 
 class EngineLoopError(WorkerError):

@@ -70,7 +70,7 @@ def load_engine(
     Raises:
         EngineError: the folder or a limit cannot be used.
         MemoryBudgetError: the model, or its longest sequence, does not fit.
-        StartStoppedError: `start_up` was told to stop.
+        StoppedError: `start_up` was told to stop.
     """
     loading = _Loading(folder, settings, dtype, start_up)
     try:

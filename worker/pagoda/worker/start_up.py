@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from pagoda.worker.errors import StartStoppedError
+from pagoda.runtime.service import StoppedError
 
 REPORT_SECONDS = 1.0
 """Progress within a phase is told this often at most."""
@@ -16,7 +16,7 @@ REPORT_SECONDS = 1.0
 class StartUp:
     """Tells what goes on, takes the time, and ends the start when told to. One thread at a time.
 
-    Whatever reports to it raises StartStoppedError once `is_stopped` says so.
+    Whatever reports to it raises StoppedError once `is_stopped` says so.
 
     Attributes:
         current: name of the phase that began last.
@@ -68,7 +68,7 @@ class StartUp:
 
     def _end_if_stopped(self) -> None:
         if self._is_stopped():
-            raise StartStoppedError
+            raise StoppedError
 
     def _tell(self, text: str, now: float) -> None:
         self._told_at = now

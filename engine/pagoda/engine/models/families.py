@@ -125,14 +125,13 @@ def read_description(path: Path) -> DecoderDescription:
 
 
 def _family(config: ConfigReader) -> tuple[str, _Family]:
-    architectures = config.fields.get("architectures")
-    if not (isinstance(architectures, list) and len(architectures) == 1) or not isinstance(
-        architectures[0], str
-    ):
-        raise CheckpointError(
-            config.path, f"architectures is {architectures!r}, must be a list of one name"
-        )
-    architecture = architectures[0]
+    match architectures := config.fields.get("architectures"):
+        case [str() as architecture]:
+            pass
+        case _:
+            raise CheckpointError(
+                config.path, f"architectures is {architectures!r}, must be a list of one name"
+            )
     family = _FAMILIES.get(architecture)
     if family is None:
         raise UnsupportedModelError(config.path, "architecture", architecture, tuple(_FAMILIES))

@@ -47,8 +47,8 @@ def route_topk_kernel(
     choice = scores
     if HAS_BIAS:
         choice += tl.load(bias_ptr + offs_e, mask=mask_e, other=0.0)
-    # A row of NaN may go to any experts that there are; argmax of NaN may be any place.
-    choice = tl.where(choice > -3.0e38, choice, -3.0e38)
+    # NaN counts as the largest, as in torch; argmax of it might be an expert that does not exist.
+    choice = tl.where(choice < 3.0e38, choice, 3.0e38)
     choice = tl.where(mask_e, choice, float("-inf"))
     if NUM_GROUPS > 1:
         offs_g = tl.arange(0, BLOCK_G)
