@@ -40,7 +40,6 @@ lint: $(DEV_STAMP) proto-check docs-check ## Check style, imports, proto and gen
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	@! find . -path ./$(VENV) -prune -o -path '*/pagoda/__init__.py' -print | grep . || (echo "pagoda/ is a namespace: no __init__.py directly in it" && false)
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
 	$(BIN)/hadolint --failure-threshold error deploy/*.Dockerfile
 
@@ -64,10 +63,10 @@ proto-check: $(DEV_STAMP) ## Fail if proto/gen is not what proto/pagoda generate
 	  status=$$?; rm -rf proto/.gen-before; [ $$status = 0 ] || echo "proto/gen was stale: commit what 'make proto' wrote"; exit $$status
 
 docs: $(DEV_STAMP) ## Rewrite docs/configuration.md from the settings
-	$(BIN)/python -m pagoda.cli.configuration_page --write docs/configuration.md
+	$(BIN)/python -m pagoda_cli.configuration_page --write docs/configuration.md
 
 docs-check: $(DEV_STAMP) ## Fail if docs/configuration.md is not what the settings say
-	$(BIN)/python -m pagoda.cli.configuration_page --check docs/configuration.md
+	$(BIN)/python -m pagoda_cli.configuration_page --check docs/configuration.md
 
 bench: $(DEV_STAMP) ## Run the standard benchmarks into benchmarks/results/
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serving/standard.py

@@ -25,19 +25,19 @@ import grpc.aio
 import torch
 import uvloop
 
-from pagoda.cli.bench.provenance import provenance
-from pagoda.engine import KvCache, KvLayout
-from pagoda.engine.cache.peer_pool import PoolExport, exportable_cache
 from pagoda.rpc.v1 import kv_transfer_pb2_grpc
-from pagoda.runtime.rpc_client import grpc_channel
-from pagoda.runtime.rpc_server import grpc_server
-from pagoda.worker.kv_transfer.base import LeaseTarget, PushTrailer
-from pagoda.worker.kv_transfer.consumer import KvConsumer
-from pagoda.worker.kv_transfer.digests import digest_blocks
-from pagoda.worker.kv_transfer.grpc_producer import ExportedPool, GrpcProducer
-from pagoda.worker.kv_transfer.leases import LeaseTable
-from pagoda.worker.kv_transfer.nixl_pool import NixlExport
-from pagoda.worker.kv_transfer.reserved_blocks import ReservedBlocks
+from pagoda_cli.bench.provenance import provenance
+from pagoda_engine import KvCache, KvLayout
+from pagoda_engine.cache.peer_pool import PoolExport, exportable_cache
+from pagoda_runtime.rpc_client import grpc_channel
+from pagoda_runtime.rpc_server import grpc_server
+from pagoda_worker.kv_transfer.base import LeaseTarget, PushTrailer
+from pagoda_worker.kv_transfer.consumer import KvConsumer
+from pagoda_worker.kv_transfer.digests import digest_blocks
+from pagoda_worker.kv_transfer.grpc_producer import ExportedPool, GrpcProducer
+from pagoda_worker.kv_transfer.leases import LeaseTable
+from pagoda_worker.kv_transfer.nixl_pool import NixlExport
+from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 
 RESULTS = Path(__file__).parent / "results"
 LAYOUT = KvLayout(num_layers=8, block_size=16, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)

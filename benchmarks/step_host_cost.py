@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from pagoda.engine import Engine, EngineConfig, SamplingParams, SequenceRequest, load_model
-from pagoda.engine.decode_graphs import Forward
+from pagoda_engine import Engine, EngineConfig, SamplingParams, SequenceRequest, load_model
+from pagoda_engine.decode_graphs import Forward
 
 MODEL = Path(__file__).parents[1] / "demo" / "model"
 PROMPT_TOKENS = 32

@@ -4,4 +4,4 @@ while IFS='=' read -r name value; do
   eval "current=\${$name:-}"
   [ -n "$current" ] || export "$name=$value"
 done </run/pagoda/env
-exec python -m "pagoda.$SERVICE"
+exec python -m "pagoda_$SERVICE"

@@ -11,7 +11,7 @@ from points import Row
 from roofline import StepShape
 from timing import Timing
 
-from pagoda.engine import Engine, SamplingParams, StepStats
+from pagoda_engine import Engine, SamplingParams, StepStats
 
 
 @dataclass(frozen=True)

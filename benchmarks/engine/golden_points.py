@@ -16,7 +16,7 @@ from points import Group, Point, Row, Setting, Subject
 from support.engine_driver import EngineDriver
 from support.tiny_checkpoints import make_tiny_checkpoint
 
-from pagoda.engine import EngineConfig, KvSource, LoadedModel, SamplingParams, load_model
+from pagoda_engine import EngineConfig, KvSource, LoadedModel, SamplingParams, load_model
 
 MAX_TOKENS = 16
 BLOCK_SIZE = 16

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from support.engine_driver import make_request
 
-from pagoda.engine import Engine, KvSource, SamplingParams, SequenceRequest
+from pagoda_engine import Engine, KvSource, SamplingParams, SequenceRequest
 
 BLOCK_SIZE = 16
 

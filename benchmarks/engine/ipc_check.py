@@ -27,8 +27,8 @@ sys.path.extend(missing_folders())
 
 import torch
 
-from pagoda.engine.cache.kv_cache import KvCache, KvLayout
-from pagoda.engine.cache.peer_pool import (
+from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.peer_pool import (
     PoolExport,
     PoolHandle,
     PoolKind,

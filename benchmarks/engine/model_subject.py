@@ -22,9 +22,9 @@ from roofline import Roofline
 from shared_weights import SharedWeights, transformers_model
 from support.engine_driver import hash_block
 
-from pagoda.engine import Engine, EngineConfig, LoadedModel, SamplingParams
-from pagoda.engine.models.build_decoder import build_decoder
-from pagoda.engine.models.description import DecoderDescription
+from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams
+from pagoda_engine.models.build_decoder import build_decoder
+from pagoda_engine.models.description import DecoderDescription
 
 Mode = Literal["graphs", "eager", "chunked"]
 """Prompts in one step and decodes from graphs; no graphs; no graphs and prompts in chunks."""

@@ -11,7 +11,7 @@ from roofline import StepShape
 from support.engine_driver import make_request
 from timing import Timing
 
-from pagoda.engine import StepStats
+from pagoda_engine import StepStats
 
 NUM_REPETITIONS = 5
 

@@ -13,7 +13,7 @@ from imported_sequences import (
 from support.engine_driver import make_request
 from transfer_subject import Fetch, TransferSubject
 
-from pagoda.engine import SamplingParams, SequenceRequest, StepResult
+from pagoda_engine import SamplingParams, SequenceRequest, StepResult
 
 
 class Arrivals:

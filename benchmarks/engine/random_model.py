@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import torch
 
-from pagoda.engine import LoadedModel
-from pagoda.engine.models.build_decoder import build_decoder
-from pagoda.engine.models.description import DecoderDescription
+from pagoda_engine import LoadedModel
+from pagoda_engine.models.build_decoder import build_decoder
+from pagoda_engine.models.description import DecoderDescription
 
 _CHUNK_ELEMENTS = 1 << 26
 """Elements drawn at once. Bounds what the generator needs beside the weights."""

@@ -20,8 +20,8 @@ sys.path.extend(missing_folders())
 from orphans import end_with_parent
 from support.engine_driver import hash_block
 
-from pagoda.engine import Engine, EngineConfig, load_model
-from pagoda.worker.warm_up import warm_engine, warm_kernels
+from pagoda_engine import Engine, EngineConfig, load_model
+from pagoda_worker.warm_up import warm_engine, warm_kernels
 
 MAX_MODEL_LEN = 8192
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from ceilings import Ceilings
 
-from pagoda.engine.models.description import DecoderDescription
+from pagoda_engine.models.description import DecoderDescription
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ Numbers are those of the published ``config.json`` files. Speed depends on shape
 
 from dataclasses import replace
 
-from pagoda.engine.models.description import DecoderDescription, ExpertsDescription
-from pagoda.engine.models.rope_scaling import RopeDescription
+from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
+from pagoda_engine.models.rope_scaling import RopeDescription
 
 _LLAMA_3_1 = DecoderDescription(
     architecture="LlamaForCausalLM",

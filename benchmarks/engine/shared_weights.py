@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from pagoda.engine.models.build_decoder import WeightSource
-from pagoda.engine.models.description import DecoderDescription
+from pagoda_engine.models.build_decoder import WeightSource
+from pagoda_engine.models.description import DecoderDescription
 
 _EXPERTS = ".mlp.experts."
 

@@ -18,8 +18,8 @@ from random_model import RandomWeights
 from shapes import SHAPES, with_layers
 from shared_weights import SharedWeights, transformers_config
 
-from pagoda.engine.models.build_decoder import build_decoder
-from pagoda.engine.models.description import DecoderDescription
+from pagoda_engine.models.build_decoder import build_decoder
+from pagoda_engine.models.description import DecoderDescription
 
 READY_SECONDS = 55.0
 

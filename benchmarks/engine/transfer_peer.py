@@ -30,7 +30,7 @@ from shapes import SHAPES
 from support.engine_driver import hash_block, make_request
 from transfer_scale import TRANSFER_SCALES, TransferScale
 
-from pagoda.engine import (
+from pagoda_engine import (
     ComputedBlocks,
     ComputedLayers,
     Engine,
@@ -38,9 +38,9 @@ from pagoda.engine import (
     SamplingParams,
     StepResult,
 )
-from pagoda.engine.cache.peer_pool import PeerPoolError, PoolExport, exportable_cache
-from pagoda.engine.cache.shared_memory import SharedMemory, SharedMemoryError
-from pagoda.engine.engine import kv_layout
+from pagoda_engine.cache.peer_pool import PeerPoolError, PoolExport, exportable_cache
+from pagoda_engine.cache.shared_memory import SharedMemory, SharedMemoryError
+from pagoda_engine.engine import kv_layout
 
 Command = dict[str, Any]
 

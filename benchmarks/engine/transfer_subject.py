@@ -28,15 +28,15 @@ from shapes import SHAPES
 from support.engine_driver import hash_block
 from transfer_scale import TRANSFER_SCALES
 
-from pagoda.engine import Engine, EngineConfig
-from pagoda.engine.cache.peer_pool import (
+from pagoda_engine import Engine, EngineConfig
+from pagoda_engine.cache.peer_pool import (
     PeerPool,
     PeerPoolError,
     PoolHandle,
     PoolKind,
     open_peer_pool,
 )
-from pagoda.engine.cache.shared_memory import SharedMemoryError, open_shared_memory
+from pagoda_engine.cache.shared_memory import SharedMemoryError, open_shared_memory
 
 ANSWER_SECONDS = 60.0
 CLOSE_SECONDS = 10.0

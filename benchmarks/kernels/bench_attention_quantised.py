@@ -6,8 +6,8 @@ import torch
 from case import Case, Launch
 from inputs import PagedCase, paged_case, poisoned_like, relative_error
 
-from pagoda.kernels import paged_attention, reference_attention
-from pagoda.kernels.kv_quantisation import quantise
+from pagoda_kernels import paged_attention, reference_attention
+from pagoda_kernels.kv_quantisation import quantise
 
 HEADS, HEAD_DIM, BLOCK_SIZE = (32, 8), 128, 16
 SCALE = HEAD_DIM**-0.5

@@ -7,8 +7,8 @@ import torch
 from case import Case, Launch
 from pool_case import NUM_LAYERS, different, pool_case, some_blocks
 
-from pagoda.kernels import copy_blocks, digest_blocks, gather_blocks, reference, scatter_blocks
-from pagoda.kernels.block_digest import as_bytes
+from pagoda_kernels import copy_blocks, digest_blocks, gather_blocks, reference, scatter_blocks
+from pagoda_kernels.block_digest import as_bytes
 
 
 def cases(device: torch.device) -> list[Case]:

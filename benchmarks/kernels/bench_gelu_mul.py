@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda.kernels import reference_matmul as reference
-from pagoda.kernels.gelu_mul import APPROXIMATIONS, gelu_mul
+from pagoda_kernels import reference_matmul as reference
+from pagoda_kernels.gelu_mul import APPROXIMATIONS, gelu_mul
 
 TOLERANCE = 4e-3
 

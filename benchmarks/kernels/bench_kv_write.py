@@ -4,7 +4,7 @@ import torch
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda.kernels import reference, write_kv
+from pagoda_kernels import reference, write_kv
 
 NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 16
 

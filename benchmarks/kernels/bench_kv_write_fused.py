@@ -6,8 +6,8 @@ import torch
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda.kernels import apply_rope, reference_attention, rms_norm, write_kv
-from pagoda.kernels.kv_write_fused import write_qkv
+from pagoda_kernels import apply_rope, reference_attention, rms_norm, write_kv
+from pagoda_kernels.kv_write_fused import write_qkv
 
 HEADS, HEAD_DIM, BLOCK_SIZE = (32, 8), 128, 16
 MAX_POSITION = 8192

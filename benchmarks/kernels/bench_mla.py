@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from case import Case, Launch
 from inputs import poisoned_like, relative_error
 
-from pagoda.kernels import AttentionBatch, plan_attention, reference_attention
-from pagoda.kernels.mla import mla_decode, mla_prefill
-from pagoda.kernels.varlen_batch import plan_varlen
+from pagoda_kernels import AttentionBatch, plan_attention, reference_attention
+from pagoda_kernels.mla import mla_decode, mla_prefill
+from pagoda_kernels.varlen_batch import plan_varlen
 
 RANK, ROPE_DIM, BLOCK_SIZE = 512, 64, 64
 DIM_QK, DIM_V = 192, 128

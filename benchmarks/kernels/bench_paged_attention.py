@@ -13,8 +13,8 @@ from case import Case, Launch
 from inputs import PagedCase, paged_case, poisoned_like, relative_error
 from tunable import Tunable, tiles
 
-from pagoda.kernels import decode_batch, paged_attention
-from pagoda.kernels.tuning import attention_shape
+from pagoda_kernels import decode_batch, paged_attention
+from pagoda_kernels.tuning import attention_shape
 
 BLOCK_SIZE = 16
 HEADS = (32, 8)

@@ -4,7 +4,7 @@ import torch
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda.kernels import add_rms_norm, reference, rms_norm
+from pagoda_kernels import add_rms_norm, reference, rms_norm
 
 EPS = 1e-5
 TOLERANCE = 4e-3

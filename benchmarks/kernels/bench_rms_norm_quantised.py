@@ -6,10 +6,10 @@ import torch
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda.kernels import add_rms_norm, reference_blocks, silu_mul
-from pagoda.kernels.quant_matmul import quantise_fp8
-from pagoda.kernels.rms_norm_quantised import add_rms_norm_quantised
-from pagoda.kernels.silu_mul_quantised import silu_mul_quantised
+from pagoda_kernels import add_rms_norm, reference_blocks, silu_mul
+from pagoda_kernels.quant_matmul import quantise_fp8
+from pagoda_kernels.rms_norm_quantised import add_rms_norm_quantised
+from pagoda_kernels.silu_mul_quantised import silu_mul_quantised
 
 EPS = 1e-5
 TOLERANCE = 0.03

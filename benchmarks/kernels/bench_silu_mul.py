@@ -4,7 +4,7 @@ import torch
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda.kernels import reference, silu_mul
+from pagoda_kernels import reference, silu_mul
 
 TOLERANCE = 4e-3
 

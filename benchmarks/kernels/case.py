@@ -16,7 +16,7 @@ class Case:
     """A kernel at one shape.
 
     Attributes:
-        op: operator, the module's name in `pagoda.kernels`.
+        op: operator, the module's name in `pagoda_kernels`.
         name: shape and dtype in words, unique in the operator: ``decode b16 ctx8192 bf16``.
         check: (seed) -> relative error norm against a float32 or float64 reference, on fresh random
             data that is never zero. Called first; beyond `tolerance` the case is not timed.

@@ -35,7 +35,7 @@ def device_named(name: str) -> Any:
 
 
 def make_importable() -> None:
-    """Let a bare checkout import `pagoda.kernels` and the modules of this folder."""
+    """Let a bare checkout import `pagoda_kernels` and the modules of this folder."""
     for folder in (HERE, ROOT, ROOT / "kernels"):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))

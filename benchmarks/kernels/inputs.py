@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pagoda.kernels import AttentionBatch, plan_attention
+from pagoda_kernels import AttentionBatch, plan_attention
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ class Tunable:
     """One entry of a GPU's tuning file.
 
     Attributes:
-        op: first key of the entry, as the launcher asks `pagoda.kernels.tuning.tuned` for it.
+        op: first key of the entry, as the launcher asks `pagoda_kernels.tuning.tuned` for it.
         shape: second key.
         case: proves and times every candidate.
         candidates: tiles to try; each has every parameter the launcher asks for.

@@ -14,7 +14,7 @@ from measure import reason_of
 from timing import Clock, CudaClock
 from tunable import Tile, Tunable
 
-from pagoda.kernels.tuning import TileTable, table_of, tuning_file
+from pagoda_kernels.tuning import TileTable, table_of, tuning_file
 
 BUDGET_SECONDS = 0.2
 SEED = 20_000

@@ -8,14 +8,14 @@ import aiohttp
 import orjson
 import uvloop
 
-from pagoda.cli.bench.client import Outcome, RequestClient
-from pagoda.cli.bench.config import BenchConfig
-from pagoda.cli.bench.prompts import PromptMaker
-from pagoda.cli.bench.results import Results
-from pagoda.cli.bench.runner import BenchRun
-from pagoda.cli.bench.vocabulary import Vocabulary
-from pagoda.cli.bench.workload import LengthRange, PlannedRequest
-from pagoda.cli.endpoint import Endpoint
+from pagoda_cli.bench.client import Outcome, RequestClient
+from pagoda_cli.bench.config import BenchConfig
+from pagoda_cli.bench.prompts import PromptMaker
+from pagoda_cli.bench.results import Results
+from pagoda_cli.bench.runner import BenchRun
+from pagoda_cli.bench.vocabulary import Vocabulary
+from pagoda_cli.bench.workload import LengthRange, PlannedRequest
+from pagoda_cli.endpoint import Endpoint
 
 REQUEST_SECONDS = 120.0
 

@@ -18,10 +18,10 @@ import uvloop
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2, status_pb2
-from pagoda.runtime import subjects
-from pagoda.runtime.bus import Bus
-from pagoda.runtime.settings import CommonSettings, load_settings
-from pagoda.runtime.status import Heartbeat
+from pagoda_runtime import subjects
+from pagoda_runtime.bus import Bus
+from pagoda_runtime.settings import CommonSettings, load_settings
+from pagoda_runtime.status import Heartbeat
 
 WORKER_ID = "decode-null"
 EPOCH = "null-epoch"

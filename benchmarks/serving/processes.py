@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 from dotenv import dotenv_values
 
-from pagoda.cli.endpoint import Endpoint
+from pagoda_cli.endpoint import Endpoint
 
 BIN = Path(sys.executable).parent
 SERVING = Path(__file__).parent
@@ -110,7 +110,7 @@ def gateway_alone(home: Path, *, model: Path, step_ms: float, vocab: int) -> Ite
         nats_process = stack.enter_context(started(home / "nats.log", nats, {}))
         wait_until(lambda: listens(nats_port), nats_process, home / "nats.log")
         gateway = stack.enter_context(
-            started(home / "gateway.log", [python, "-m", "pagoda.gateway"], variables)
+            started(home / "gateway.log", [python, "-m", "pagoda_gateway"], variables)
         )
         null_worker = stack.enter_context(
             started(home / "worker.log", worker, variables, has_output=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from spread import Spread
 
-from pagoda.cli.bench.results import Results
+from pagoda_cli.bench.results import Results
 
 
 @dataclass(slots=True)

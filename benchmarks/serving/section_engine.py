@@ -9,7 +9,7 @@ from processes import Baseline, Stack
 from section import Section, failures, p50
 from spread import Spread
 
-from pagoda.cli.bench.results import Results
+from pagoda_cli.bench.results import Results
 
 BATCH = Load(concurrency=8, num_requests=8, prompt_tokens=256, output_tokens=64)
 SINGLE = Load(concurrency=1, num_requests=2, prompt_tokens=256, output_tokens=64)

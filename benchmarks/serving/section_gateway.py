@@ -7,7 +7,7 @@ from processes import cpu_seconds, gateway_alone
 from section import Section, failures
 from spread import Spread
 
-from pagoda.cli.bench.results import Results
+from pagoda_cli.bench.results import Results
 
 STEP_MS = 10.0
 LOAD = Load(concurrency=64, num_requests=256, prompt_tokens=256, output_tokens=128)

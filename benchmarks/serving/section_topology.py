@@ -7,7 +7,7 @@ from processes import Stack
 from section import Section, failures, p50
 from spread import Spread
 
-from pagoda.cli.bench.results import Results
+from pagoda_cli.bench.results import Results
 
 LOADS = (
     Load(concurrency=1, num_requests=4, prompt_tokens=256, output_tokens=64),

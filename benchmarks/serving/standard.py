@@ -26,8 +26,8 @@ from section_gateway import GatewaySection
 from section_prefix import PrefixSection
 from section_topology import TopologySection
 
-from pagoda.cli.bench.provenance import provenance
-from pagoda.cli.bench.report import write_json
+from pagoda_cli.bench.provenance import provenance
+from pagoda_cli.bench.report import write_json
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

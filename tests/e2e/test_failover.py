@@ -62,7 +62,7 @@ def busy_decode_workers(parent_pid: int) -> list[psutil.Process]:
     workers = [
         process
         for process in psutil.Process(parent_pid).children(recursive=True)
-        if "pagoda.decode" in " ".join(process.cmdline())
+        if "pagoda_decode" in " ".join(process.cmdline())
     ]
     for worker in workers:
         worker.cpu_percent()

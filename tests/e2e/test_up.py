@@ -62,7 +62,7 @@ def test_killed_worker_is_started_again(tmp_path: Path) -> None:
         decode = next(
             p
             for p in psutil.Process(stack.process.pid).children(recursive=True)
-            if "pagoda.decode" in " ".join(p.cmdline())
+            if "pagoda_decode" in " ".join(p.cmdline())
         )
         decode.kill()
         answer = stack.openai().completions.create(

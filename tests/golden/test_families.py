@@ -11,10 +11,10 @@ import torch
 from support.engine_driver import EngineDriver
 from support.oracle import Oracle
 
-from pagoda.engine import EngineConfig, KvSource, SamplingParams
-from pagoda.engine.cache.kv_cache import KvCache, KvLayout
-from pagoda.engine.models.decoder import Decoder
-from pagoda.kernels import plan_attention
+from pagoda_engine import EngineConfig, KvSource, SamplingParams
+from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.models.decoder import Decoder
+from pagoda_kernels import plan_attention
 
 MAX_TOKENS = 20
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)

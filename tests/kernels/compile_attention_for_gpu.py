@@ -6,14 +6,14 @@ Run as a script without TRITON_INTERPRET; prints one JSON object per compiled ke
 import torch
 from compile_for_gpu import compile_each
 
-from pagoda.kernels import AttentionBatch, plan_attention
-from pagoda.kernels.score_rule import ScoreRule
-from pagoda.kernels.triton_ops import attention_decode, attention_prefill
-from pagoda.kernels.triton_ops.kv_write import write_kv
-from pagoda.kernels.triton_ops.kv_write_fused import write_qkv
-from pagoda.kernels.triton_ops.mla_decode import mla_decode
-from pagoda.kernels.triton_ops.mla_prefill import mla_prefill
-from pagoda.kernels.varlen_batch import plan_varlen
+from pagoda_kernels import AttentionBatch, plan_attention
+from pagoda_kernels.score_rule import ScoreRule
+from pagoda_kernels.triton_ops import attention_decode, attention_prefill
+from pagoda_kernels.triton_ops.kv_write import write_kv
+from pagoda_kernels.triton_ops.kv_write_fused import write_qkv
+from pagoda_kernels.triton_ops.mla_decode import mla_decode
+from pagoda_kernels.triton_ops.mla_prefill import mla_prefill
+from pagoda_kernels.varlen_batch import plan_varlen
 
 FP8 = torch.float8_e4m3fn
 

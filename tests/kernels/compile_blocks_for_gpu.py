@@ -12,12 +12,12 @@ import torch
 import triton
 from support.compiled_kernel import Facts, compile_launches
 
-from pagoda.kernels.triton_ops import block_copy, block_digest
-from pagoda.kernels.triton_ops.rms_norm import add_rms_norm, rms_norm
-from pagoda.kernels.triton_ops.rms_norm_quantised import add_rms_norm_quantised
-from pagoda.kernels.triton_ops.rope import apply_rope
-from pagoda.kernels.triton_ops.silu_mul import silu_mul
-from pagoda.kernels.triton_ops.silu_mul_quantised import silu_mul_quantised
+from pagoda_kernels.triton_ops import block_copy, block_digest
+from pagoda_kernels.triton_ops.rms_norm import add_rms_norm, rms_norm
+from pagoda_kernels.triton_ops.rms_norm_quantised import add_rms_norm_quantised
+from pagoda_kernels.triton_ops.rope import apply_rope
+from pagoda_kernels.triton_ops.silu_mul import silu_mul
+from pagoda_kernels.triton_ops.silu_mul_quantised import silu_mul_quantised
 
 BF16 = torch.bfloat16
 compile_kernel = triton.compile

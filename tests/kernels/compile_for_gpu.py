@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 import torch
 from support.compiled_kernel import CAPABILITIES, compile_launches
 
-from pagoda.kernels import plan_attention
-from pagoda.kernels.score_rule import ScoreRule
-from pagoda.kernels.triton_ops import attention_decode, attention_prefill
-from pagoda.kernels.triton_ops.kv_write import write_kv
-from pagoda.kernels.triton_ops.rms_norm import add_rms_norm, rms_norm
-from pagoda.kernels.triton_ops.rope import apply_rope
-from pagoda.kernels.triton_ops.silu_mul import silu_mul
+from pagoda_kernels import plan_attention
+from pagoda_kernels.score_rule import ScoreRule
+from pagoda_kernels.triton_ops import attention_decode, attention_prefill
+from pagoda_kernels.triton_ops.kv_write import write_kv
+from pagoda_kernels.triton_ops.rms_norm import add_rms_norm, rms_norm
+from pagoda_kernels.triton_ops.rope import apply_rope
+from pagoda_kernels.triton_ops.silu_mul import silu_mul
 
 
 def compile_each(

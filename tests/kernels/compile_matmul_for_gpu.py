@@ -6,16 +6,16 @@ Run as a script without TRITON_INTERPRET; prints one JSON object per compiled ke
 import torch
 from compile_for_gpu import compile_each
 
-from pagoda.kernels import quant_pack
-from pagoda.kernels.quant_weights import FP8
-from pagoda.kernels.triton_ops.fp8_matmul import fp8_matmul
-from pagoda.kernels.triton_ops.gelu_mul import gelu_mul
-from pagoda.kernels.triton_ops.int4_matmul import int4_matmul
-from pagoda.kernels.triton_ops.int8_matmul import int8_matmul
-from pagoda.kernels.triton_ops.lora import add_lora
-from pagoda.kernels.triton_ops.moe import fused_moe
-from pagoda.kernels.triton_ops.moe_routing import route_topk
-from pagoda.kernels.triton_ops.quantise_fp8 import quantise_fp8
+from pagoda_kernels import quant_pack
+from pagoda_kernels.quant_weights import FP8
+from pagoda_kernels.triton_ops.fp8_matmul import fp8_matmul
+from pagoda_kernels.triton_ops.gelu_mul import gelu_mul
+from pagoda_kernels.triton_ops.int4_matmul import int4_matmul
+from pagoda_kernels.triton_ops.int8_matmul import int8_matmul
+from pagoda_kernels.triton_ops.lora import add_lora
+from pagoda_kernels.triton_ops.moe import fused_moe
+from pagoda_kernels.triton_ops.moe_routing import route_topk
+from pagoda_kernels.triton_ops.quantise_fp8 import quantise_fp8
 
 
 def compile_quant_matmul(num_rows: int, dtype: torch.dtype, group_size: int = 128) -> None:

@@ -6,8 +6,8 @@ Run as a script without TRITON_INTERPRET; prints one JSON object per compiled ke
 import torch
 from compile_for_gpu import compile_each
 
-from pagoda.kernels.sampling_rows import plan_sampling
-from pagoda.kernels.triton_ops.sampling import penalise_logits, sample_tokens
+from pagoda_kernels.sampling_rows import plan_sampling
+from pagoda_kernels.triton_ops.sampling import penalise_logits, sample_tokens
 
 VOCAB_SIZE = 128256
 

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from support.fake_cuda import DEVICE, LaunchLog, captured, fake_cuda
 
-from pagoda import kernels
-from pagoda.kernels import AttentionBatch, Fp8Weight, Int4Weight, Int8Weight, SamplingRows
-from pagoda.kernels.host_copy import views
+import pagoda_kernels as kernels
+from pagoda_kernels import AttentionBatch, Fp8Weight, Int4Weight, Int8Weight, SamplingRows
+from pagoda_kernels.host_copy import views
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 HIDDEN, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VOCAB_SIZE, BLOCK_SIZE = 1024, 16, 4, 128, 50304, 16

@@ -5,7 +5,7 @@ import pytest
 import torch
 from support.ptx import run_ptx
 
-from pagoda.kernels.triton_ops import int4_matmul, one_byte_words
+from pagoda_kernels.triton_ops import int4_matmul, one_byte_words
 
 
 def random_words() -> np.ndarray:

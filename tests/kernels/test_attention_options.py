@@ -6,11 +6,11 @@ import pytest
 import torch
 from support.paged_case import make_case
 
-from pagoda.kernels import paged_attention
-from pagoda.kernels.triton_ops import quantised_kv, splits
-from pagoda.kernels.triton_ops.attention_decode import decode
-from pagoda.kernels.triton_ops.attention_prefill import prefill
-from pagoda.kernels.triton_ops.cache_descriptors import describe
+from pagoda_kernels import paged_attention
+from pagoda_kernels.triton_ops import quantised_kv, splits
+from pagoda_kernels.triton_ops.attention_decode import decode
+from pagoda_kernels.triton_ops.attention_prefill import prefill
+from pagoda_kernels.triton_ops.cache_descriptors import describe
 
 GPU_OR_CPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MIXED = [1, 63, 1, 20], [127, 100, 9, 20]

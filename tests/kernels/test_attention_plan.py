@@ -3,8 +3,8 @@ import random
 import pytest
 import torch
 
-from pagoda.kernels import plan_attention
-from pagoda.kernels.cpu.plan import SCRATCH_BYTES, gathered_length
+from pagoda_kernels import plan_attention
+from pagoda_kernels.cpu.plan import SCRATCH_BYTES, gathered_length
 
 CPU = torch.device("cpu")
 

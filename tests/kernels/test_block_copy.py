@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pagoda.kernels import gather_blocks, reference, scatter_blocks
+from pagoda_kernels import gather_blocks, reference, scatter_blocks
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])]

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from pagoda.kernels import (
+from pagoda_kernels import (
     copy_blocks,
     digest_pool,
     gather_blocks,
     reference,
     scatter_blocks,
 )
-from pagoda.kernels.block_digest import digest_blocks
-from pagoda.kernels.triton_ops import block_copy as triton_block_copy
+from pagoda_kernels.block_digest import digest_blocks
+from pagoda_kernels.triton_ops import block_copy as triton_block_copy
 
 COPY = {"cpu": copy_blocks, "triton": triton_block_copy.copy_blocks}
 DIGEST = {"cpu": digest_pool, "triton": triton_block_copy.digest_pool}

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda.kernels import reference_blocks
-from pagoda.kernels.block_digest import digest_blocks
-from pagoda.kernels.digest_keys import BASE, column_keys, mix, mix_array, row_keys
-from pagoda.kernels.triton_ops import block_digest as triton_block_digest
+from pagoda_kernels import reference_blocks
+from pagoda_kernels.block_digest import digest_blocks
+from pagoda_kernels.digest_keys import BASE, column_keys, mix, mix_array, row_keys
+from pagoda_kernels.triton_ops import block_digest as triton_block_digest
 
 OPERATOR = {"cpu": digest_blocks, "triton": triton_block_digest.digest_blocks}
 SIZES = [1, 2, 3, 4, 63, 127, 255, 256, 257, 1000, 2050, 40000]

@@ -15,7 +15,7 @@ from support.compile_scripts import (
 from support.compiled_kernel import CAPABILITIES
 from triton.runtime.jit import KernelInterface
 
-import pagoda.kernels.triton_ops as triton_ops
+import pagoda_kernels.triton_ops as triton_ops
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from support.paged_case import Case, make_case
 
-from pagoda.kernels import PAD_SLOT, decode_batch, write_kv
-from pagoda.kernels.triton_ops import attention_decode
-from pagoda.kernels.triton_ops.kv_write import write_kv as write_kv_triton
+from pagoda_kernels import PAD_SLOT, decode_batch, write_kv
+from pagoda_kernels.triton_ops import attention_decode
+from pagoda_kernels.triton_ops.kv_write import write_kv as write_kv_triton
 
 WRITE = {"cpu": write_kv, "triton": write_kv_triton}
 MAX_CONTEXT = 2048

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pagoda.engine.cache.kv_cache import KvCache, KvLayout
-from pagoda.engine.models.build_decoder import build_decoder
-from pagoda.engine.models.description import DecoderDescription, ExpertsDescription
-from pagoda.engine.models.rope_scaling import RopeDescription
-from pagoda.kernels import plan_attention
+from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.models.build_decoder import build_decoder
+from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
+from pagoda_engine.models.rope_scaling import RopeDescription
+from pagoda_kernels import plan_attention
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -6,17 +6,17 @@ The memory is never filled: the tests touch a few pages of it.
 import pytest
 import torch
 
-from pagoda.kernels import plan_attention, reference, reference_attention
-from pagoda.kernels.block_digest import as_bytes, digest_blocks
-from pagoda.kernels.score_rule import ScoreRule
-from pagoda.kernels.triton_ops import attention, block_copy
-from pagoda.kernels.triton_ops.attention_prefill import prefill
-from pagoda.kernels.triton_ops.kv_write import write_kv
-from pagoda.kernels.triton_ops.kv_write_fused import write_qkv
-from pagoda.kernels.triton_ops.mla_decode import mla_decode
-from pagoda.kernels.triton_ops.mla_prefill import mla_prefill
-from pagoda.kernels.triton_ops.rope import apply_rope
-from pagoda.kernels.varlen_batch import plan_varlen
+from pagoda_kernels import plan_attention, reference, reference_attention
+from pagoda_kernels.block_digest import as_bytes, digest_blocks
+from pagoda_kernels.score_rule import ScoreRule
+from pagoda_kernels.triton_ops import attention, block_copy
+from pagoda_kernels.triton_ops.attention_prefill import prefill
+from pagoda_kernels.triton_ops.kv_write import write_kv
+from pagoda_kernels.triton_ops.kv_write_fused import write_qkv
+from pagoda_kernels.triton_ops.mla_decode import mla_decode
+from pagoda_kernels.triton_ops.mla_prefill import mla_prefill
+from pagoda_kernels.triton_ops.rope import apply_rope
+from pagoda_kernels.varlen_batch import plan_varlen
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FAR = 2**30

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from pagoda.kernels import reference_matmul as reference
-from pagoda.kernels.gelu_mul import APPROXIMATIONS, gelu_mul
-from pagoda.kernels.triton_ops import gelu_mul as triton_gelu_mul
+from pagoda_kernels import reference_matmul as reference
+from pagoda_kernels.gelu_mul import APPROXIMATIONS, gelu_mul
+from pagoda_kernels.triton_ops import gelu_mul as triton_gelu_mul
 
 
 def run(path, gate_up, approximate="tanh"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda.kernels.host_copy import ALIGNMENT_BYTES, packed_bytes, to_device, views
+from pagoda_kernels.host_copy import ALIGNMENT_BYTES, packed_bytes, to_device, views
 
 ARRAYS = (
     np.arange(5, dtype=np.int32),

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from pagoda.kernels import PAD_SLOT, reference, write_kv
-from pagoda.kernels.triton_ops import kv_write as triton_kv_write
+from pagoda_kernels import PAD_SLOT, reference, write_kv
+from pagoda_kernels.triton_ops import kv_write as triton_kv_write
 
 OPERATOR = {"cpu": write_kv, "triton": triton_kv_write.write_kv}
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from pagoda.kernels import PAD_SLOT, reference, reference_attention, write_kv
-from pagoda.kernels.kv_quantisation import dequantise, quantise
-from pagoda.kernels.kv_write_fused import write_qkv
-from pagoda.kernels.triton_ops import kv_write as triton_kv_write
-from pagoda.kernels.triton_ops import kv_write_fused as triton_kv_write_fused
-from pagoda.kernels.triton_ops import quantised_kv
+from pagoda_kernels import PAD_SLOT, reference, reference_attention, write_kv
+from pagoda_kernels.kv_quantisation import dequantise, quantise
+from pagoda_kernels.kv_write_fused import write_qkv
+from pagoda_kernels.triton_ops import kv_write as triton_kv_write
+from pagoda_kernels.triton_ops import kv_write_fused as triton_kv_write_fused
+from pagoda_kernels.triton_ops import quantised_kv
 
 OPERATOR = {"cpu": write_qkv, "triton": triton_kv_write_fused.write_qkv}
 WRITE_KV = {"cpu": write_kv, "triton": triton_kv_write.write_kv}

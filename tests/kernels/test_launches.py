@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from triton.runtime.autotuner import Autotuner, Heuristics
 
-import pagoda.kernels.triton_ops as triton_ops
+import pagoda_kernels.triton_ops as triton_ops
 
 SCRIPT = Path(__file__).with_name("serving_launches.py")
 TESTS = SCRIPT.parents[1]

@@ -9,7 +9,7 @@ import pytest
 SCRIPT = """
 import sys
 import torch
-from pagoda.kernels import *
+from pagoda_kernels import *
 
 x = torch.ones(2, 4, 64)
 batch = plan_attention(

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from pagoda.kernels import reference_matmul as reference
-from pagoda.kernels.lora import add_lora
-from pagoda.kernels.triton_ops.lora import add_lora as triton_lora
+from pagoda_kernels import reference_matmul as reference
+from pagoda_kernels.lora import add_lora
+from pagoda_kernels.triton_ops.lora import add_lora as triton_lora
 
 RANKS = (8, 24, 17, 0)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pagoda.kernels.triton_ops import launch
-from pagoda.kernels.triton_ops.matmul_tiles import byte_weight_tile, nibble_weight_tile
+from pagoda_kernels.triton_ops import launch
+from pagoda_kernels.triton_ops.matmul_tiles import byte_weight_tile, nibble_weight_tile
 
 CPU = torch.device("cpu")
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pagoda.kernels import plan_attention, reference_attention
-from pagoda.kernels.mla import mla_decode, mla_prefill
-from pagoda.kernels.triton_ops import mla_decode as triton_mla_decode
-from pagoda.kernels.triton_ops import mla_prefill as triton_mla_prefill
-from pagoda.kernels.triton_ops import splits
-from pagoda.kernels.varlen_batch import plan_varlen
+from pagoda_kernels import plan_attention, reference_attention
+from pagoda_kernels.mla import mla_decode, mla_prefill
+from pagoda_kernels.triton_ops import mla_decode as triton_mla_decode
+from pagoda_kernels.triton_ops import mla_prefill as triton_mla_prefill
+from pagoda_kernels.triton_ops import splits
+from pagoda_kernels.varlen_batch import plan_varlen
 
 GPU_OR_CPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SCALE = 192**-0.5

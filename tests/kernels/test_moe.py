@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from pagoda.kernels import reference_matmul as reference
-from pagoda.kernels.moe import fused_moe
-from pagoda.kernels.quant_weights import FP8
-from pagoda.kernels.triton_ops.moe import fused_moe as triton_moe
-from pagoda.kernels.triton_ops.row_groups import group_rows
+from pagoda_kernels import reference_matmul as reference
+from pagoda_kernels.moe import fused_moe
+from pagoda_kernels.quant_weights import FP8
+from pagoda_kernels.triton_ops.moe import fused_moe as triton_moe
+from pagoda_kernels.triton_ops.row_groups import group_rows
 
 
 def run(path, x, gate_up, down, weights, experts, scales=(None, None)):

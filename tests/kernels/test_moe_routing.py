@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from pagoda.kernels import reference_matmul as reference
-from pagoda.kernels.moe_routing import route_topk
-from pagoda.kernels.triton_ops.moe_routing import route_topk as triton_route_topk
+from pagoda_kernels import reference_matmul as reference
+from pagoda_kernels.moe_routing import route_topk
+from pagoda_kernels.triton_ops.moe_routing import route_topk as triton_route_topk
 
 DEFAULTS = {
     "scoring": "softmax",

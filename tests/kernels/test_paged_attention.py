@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from support.paged_case import make_case
 
-from pagoda.kernels import paged_attention
-from pagoda.kernels.score_rule import ScoreRule
-from pagoda.kernels.triton_ops.attention_decode import decode
+from pagoda_kernels import paged_attention
+from pagoda_kernels.score_rule import ScoreRule
+from pagoda_kernels.triton_ops.attention_decode import decode
 
 LENGTHS = {
     "decodes": ([1, 1, 1, 1], [1, 63, 127, 290]),

@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from pagoda.kernels import quant_pack
-from pagoda.kernels import reference_matmul as reference
-from pagoda.kernels.quant_matmul import fp8_matmul, quant_matmul, quantise_fp8
-from pagoda.kernels.quant_weights import FP8, Fp8Weight, Int4Weight
-from pagoda.kernels.triton_ops.fp8_matmul import fp8_matmul as triton_fp8
-from pagoda.kernels.triton_ops.int4_matmul import int4_matmul as triton_int4
-from pagoda.kernels.triton_ops.int8_matmul import int8_matmul as triton_int8
-from pagoda.kernels.triton_ops.quantise_fp8 import quantise_fp8 as triton_quantise_fp8
+from pagoda_kernels import quant_pack
+from pagoda_kernels import reference_matmul as reference
+from pagoda_kernels.quant_matmul import fp8_matmul, quant_matmul, quantise_fp8
+from pagoda_kernels.quant_weights import FP8, Fp8Weight, Int4Weight
+from pagoda_kernels.triton_ops.fp8_matmul import fp8_matmul as triton_fp8
+from pagoda_kernels.triton_ops.int4_matmul import int4_matmul as triton_int4
+from pagoda_kernels.triton_ops.int8_matmul import int8_matmul as triton_int8
+from pagoda_kernels.triton_ops.quantise_fp8 import quantise_fp8 as triton_quantise_fp8
 
 QUANTISE = {
     "int8": quant_pack.quantise_int8,

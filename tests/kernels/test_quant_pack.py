@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pagoda.kernels import quant_pack
-from pagoda.kernels import reference_matmul as reference
-from pagoda.kernels.quant_matmul import quant_matmul
+from pagoda_kernels import quant_pack
+from pagoda_kernels import reference_matmul as reference
+from pagoda_kernels.quant_matmul import quant_matmul
 
 NUM_K, NUM_N, GROUP = 256, 24, 64
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from pagoda.kernels import add_rms_norm, reference, rms_norm
-from pagoda.kernels.triton_ops import rms_norm as triton_rms_norm
+from pagoda_kernels import add_rms_norm, reference, rms_norm
+from pagoda_kernels.triton_ops import rms_norm as triton_rms_norm
 
 EPS = 1e-5
 ADD = {"cpu": add_rms_norm, "triton": triton_rms_norm.add_rms_norm}

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from pagoda.kernels import reference_blocks
-from pagoda.kernels.rms_norm_quantised import add_rms_norm_quantised, rms_norm_quantised
-from pagoda.kernels.triton_ops import rms_norm_quantised as triton_op
+from pagoda_kernels import reference_blocks
+from pagoda_kernels.rms_norm_quantised import add_rms_norm_quantised, rms_norm_quantised
+from pagoda_kernels.triton_ops import rms_norm_quantised as triton_op
 
 NORM = {"cpu": rms_norm_quantised, "triton": triton_op.rms_norm_quantised}
 ADD = {"cpu": add_rms_norm_quantised, "triton": triton_op.add_rms_norm_quantised}

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from pagoda.kernels import apply_rope, reference, reference_blocks
-from pagoda.kernels.triton_ops import rope as triton_rope
+from pagoda_kernels import apply_rope, reference, reference_blocks
+from pagoda_kernels.triton_ops import rope as triton_rope
 
 OPERATOR = {"cpu": apply_rope, "triton": triton_rope.apply_rope}
 MAX_POSITION = 300

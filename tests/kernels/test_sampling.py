@@ -3,11 +3,11 @@ import random
 import pytest
 import torch
 
-from pagoda.kernels import reference_sampling
-from pagoda.kernels.cpu.sampling import philox_mantissa
-from pagoda.kernels.sampling import penalise_logits, sample_tokens
-from pagoda.kernels.sampling_rows import plan_sampling
-from pagoda.kernels.triton_ops import sampling as triton_sampling
+from pagoda_kernels import reference_sampling
+from pagoda_kernels.cpu.sampling import philox_mantissa
+from pagoda_kernels.sampling import penalise_logits, sample_tokens
+from pagoda_kernels.sampling_rows import plan_sampling
+from pagoda_kernels.triton_ops import sampling as triton_sampling
 
 SAMPLE = {"cpu": sample_tokens, "triton": triton_sampling.sample_tokens}
 PENALISE = {"cpu": penalise_logits, "triton": triton_sampling.penalise_logits}

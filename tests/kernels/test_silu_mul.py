@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from pagoda.kernels import reference, silu_mul
-from pagoda.kernels.triton_ops import silu_mul as triton_silu_mul
+from pagoda_kernels import reference, silu_mul
+from pagoda_kernels.triton_ops import silu_mul as triton_silu_mul
 
 OPERATOR = {"cpu": silu_mul, "triton": triton_silu_mul.silu_mul}
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from pagoda.kernels import reference_blocks
-from pagoda.kernels.silu_mul_quantised import silu_mul_quantised
-from pagoda.kernels.triton_ops import silu_mul_quantised as triton_op
+from pagoda_kernels import reference_blocks
+from pagoda_kernels.silu_mul_quantised import silu_mul_quantised
+from pagoda_kernels.triton_ops import silu_mul_quantised as triton_op
 
 OPERATOR = {"cpu": silu_mul_quantised, "triton": triton_op.silu_mul_quantised}
 SCALE_TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

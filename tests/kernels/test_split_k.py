@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from pagoda.kernels import quantise_int8
-from pagoda.kernels.triton_ops import split_k
-from pagoda.kernels.triton_ops.int8_matmul import int8_matmul
-from pagoda.kernels.triton_ops.split_k import Counters, choose_num_splits, counters_on
+from pagoda_kernels import quantise_int8
+from pagoda_kernels.triton_ops import split_k
+from pagoda_kernels.triton_ops.int8_matmul import int8_matmul
+from pagoda_kernels.triton_ops.split_k import Counters, choose_num_splits, counters_on
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

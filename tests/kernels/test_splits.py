@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from support.paged_case import make_case
 
-from pagoda.kernels.triton_ops import attention_decode, split_slots, splits
-from pagoda.kernels.triton_ops.attention_decode import decode
-from pagoda.kernels.triton_ops.split_slots import place_of
-from pagoda.kernels.triton_ops.splits import chosen_splits, invariant_splits, shared_splits
+from pagoda_kernels.triton_ops import attention_decode, split_slots, splits
+from pagoda_kernels.triton_ops.attention_decode import decode
+from pagoda_kernels.triton_ops.split_slots import place_of
+from pagoda_kernels.triton_ops.splits import chosen_splits, invariant_splits, shared_splits
 
 GPU_OR_CPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 H200_PROCESSORS = 132

@@ -3,8 +3,8 @@ import json
 import pytest
 import torch
 
-from pagoda.kernels import tuning
-from pagoda.kernels.tuning import TileTable, attention_shape, gpu_key, tuned
+from pagoda_kernels import tuning
+from pagoda_kernels.tuning import TileTable, attention_shape, gpu_key, tuned
 
 CUDA = torch.device("cuda", 0)
 TILES = {"attention_decode": {"head_dim 128, 16 bit": {"BLOCK_N": 128, "num_stages": 3}}}

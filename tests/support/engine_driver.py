@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pagoda.engine import (
+from pagoda_engine import (
     Engine,
     EngineConfig,
     FinishReason,

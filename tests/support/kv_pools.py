@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from pagoda.engine import KvCache, KvLayout
+from pagoda_engine import KvCache, KvLayout
 
 CPU = torch.device("cpu")
 LAYOUT = KvLayout(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)

@@ -15,20 +15,20 @@ from typing import Any
 import grpc.aio
 import torch
 
-from pagoda.engine import KvCache
-from pagoda.engine.cache.copy_lanes import CopyLanes
-from pagoda.engine.cache.peer_pool import PoolExport, exportable_cache
 from pagoda.rpc.v1 import kv_transfer_pb2_grpc
-from pagoda.runtime.rpc_client import grpc_channel
-from pagoda.runtime.rpc_server import grpc_server
-from pagoda.worker.errors import PushError
-from pagoda.worker.kv_transfer.base import LeaseTarget, PushTrailer
-from pagoda.worker.kv_transfer.consumer import KvConsumer
-from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
-from pagoda.worker.kv_transfer.leases import Lease, LeaseTable
-from pagoda.worker.kv_transfer.nixl_pool import NixlExport
-from pagoda.worker.kv_transfer.pool_codec import DigestKind
-from pagoda.worker.kv_transfer.reserved_blocks import ReservedBlocks
+from pagoda_engine import KvCache
+from pagoda_engine.cache.copy_lanes import CopyLanes
+from pagoda_engine.cache.peer_pool import PoolExport, exportable_cache
+from pagoda_runtime.rpc_client import grpc_channel
+from pagoda_runtime.rpc_server import grpc_server
+from pagoda_worker.errors import PushError
+from pagoda_worker.kv_transfer.base import LeaseTarget, PushTrailer
+from pagoda_worker.kv_transfer.consumer import KvConsumer
+from pagoda_worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
+from pagoda_worker.kv_transfer.leases import Lease, LeaseTable
+from pagoda_worker.kv_transfer.nixl_pool import NixlExport
+from pagoda_worker.kv_transfer.pool_codec import DigestKind
+from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 from support.kv_pools import CPU, LAYOUT, fill
 
 EPOCH = "epoch-1"

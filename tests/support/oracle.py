@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from pagoda.engine import EngineConfig, LoadedModel, load_model
+from pagoda_engine import EngineConfig, LoadedModel, load_model
 from support.greedy_oracle import GreedyOracle
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from pagoda.kernels import AttentionBatch, paged_attention, plan_attention, reference_attention
-from pagoda.kernels.score_rule import ScoreRule
-from pagoda.kernels.triton_ops import attention as triton_attention
+from pagoda_kernels import AttentionBatch, paged_attention, plan_attention, reference_attention
+from pagoda_kernels.score_rule import ScoreRule
+from pagoda_kernels.triton_ops import attention as triton_attention
 
 
 @dataclass

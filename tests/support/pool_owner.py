@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from pagoda.engine.cache.peer_pool import PoolExport, PoolHandle, PoolKind, exportable_cache
+from pagoda_engine.cache.peer_pool import PoolExport, PoolHandle, PoolKind, exportable_cache
 from support.kv_pools import CPU, LAYOUT, fill
 
 NUM_BLOCKS = 5

@@ -19,7 +19,7 @@ async def prefill_process(
     """Run `WORKER_ID` and wait until it takes prompts; `arguments` replace its module."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *(arguments or ("-m", "pagoda.prefill")),
+        *(arguments or ("-m", "pagoda_prefill")),
         env=_environment(cluster, SMALL | settings),
     )
     try:

@@ -13,16 +13,16 @@ import openai
 import orjson
 from pydantic import SecretStr
 
-from pagoda.gateway.app import make_app
-from pagoda.gateway.config import GatewaySettings
-from pagoda.gateway.gateway import Gateway, open_gateway
-from pagoda.gateway.server import http_server, listen
 from pagoda.rpc.v1.status_pb2 import WorkerStatus
-from pagoda.runtime.bus import Bus
-from pagoda.runtime.health import Health
-from pagoda.runtime.identity import new_worker_id
-from pagoda.runtime.settings import CommonSettings
-from pagoda.runtime.status import WorkerDirectory
+from pagoda_gateway.app import make_app
+from pagoda_gateway.config import GatewaySettings
+from pagoda_gateway.gateway import Gateway, open_gateway
+from pagoda_gateway.server import http_server, listen
+from pagoda_runtime.bus import Bus
+from pagoda_runtime.health import Health
+from pagoda_runtime.identity import new_worker_id
+from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.status import WorkerDirectory
 from support.scripted_worker import (
     ScriptedRouter,
     ScriptedWorker,

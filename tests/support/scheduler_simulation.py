@@ -13,15 +13,15 @@ from collections import deque
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from pagoda.engine import EngineConfig, SequenceOutput
-from pagoda.engine.cache.block_pool import BlockPool
-from pagoda.engine.sampling.sampler import SampledToken
-from pagoda.engine.sampling.sampling_state import SamplingState
-from pagoda.engine.scheduler import ScheduledStep, Scheduler, Sequence
-from pagoda.engine.scheduler.sequence_blocks import SequenceBlocks
-from pagoda.engine.sequence_request import KvSource, SequenceRequest
-from pagoda.engine.step_commit import commit_step
-from pagoda.engine.step_result import ComputedBlocks
+from pagoda_engine import EngineConfig, SequenceOutput
+from pagoda_engine.cache.block_pool import BlockPool
+from pagoda_engine.sampling.sampler import SampledToken
+from pagoda_engine.sampling.sampling_state import SamplingState
+from pagoda_engine.scheduler import ScheduledStep, Scheduler, Sequence
+from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
+from pagoda_engine.sequence_request import KvSource, SequenceRequest
+from pagoda_engine.step_commit import commit_step
+from pagoda_engine.step_result import ComputedBlocks
 from support.engine_driver import hash_block
 
 VOCAB_SIZE = 50

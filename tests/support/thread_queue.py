@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from pagoda.engine.device.queue import ClockRecorder, DoneWork, LaunchedWork, Work
+from pagoda_engine.device.queue import ClockRecorder, DoneWork, LaunchedWork, Work
 
 TIMEOUT_SECONDS = 60.0
 

@@ -1,8 +1,8 @@
-"""Short prompts and small engines for the tests of `pagoda.engine.Engine`."""
+"""Short prompts and small engines for the tests of `pagoda_engine.Engine`."""
 
 import random
 
-from pagoda.engine import EngineConfig, LoadedModel, SamplingParams
+from pagoda_engine import EngineConfig, LoadedModel, SamplingParams
 from support.engine_driver import EngineDriver
 
 _rng = random.Random(1)

@@ -13,23 +13,22 @@ from typing import Any
 from opentelemetry.context import Context
 from prometheus_client import CollectorRegistry
 
-from pagoda import decode, prefill  # noqa: F401 - both packages must be importable
-from pagoda.decode.config import DecodeSettings
-from pagoda.decode.server import serve as serve_decode
-from pagoda.engine import EngineConfig, LoadedModel, SamplingParams
-from pagoda.prefill.config import PrefillSettings
-from pagoda.prefill.server import serve as serve_prefill
 from pagoda.rpc.v1 import generate_pb2, status_pb2
-from pagoda.runtime import subjects
-from pagoda.runtime.block_hash import cache_root, hash_prompt
-from pagoda.runtime.bus import Bus
-from pagoda.runtime.health import Health
-from pagoda.runtime.identity import new_request_id
-from pagoda.runtime.service import ServiceContext
-from pagoda.runtime.settings import CommonSettings
-from pagoda.worker import codec
-from pagoda.worker.metrics import WorkerMetrics
-from pagoda.worker.settings import WorkerSettings
+from pagoda_decode.config import DecodeSettings
+from pagoda_decode.server import serve as serve_decode
+from pagoda_engine import EngineConfig, LoadedModel, SamplingParams
+from pagoda_prefill.config import PrefillSettings
+from pagoda_prefill.server import serve as serve_prefill
+from pagoda_runtime import subjects
+from pagoda_runtime.block_hash import cache_root, hash_prompt
+from pagoda_runtime.bus import Bus
+from pagoda_runtime.health import Health
+from pagoda_runtime.identity import new_request_id
+from pagoda_runtime.service import ServiceContext
+from pagoda_runtime.settings import CommonSettings
+from pagoda_worker import codec
+from pagoda_worker.metrics import WorkerMetrics
+from pagoda_worker.settings import WorkerSettings
 from support.engine_driver import EngineDriver
 
 SECONDS = 20.0

@@ -13,12 +13,12 @@ import typer
 from support.openai_server import OpenAiServer, openai_server
 from typer.testing import CliRunner
 
-from pagoda.cli.bench import bench
-from pagoda.cli.bench.config import BenchConfig
-from pagoda.cli.bench.results import Results
-from pagoda.cli.bench.runner import BenchRun
-from pagoda.cli.bench.workload import LengthRange
-from pagoda.cli.endpoint import Endpoint
+from pagoda_cli.bench import bench
+from pagoda_cli.bench.config import BenchConfig
+from pagoda_cli.bench.results import Results
+from pagoda_cli.bench.runner import BenchRun
+from pagoda_cli.bench.workload import LengthRange
+from pagoda_cli.endpoint import Endpoint
 
 pytestmark = pytest.mark.integration
 
@@ -215,7 +215,7 @@ def test_approximate_lengths_are_said() -> None:
 
 
 def test_ctrl_c_prints_what_it_has(server: OpenAiServer) -> None:
-    script = "import typer; from pagoda.cli.bench import bench; typer.run(bench)"
+    script = "import typer; from pagoda_cli.bench import bench; typer.run(bench)"
     process = subprocess.Popen(
         [sys.executable, "-c", script, "--url", server.url, "--model", "stuck", "--warmup", "0"],
         stdout=subprocess.PIPE,

@@ -8,9 +8,9 @@ import typer
 from support.openai_server import OpenAiServer, openai_server
 from typer.testing import CliRunner
 
-from pagoda.cli.chat import chat
-from pagoda.cli.conversation import ChatError, Conversation
-from pagoda.cli.endpoint import Endpoint
+from pagoda_cli.chat import chat
+from pagoda_cli.conversation import ChatError, Conversation
+from pagoda_cli.endpoint import Endpoint
 
 pytestmark = pytest.mark.integration
 

@@ -25,7 +25,7 @@ def test_a_service_that_ends_at_once_is_shown_and_everything_stops(tmp_path: Pat
     (tmp_path / "config.json").write_text('{"model_type": "abacus"}')
 
     result = subprocess.run(
-        [sys.executable, "-c", "from pagoda.cli.app import main; main()", "up"],
+        [sys.executable, "-c", "from pagoda_cli.app import main; main()", "up"],
         env=environ,
         capture_output=True,
         text=True,

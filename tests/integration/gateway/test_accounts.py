@@ -8,8 +8,8 @@ import pytest
 from support.running_gateway import CHAT, Running, Start
 from support.scripted_worker import ScriptedWorker
 
-from pagoda.gateway.gateway import LEDGER_CONSUMER
-from pagoda.runtime import subjects
+from pagoda_gateway.gateway import LEDGER_CONSUMER
+from pagoda_runtime import subjects
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -191,5 +191,5 @@ async def test_request_id(running: Running, sent: str, echoed: bool) -> None:
 
 async def test_no_path_address_or_traceback_in_errors(running: Running) -> None:
     for answer in (await running.chat(temperature=9), await running.http.get("/v1/nowhere")):
-        for leak in ("site-packages", "Traceback", "0x", "pagoda/gateway", "errors.pydantic"):
+        for leak in ("site-packages", "Traceback", "0x", "pagoda_gateway", "errors.pydantic"):
             assert leak not in answer.text

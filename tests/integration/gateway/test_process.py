@@ -1,4 +1,4 @@
-"""`python -m pagoda.gateway` as a process: starts from its environment, stops on SIGTERM."""
+"""`python -m pagoda_gateway` as a process: starts from its environment, stops on SIGTERM."""
 
 import asyncio
 import os
@@ -19,8 +19,8 @@ from support.scripted_worker import (
 )
 from support.servers import free_port
 
-from pagoda.runtime.bus import Bus
-from pagoda.runtime.settings import CommonSettings
+from pagoda_runtime.bus import Bus
+from pagoda_runtime.settings import CommonSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
@@ -42,7 +42,7 @@ def environment(common: CommonSettings, model_folder: Path, port: int) -> dict[s
 
 async def launch(environ: dict[str, str]) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pagoda.gateway", env=environ,
+        sys.executable, "-m", "pagoda_gateway", env=environ,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
 

@@ -10,13 +10,13 @@ from support.running_gateway import running_gateway
 from support.scripted_worker import ScriptedWorker
 from support.servers import nats_server, settings_for
 
-from pagoda.gateway import gateway, usage_log
-from pagoda.gateway.ledger import open_ledger
-from pagoda.gateway.usage_log import UsageLog
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
-from pagoda.runtime import subjects
-from pagoda.runtime.bus import Bus
-from pagoda.runtime.settings import CommonSettings
+from pagoda_gateway import gateway, usage_log
+from pagoda_gateway.ledger import open_ledger
+from pagoda_gateway.usage_log import UsageLog
+from pagoda_runtime import subjects
+from pagoda_runtime.bus import Bus
+from pagoda_runtime.settings import CommonSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import grpc
 from unit.kvstore.stored_blocks import IDENTITY
 
-from pagoda.kvstore.block import Block
 from pagoda.rpc.v1 import kv_store_pb2, kv_store_pb2_grpc
+from pagoda_kvstore.block import Block
 
 if TYPE_CHECKING:
     from pagoda.rpc.v1.kv_store_pb2_grpc import KvStoreServiceAsyncStub as Stub

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 from support.servers import free_port
 
-from pagoda.runtime.settings import CommonSettings
+from pagoda_runtime.settings import CommonSettings
 
 START_SECONDS = 30.0
 
@@ -24,7 +24,7 @@ class ServiceProcess:
         self, service: str, common: CommonSettings, environ: Mapping[str, str], log: Path
     ) -> None:
         self.health_url = f"http://127.0.0.1:{(port := free_port())}"
-        self._command = [sys.executable, "-m", f"pagoda.{service}"]
+        self._command = [sys.executable, "-m", f"pagoda_{service}"]
         self._log = log
         self._environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PAGODA_")},

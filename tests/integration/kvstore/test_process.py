@@ -12,13 +12,13 @@ from integration.kvstore.service_process import running_service
 from support.servers import free_port
 from unit.kvstore.stored_blocks import make_block
 
-from pagoda.kvstore.segment import HEADER_BYTES, RECORD_HEADER_BYTES
 from pagoda.rpc.v1 import kv_event_pb2, kv_store_pb2, status_pb2
-from pagoda.runtime import identity
-from pagoda.runtime.bus import Bus
-from pagoda.runtime.rpc_client import grpc_channel
-from pagoda.runtime.settings import CommonSettings
-from pagoda.runtime.status import WorkerDirectory
+from pagoda_kvstore.segment import HEADER_BYTES, RECORD_HEADER_BYTES
+from pagoda_runtime import identity
+from pagoda_runtime.bus import Bus
+from pagoda_runtime.rpc_client import grpc_channel
+from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.status import WorkerDirectory
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -89,7 +89,7 @@ async def test_sigterm_writes_what_is_queued(nats_common: CommonSettings) -> Non
 
 def test_unknown_setting_refuses_to_start(tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "pagoda.kvstore"],
+        [sys.executable, "-m", "pagoda_kvstore"],
         env={"PYTHONPATH": ":".join(sys.path), "PAGODA_KVSTORE_CPU_BYTE": "1"},
         capture_output=True,
         text=True,

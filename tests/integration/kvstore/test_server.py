@@ -12,12 +12,12 @@ import pytest_asyncio
 from integration.kvstore.kv_client import TIMEOUT_SECONDS, get, put, stub_for
 from unit.kvstore.stored_blocks import IDENTITY, make_block, make_hash
 
-from pagoda.kvstore.app import open_store
-from pagoda.kvstore.config import KvstoreSettings
-from pagoda.kvstore.server import KvStoreServicer
 from pagoda.rpc.v1 import kv_event_pb2, kv_store_pb2, kv_store_pb2_grpc
-from pagoda.runtime.rpc_client import grpc_channel
-from pagoda.runtime.rpc_server import grpc_server
+from pagoda_kvstore.app import open_store
+from pagoda_kvstore.config import KvstoreSettings
+from pagoda_kvstore.server import KvStoreServicer
+from pagoda_runtime.rpc_client import grpc_channel
+from pagoda_runtime.rpc_server import grpc_server
 
 if TYPE_CHECKING:
     from pagoda.rpc.v1.kv_store_pb2_grpc import KvStoreServiceAsyncStub as Stub

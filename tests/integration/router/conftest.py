@@ -4,9 +4,9 @@ import pytest_asyncio
 from redis.asyncio import Redis
 from support.fixtures import *  # noqa: F403
 
-from pagoda.router.app import connect_redis
-from pagoda.router.config import RouterSettings
-from pagoda.runtime.settings import CommonSettings
+from pagoda_router.app import connect_redis
+from pagoda_router.config import RouterSettings
+from pagoda_runtime.settings import CommonSettings
 
 
 @pytest_asyncio.fixture

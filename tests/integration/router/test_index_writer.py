@@ -9,15 +9,15 @@ from integration.router.index_events import CPU, NVME, hashes, make_event
 from redis.asyncio import Redis
 from unit.router.test_fleet import make_status
 
-from pagoda.router import index_keys
-from pagoda.router.config import RouterSettings
-from pagoda.router.fleet import Fleet
-from pagoda.router.in_flight import InFlight
-from pagoda.router.index_keys import IndexTier
-from pagoda.router.index_writer import DURABLE, IndexWriter
 from pagoda.rpc.v1 import kv_event_pb2
-from pagoda.runtime import subjects
-from pagoda.runtime.bus import Bus
+from pagoda_router import index_keys
+from pagoda_router.config import RouterSettings
+from pagoda_router.fleet import Fleet
+from pagoda_router.in_flight import InFlight
+from pagoda_router.index_keys import IndexTier
+from pagoda_router.index_writer import DURABLE, IndexWriter
+from pagoda_runtime import subjects
+from pagoda_runtime.bus import Bus
 
 pytestmark = pytest.mark.integration
 

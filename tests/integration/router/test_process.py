@@ -16,13 +16,13 @@ from integration.router.index_events import DEVICE, make_event, pack
 from redis.asyncio import Redis
 from support.servers import Server
 
-from pagoda.router import index_keys
 from pagoda.rpc.v1 import kv_event_pb2, route_pb2, status_pb2
-from pagoda.runtime import subjects
-from pagoda.runtime.bus import Bus
-from pagoda.runtime.settings import CommonSettings
-from pagoda.runtime.status import Heartbeat
-from pagoda.runtime.telemetry import setup_telemetry, shutdown_telemetry, tracer
+from pagoda_router import index_keys
+from pagoda_runtime import subjects
+from pagoda_runtime.bus import Bus
+from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.status import Heartbeat
+from pagoda_runtime.telemetry import setup_telemetry, shutdown_telemetry, tracer
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

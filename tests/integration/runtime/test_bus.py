@@ -12,8 +12,8 @@ from support.servers import Server, free_port, settings_for
 
 from pagoda.rpc.v1.generate_pb2 import CancelRequest, GenerateResponse
 from pagoda.rpc.v1.kv_store_pb2 import MatchRequest
-from pagoda.runtime.bus import Bus
-from pagoda.runtime.errors import (
+from pagoda_runtime.bus import Bus
+from pagoda_runtime.errors import (
     BusConnectError,
     BusDisconnectedError,
     MessageFormatError,
@@ -22,8 +22,8 @@ from pagoda.runtime.errors import (
     RemoteHandlerError,
     RequestTimeoutError,
 )
-from pagoda.runtime.settings import CommonSettings
-from pagoda.runtime.telemetry import setup_telemetry, shutdown_telemetry, tracer
+from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.telemetry import setup_telemetry, shutdown_telemetry, tracer
 
 pytestmark = pytest.mark.integration
 

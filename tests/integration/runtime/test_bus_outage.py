@@ -10,10 +10,10 @@ from support.servers import Server, nats_server, settings_for
 
 from pagoda.rpc.v1.generate_pb2 import CancelRequest, GenerateResponse
 from pagoda.rpc.v1.status_pb2 import Role, WorkerState, WorkerStatus
-from pagoda.runtime.bus import Bus
-from pagoda.runtime.errors import RequestTimeoutError
-from pagoda.runtime.settings import CommonSettings
-from pagoda.runtime.status import Heartbeat, WorkerDirectory
+from pagoda_runtime.bus import Bus
+from pagoda_runtime.errors import RequestTimeoutError
+from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.status import Heartbeat, WorkerDirectory
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -4,9 +4,9 @@ import uuid
 import pytest
 
 from pagoda.rpc.v1.generate_pb2 import CancelRequest
-from pagoda.runtime.bus import Bus
-from pagoda.runtime.errors import RequestTimeoutError, StreamError
-from pagoda.runtime.settings import CommonSettings
+from pagoda_runtime.bus import Bus
+from pagoda_runtime.errors import RequestTimeoutError, StreamError
+from pagoda_runtime.settings import CommonSettings
 
 pytestmark = pytest.mark.integration
 

@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PREAMBLE = """
 import asyncio, sys
-from pagoda.runtime.service import ServiceContext, load_or_exit, run_service
-from pagoda.runtime.settings import CommonSettings
-from pagoda.runtime.errors import BusConnectError
+from pagoda_runtime.service import ServiceContext, load_or_exit, run_service
+from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.errors import BusConnectError
 common = load_or_exit(CommonSettings)
 """
 EPILOGUE = """
@@ -103,7 +103,7 @@ async def main(ctx):
 
 def test_a_start_that_notices_sigterm_itself_is_no_failure() -> None:
     body = """
-from pagoda.runtime.service import StoppedError
+from pagoda_runtime.service import StoppedError
 async def main(ctx):
     async def load():
         print("loading", flush=True)
@@ -178,7 +178,7 @@ def test_unusable_settings_exit_with_two() -> None:
 
 def test_spans_are_written_at_the_end(tmp_path: Path) -> None:
     body = """
-from pagoda.runtime.telemetry import tracer
+from pagoda_runtime.telemetry import tracer
 async def main(ctx):
     with tracer().start_as_current_span("router.route"):
         pass

@@ -11,8 +11,8 @@ from support.thread_queue import ThreadQueue
 from support.tiny_checkpoints import make_tiny_checkpoint
 from support.worker_cluster import Cluster
 
-from pagoda.engine import Engine, EngineConfig, LoadedModel, StepResult, load_model
-from pagoda.runtime.settings import CommonSettings
+from pagoda_engine import Engine, EngineConfig, LoadedModel, StepResult, load_model
+from pagoda_runtime.settings import CommonSettings
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pagoda.prefill.config import PrefillSettings
-from pagoda.prefill.server import serve
-from pagoda.runtime.service import load_or_exit, run_service
-from pagoda.runtime.settings import CommonSettings
-from pagoda.worker.kv_transfer.base import LeaseTarget
-from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
+from pagoda_prefill.config import PrefillSettings
+from pagoda_prefill.server import serve
+from pagoda_runtime.service import load_or_exit, run_service
+from pagoda_runtime.settings import CommonSettings
+from pagoda_worker.kv_transfer.base import LeaseTarget
+from pagoda_worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
 
 
 class DyingPush(GrpcPush):

@@ -4,8 +4,8 @@ import pytest
 from support.fake_prefill import FakePrefill
 from support.worker_cluster import Cluster
 
-from pagoda.engine import SamplingParams
 from pagoda.rpc.v1 import generate_pb2
+from pagoda_engine import SamplingParams
 
 pytestmark = pytest.mark.integration
 

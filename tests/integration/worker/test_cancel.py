@@ -8,9 +8,9 @@ import pytest
 from support.fake_prefill import FakePrefill
 from support.worker_cluster import Answer, Cluster, RunningWorker
 
-from pagoda.engine import SamplingParams
 from pagoda.rpc.v1 import generate_pb2, status_pb2
-from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
+from pagoda_engine import SamplingParams
+from pagoda_worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
 
 pytestmark = pytest.mark.integration
 

@@ -6,8 +6,8 @@ import random
 import pytest
 from support.worker_cluster import GREEDY, Answer, Cluster
 
-from pagoda.engine import SamplingParams
 from pagoda.rpc.v1 import generate_pb2
+from pagoda_engine import SamplingParams
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

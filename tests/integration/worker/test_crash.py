@@ -7,9 +7,9 @@ import pytest
 from support.prefill_process import WORKER_ID, prefill_process
 from support.worker_cluster import SECONDS, Cluster
 
-from pagoda.engine import Engine
 from pagoda.rpc.v1 import generate_pb2
-from pagoda.worker.errors import EngineFailedError
+from pagoda_engine import Engine
+from pagoda_worker.errors import EngineFailedError
 
 pytestmark = pytest.mark.integration
 

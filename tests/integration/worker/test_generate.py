@@ -8,9 +8,9 @@ from support.kv_pools import maps_of_peers
 from support.prefill_process import WORKER_ID, prefill_process
 from support.worker_cluster import GREEDY, Cluster
 
-from pagoda.engine import SamplingParams
 from pagoda.rpc.v1 import generate_pb2
-from pagoda.worker import status
+from pagoda_engine import SamplingParams
+from pagoda_worker import status
 
 pytestmark = pytest.mark.integration
 

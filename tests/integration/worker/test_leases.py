@@ -8,11 +8,11 @@ import torch
 from support.fake_prefill import FakePrefill, block_message, trailer_message
 from support.worker_cluster import Cluster
 
-from pagoda.decode import remote_prefill
-from pagoda.engine.cache import peer_pool
-from pagoda.engine.cache.shared_memory import SharedMemoryError
 from pagoda.rpc.v1 import generate_pb2, kv_transfer_pb2, status_pb2
-from pagoda.worker.kv_transfer.grpc_producer import GrpcProducer
+from pagoda_decode import remote_prefill
+from pagoda_engine.cache import peer_pool
+from pagoda_engine.cache.shared_memory import SharedMemoryError
+from pagoda_worker.kv_transfer.grpc_producer import GrpcProducer
 
 pytestmark = pytest.mark.integration
 

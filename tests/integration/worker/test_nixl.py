@@ -12,12 +12,12 @@ from support.kv_process import SECONDS, Consumer, Producer, Remote
 from support.prefill_process import WORKER_ID, prefill_process
 from support.worker_cluster import Cluster
 
-from pagoda.engine.cache.copy_lanes import NUM_LANES
-from pagoda.engine.cache.peer_pool import PeerPoolError, PoolHandle, PoolKind, open_peer_pool
-from pagoda.worker.errors import PushError
-from pagoda.worker.kv_transfer import nixl_pool
-from pagoda.worker.kv_transfer.leases import LeaseOutcome
-from pagoda.worker.kv_transfer.nixl_pool import NixlExport, NixlReader
+from pagoda_engine.cache.copy_lanes import NUM_LANES
+from pagoda_engine.cache.peer_pool import PeerPoolError, PoolHandle, PoolKind, open_peer_pool
+from pagoda_worker.errors import PushError
+from pagoda_worker.kv_transfer import nixl_pool
+from pagoda_worker.kv_transfer.leases import LeaseOutcome
+from pagoda_worker.kv_transfer.nixl_pool import NixlExport, NixlReader
 
 pytest.importorskip("nixl")
 pytestmark = pytest.mark.integration

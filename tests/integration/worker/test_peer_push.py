@@ -11,12 +11,12 @@ import pytest
 from support.kv_pools import make_cache, maps_of
 from support.kv_process import EPOCH, SECONDS, SOURCE_IDS, Consumer, Producer, Remote
 
-from pagoda.engine.cache import peer_pool
-from pagoda.engine.cache.peer_pool import PeerPoolError, open_peer_pool
-from pagoda.engine.cache.shared_memory import SharedMemoryError
-from pagoda.runtime.identity import host_id
-from pagoda.worker.errors import PushError
-from pagoda.worker.kv_transfer.leases import Lease, LeaseOutcome, Settlement
+from pagoda_engine.cache import peer_pool
+from pagoda_engine.cache.peer_pool import PeerPoolError, open_peer_pool
+from pagoda_engine.cache.shared_memory import SharedMemoryError
+from pagoda_runtime.identity import host_id
+from pagoda_worker.errors import PushError
+from pagoda_worker.kv_transfer.leases import Lease, LeaseOutcome, Settlement
 
 pytestmark = pytest.mark.integration
 

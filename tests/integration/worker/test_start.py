@@ -9,14 +9,14 @@ from prometheus_client import CollectorRegistry
 from support.tiny_checkpoints import make_tiny_checkpoint
 from support.worker_cluster import SMALL
 
-from pagoda.decode.config import DecodeSettings
 from pagoda.rpc.v1 import status_pb2
-from pagoda.runtime.errors import ModelFolderError, SettingsError
-from pagoda.runtime.health import Health
-from pagoda.runtime.service import ServiceContext, StoppedError
-from pagoda.runtime.settings import CommonSettings
-from pagoda.worker.metrics import WorkerMetrics
-from pagoda.worker.open_worker import open_worker
+from pagoda_decode.config import DecodeSettings
+from pagoda_runtime.errors import ModelFolderError, SettingsError
+from pagoda_runtime.health import Health
+from pagoda_runtime.service import ServiceContext, StoppedError
+from pagoda_runtime.settings import CommonSettings
+from pagoda_worker.metrics import WorkerMetrics
+from pagoda_worker.open_worker import open_worker
 
 pytestmark = pytest.mark.integration
 

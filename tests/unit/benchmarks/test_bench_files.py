@@ -12,7 +12,7 @@ import bench_silu_mul
 import pytest
 import torch
 
-from pagoda.kernels import digest_pool
+from pagoda_kernels import digest_pool
 
 CPU = torch.device("cpu")
 CASES = {

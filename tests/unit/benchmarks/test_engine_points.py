@@ -27,8 +27,8 @@ from transfer_subject import TransferSubject
 from transformers_points import transformers_row
 from width_points import agreement_row, graphs_row
 
-from pagoda.engine import Engine
-from pagoda.engine.cache.peer_pool import PeerPoolError
+from pagoda_engine import Engine
+from pagoda_engine.cache.peer_pool import PeerPoolError
 
 SEED = 5
 SIZES = SCALES["tiny"].sizes

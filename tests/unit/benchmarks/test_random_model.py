@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagoda.engine.cache.kv_cache import KvCache, KvLayout
-from pagoda.kernels import plan_attention
+from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_kernels import plan_attention
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks" / "engine"))
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from timing import Timing
 from tunable import Tunable, tiles
 from tune import search, summary
 
-from pagoda.kernels.tuning import TileTable
+from pagoda_kernels.tuning import TileTable
 
 DEFAULT = {"BLOCK_N": 1}
 
@@ -84,7 +84,7 @@ def test_tiles_are_all_combinations():
 )
 def test_attention_offers_the_parameters_its_launchers_ask_for(monkeypatch, op, module, arguments):
     asked = []
-    launcher = importlib.import_module(f"pagoda.kernels.triton_ops.{module}")
+    launcher = importlib.import_module(f"pagoda_kernels.triton_ops.{module}")
     monkeypatch.setattr(launcher, "tuned", lambda *key, **tile: asked.append((key, tile)))
     names = "tile_shape", "described_tile_shape"
     shape_of = next(getattr(launcher, name) for name in names if hasattr(launcher, name))

@@ -4,7 +4,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from pagoda.cli.app import COMMANDS, make_app
+from pagoda_cli.app import COMMANDS, make_app
 
 HEAVY = ("torch", "nats", "grpc", "aiohttp", "uvicorn", "redis", "sqlalchemy")
 
@@ -34,7 +34,7 @@ def test_an_unknown_command_is_named() -> None:
 @pytest.mark.slow
 def test_help_imports_nothing_heavy() -> None:
     script = (
-        "import sys; sys.argv = ['pagoda', '--help']; from pagoda.cli.app import main\n"
+        "import sys; sys.argv = ['pagoda', '--help']; from pagoda_cli.app import main\n"
         "try: main()\nexcept SystemExit: pass\n"
         f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules])"
     )

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from pagoda.cli.bench.errors import PromptError
-from pagoda.cli.bench.prompts import PromptMaker
-from pagoda.cli.bench.vocabulary import Vocabulary
-from pagoda.cli.bench.workload import PlannedRequest
+from pagoda_cli.bench.errors import PromptError
+from pagoda_cli.bench.prompts import PromptMaker
+from pagoda_cli.bench.vocabulary import Vocabulary
+from pagoda_cli.bench.workload import PlannedRequest
 
 TOKENIZER_FILE = Path(__file__).parents[3] / "demo" / "model" / "tokenizer.json"
 

@@ -6,9 +6,9 @@ from array import array
 import numpy as np
 import pytest
 
-from pagoda.cli.bench.client import Outcome
-from pagoda.cli.bench.results import Recorder, Slo
-from pagoda.cli.bench.statistics import Samples, percentile
+from pagoda_cli.bench.client import Outcome
+from pagoda_cli.bench.results import Recorder, Slo
+from pagoda_cli.bench.statistics import Samples, percentile
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 101, 1000])

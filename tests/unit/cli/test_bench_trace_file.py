@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from pagoda.cli.bench.errors import TraceFileError
-from pagoda.cli.bench.trace_file import TraceEntry, read_trace
+from pagoda_cli.bench.errors import TraceFileError
+from pagoda_cli.bench.trace_file import TraceEntry, read_trace
 
 MOONCAKE = (
     '{"timestamp": 1000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from pagoda.cli.bench.config import BenchConfig
-from pagoda.cli.bench.errors import UsageError
-from pagoda.cli.bench.trace_file import TraceEntry
-from pagoda.cli.bench.workload import (
+from pagoda_cli.bench.config import BenchConfig
+from pagoda_cli.bench.errors import UsageError
+from pagoda_cli.bench.trace_file import TraceEntry
+from pagoda_cli.bench.workload import (
     LengthRange,
     planned_requests,
     poisson_offsets,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.cli.child import MAX_BACKOFF_SECONDS, STABLE_SECONDS, Child, ChildSpec
+from pagoda_cli.child import MAX_BACKOFF_SECONDS, STABLE_SECONDS, Child, ChildSpec
 
 
 def make_child(tmp_path: Path) -> Child:
@@ -47,7 +47,7 @@ def test_the_tail_of_a_json_log_is_for_people(tmp_path: Path) -> None:
 
 
 def test_a_large_log_moves_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagoda.cli.child.MAX_LOG_BYTES", 10)
+    monkeypatch.setattr("pagoda_cli.child.MAX_LOG_BYTES", 10)
     child = make_child(tmp_path)
     child.spec.log.write_text("x" * 11)
     child.trim_log()

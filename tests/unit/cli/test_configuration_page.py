@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.cli.all_settings import all_settings
-from pagoda.cli.configuration_page import main, render_page
-from pagoda.runtime.setting_names import variable_names
+from pagoda_cli.all_settings import all_settings
+from pagoda_cli.configuration_page import main, render_page
+from pagoda_runtime.setting_names import variable_names
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

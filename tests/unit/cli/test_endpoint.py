@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.cli.endpoint import DEFAULT_BASE_URL, resolve_endpoint
+from pagoda_cli.endpoint import DEFAULT_BASE_URL, resolve_endpoint
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.cli.errors import HomeInUseError, PortInUseError
-from pagoda.cli.home import load_secrets, lock_home, write_environment
-from pagoda.cli.ports import pick_port, require_free
+from pagoda_cli.errors import HomeInUseError, PortInUseError
+from pagoda_cli.home import load_secrets, lock_home, write_environment
+from pagoda_cli.ports import pick_port, require_free
 
 
 def mode_of(path: Path) -> int:

@@ -1,7 +1,7 @@
 from support.servers import free_port
 
-from pagoda.cli.readiness import waiting_for
-from pagoda.runtime.health import Health, health_server
+from pagoda_cli.readiness import waiting_for
+from pagoda_runtime.health import Health, health_server
 
 
 async def test_who_is_not_ready_is_named_with_its_reason() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pagoda.cli import sse
-from pagoda.cli.sse import SseError, SseParser
+from pagoda_cli import sse
+from pagoda_cli.sse import SseError, SseParser
 
 STREAM = (
     b": keep-alive\n\n"

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.cli.child import ChildSpec
-from pagoda.cli.home import load_secrets, lock_home
-from pagoda.cli.stack import Stack, make_plan
-from pagoda.runtime.errors import ModelFolderError, SettingsError
+from pagoda_cli.child import ChildSpec
+from pagoda_cli.home import load_secrets, lock_home
+from pagoda_cli.stack import Stack, make_plan
+from pagoda_runtime.errors import ModelFolderError, SettingsError
 
 
 @pytest.fixture

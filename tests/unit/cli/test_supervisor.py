@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pagoda.cli.child import ChildSpec
-from pagoda.cli.errors import ChildExitedError
-from pagoda.cli.supervisor import Supervisor
+from pagoda_cli.child import ChildSpec
+from pagoda_cli.errors import ChildExitedError
+from pagoda_cli.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
 
@@ -144,8 +144,8 @@ def test_nobody_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     script = f"""
 import asyncio, os, sys
 from pathlib import Path
-from pagoda.cli.child import ChildSpec
-from pagoda.cli.supervisor import Supervisor
+from pagoda_cli.child import ChildSpec
+from pagoda_cli.supervisor import Supervisor
 specs = [ChildSpec(n, (sys.executable, "-S", "-c", {STUBBORN!r}), dict(os.environ),
                    Path({str(tmp_path)!r}) / n) for n in "ab"]
 supervisor = Supervisor(specs, report=print)

@@ -9,9 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pagoda.cli.span_search import TraceNotFoundError, find_request
-from pagoda.cli.span_tree import bar, walk
-from pagoda.cli.trace import trace
+from pagoda_cli.span_search import TraceNotFoundError, find_request
+from pagoda_cli.span_tree import bar, walk
+from pagoda_cli.trace import trace
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PLANS = [

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.cli.home import lock_home
-from pagoda.cli.up import run_up
+from pagoda_cli.home import lock_home
+from pagoda_cli.up import run_up
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pagoda.worker.settings import WorkerSettings
+from pagoda_worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
 WORKERS = ("prefill", "decode")
@@ -143,7 +143,7 @@ def test_workers_compute_on_a_gpu_or_end() -> None:
 
 def test_settings_that_the_page_and_refusals_name_reach_the_workers() -> None:
     page = (ROOT / "docs/howto/gpu.md").read_text()
-    refusals = (ROOT / "worker/pagoda/worker/pool_plan.py").read_text()
+    refusals = (ROOT / "worker/pagoda_worker/pool_plan.py").read_text()
     words = set(re.findall(r"`(\w+)`", page)) | set(re.findall(r'"(\w+)"', refusals))
     words |= {name.lower() for name in re.findall(r"PAGODA_(?:PREFILL|DECODE)_(\w+)", page)}
     fields = words & set(WorkerSettings.model_fields)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.tiny_checkpoints import make_tiny_checkpoint
 
-from pagoda.engine import EngineConfig, LoadedModel, load_model
+from pagoda_engine import EngineConfig, LoadedModel, load_model
 
 
 @pytest.fixture(scope="session")

@@ -20,14 +20,14 @@ from support.fake_cuda import CAPABILITY, DEVICE, captured, fake_cuda
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
-from pagoda.engine import ComputedLayers, Engine, EngineConfig, LoadedModel, SamplingParams
-from pagoda.engine.cache.kv_cache import KvLayout
-from pagoda.engine.device.queue import ClockRecorder, DoneWork, Work
-from pagoda.engine.engine import kv_layout
-from pagoda.engine.models.build_decoder import build_decoder
-from pagoda.engine.models.description import DecoderDescription, ExpertsDescription
-from pagoda.engine.models.rope_scaling import RopeDescription
-from pagoda.worker.warm_up import prompt_lengths
+from pagoda_engine import ComputedLayers, Engine, EngineConfig, LoadedModel, SamplingParams
+from pagoda_engine.cache.kv_cache import KvLayout
+from pagoda_engine.device.queue import ClockRecorder, DoneWork, Work
+from pagoda_engine.engine import kv_layout
+from pagoda_engine.models.build_decoder import build_decoder
+from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
+from pagoda_engine.models.rope_scaling import RopeDescription
+from pagoda_worker.warm_up import prompt_lengths
 
 VOCAB_SIZE = 151936
 DENSE = DecoderDescription(

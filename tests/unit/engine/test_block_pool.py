@@ -3,8 +3,8 @@ from collections import Counter
 
 import pytest
 
-from pagoda.engine import BlockPoolError
-from pagoda.engine.cache.block_pool import BlockPool
+from pagoda_engine import BlockPoolError
+from pagoda_engine.cache.block_pool import BlockPool
 
 
 def name(i: int) -> bytes:

@@ -8,12 +8,12 @@ from support.engine_driver import EngineDriver
 from support.rerun_capture import RerunCapture
 from support.tiny_engine import OTHER, PROMPT, greedy, make_driver
 
-from pagoda.engine import EngineConfig, InvalidConfigError, LoadedModel, SamplingParams
-from pagoda.engine.decode_graphs import DecodeGraphs, chosen_sizes
-from pagoda.engine.models.decoder import Decoder
-from pagoda.engine.scheduler.scheduler import ScheduledSequence
-from pagoda.engine.step_inputs import KNOWN
-from pagoda.kernels import PAD_SLOT
+from pagoda_engine import EngineConfig, InvalidConfigError, LoadedModel, SamplingParams
+from pagoda_engine.decode_graphs import DecodeGraphs, chosen_sizes
+from pagoda_engine.models.decoder import Decoder
+from pagoda_engine.scheduler.scheduler import ScheduledSequence
+from pagoda_engine.step_inputs import KNOWN
+from pagoda_kernels import PAD_SLOT
 
 BLOCK_SIZE = 4
 

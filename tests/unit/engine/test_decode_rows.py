@@ -2,10 +2,10 @@ import random
 
 import torch
 
-from pagoda.engine import SamplingParams, SequenceRequest
-from pagoda.engine.decode_rows import DecodeRows
-from pagoda.engine.sampling import SamplingState
-from pagoda.engine.scheduler import Sequence
+from pagoda_engine import SamplingParams, SequenceRequest
+from pagoda_engine.decode_rows import DecodeRows
+from pagoda_engine.sampling import SamplingState
+from pagoda_engine.scheduler import Sequence
 
 NUM_COLUMNS = 9
 

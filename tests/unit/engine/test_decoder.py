@@ -6,11 +6,11 @@ import pytest
 import torch
 from support.tiny_checkpoints import make_tiny_checkpoint
 
-from pagoda.engine import EngineConfig, LoadedModel, load_model
-from pagoda.engine.cache.kv_cache import KvCache, KvLayout
-from pagoda.engine.models import feed_forward, linear
-from pagoda.engine.models.decoder import Decoder
-from pagoda.kernels import plan_attention
+from pagoda_engine import EngineConfig, LoadedModel, load_model
+from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.models import feed_forward, linear
+from pagoda_engine.models.decoder import Decoder
+from pagoda_kernels import plan_attention
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def tensors_of(part: Any) -> Iterator[torch.Tensor]:
     elif isinstance(part, tuple | list):
         for item in part:
             yield from tensors_of(item)
-    elif type(part).__module__.startswith("pagoda.engine.models"):
+    elif type(part).__module__.startswith("pagoda_engine.models"):
         names = getattr(part, "__slots__", None) or vars(part)
         for name in names:
             yield from tensors_of(getattr(part, name))

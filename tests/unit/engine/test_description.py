@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from support.tiny_checkpoints import FAMILIES, make_tiny_checkpoint
 
-from pagoda.engine import CheckpointError, UnsupportedModelError
-from pagoda.engine.models.description import DecoderDescription, ExpertsDescription
-from pagoda.engine.models.families import read_description
+from pagoda_engine import CheckpointError, UnsupportedModelError
+from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
+from pagoda_engine.models.families import read_description
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

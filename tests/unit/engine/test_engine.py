@@ -9,7 +9,7 @@ from support.engine_driver import ROOT, EngineDriver, hash_block, make_request
 from support.tiny_checkpoints import EOS_TOKEN_ID
 from support.tiny_engine import OTHER, PROMPT, greedy, greedy_tokens, make_driver
 
-from pagoda.engine import (
+from pagoda_engine import (
     Engine,
     EngineConfig,
     FinishReason,
@@ -20,7 +20,7 @@ from pagoda.engine import (
     SamplingParams,
     load_model,
 )
-from pagoda.engine.models.linear import can_pack
+from pagoda_engine.models.linear import can_pack
 
 
 def test_layout_names_what_blocks_look_like(tiny_model: LoadedModel) -> None:

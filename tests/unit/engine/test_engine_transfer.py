@@ -3,7 +3,7 @@ from support.engine_driver import make_request
 from support.tiny_checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
 from support.tiny_engine import OTHER, PROMPT, greedy, greedy_tokens, make_driver
 
-from pagoda.engine import (
+from pagoda_engine import (
     FinishReason,
     InvalidSequenceError,
     KvSource,
@@ -11,7 +11,7 @@ from pagoda.engine import (
     SamplingParams,
     SequenceStateError,
 )
-from pagoda.engine.scheduler import SequenceState
+from pagoda_engine.scheduler import SequenceState
 
 
 def test_prefill_only_keeps_its_blocks_until_release(tiny_model: LoadedModel) -> None:

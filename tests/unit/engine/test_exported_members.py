@@ -1,4 +1,4 @@
-import pagoda.engine as engine
+import pagoda_engine as engine
 
 
 def test_exports_are_sorted_and_there() -> None:

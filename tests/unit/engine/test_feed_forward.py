@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from pagoda.engine.models import feed_forward as module
-from pagoda.engine.models.feed_forward import Experts
-from pagoda.engine.models.linear import Linear, can_pack
-from pagoda.kernels import reference_matmul
+from pagoda_engine.models import feed_forward as module
+from pagoda_engine.models.feed_forward import Experts
+from pagoda_engine.models.linear import Linear, can_pack
+from pagoda_kernels import reference_matmul
 
 NUM_EXPERTS, PER_TOK, HIDDEN, WIDTH = 6, 2, 40, 24
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.02}

@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import save_file
 from support.tiny_checkpoints import make_tiny_checkpoint
 
-from pagoda.engine import CheckpointError
-from pagoda.engine.models import fingerprint as module
-from pagoda.engine.models.fingerprint import fingerprint
+from pagoda_engine import CheckpointError
+from pagoda_engine.models import fingerprint as module
+from pagoda_engine.models.fingerprint import fingerprint
 
 
 def of(folder: Path) -> bytes:

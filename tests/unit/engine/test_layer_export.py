@@ -4,7 +4,7 @@ from support.engine_driver import EngineDriver
 from support.thread_queue import ThreadQueue
 from support.tiny_engine import PROMPT, greedy
 
-from pagoda.engine import ComputedLayers, EngineConfig, LoadedModel
+from pagoda_engine import ComputedLayers, EngineConfig, LoadedModel
 
 CONFIG = {"block_size": 4, "num_blocks": 32, "max_model_len": 100}  # PROMPT has 21 tokens
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pagoda.engine.models import linear as module
-from pagoda.engine.models.linear import Linear
+from pagoda_engine.models import linear as module
+from pagoda_engine.models.linear import Linear
 
 
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no-bias"])

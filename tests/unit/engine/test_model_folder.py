@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from support.engine_driver import EngineDriver
 from support.tiny_checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_checkpoint
 
-from pagoda.engine import (
+from pagoda_engine import (
     CheckpointError,
     EngineConfig,
     InvalidConfigError,

@@ -11,7 +11,7 @@ from support.thread_queue import ThreadQueue
 from support.tiny_checkpoints import VOCAB_SIZE
 from support.tiny_engine import OTHER, PROMPT, greedy, make_driver
 
-from pagoda.engine import (
+from pagoda_engine import (
     EngineConfig,
     FinishReason,
     KvSource,

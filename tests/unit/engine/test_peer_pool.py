@@ -8,10 +8,10 @@ import torch
 from support.kv_pools import CPU, LAYOUT, fill, make_cache, maps_of
 from support.pool_owner import NUM_BLOCKS, PoolOwner, pool_owner
 
-from pagoda.engine import KvCache
-from pagoda.engine.cache import peer_pool
-from pagoda.engine.cache.cuda_ipc import CudaDriver, CudaIpcError
-from pagoda.engine.cache.peer_pool import (
+from pagoda_engine import KvCache
+from pagoda_engine.cache import peer_pool
+from pagoda_engine.cache.cuda_ipc import CudaDriver, CudaIpcError
+from pagoda_engine.cache.peer_pool import (
     PeerPool,
     PeerPoolError,
     PoolExport,
@@ -19,7 +19,7 @@ from pagoda.engine.cache.peer_pool import (
     exportable_cache,
     open_peer_pool,
 )
-from pagoda.engine.cache.shared_memory import SharedMemory, SharedMemoryError
+from pagoda_engine.cache.shared_memory import SharedMemory, SharedMemoryError
 
 
 @pytest.fixture(scope="module")

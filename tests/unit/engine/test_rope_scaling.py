@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pagoda.engine.models.rope_scaling import RopeDescription, cos_sin_table
+from pagoda_engine.models.rope_scaling import RopeDescription, cos_sin_table
 
 HEAD_DIM = 16
 

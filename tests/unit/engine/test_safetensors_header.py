@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pagoda.engine import CheckpointError
-from pagoda.engine.models.safetensors_header import read_header, stored_tensors
+from pagoda_engine import CheckpointError
+from pagoda_engine.models.safetensors_header import read_header, stored_tensors
 
 GOOD: dict[str, Any] = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda.engine import SamplingParams
-from pagoda.engine.sampling import (
+from pagoda_engine import SamplingParams
+from pagoda_engine.sampling import (
     SampledToken,
     SampleRow,
     SamplingState,
@@ -15,9 +15,9 @@ from pagoda.engine.sampling import (
     plan_rows,
     to_tokens,
 )
-from pagoda.engine.sampling import sample as sample_on_device
-from pagoda.engine.sampling.sampler import MIN_LOGPROB
-from pagoda.kernels.reference_sampling import philox_uniform
+from pagoda_engine.sampling import sample as sample_on_device
+from pagoda_engine.sampling.sampler import MIN_LOGPROB
+from pagoda_kernels.reference_sampling import philox_uniform
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 40

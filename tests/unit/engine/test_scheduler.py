@@ -4,8 +4,8 @@ import pytest
 from support.engine_driver import make_request
 from support.scheduler_simulation import Simulation, expected_output
 
-from pagoda.engine import EngineConfig, KvSource, SamplingParams
-from pagoda.engine.scheduler import Sequence, SequenceState
+from pagoda_engine import EngineConfig, KvSource, SamplingParams
+from pagoda_engine.scheduler import Sequence, SequenceState
 
 
 def make_simulation(*, lag: int = 0, **fields: object) -> Simulation:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from support.kv_pools import maps_of
 
-from pagoda.engine.cache.shared_memory import SharedMemory, SharedMemoryError, open_shared_memory
+from pagoda_engine.cache.shared_memory import SharedMemory, SharedMemoryError, open_shared_memory
 
 NUM_BYTES = 10_000
 

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 from support.engine_driver import make_request
 
-from pagoda.engine import EngineConfig, InvalidSequenceError, SamplingParams, SequenceRequest
-from pagoda.engine.validation import check_request
+from pagoda_engine import EngineConfig, InvalidSequenceError, SamplingParams, SequenceRequest
+from pagoda_engine.validation import check_request
 
 CONFIG = EngineConfig(block_size=4, num_blocks=10, max_model_len=50)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagoda.engine import CheckpointError
-from pagoda.engine.models import weight_reader as module
-from pagoda.engine.models.weight_reader import Piece, WeightReader
+from pagoda_engine import CheckpointError
+from pagoda_engine.models import weight_reader as module
+from pagoda_engine.models.weight_reader import Piece, WeightReader
 
 CPU = torch.device("cpu")
 DEVICES = [

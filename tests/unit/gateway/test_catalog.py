@@ -3,10 +3,10 @@
 import pytest
 from support.scripted_worker import tiny_card
 
-from pagoda.gateway.catalog import Catalog
-from pagoda.gateway.errors import ModelNotFoundError, UnavailableError
 from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerState, WorkerStatus
-from pagoda.runtime.status import WorkerDirectory
+from pagoda_gateway.catalog import Catalog
+from pagoda_gateway.errors import ModelNotFoundError, UnavailableError
+from pagoda_runtime.status import WorkerDirectory
 
 
 def status(

@@ -8,9 +8,9 @@ import pytest
 from support.tiny_tokenizer import write_model_folder
 from transformers import PreTrainedTokenizerFast
 
-from pagoda.gateway.chat_template import ChatTemplate
-from pagoda.gateway.errors import InvalidRequestError
-from pagoda.gateway.tokenizer import ModelTokenizer
+from pagoda_gateway.chat_template import ChatTemplate
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.tokenizer import ModelTokenizer
 
 CHAT = [
     {"role": "system", "content": "Be <brief> & kind."},

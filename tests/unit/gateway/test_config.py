@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.gateway.config import GatewaySettings
-from pagoda.runtime.errors import SettingsError
-from pagoda.runtime.settings import load_settings
+from pagoda_gateway.config import GatewaySettings
+from pagoda_runtime.errors import SettingsError
+from pagoda_runtime.settings import load_settings
 
 
 def test_ledger_lies_in_home_by_default() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tiny_tokenizer import byte_level_tokenizer, sentencepiece_tokenizer
 
-from pagoda.gateway.tokenizer import ModelTokenizer
+from pagoda_gateway.tokenizer import ModelTokenizer
 
 BYTE_LEVEL = ModelTokenizer(byte_level_tokenizer(), {})
 SENTENCEPIECE = ModelTokenizer(sentencepiece_tokenizer(), {})

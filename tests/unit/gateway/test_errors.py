@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from pagoda.gateway import errors
+from pagoda_gateway import errors
 
 
 def kinds(root: type[errors.GatewayError]) -> list[type[errors.GatewayError]]:

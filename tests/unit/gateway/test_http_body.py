@@ -3,9 +3,9 @@
 import orjson
 import pytest
 
-from pagoda.gateway.errors import InvalidRequestError
-from pagoda.gateway.http_body import parse_body
-from pagoda.gateway.schemas.chat import ChatBody
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.http_body import parse_body
+from pagoda_gateway.schemas.chat import ChatBody
 
 GOOD = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 

@@ -7,7 +7,7 @@ import sys
 
 def test_imports_no_torch_and_no_transformers() -> None:
     code = (
-        "import sys, pagoda.gateway.__main__;"
+        "import sys, pagoda_gateway.__main__;"
         "print([m for m in ('torch', 'transformers', 'triton') if m in sys.modules])"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pagoda.gateway.auth import Authenticator
-from pagoda.gateway.errors import AuthenticationError, NotFoundError
-from pagoda.gateway.ledger import Ledger, open_ledger
-from pagoda.gateway.receipts import Receipts
 from pagoda.rpc.v1.generate_pb2 import CachedTokens
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
+from pagoda_gateway.auth import Authenticator
+from pagoda_gateway.errors import AuthenticationError, NotFoundError
+from pagoda_gateway.ledger import Ledger, open_ledger
+from pagoda_gateway.receipts import Receipts
 
 
 @pytest_asyncio.fixture

@@ -4,9 +4,9 @@ import math
 
 import orjson
 
-from pagoda.gateway.logprobs import LEAST, LogprobFormat
-from pagoda.gateway.tokenizer import ModelTokenizer
 from pagoda.rpc.v1.generate_pb2 import PositionLogprobs, TokenLogprob
+from pagoda_gateway.logprobs import LEAST, LogprobFormat
+from pagoda_gateway.tokenizer import ModelTokenizer
 
 
 def position(token_id: int, logprob: float, *tops: tuple[int, float]) -> PositionLogprobs:

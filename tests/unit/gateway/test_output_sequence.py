@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pagoda.gateway.output_sequence import MAX_EARLY_FRAMES, OutputSequence
-from pagoda.gateway.prompts import Prompt
-from pagoda.gateway.tokenizer import ModelTokenizer
-from pagoda.gateway.validation import OutputOptions
 from pagoda.rpc.v1 import generate_pb2 as pb
+from pagoda_gateway.output_sequence import MAX_EARLY_FRAMES, OutputSequence
+from pagoda_gateway.prompts import Prompt
+from pagoda_gateway.tokenizer import ModelTokenizer
+from pagoda_gateway.validation import OutputOptions
 
 OPTIONS = OutputOptions(
     num_choices=1, stops=(), include_stop=False, num_logprobs=None, min_tokens=0,

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from pagoda.gateway.catalog import ServedModel
-from pagoda.gateway.chat_template import ChatTemplate
-from pagoda.gateway.errors import InvalidRequestError
-from pagoda.gateway.prompts import PromptMaker, cache_salt, completion_prompts
-from pagoda.gateway.schemas.chat import Message
-from pagoda.gateway.tokenizer import ModelTokenizer
-from pagoda.runtime import block_hash
+from pagoda_gateway.catalog import ServedModel
+from pagoda_gateway.chat_template import ChatTemplate
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.prompts import PromptMaker, cache_salt, completion_prompts
+from pagoda_gateway.schemas.chat import Message
+from pagoda_gateway.tokenizer import ModelTokenizer
+from pagoda_runtime import block_hash
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda.gateway.stop_strings import StopStrings
+from pagoda_gateway.stop_strings import StopStrings
 
 ALPHABET = "ab\U0001f600é "
 

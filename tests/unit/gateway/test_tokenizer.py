@@ -13,7 +13,7 @@ from support.tiny_tokenizer import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from pagoda.gateway.tokenizer import ModelTokenizer
+from pagoda_gateway.tokenizer import ModelTokenizer
 
 TEXTS = ["hello world", "", " x", "<|end|> inside", "日本 \U0001f600"]
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from pagoda.gateway.catalog import ServedModel
-from pagoda.gateway.errors import (
+from pagoda_gateway.catalog import ServedModel
+from pagoda_gateway.errors import (
     ContextLengthError,
     InvalidRequestError,
     UnsupportedFieldError,
 )
-from pagoda.gateway.schemas.sampling import GenerationBody
-from pagoda.gateway.validation import (
+from pagoda_gateway.schemas.sampling import GenerationBody
+from pagoda_gateway.validation import (
     output_budget,
     output_options,
     sampling_params,

@@ -2,7 +2,7 @@
 
 import random
 
-from pagoda.kvstore.block import Block, BlockKey, payload_digest
+from pagoda_kvstore.block import Block, BlockKey, payload_digest
 
 IDENTITY = b"identity-0123456"
 

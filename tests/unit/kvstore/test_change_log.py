@@ -1,4 +1,4 @@
-from pagoda.kvstore.change_log import ChangeLog, TierName
+from pagoda_kvstore.change_log import ChangeLog, TierName
 
 
 def test_last_change_of_a_hash_counts() -> None:

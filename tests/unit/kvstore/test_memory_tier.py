@@ -4,8 +4,8 @@ import random
 import pytest
 from unit.kvstore.stored_blocks import make_block, make_key
 
-from pagoda.kvstore.memory_tier import BLOCK_OVERHEAD_BYTES, MemoryTier
-from pagoda.kvstore.pins import Pins
+from pagoda_kvstore.memory_tier import BLOCK_OVERHEAD_BYTES, MemoryTier
+from pagoda_kvstore.pins import Pins
 
 BLOCK_COST = 1000 + BLOCK_OVERHEAD_BYTES
 

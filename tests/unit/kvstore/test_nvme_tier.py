@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from unit.kvstore.stored_blocks import make_block, make_key
 
-from pagoda.kvstore.errors import NvmeFolderInUseError
-from pagoda.kvstore.nvme_folder import NvmeFolder
-from pagoda.kvstore.nvme_tier import NvmeTier
-from pagoda.kvstore.pins import Pins
-from pagoda.kvstore.segment import HEADER_BYTES, RECORD_HEADER_BYTES, SegmentHeader
+from pagoda_kvstore.errors import NvmeFolderInUseError
+from pagoda_kvstore.nvme_folder import NvmeFolder
+from pagoda_kvstore.nvme_tier import NvmeTier
+from pagoda_kvstore.pins import Pins
+from pagoda_kvstore.segment import HEADER_BYTES, RECORD_HEADER_BYTES, SegmentHeader
 
 RECORD_BYTES = RECORD_HEADER_BYTES + 1000
 SEGMENT_BYTES = HEADER_BYTES + 4 * RECORD_BYTES

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from unit.kvstore.stored_blocks import IDENTITY, make_block
 
-from pagoda.kvstore.errors import SegmentFormatError
-from pagoda.kvstore.segment import HEADER_BYTES, SegmentHeader, SegmentWriter, read_blocks, scan
+from pagoda_kvstore.errors import SegmentFormatError
+from pagoda_kvstore.segment import HEADER_BYTES, SegmentHeader, SegmentWriter, read_blocks, scan
 
 HEADER = SegmentHeader(IDENTITY, 1000, 7)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest_asyncio
 from unit.kvstore.stored_blocks import IDENTITY, make_block, make_hash, make_key
 
-from pagoda.kvstore.app import open_store
-from pagoda.kvstore.change_log import TierName
-from pagoda.kvstore.config import KvstoreSettings
-from pagoda.kvstore.store import GROUP_BYTES, BlockStore, PutOutcome
+from pagoda_kvstore.app import open_store
+from pagoda_kvstore.change_log import TierName
+from pagoda_kvstore.config import KvstoreSettings
+from pagoda_kvstore.store import GROUP_BYTES, BlockStore, PutOutcome
 
 SETTINGS = KvstoreSettings(cpu_bytes=8_000, nvme_bytes=40_000, segment_bytes=20_000)
 

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from pagoda.engine import ComputedBlocks, ComputedLayers
-from pagoda.prefill.exported_layers import ExportedLayers
+from pagoda_engine import ComputedBlocks, ComputedLayers
+from pagoda_prefill.exported_layers import ExportedLayers
 
 NUM_LAYERS = 4
 

@@ -1,4 +1,4 @@
-from pagoda.router.breaker import Breaker
+from pagoda_router.breaker import Breaker
 
 
 class Clock:

@@ -3,10 +3,10 @@ import json
 import pytest
 from unit.router.workers import IDENTITY, POLICY, decode, make_request, prefill
 
-from pagoda.router import codec
-from pagoda.router.errors import InvalidRouteRequestError
-from pagoda.router.planner import compare
 from pagoda.rpc.v1 import route_pb2
+from pagoda_router import codec
+from pagoda_router.errors import InvalidRouteRequestError
+from pagoda_router.planner import compare
 
 
 def test_answer_carries_the_whole_comparison() -> None:

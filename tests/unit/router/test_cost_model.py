@@ -1,8 +1,8 @@
 import pytest
 from unit.router.workers import decode, prefill
 
-from pagoda.router import cost_model
-from pagoda.router.cost_model import PrefillCost
+from pagoda_router import cost_model
+from pagoda_router.cost_model import PrefillCost
 
 
 def cost_of_prefill(tokens: int, device: int, kvstore: int, **changes: int) -> PrefillCost:

@@ -1,10 +1,10 @@
 from unit.router.workers import IDENTITY
 
-from pagoda.router.config import RouterSettings
-from pagoda.router.fleet import Fleet
-from pagoda.router.in_flight import InFlight
-from pagoda.router.worker import Charge
 from pagoda.rpc.v1 import status_pb2
+from pagoda_router.config import RouterSettings
+from pagoda_router.fleet import Fleet
+from pagoda_router.in_flight import InFlight
+from pagoda_router.worker import Charge
 
 SETTINGS = RouterSettings(prior_prefill_tokens_per_second=123.0, prior_step_base_ms=7.0)
 

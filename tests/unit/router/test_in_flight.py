@@ -1,7 +1,7 @@
 from unit.router.workers import decode
 
-from pagoda.router.in_flight import InFlight
-from pagoda.router.worker import Charge
+from pagoda_router.in_flight import InFlight
+from pagoda_router.worker import Charge
 
 CHARGE = Charge(num_sequences=1, num_prefill_tokens=100, num_context_tokens=50, num_blocks=4)
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from unit.router.workers import POLICY, decode, make_request, prefill
 
-from pagoda.router.candidate import PrefixMatch, RouteOutcome
-from pagoda.router.in_flight import InFlight
-from pagoda.router.planner import Policy, compare
-from pagoda.router.worker import Charge, Worker
+from pagoda_router.candidate import PrefixMatch, RouteOutcome
+from pagoda_router.in_flight import InFlight
+from pagoda_router.planner import Policy, compare
+from pagoda_router.worker import Charge, Worker
 
 AUTO = Policy("auto", 10, 2.0, 1.5, 4)
 

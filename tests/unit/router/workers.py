@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
-from pagoda.router.candidate import RoutingRequest
-from pagoda.router.planner import Policy
-from pagoda.router.worker import Speeds, Worker, WorkerRole
+from pagoda_router.candidate import RoutingRequest
+from pagoda_router.planner import Policy
+from pagoda_router.worker import Speeds, Worker, WorkerRole
 
 IDENTITY = b"identity-0123456"
 

@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from pagoda.runtime.background_tasks import BackgroundTasks
+from pagoda_runtime.background_tasks import BackgroundTasks
 
 
 async def test_close_cancels_and_awaits() -> None:

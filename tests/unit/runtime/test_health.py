@@ -3,7 +3,7 @@ import json
 
 import httpx
 
-from pagoda.runtime.health import Health, health_server
+from pagoda_runtime.health import Health, health_server
 
 
 async def get(port: int, path: str) -> httpx.Response:

@@ -1,8 +1,8 @@
 import json
 import logging
 
-from pagoda.runtime.log import JsonFormatter
-from pagoda.runtime.telemetry import attached, extract
+from pagoda_runtime.log import JsonFormatter
+from pagoda_runtime.telemetry import attached, extract
 
 
 def record(message: str) -> logging.LogRecord:

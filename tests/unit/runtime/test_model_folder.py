@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.runtime.errors import ModelFolderError
-from pagoda.runtime.model_folder import find_demo_model
-from pagoda.runtime.settings import CommonSettings, resolve_model_folder
+from pagoda_runtime.errors import ModelFolderError
+from pagoda_runtime.model_folder import find_demo_model
+from pagoda_runtime.settings import CommonSettings, resolve_model_folder
 
 
 @pytest.fixture

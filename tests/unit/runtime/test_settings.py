@@ -4,8 +4,8 @@ import pytest
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from pagoda.runtime.errors import SettingsError
-from pagoda.runtime.settings import (
+from pagoda_runtime.errors import SettingsError
+from pagoda_runtime.settings import (
     CommonSettings,
     ServiceSettings,
     load_settings,

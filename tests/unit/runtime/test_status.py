@@ -1,5 +1,5 @@
 from pagoda.rpc.v1.status_pb2 import Role, WorkerState, WorkerStatus
-from pagoda.runtime.status import WorkerDirectory
+from pagoda_runtime.status import WorkerDirectory
 
 Heard = list[tuple[str, str | None]]
 

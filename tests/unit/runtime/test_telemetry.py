@@ -13,9 +13,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from support.otlp_sink import otlp_sink
 from support.servers import free_port
 
-from pagoda.runtime.settings import CommonSettings
-from pagoda.runtime.span_file import SpanFileExporter
-from pagoda.runtime.telemetry import (
+from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.span_file import SpanFileExporter
+from pagoda_runtime.telemetry import (
     attached,
     extract,
     inject,

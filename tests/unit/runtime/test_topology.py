@@ -1,6 +1,6 @@
 import pytest
 
-from pagoda.runtime.topology import Topology, parse_topology
+from pagoda_runtime.topology import Topology, parse_topology
 
 
 @pytest.mark.parametrize(

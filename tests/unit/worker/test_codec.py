@@ -1,7 +1,8 @@
 import pytest
 from opentelemetry.context import Context
 
-from pagoda.engine import (
+from pagoda.rpc.v1 import generate_pb2
+from pagoda_engine import (
     FinishReason,
     KvSource,
     SamplingParams,
@@ -9,11 +10,10 @@ from pagoda.engine import (
     SequenceRequest,
     TokenLogprobs,
 )
-from pagoda.rpc.v1 import generate_pb2
-from pagoda.runtime.block_hash import hash_prompt
-from pagoda.worker import codec
-from pagoda.worker.errors import RequestFormatError
-from pagoda.worker.sequences import CachedTokens, LiveSequence, Stages
+from pagoda_runtime.block_hash import hash_prompt
+from pagoda_worker import codec
+from pagoda_worker.errors import RequestFormatError
+from pagoda_worker.sequences import CachedTokens, LiveSequence, Stages
 
 ROOT = bytes(range(16))
 PROMPT = list(range(40))

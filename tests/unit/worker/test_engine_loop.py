@@ -3,9 +3,9 @@ import threading
 
 import pytest
 
-from pagoda.engine import SequenceOutput, StepResult
-from pagoda.worker.engine_loop import EngineLoop
-from pagoda.worker.errors import EngineFailedError, EngineLoopError
+from pagoda_engine import SequenceOutput, StepResult
+from pagoda_worker.engine_loop import EngineLoop
+from pagoda_worker.errors import EngineFailedError, EngineLoopError
 
 SECONDS = 10.0
 

@@ -1,8 +1,8 @@
 import asyncio
 
 from pagoda.rpc.v1 import generate_pb2
-from pagoda.runtime.errors import BusDisconnectedError
-from pagoda.worker.frames import FramePublisher
+from pagoda_runtime.errors import BusDisconnectedError
+from pagoda_worker.frames import FramePublisher
 
 
 class Recorder:

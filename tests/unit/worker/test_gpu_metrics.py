@@ -13,7 +13,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from pagoda.worker.gpu_metrics import (
+from pagoda_worker.gpu_metrics import (
     CACHE_SECONDS,
     NVML_METRICS,
     GpuCollector,
@@ -229,7 +229,7 @@ def test_a_real_gpu_has_every_metric(visible: str, monkeypatch: pytest.MonkeyPat
 import threading
 import torch
 from prometheus_client import CollectorRegistry
-from pagoda.worker.gpu_metrics import register_gpu_metrics
+from pagoda_worker.gpu_metrics import register_gpu_metrics
 held = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
 registry = CollectorRegistry()
 register_gpu_metrics(registry, held.device)

@@ -1,7 +1,7 @@
 from pagoda.rpc.v1 import kv_event_pb2
-from pagoda.runtime.block_hash import split_hashes
-from pagoda.runtime.errors import StreamError
-from pagoda.worker.kv_events import MAX_HASHES_PER_EVENT, KvEventPublisher
+from pagoda_runtime.block_hash import split_hashes
+from pagoda_runtime.errors import StreamError
+from pagoda_worker.kv_events import MAX_HASHES_PER_EVENT, KvEventPublisher
 
 
 class Stream:

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 import torch
 
-from pagoda.worker.errors import LeaseVoidError
-from pagoda.worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable, PrefillResult
-from pagoda.worker.kv_transfer.reserved_blocks import ReservedBlocks
+from pagoda_worker.errors import LeaseVoidError
+from pagoda_worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable, PrefillResult
+from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 
 EPOCH = "epoch-1"
 

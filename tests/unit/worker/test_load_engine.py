@@ -7,15 +7,15 @@ import pytest
 import torch
 from support.tiny_checkpoints import make_tiny_checkpoint
 
-from pagoda.decode.config import DecodeSettings
-from pagoda.engine import LoadedModel
-from pagoda.engine.models.families import read_description
-from pagoda.runtime.block_hash import hash_block
-from pagoda.worker import load_engine as module
-from pagoda.worker.errors import MemoryBudgetError
-from pagoda.worker.load_engine import LoadedEngine, load_engine, step_limits_of
-from pagoda.worker.start_up import StartUp
-from pagoda.worker.step_limits import CUDA_LIMITS
+from pagoda_decode.config import DecodeSettings
+from pagoda_engine import LoadedModel
+from pagoda_engine.models.families import read_description
+from pagoda_runtime.block_hash import hash_block
+from pagoda_worker import load_engine as module
+from pagoda_worker.errors import MemoryBudgetError
+from pagoda_worker.load_engine import LoadedEngine, load_engine, step_limits_of
+from pagoda_worker.start_up import StartUp
+from pagoda_worker.step_limits import CUDA_LIMITS
 
 GIB = 2**30
 

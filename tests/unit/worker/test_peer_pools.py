@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.kv_pools import CPU, LAYOUT, fill, make_cache, maps_of
 
-from pagoda.engine.cache.peer_pool import (
+from pagoda_engine.cache.peer_pool import (
     PeerPoolError,
     PoolExport,
     PoolHandle,
     exportable_cache,
 )
-from pagoda.worker.errors import LeaseMismatchError
-from pagoda.worker.kv_transfer import peer_pools
-from pagoda.worker.kv_transfer.peer_pools import PeerPools
-from pagoda.worker.kv_transfer.pool_codec import (
+from pagoda_worker.errors import LeaseMismatchError
+from pagoda_worker.kv_transfer import peer_pools
+from pagoda_worker.kv_transfer.peer_pools import PeerPools
+from pagoda_worker.kv_transfer.pool_codec import (
     DigestKind,
     digest_kind,
     is_pool_open,

@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
-from pagoda.decode.config import DecodeSettings
-from pagoda.worker.errors import MemoryBudgetError
-from pagoda.worker.memory_budget import GIB, KvPool, MemoryBudget
-from pagoda.worker.pool_plan import DEFAULT_CPU_BYTES, PoolPlanner
+from pagoda_decode.config import DecodeSettings
+from pagoda_worker.errors import MemoryBudgetError
+from pagoda_worker.memory_budget import GIB, KvPool, MemoryBudget
+from pagoda_worker.pool_plan import DEFAULT_CPU_BYTES, PoolPlanner
 
 BLOCK_BYTES = 2 * 2**20  # of 16 tokens: Llama-3.1-8B in bf16
 GPU = MemoryBudget(

@@ -8,14 +8,14 @@ import pytest
 import torch
 from support.tiny_checkpoints import make_tiny_checkpoint
 
-from pagoda.engine import EngineConfig, LoadedModel, load_model
-from pagoda.engine.cache.copy_lanes import NUM_LANES
-from pagoda.engine.decode_graphs import chosen_sizes
-from pagoda.engine.engine import kv_layout
-from pagoda.engine.models.decoder import Decoder
-from pagoda.worker import profile_memory
-from pagoda.worker.kv_transfer import nixl_pool
-from pagoda.worker.profile_memory import (
+from pagoda_engine import EngineConfig, LoadedModel, load_model
+from pagoda_engine.cache.copy_lanes import NUM_LANES
+from pagoda_engine.decode_graphs import chosen_sizes
+from pagoda_engine.engine import kv_layout
+from pagoda_engine.models.decoder import Decoder
+from pagoda_worker import profile_memory
+from pagoda_worker.kv_transfer import nixl_pool
+from pagoda_worker.profile_memory import (
     GRAPH_BYTES,
     MAX_OTHER_BYTES,
     budget_before_load,

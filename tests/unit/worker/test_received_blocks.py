@@ -5,20 +5,20 @@ import pytest
 import torch
 from support.kv_pools import CPU, LAYOUT, fill
 
-from pagoda.engine import KvCache
-from pagoda.engine.cache.peer_pool import (
+from pagoda.rpc.v1 import kv_transfer_pb2
+from pagoda_engine import KvCache
+from pagoda_engine.cache.peer_pool import (
     PeerPoolError,
     PoolExport,
     exportable_cache,
     open_peer_pool,
 )
-from pagoda.kernels.block_digest import digest_blocks as kernel_digests
-from pagoda.rpc.v1 import kv_transfer_pb2
-from pagoda.worker.errors import LeaseMismatchError
-from pagoda.worker.kv_transfer.digests import digest_blocks
-from pagoda.worker.kv_transfer.pool_codec import DigestKind
-from pagoda.worker.kv_transfer.received_blocks import take_blocks
-from pagoda.worker.kv_transfer.reserved_blocks import ReservedBlocks
+from pagoda_kernels.block_digest import digest_blocks as kernel_digests
+from pagoda_worker.errors import LeaseMismatchError
+from pagoda_worker.kv_transfer.digests import digest_blocks
+from pagoda_worker.kv_transfer.pool_codec import DigestKind
+from pagoda_worker.kv_transfer.received_blocks import take_blocks
+from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 
 SOURCE_IDS = [4, 2, 0, 1]
 TARGET_IDS = [1, 3, 0, 2]

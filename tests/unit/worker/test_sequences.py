@@ -1,7 +1,7 @@
 from opentelemetry.context import Context
 
-from pagoda.engine import SamplingParams, SequenceRequest
-from pagoda.worker.sequences import LiveSequence, SequenceTable, sequence_id_of
+from pagoda_engine import SamplingParams, SequenceRequest
+from pagoda_worker.sequences import LiveSequence, SequenceTable, sequence_id_of
 
 
 def make(request_id: str, index: int = 0, attempt: int = 0, deadline: float = 100.0):

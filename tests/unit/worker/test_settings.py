@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
-from pagoda.decode.config import DecodeSettings
-from pagoda.prefill.config import PrefillSettings
-from pagoda.runtime.errors import SettingsError
-from pagoda.runtime.settings import load_settings
+from pagoda_decode.config import DecodeSettings
+from pagoda_prefill.config import PrefillSettings
+from pagoda_runtime.errors import SettingsError
+from pagoda_runtime.settings import load_settings
 
 
 def test_prefixes_are_the_services() -> None:
@@ -54,7 +54,7 @@ def test_graph_batch_sizes_that_cannot_be_are_refused(sizes: str) -> None:
         load_settings(DecodeSettings, {"PAGODA_DECODE_GRAPH_BATCH_SIZES": sizes})
 
 
-@pytest.mark.parametrize("module", ["pagoda.decode.config", "pagoda.prefill.config"])
+@pytest.mark.parametrize("module", ["pagoda_decode.config", "pagoda_prefill.config"])
 def test_settings_import_no_torch(module: str) -> None:
     script = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from pagoda.engine import StepStats
-from pagoda.worker.speed_model import Rate, SpeedModel
+from pagoda_engine import StepStats
+from pagoda_worker.speed_model import Rate, SpeedModel
 
 
 def decode_step(num_sequences: int, context: int, seconds: float) -> StepStats:

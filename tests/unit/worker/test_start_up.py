@@ -1,7 +1,7 @@
 import pytest
 
-from pagoda.runtime.service import StoppedError
-from pagoda.worker.start_up import StartUp
+from pagoda_runtime.service import StoppedError
+from pagoda_worker.start_up import StartUp
 
 
 class Clock:

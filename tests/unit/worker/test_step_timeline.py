@@ -9,7 +9,7 @@ from opentelemetry import trace
 from prometheus_client import CollectorRegistry
 from support.otlp_sink import OtlpSink, SinkSpan, otlp_sink
 
-from pagoda.engine import (
+from pagoda_engine import (
     ComputedBlocks,
     SamplingParams,
     SequenceOutput,
@@ -17,11 +17,11 @@ from pagoda.engine import (
     StepResult,
     StepStats,
 )
-from pagoda.runtime.settings import CommonSettings
-from pagoda.runtime.telemetry import extract, setup_telemetry, shutdown_telemetry
-from pagoda.worker.metrics import STEP_PARTS, WorkerMetrics
-from pagoda.worker.sequences import LiveSequence, SequenceTable
-from pagoda.worker.step_timeline import MAX_LINKS, StepTimeline
+from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.telemetry import extract, setup_telemetry, shutdown_telemetry
+from pagoda_worker.metrics import STEP_PARTS, WorkerMetrics
+from pagoda_worker.sequences import LiveSequence, SequenceTable
+from pagoda_worker.step_timeline import MAX_LINKS, StepTimeline
 
 UNIX_SECONDS = 1_700_000_000.0
 NOTHING_KNOWN = SequenceTable()

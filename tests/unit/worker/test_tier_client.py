@@ -3,11 +3,11 @@ import tracemalloc
 import numpy as np
 import torch
 
-from pagoda.engine import KvCache, KvLayout
 from pagoda.rpc.v1 import kv_store_pb2
-from pagoda.worker.kv_transfer.digests import digest_blocks
-from pagoda.worker.kv_transfer.reserved_blocks import ReservedBlocks
-from pagoda.worker.tier_client import _write
+from pagoda_engine import KvCache, KvLayout
+from pagoda_worker.kv_transfer.digests import digest_blocks
+from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
+from pagoda_worker.tier_client import _write
 
 HASHES = [bytes([i]) * 16 for i in range(3)]
 

@@ -7,12 +7,12 @@ import pytest
 import pytest_asyncio
 import torch
 
-from pagoda.engine import StepResult
 from pagoda.rpc.v1 import kv_store_pb2, kv_store_pb2_grpc
-from pagoda.runtime.rpc_client import grpc_channel
-from pagoda.runtime.rpc_server import grpc_server
-from pagoda.worker.resident_blocks import ParentHashes, ResidentBlocks
-from pagoda.worker.write_through import WriteThrough
+from pagoda_engine import StepResult
+from pagoda_runtime.rpc_client import grpc_channel
+from pagoda_runtime.rpc_server import grpc_server
+from pagoda_worker.resident_blocks import ParentHashes, ResidentBlocks
+from pagoda_worker.write_through import WriteThrough
 
 BLOCK_BYTES = 2**18
 

@@ -30,7 +30,7 @@ class _DigestEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Digest.ValueTy
     """as DIGEST_XXH3_128"""
     DIGEST_XXH3_128: _Digest.ValueType  # 1
     DIGEST_MULTILINEAR_128: _Digest.ValueType  # 2
-    """pagoda.kernels.digest_blocks; a GPU takes and checks it"""
+    """pagoda_kernels.digest_blocks; a GPU takes and checks it"""
 
 class Digest(_Digest, metaclass=_DigestEnumTypeWrapper): ...
 
@@ -38,7 +38,7 @@ DIGEST_UNSPECIFIED: Digest.ValueType  # 0
 """as DIGEST_XXH3_128"""
 DIGEST_XXH3_128: Digest.ValueType  # 1
 DIGEST_MULTILINEAR_128: Digest.ValueType  # 2
-"""pagoda.kernels.digest_blocks; a GPU takes and checks it"""
+"""pagoda_kernels.digest_blocks; a GPU takes and checks it"""
 Global___Digest: _TypeAlias = Digest  # noqa: Y015
 
 class _PoolKind:

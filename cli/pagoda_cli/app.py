@@ -1,0 +1,53 @@
+"""The `pagoda` command. Only the command asked for is imported: `--help` stays fast."""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+
+# name -> "module:function" and the line that `pagoda --help` shows
+COMMANDS = {
+    "up": ("pagoda_cli.up:up", "Start the whole system on this machine; Ctrl-C stops it."),
+    "serve": ("pagoda_cli.serve:serve", "Run one service in this process."),
+    "chat": ("pagoda_cli.chat:chat", "Talk to a model, or ask one thing from a script."),
+    "trace": ("pagoda_cli.trace:trace", "Show where one request's time went."),
+    "bench": ("pagoda_cli.bench.command:bench", "Measure a running system."),
+}
+
+
+def main() -> None:
+    """Run the command line."""
+    make_app(sys.argv[1:])()
+
+
+def make_app(arguments: Sequence[str]) -> typer.Typer:
+    """Return the app for these arguments: the first word's command, and the others by name only."""
+    app = typer.Typer(
+        name="pagoda",
+        help="Serve large language models from small processes.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    wanted = next((word for word in arguments if not word.startswith("-")), "")
+    for name, (target, summary) in COMMANDS.items():
+        function = _load(target) if name == wanted else _placeholder
+        app.command(name, short_help=summary)(function)
+    return app
+
+
+def _root() -> None:
+    pass
+
+
+def _placeholder() -> None:
+    raise AssertionError("the first word decides which command is loaded")
+
+
+def _load(target: str) -> Callable[..., Any]:
+    module, _, function = target.partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return loaded

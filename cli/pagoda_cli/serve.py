@@ -1,0 +1,26 @@
+"""`pagoda serve`: one service in this process, as `python -m pagoda.<service>` runs it."""
+
+import importlib
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class ServiceName(StrEnum):
+    """The services."""
+
+    gateway = "gateway"
+    router = "router"
+    prefill = "prefill"
+    decode = "decode"
+    kvstore = "kvstore"
+
+
+def serve(service: Annotated[ServiceName, typer.Argument(help="Which service.")]) -> None:
+    """Run one service in this process; SIGTERM and Ctrl-C drain and stop it.
+
+    Settings come from PAGODA_* variables; docs/configuration.md lists them.
+    """
+    module = importlib.import_module(f"pagoda_{service.value}.__main__")
+    raise typer.Exit(module.main())

@@ -1,5 +1,0 @@
-"""How a step's work gets to the device and its tokens back."""
-
-from pagoda.engine.device.queue import DeviceQueue, InlineQueue, LaunchedWork, Recorder, Work
-
-__all__ = ["DeviceQueue", "InlineQueue", "LaunchedWork", "Recorder", "Work"]

@@ -1,6 +1,0 @@
-"""Which sequences run in the next step, and whose KV blocks they use."""
-
-from pagoda.engine.scheduler.scheduler import ScheduledSequence, ScheduledStep, Scheduler
-from pagoda.engine.scheduler.sequence import Sequence, SequenceState
-
-__all__ = ["ScheduledSequence", "ScheduledStep", "Scheduler", "Sequence", "SequenceState"]

@@ -1,0 +1,409 @@
+"""The engine: takes sequences, computes them step by step, and says what each step changed.
+
+Ties the scheduler, the KV blocks, the model and the sampler together. Knows no network and no text.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import torch
+
+from pagoda_engine.cache.block_pool import BlockPool, OnEvict
+from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.config import EngineConfig
+from pagoda_engine.decode_graphs import GraphCapture, Progress
+from pagoda_engine.device import DeviceQueue, InlineQueue
+from pagoda_engine.errors import InvalidSequenceError, QueueFullError, SequenceStateError
+from pagoda_engine.launched_step import LaunchedStep
+from pagoda_engine.layer_export import LayerExport, OnLayers
+from pagoda_engine.load import EngineLoad
+from pagoda_engine.models.model_folder import LoadedModel
+from pagoda_engine.runner import Runner
+from pagoda_engine.sampling import SampleRow, SamplingState, TokenCounts
+from pagoda_engine.scheduler.scheduler import ScheduledStep, Scheduler
+from pagoda_engine.scheduler.sequence import Sequence, SequenceState
+from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
+from pagoda_engine.sequence_request import KvSource, SequenceRequest
+from pagoda_engine.step_commit import commit_step, end_of, final_output
+from pagoda_engine.step_result import (
+    ComputedBlocks,
+    FinishReason,
+    Reservation,
+    SequenceOutput,
+    StepResult,
+    StepStats,
+)
+from pagoda_engine.validation import check_config, check_request
+
+
+class Engine:
+    """One model, one pool of KV blocks, one step after another.
+
+    Where the device works on its own, a step is launched before the tokens of the step before are
+    read: the device never waits for the host. What a stop token ends has by then cost one row of
+    one more step, whose token nobody sees.
+
+    Not thread-safe: the thread that runs the step loop makes every call, except for reads and
+    writes of ``kv_cache``, which any thread may make for blocks that it was given.
+
+    Attributes:
+        config: as given.
+        kv_cache: bytes of the blocks.
+        max_model_len: the smaller of the configuration's and the model's.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        *,
+        hash_block: BlockHasher,
+        on_evict: OnEvict | None = None,
+        on_layers: OnLayers | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        kv_cache: KvCache | None = None,
+        queue: DeviceQueue | None = None,
+        graph_capture: GraphCapture | None = None,
+    ) -> None:
+        """Allocate all KV blocks, unless they are given.
+
+        Args:
+            model: its device is the engine's, whatever ``config.device`` says.
+            config: limits.
+            hash_block: (parent hash, token ids of one block) -> 16 bytes; must be what hashed the
+                requests.
+            on_evict: called in the step's thread with (block hash, block id) before the block is
+                overwritten.
+            on_layers: called in the step's thread with KV of ``prefill_only`` sequences after each
+                of ``config.num_layer_groups`` parts of a forward was launched, except the last.
+            clock: seconds, for StepStats.
+            kv_cache: of ``config.num_blocks`` blocks in this model's layout.
+            queue: to the model's device; None for its usual one.
+            graph_capture: for the same device; None for its usual one, if it has one.
+
+        Raises:
+            InvalidConfigError: a limit is out of range.
+        """
+        check_config(config)
+        if config.num_threads:
+            torch.set_num_threads(config.num_threads)
+        self.config = config
+        self.max_model_len = min(config.max_model_len, model.decoder.max_positions)
+        self._model = model
+        self._clock = clock
+        if kv_cache is None:
+            kv_cache = KvCache(kv_layout(model, config), config.num_blocks, model.device)
+        self.kv_cache = kv_cache
+        self._pool = BlockPool(config.num_blocks, on_evict=on_evict)
+        self._blocks = SequenceBlocks(
+            self._pool,
+            block_size=config.block_size,
+            hash_block=hash_block,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self._scheduler = Scheduler(config, self._blocks)
+        self._queue, graph_capture = _device_parts(
+            model.device, config, queue, graph_capture, clock
+        )
+        with self._queue.preparing():
+            self._runner = Runner(
+                model,
+                kv_cache,
+                config,
+                capture=graph_capture,
+                max_model_len=self.max_model_len,
+            )
+        self._layer_export = None
+        if on_layers is not None and config.num_layer_groups > 1:
+            self._layer_export = LayerExport(
+                on_layers,
+                self._blocks,
+                num_layers=model.description.num_layers,
+                num_groups=config.num_layer_groups,
+            )
+        self._in_flight: deque[LaunchedStep] = deque()
+        self._previous: LaunchedStep | None = None  # read last, unless the device idled since
+        self._num_arrivals = 0
+        self._pending_outputs: list[SequenceOutput] = []
+
+    def capture(self, progress: Progress = lambda done, total: None) -> None:
+        """Capture the device's graphs, if it has any. Call before the first step.
+
+        Args:
+            progress: called with (graphs captured, graphs in all).
+        """
+        self._runner.capture(progress)
+
+    @property
+    def layout(self) -> str:
+        """What two engines must agree on, beside the fingerprint, before they swap blocks."""
+        return self.kv_cache.layout.name
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds, reusable cached ones included."""
+        return self._pool.num_free_blocks
+
+    def add(self, request: SequenceRequest) -> None:
+        """Queue a sequence.
+
+        Raises:
+            InvalidSequenceError: it can never be served.
+            QueueFullError: too many wait already.
+        """
+        if self._scheduler.get(request.sequence_id) is not None:
+            raise InvalidSequenceError("sequence_id", request.sequence_id, "unique in the engine")
+        check_request(
+            request,
+            self.config,
+            max_model_len=self.max_model_len,
+            vocab_size=self._model.vocab_size,
+        )
+        num_waiting = len(self._scheduler.waiting)
+        if num_waiting >= self.config.max_num_waiting:
+            raise QueueFullError(num_waiting, self.config.max_num_waiting)
+        self._num_arrivals += 1
+        sampling_state = SamplingState(request.sampling, eos_token_ids=self._model.eos_token_ids)
+        self._scheduler.add(
+            Sequence(
+                request,
+                self._num_arrivals,
+                max_model_len=self.max_model_len,
+                sampling_state=sampling_state,
+                is_import_pending=request.kv_source is KvSource.IMPORT,
+            )
+        )
+
+    def abort(self, sequence_id: str) -> None:
+        """End a sequence in any state; its blocks are free on return.
+
+        So whoever reads or writes blocks of it from another thread must have stopped before.
+
+        The next step reports its end, unless an end was reported already. Unknown ids are ignored:
+        the sequence may have ended while the abort was on its way.
+        """
+        sequence = self._scheduler.get(sequence_id)
+        if sequence is None:
+            return
+        if not sequence.has_ended:
+            self._pending_outputs.append(final_output(sequence, FinishReason.ABORT))
+        self._scheduler.finish(sequence)
+
+    def import_finished(
+        self, sequence_id: str, *, num_computed_tokens: int, first_token_id: int | None = None
+    ) -> None:
+        """Let a KvSource.IMPORT sequence run: its blocks hold the KV of the first tokens now.
+
+        Whole blocks become reusable. Unknown ids are ignored: the sequence may have been aborted.
+
+        Args:
+            sequence_id: a sequence that a step has reserved blocks for.
+            num_computed_tokens: leading tokens whose KV is valid, at least the
+                ``num_cached_tokens`` of the reservation. The engine prefills the rest, so a failed
+                import is no special case.
+            first_token_id: the next output token, which the producer sampled and published; it is
+                not reported again. Needs the KV of all tokens before it.
+
+        Raises:
+            SequenceStateError: it does not wait for an import.
+            InvalidSequenceError: an argument is out of range.
+        """
+        sequence = self._scheduler.get(sequence_id)
+        if sequence is None:
+            return
+        if sequence.state is not SequenceState.IMPORTING:
+            raise SequenceStateError(sequence_id, sequence.state.value, "importing")
+        num_tokens = len(sequence.token_ids)
+        lowest = sequence.num_cached_tokens if first_token_id is None else num_tokens
+        if not lowest <= num_computed_tokens <= num_tokens:
+            raise InvalidSequenceError(
+                "num_computed_tokens", num_computed_tokens, f"in [{lowest}, {num_tokens}]"
+            )
+        if first_token_id is None:
+            # Without its logits nothing can be sampled, so the last token is computed again.
+            num_computed_tokens = min(num_computed_tokens, num_tokens - 1)
+        else:
+            self._check_first_token(sequence, first_token_id)
+        sequence.num_computed_tokens = sequence.num_launched_tokens = num_computed_tokens
+        self._blocks.register_computed(sequence)
+        self._scheduler.start_running(sequence)
+        if first_token_id is not None:
+            self._take_first_token(sequence, first_token_id)
+
+    def release(self, sequence_id: str) -> None:
+        """Free the blocks of a finished ``prefill_only`` sequence; whole blocks stay cached.
+
+        Unknown ids are ignored: the sequence may have been aborted.
+
+        Raises:
+            SequenceStateError: it has not sampled its token yet, or was never ``prefill_only``.
+        """
+        sequence = self._scheduler.get(sequence_id)
+        if sequence is None:
+            return
+        if sequence.state is not SequenceState.HELD:
+            raise SequenceStateError(sequence_id, sequence.state.value, "held")
+        self._scheduler.finish(sequence)
+
+    def step(self) -> StepResult:
+        """Launch a step, read the oldest that is due, and return what changed since the last call.
+
+        What a result says of blocks is safe to act on: no launched step still writes to a block
+        that is reserved for an import, or reads one that was given back.
+        """
+        started = self._clock()
+        scheduled = self._launch(started)
+        outputs, self._pending_outputs = self._pending_outputs, []
+        reserved = tuple(
+            Reservation(s.sequence_id, tuple(s.block_ids), s.num_cached_tokens)
+            for s in scheduled.reserved
+        )
+        computed: list[ComputedBlocks] = []
+        stats = StepStats(num_preempted=scheduled.num_preempted)
+        is_full = len(self._in_flight) > self._queue.lag
+        if self._in_flight and (is_full or not scheduled.batch):
+            new_outputs, computed, stats = self._read(
+                self._in_flight.popleft(), scheduled.num_preempted
+            )
+            outputs += new_outputs
+        stored, evicted = self._pool.take_events()
+        if not self.has_work():
+            self._previous = None
+        return StepResult(
+            reserved,
+            tuple(outputs),
+            tuple(computed),
+            stored,
+            evicted,
+            stats,
+            self._clock() - started,
+        )
+
+    def has_work(self) -> bool:
+        """Tell whether a step would do anything; False while all wait for blocks or imports."""
+        return (
+            bool(self._pending_outputs or self._in_flight)
+            or self._pool.has_events
+            or self._scheduler.has_work()
+        )
+
+    def load(self) -> EngineLoad:
+        """Return how busy the engine is."""
+        scheduler = self._scheduler
+        waiting_tokens = sum(len(s.token_ids) for s in scheduler.waiting)
+        for sequence in (*scheduler.running, *scheduler.importing.values()):
+            if sequence.is_prefilling:
+                waiting_tokens += sequence.num_uncomputed_tokens
+        return EngineLoad(
+            num_waiting=len(scheduler.waiting),
+            num_running=len(scheduler.running) + len(scheduler.importing),
+            num_waiting_tokens=waiting_tokens,
+            num_blocks=self._pool.num_blocks,
+            num_free_blocks=self._pool.num_free_blocks,
+            num_context_tokens=sum(s.num_computed_tokens for s in scheduler.running),
+        )
+
+    def match_prefix(self, block_hashes: Iterable[bytes]) -> int:
+        """Return how many leading blocks are on the device. No side effect."""
+        return self._pool.match(block_hashes)
+
+    def check_invariants(self) -> None:
+        """Recount everything from first principles; AssertionError if anything differs."""
+        self._scheduler.check_invariants()
+
+    def _launch(self, started: float) -> ScheduledStep:
+        scheduled = self._scheduler.schedule()
+        if not scheduled.batch:
+            return scheduled
+        scheduled_at = self._clock()
+        with self._queue.preparing():
+            rows = [self._row(entry.sequence) for entry in scheduled.batch if entry.samples]
+            export = self._layer_export
+            on_layer = None if export is None else export.of_batch(scheduled.batch)
+            step = self._runner.prepare(scheduled.batch, rows, on_layer=on_layer)
+        sampled_rows = iter(step.row_of)
+        for entry in scheduled.batch:
+            row = next(sampled_rows) if entry.samples else None
+            entry.sequence.launch(entry.num_new_tokens, row=row)
+        work = self._queue.submit(step.work)
+        times = (started, scheduled_at, self._clock())
+        self._in_flight.append(LaunchedStep(scheduled.batch, step, work, times))
+        return scheduled
+
+    def _read(
+        self, launched: LaunchedStep, num_preempted: int
+    ) -> tuple[list[SequenceOutput], list[ComputedBlocks], StepStats]:
+        started = self._clock()
+        tokens = launched.read()
+        read_at = self._clock()
+        outputs, computed = commit_step(self._scheduler, launched.batch, tokens)
+        stats = launched.stats(
+            self._previous,
+            num_preempted=num_preempted,
+            wait_seconds=read_at - started,
+            commit_seconds=self._clock() - read_at,
+        )
+        self._previous = launched
+        return outputs, computed, stats
+
+    def _row(self, sequence: Sequence) -> SampleRow:
+        state, num_prompt = sequence.sampling_state, sequence.num_prompt_tokens
+        tokens, mask = sequence.token_ids, sequence.request.token_mask
+        if state.has_penalties and state.counts is None:
+            state.counts = TokenCounts(
+                tokens[:num_prompt],
+                tokens[num_prompt:],
+                self._model.vocab_size,
+                self._model.device,
+            )
+        allowed = None if mask is None else mask.allowed(tokens[num_prompt:])
+        return SampleRow(state, sequence.num_tokens - num_prompt, allowed)
+
+    def _check_first_token(self, sequence: Sequence, token_id: int) -> None:
+        if sequence.request.prefill_only:
+            raise InvalidSequenceError(
+                "first_token_id", token_id, "None for a prefill_only sequence"
+            )
+        if not 0 <= token_id < self._model.vocab_size:
+            raise InvalidSequenceError(
+                "first_token_id", token_id, f"in [0, {self._model.vocab_size})"
+            )
+
+    def _take_first_token(self, sequence: Sequence, token_id: int) -> None:
+        reason = end_of(sequence, token_id)
+        sequence.token_ids.append(token_id)
+        if reason is not None:  # a producer that is awake does not hand over what has ended
+            matched = token_id if reason is FinishReason.STOP else None
+            self._pending_outputs.append(final_output(sequence, reason, matched=matched))
+            self._scheduler.finish(sequence)
+
+
+def kv_layout(model: LoadedModel, config: EngineConfig) -> KvLayout:
+    """Return the shape of an engine's KV blocks."""
+    shape = model.description
+    return KvLayout(
+        num_layers=shape.num_layers,
+        block_size=config.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=model.dtype,
+    )
+
+
+def _device_parts(
+    device: torch.device,
+    config: EngineConfig,
+    queue: DeviceQueue | None,
+    capture: GraphCapture | None,
+    clock: Callable[[], float],
+) -> tuple[DeviceQueue, GraphCapture | None]:
+    """Return the given ones, or what this kind of device works best with."""
+    if device.type == "cuda" and queue is None:
+        from pagoda_engine.device.cuda_graphs import CudaGraphCapture
+        from pagoda_engine.device.cuda_queue import CudaQueue
+
+        queue = CudaQueue(device)
+        if capture is None and not config.enforce_eager:
+            capture = CudaGraphCapture(queue.stream)
+    return queue or InlineQueue(clock), capture

@@ -1,0 +1,90 @@
+"""Typed access to the fields of a JSON configuration. Errors name the file and the field."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pagoda_engine.errors import CheckpointError
+
+_MISSING = object()
+
+
+class ConfigReader:
+    """One JSON object of a model folder. A field that is null counts as absent."""
+
+    def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
+        self.path = path
+        self.fields = fields
+
+    @classmethod
+    def open(cls, path: Path) -> "ConfigReader":
+        """Read a file.
+
+        Raises:
+            CheckpointError: there is none, or it holds no JSON object.
+        """
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise CheckpointError(path, f"cannot be read: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(path, f"is not JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise CheckpointError(path, "is not a JSON object")
+        return cls(path, fields)
+
+    def integer(self, name: str, default: object = _MISSING) -> int:
+        """Return a positive integer."""
+        value = self._get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CheckpointError(self.path, f"{name} is {value!r}, must be a positive integer")
+        return value
+
+    def number(self, name: str, default: object = _MISSING) -> float:
+        """Return a positive number."""
+        value = self._get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise CheckpointError(self.path, f"{name} is {value!r}, must be a positive number")
+        return float(value)
+
+    def boolean(self, name: str, default: object = _MISSING) -> bool:
+        """Return a truth value."""
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise CheckpointError(self.path, f"{name} is {value!r}, must be true or false")
+        return value
+
+    def string(self, name: str, default: object = _MISSING) -> str:
+        """Return a string."""
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise CheckpointError(self.path, f"{name} is {value!r}, must be a string")
+        return value
+
+    def has(self, name: str) -> bool:
+        """Tell whether the field is there and not null."""
+        return self.fields.get(name) is not None
+
+    def section(self, name: str) -> "ConfigReader":
+        """Return a nested object."""
+        value = self._get(name, _MISSING)
+        if not isinstance(value, dict):
+            raise CheckpointError(self.path, f"{name} is {value!r}, must be an object")
+        return ConfigReader(self.path, value)
+
+    def token_ids(self, name: str) -> frozenset[int]:
+        """Return a field that is absent, one token id or a list of them."""
+        value = self._get(name, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            raise CheckpointError(self.path, f"{name} is {value!r}, must be token ids")
+        return frozenset(ids)
+
+    def _get(self, name: str, default: object) -> Any:
+        value = self.fields.get(name)
+        if value is not None:
+            return value
+        if default is _MISSING:
+            raise CheckpointError(self.path, f"{name} is missing")
+        return default

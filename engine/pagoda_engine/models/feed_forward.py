@@ -1,0 +1,89 @@
+"""The feed-forward part of a layer: one SwiGLU for every token, or a few experts for each.
+
+Knows weights. Knows nothing of attention, residuals or norms.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from pagoda_engine.models.linear import Linear, can_pack
+from pagoda_kernels import fused_moe, route_topk, silu_mul
+
+
+@dataclass(frozen=True, slots=True)
+class DenseFeedForward:
+    """``down(silu(gate(x)) * up(x))``.
+
+    Attributes:
+        gate_up: ``[2 * intermediate, hidden]``, rows of gate, then up.
+        down: ``[hidden, intermediate]``.
+    """
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return ``[T, hidden]`` for ``[T, hidden]``."""
+        return self.down(silu_mul(self.gate_up(hidden)))
+
+
+class Experts:
+    """A weighted sum of the likeliest experts of a token, by the softmax of the router.
+
+    Where projections are packed (see `Linear`) so are the experts, one by one: twice as fast as
+    `fused_moe` on the same CPU, and a token's result is the same whatever its batch.
+    """
+
+    __slots__ = ("_down", "_gate_up", "_norm_topk_prob", "_num_per_tok", "_packed", "_router")
+
+    def __init__(
+        self,
+        router: Linear,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        *,
+        num_experts_per_tok: int,
+        norm_topk_prob: bool,
+    ) -> None:
+        """Take over the weights.
+
+        Args:
+            router: ``[E, hidden]``.
+            gate_up: ``[E, 2 * intermediate, hidden]``, rows of gate, then up, contiguous.
+            down: ``[E, hidden, intermediate]``, contiguous.
+            num_experts_per_tok: experts a token goes through, 1 to E.
+            norm_topk_prob: divide a token's weights by their sum.
+        """
+        self._router = router
+        self._num_per_tok = num_experts_per_tok
+        self._norm_topk_prob = norm_topk_prob
+        self._packed: tuple[DenseFeedForward, ...] = ()
+        self._gate_up, self._down = gate_up, down
+        if gate_up.device.type == "cpu" and can_pack(gate_up.dtype):
+            pairs = zip(gate_up, down, strict=True)
+            self._packed = tuple(DenseFeedForward(Linear(g), Linear(d)) for g, d in pairs)
+            self._gate_up = self._down = gate_up.new_empty(0)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return ``[T, hidden]`` for ``[T, hidden]``."""
+        weights, experts = route_topk(
+            self._router(hidden), self._num_per_tok, renormalise=self._norm_topk_prob
+        )
+        if self._packed:
+            return self._one_by_one(hidden, weights, experts.flatten())
+        return fused_moe(hidden, self._gate_up, self._down, weights, experts)
+
+    def _one_by_one(
+        self, hidden: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """As `fused_moe`, on CPU; `experts` ``[T * k]``."""
+        order = experts.argsort(stable=True)
+        tokens = order // self._num_per_tok
+        counts = torch.bincount(experts, minlength=len(self._packed)).tolist()
+        rows = hidden.index_select(0, tokens).split_with_sizes(counts)
+        parts = [expert(part) for expert, part in zip(self._packed, rows, strict=True) if len(part)]
+        scaled = torch.cat(parts).float() * weights.flatten()[order][:, None]
+        # A token's parts are added in the order of its experts, whatever else is in the batch.
+        summed = torch.zeros(hidden.shape, dtype=torch.float32).index_add_(0, tokens, scaled)
+        return summed.to(hidden.dtype)

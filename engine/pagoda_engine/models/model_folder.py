@@ -1,0 +1,148 @@
+"""Loads a Hugging Face folder: configuration, weights, end-of-sequence tokens, identity."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from pagoda_engine.config import EngineConfig
+from pagoda_engine.errors import InvalidConfigError
+from pagoda_engine.models.build_decoder import OUTPUT_NAME, build_decoder
+from pagoda_engine.models.config_reader import ConfigReader
+from pagoda_engine.models.decoder import Decoder
+from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.families import read_description
+from pagoda_engine.models.fingerprint import fingerprint
+from pagoda_engine.models.weight_reader import WeightReader
+from pagoda_engine.models.weights import OnProgress, WeightFiles, weight_files
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run. Several engines may share it.
+
+    Attributes:
+        description: shapes and options.
+        decoder: the weights and the forward.
+        device: where the weights are.
+        dtype: of weights, activations and KV.
+        eos_token_ids: tokens that end an output unless a sequence ignores them.
+        fingerprint: 16 bytes; equal only for the same configuration and weights.
+    """
+
+    description: DecoderDescription
+    decoder: Decoder = field(repr=False)
+    device: torch.device
+    dtype: torch.dtype
+    eos_token_ids: frozenset[int]
+    fingerprint: bytes
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids run over [0, vocab_size)."""
+        return self.description.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence the model was made for."""
+        return self.description.max_position_embeddings
+
+
+def load_model(
+    folder: Path, config: EngineConfig, on_progress: OnProgress | None = None
+) -> LoadedModel:
+    """Read a model folder and put its weights on ``config.device``.
+
+    Args:
+        folder: in Hugging Face layout, weights in safetensors files.
+        config: device, dtype and the longest sequence.
+        on_progress: called in this thread after every chunk, of at most 16 MiB.
+
+    Raises:
+        CheckpointError: the folder is incomplete, contradicts itself, or UnsupportedModelError.
+        InvalidConfigError: device or dtype is unknown or not here.
+    """
+    description = read_description(folder / "config.json")
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, description.dtype, device)
+    paths = weight_files(folder)
+    # Some exports repeat the tied tensor.
+    ignored = (OUTPUT_NAME,) if description.tie_word_embeddings else ()
+    with ThreadPoolExecutor(1, "fingerprint") as thread, WeightReader(device) as reader:
+        # Beside the loading, which brings the same bytes into the page cache.
+        identity = thread.submit(fingerprint, folder / "config.json", paths)
+        files = WeightFiles(paths, reader, dtype, device, ignored=ignored, on_progress=on_progress)
+        decoder = build_decoder(
+            description,
+            files,
+            max_positions=min(description.max_position_embeddings, config.max_model_len),
+            device=device,
+        )
+        files.check_all_taken()
+        return LoadedModel(
+            description=description,
+            decoder=decoder,
+            device=device,
+            dtype=dtype,
+            eos_token_ids=_eos_token_ids(folder),
+            fingerprint=identity.result(),
+        )
+
+
+def _eos_token_ids(folder: Path) -> frozenset[int]:
+    """Return the generation configuration's, which chat models extend, or else the model's."""
+    generation_path = folder / "generation_config.json"
+    if generation_path.is_file():
+        generation = ConfigReader.open(generation_path)
+        if generation.has("eos_token_id"):
+            return generation.token_ids("eos_token_id")
+    return ConfigReader.open(folder / "config.json").token_ids("eos_token_id")
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of that name.
+
+    Raises:
+        InvalidConfigError: it is unknown or not here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidConfigError("device", name, "cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidConfigError("device", name, "cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfigError(
+            "device", name, f"cpu: torch {torch.__version__} finds no CUDA device"
+        )
+    return device
+
+
+def resolve_dtype(wanted: str, checkpoint: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of that name; for ``auto`` the checkpoint's, if the device is fast at it.
+
+    Raises:
+        InvalidConfigError: it is unknown.
+    """
+    if wanted != "auto":
+        if wanted not in _DTYPES:
+            raise InvalidConfigError("dtype", wanted, "one of auto, " + ", ".join(_DTYPES))
+        return _DTYPES[wanted]
+    dtype = _DTYPES.get(checkpoint, torch.float32)
+    return dtype if _is_fast(dtype, device) else torch.float32
+
+
+def _is_fast(dtype: torch.dtype, device: torch.device) -> bool:
+    if device.type == "cuda":
+        return dtype is not torch.bfloat16 or torch.cuda.is_bf16_supported(
+            including_emulation=False
+        )
+    # torch's fp16 projections on CPU are several times slower than its fp32 ones.
+    return dtype is torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()

@@ -1,0 +1,16 @@
+"""From logits to tokens: each row's result is a function of its own logits and state."""
+
+from pagoda_engine.sampling.row_plan import RowPlan, SampleRow, plan_rows
+from pagoda_engine.sampling.sampler import SampledToken, sample, to_tokens
+from pagoda_engine.sampling.sampling_state import SamplingState, TokenCounts
+
+__all__ = [
+    "RowPlan",
+    "SampleRow",
+    "SampledToken",
+    "SamplingState",
+    "TokenCounts",
+    "plan_rows",
+    "sample",
+    "to_tokens",
+]

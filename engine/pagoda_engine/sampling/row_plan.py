@@ -1,0 +1,192 @@
+"""What sampling does to each row of one step's logits, on the device before the logits are there.
+
+Knows parameters and rows. Knows nothing of sequences or of when they end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagoda_engine.sampling.sampling_state import SamplingState, TokenCounts
+from pagoda_kernels import SamplingRows, plan_sampling
+from pagoda_kernels.host_copy import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One row as the step loop sees it when it launches the step.
+
+    Attributes:
+        state: of the sequence; its counts must be there if it has penalties.
+        index: output index of the token, for the random number and ``min_tokens``.
+        allowed: ``[V]`` bool on the CPU; None for all tokens.
+    """
+
+    state: SamplingState
+    index: int
+    allowed: torch.Tensor | None = None
+
+    @property
+    def must_not_stop(self) -> bool:
+        """Whether the token is one of the first ``min_tokens``."""
+        return self.index < self.state.params.min_tokens and bool(self.state.stop_token_ids)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it takes the largest logit as it is."""
+        return self.state.is_plain and self.allowed is None and not self.must_not_stop
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Rows with penalties.
+
+    Attributes:
+        rows: int64 ``[P]``.
+        factors: float32 ``[3, P]``: repetition, frequency, presence.
+        counts: P token counts, which the step reads and then adds its tokens to.
+    """
+
+    rows: torch.Tensor
+    factors: torch.Tensor
+    counts: tuple[TokenCounts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """Rows whose logprobs are wanted: int64 ``[L]``, and how many of the likeliest at most."""
+
+    rows: torch.Tensor
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """All rows of a step; tensors on the device of the logits.
+
+    Attributes:
+        draw: None if every row is greedy.
+        penalties: None if no row has any.
+        biased: (row, token, bias), each ``[B]``; None if no row has a bias.
+        forbidden: (row, token), each ``[F]``, that get no chance; None if there are none.
+        masked: (rows ``[M]``, bool ``[M, V]`` allowed); None if no row has a mask.
+        logprobs: None if nobody asked.
+    """
+
+    draw: SamplingRows | None = None
+    penalties: Penalties | None = None
+    biased: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    forbidden: tuple[torch.Tensor, torch.Tensor] | None = None
+    masked: tuple[torch.Tensor, torch.Tensor] | None = None
+    logprobs: LogprobRows | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the tokens come from other logits than the model's."""
+        changes = (self.penalties, self.biased, self.forbidden, self.masked)
+        return any(change is not None for change in changes)
+
+
+_PLAIN = RowPlan()
+
+
+def plan_rows(rows: Sequence[SampleRow], device: torch.device) -> RowPlan:
+    """Put what the rows ask for on the device, without waiting for it."""
+    if all(row.is_plain for row in rows):
+        return _PLAIN
+    return RowPlan(
+        draw=_draw(rows, device),
+        penalties=_penalties(rows, device),
+        biased=_biased(rows, device),
+        forbidden=_forbidden(rows, device),
+        masked=_masked(rows, device),
+        logprobs=_logprobs(rows, device),
+    )
+
+
+def _draw(rows: Sequence[SampleRow], device: torch.device) -> SamplingRows | None:
+    params = [row.state.params for row in rows]
+    if not any(p.temperature for p in params):
+        return None
+    return plan_sampling(
+        temperatures=[p.temperature for p in params],
+        top_ks=[p.top_k for p in params],
+        top_ps=[p.top_p for p in params],
+        min_ps=[p.min_p for p in params],
+        seeds=[p.seed for p in params],
+        indices=[row.index for row in rows],
+        device=device,
+    )
+
+
+def _penalties(rows: Sequence[SampleRow], device: torch.device) -> Penalties | None:
+    chosen = [i for i, row in enumerate(rows) if row.state.has_penalties]
+    if not chosen:
+        return None
+    params = [rows[i].state.params for i in chosen]
+    factors = [
+        [p.repetition_penalty for p in params],
+        [p.frequency_penalty for p in params],
+        [p.presence_penalty for p in params],
+    ]
+    counts = tuple(c for i in chosen if (c := rows[i].state.counts) is not None)
+    assert len(counts) == len(chosen)
+    arrays = np.array(chosen, np.int64), np.array(factors, np.float32)
+    row_tensor, factor_tensor = to_device(arrays, device)
+    return Penalties(row_tensor, factor_tensor, counts)
+
+
+def _biased(
+    rows: Sequence[SampleRow], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    entries = [
+        (i, token_id, bias)
+        for i, row in enumerate(rows)
+        for token_id, bias in row.state.params.logit_bias.items()
+    ]
+    if not entries:
+        return None
+    row_ids, token_ids, biases = zip(*entries, strict=True)
+    arrays = np.array((row_ids, token_ids), np.int64), np.array(biases, np.float32)
+    at, values = to_device(arrays, device)
+    return at[0], at[1], values
+
+
+def _forbidden(
+    rows: Sequence[SampleRow], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    entries = [
+        (i, token_id)
+        for i, row in enumerate(rows)
+        if row.must_not_stop
+        for token_id in row.state.stop_token_ids
+    ]
+    if not entries:
+        return None
+    (at,) = to_device([np.array(entries, np.int64).T.copy()], device)
+    return at[0], at[1]
+
+
+def _masked(
+    rows: Sequence[SampleRow], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    chosen = [(i, row.allowed) for i, row in enumerate(rows) if row.allowed is not None]
+    if not chosen:
+        return None
+    row_ids, allowed = zip(*chosen, strict=True)
+    stacked = np.stack([mask.numpy() for mask in allowed])
+    row_tensor, masks = to_device((np.array(row_ids, np.int64), stacked), device)
+    return row_tensor, masks
+
+
+def _logprobs(rows: Sequence[SampleRow], device: torch.device) -> LogprobRows | None:
+    wanted = [
+        (i, n) for i, row in enumerate(rows) if (n := row.state.params.num_logprobs) is not None
+    ]
+    if not wanted:
+        return None
+    row_ids, nums = zip(*wanted, strict=True)
+    (rows_on_device,) = to_device([np.array(row_ids, np.int64)], device)
+    return LogprobRows(rows_on_device, max(nums))

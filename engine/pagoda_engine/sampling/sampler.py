@@ -1,0 +1,109 @@
+"""Choose one token for each row of logits, on the device and without waiting for it.
+
+Order: penalties, bias, masks, temperature, truncation (top-k, top-p, min-p), softmax, draw. Every
+row's result is a function of its own logits and state alone. Knows nothing of sequences or of when
+they end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pagoda_engine.sampling.row_plan import Penalties, RowPlan, SampleRow
+from pagoda_engine.step_result import TokenLogprobs
+from pagoda_kernels import penalise_logits, sample_tokens
+
+MIN_LOGPROB = -9999.0
+"""Reported in place of minus infinity, which JSON cannot carry."""
+
+INVALID = -1
+"""In place of a token where the logits held a NaN or nothing finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One row's choice.
+
+    Attributes:
+        token_id: the token.
+        logprobs: of the model's own distribution; None if not asked.
+        is_valid: False when the logits held a NaN or nothing finite; then ``token_id`` means
+            nothing.
+    """
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    is_valid: bool = True
+
+
+def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
+    """Choose a token for each row.
+
+    Args:
+        logits: ``[S, V]`` of any float dtype, on any device; not changed.
+        plan: of the same rows; its token counts get the tokens chosen.
+
+    Returns:
+        int64 ``[S]`` token ids or INVALID; where logprobs are wanted also float32 ``[L]`` of the
+        chosen tokens, int64 and float32 ``[L, num_top]`` of the likeliest.
+    """
+    adjusted = _adjust(logits, plan) if plan.changes_logits else logits
+    if plan.draw is None:
+        best = adjusted.max(dim=-1)
+        token_ids, is_valid = best.indices, best.values.isfinite()
+    else:
+        token_ids, is_valid = sample_tokens(adjusted, plan.draw)
+    if plan.penalties is not None:
+        for row, counts in zip(plan.penalties.rows, plan.penalties.counts, strict=True):
+            counts.add(token_ids.index_select(0, row[None]))
+    chosen = token_ids.masked_fill(is_valid.logical_not(), INVALID)
+    if plan.logprobs is None:
+        return [chosen]
+    rows = plan.logprobs.rows
+    logprobs = torch.log_softmax(logits.index_select(0, rows).float(), dim=-1)
+    logprobs.clamp_(min=MIN_LOGPROB)
+    own = logprobs.gather(1, token_ids.index_select(0, rows)[:, None])[:, 0]
+    top = logprobs.topk(plan.logprobs.num_top, dim=-1)
+    return [chosen, own, top.indices, top.values]
+
+
+def to_tokens(tensors: Sequence[torch.Tensor], rows: Sequence[SampleRow]) -> list[SampledToken]:
+    """Return what `sample` chose, once its tensors are on the host."""
+    token_ids = tensors[0].tolist()
+    sampled = [SampledToken(token_id, is_valid=token_id != INVALID) for token_id in token_ids]
+    if len(tensors) == 1:
+        return sampled
+    own, top_ids, top_values = (tensor.tolist() for tensor in tensors[1:])
+    wanted = [i for i, row in enumerate(rows) if row.state.params.num_logprobs is not None]
+    for j, i in enumerate(wanted):
+        num_logprobs = rows[i].state.params.num_logprobs
+        if sampled[i].is_valid:
+            best = tuple(zip(top_ids[j][:num_logprobs], top_values[j][:num_logprobs], strict=True))
+            logprobs = TokenLogprobs(token_ids[i], own[j], best)
+            sampled[i] = SampledToken(token_ids[i], logprobs)
+    return sampled
+
+
+def _adjust(logits: torch.Tensor, plan: RowPlan) -> torch.Tensor:
+    adjusted = logits.float() if logits.dtype != torch.float32 else logits.clone()
+    if plan.penalties is not None:
+        rows = plan.penalties.rows
+        adjusted.index_copy_(0, rows, _penalise(adjusted.index_select(0, rows), plan.penalties))
+    if plan.biased is not None:
+        row_ids, token_ids, biases = plan.biased
+        adjusted.index_put_((row_ids, token_ids), biases, accumulate=True)
+    if plan.forbidden is not None:
+        # Not `= float("-inf")`: on CUDA that number would be copied over, and the copy waited for.
+        adjusted.index_put_(plan.forbidden, adjusted.new_full((1,), float("-inf")))
+    if plan.masked is not None:
+        rows, allowed = plan.masked
+        kept = adjusted.index_select(0, rows).masked_fill_(allowed.logical_not(), float("-inf"))
+        adjusted.index_copy_(0, rows, kept)
+    return adjusted
+
+
+def _penalise(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:
+    in_output = torch.stack([counts.in_output for counts in penalties.counts])
+    in_prompt = torch.stack([counts.in_prompt for counts in penalties.counts])
+    return penalise_logits(logits, in_output, in_prompt, *penalties.factors)

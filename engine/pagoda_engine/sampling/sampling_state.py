@@ -1,0 +1,79 @@
+"""What sampling must know of one sequence from token to token.
+
+Knows parameters and, for the penalties, token counts on the device. Knows nothing of logits or of
+other sequences.
+"""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import torch
+
+from pagoda_engine.sampling_params import SamplingParams
+from pagoda_kernels.host_copy import to_device
+
+
+class SamplingState:
+    """Parameters and token counts of one sequence.
+
+    Attributes:
+        params: what the caller asked.
+        stop_token_ids: tokens that end the output, EOS included unless it is ignored.
+        has_penalties: a repetition, frequency or presence penalty is on.
+        is_plain: greedy, and nothing but ``min_tokens`` or a mask could change or must report a
+            logit.
+        counts: for the penalties; None until the first token is sampled and after the last.
+    """
+
+    __slots__ = ("counts", "has_penalties", "is_plain", "params", "stop_token_ids")
+
+    def __init__(self, params: SamplingParams, *, eos_token_ids: Collection[int]) -> None:
+        self.params = params
+        stop_token_ids = {*params.stop_token_ids}
+        if not params.ignore_eos:
+            stop_token_ids.update(eos_token_ids)
+        self.stop_token_ids = tuple(sorted(stop_token_ids))
+        self.has_penalties = (
+            params.repetition_penalty != 1.0
+            or params.frequency_penalty != 0.0
+            or params.presence_penalty != 0.0
+        )
+        self.is_plain = (
+            params.temperature == 0.0
+            and not self.has_penalties
+            and not params.logit_bias
+            and params.num_logprobs is None
+        )
+        self.counts: TokenCounts | None = None
+
+
+class TokenCounts:
+    """How often each token is in the output, and which are in the prompt.
+
+    Made by the step loop, afterwards used by steps' work alone: each step counts what it sampled
+    itself, on the device, so the next one need not wait for the host to know the token.
+
+    Attributes:
+        in_output: ``[V]`` float32 counts.
+        in_prompt: ``[V]`` bool.
+    """
+
+    __slots__ = ("in_output", "in_prompt")
+
+    def __init__(
+        self,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        """Count the tokens known so far."""
+        in_prompt = np.zeros(vocab_size, dtype=np.bool_)
+        in_prompt[np.array(prompt_token_ids, dtype=np.int64)] = True
+        in_output = np.bincount(np.array(output_token_ids, dtype=np.int64), minlength=vocab_size)
+        arrays = in_output.astype(np.float32), in_prompt
+        self.in_output, self.in_prompt = to_device(arrays, device)
+
+    def add(self, token_id: torch.Tensor) -> None:
+        """Count one output token, int64 ``[1]`` on the device of the counts."""
+        self.in_output.index_add_(0, token_id, self.in_output.new_ones(1))

@@ -1,0 +1,6 @@
+"""Which sequences run in the next step, and whose KV blocks they use."""
+
+from pagoda_engine.scheduler.scheduler import ScheduledSequence, ScheduledStep, Scheduler
+from pagoda_engine.scheduler.sequence import Sequence, SequenceState
+
+__all__ = ["ScheduledSequence", "ScheduledStep", "Scheduler", "Sequence", "SequenceState"]

@@ -1,0 +1,266 @@
+"""Continuous batching: who waits, who runs, and how many tokens of whom the next step computes.
+
+Knows sequences and blocks. Knows nothing of tensors, models or sampling.
+"""
+
+import bisect
+from collections import deque
+from dataclasses import dataclass
+from operator import attrgetter
+
+from pagoda_engine.config import EngineConfig
+from pagoda_engine.scheduler.sequence import Sequence, SequenceState
+from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
+
+_BY_ARRIVAL = attrgetter("arrival")
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """Compute tokens [first_token, first_token + num_new_tokens) of a sequence.
+
+    Attributes:
+        sequence: its counts change when the step is launched, and again when it is read.
+        first_token: the first token whose KV is missing.
+        num_new_tokens: at least 1.
+        is_prefill: the tokens were known at admission; else it is the decode of one sampled token.
+        samples: the chunk reaches the last token, so its logits give the next one.
+    """
+
+    sequence: Sequence
+    first_token: int
+    num_new_tokens: int
+    is_prefill: bool
+    samples: bool
+
+    @property
+    def num_context_tokens(self) -> int:
+        """KV tokens that its attention reads, the new ones included."""
+        return self.first_token + self.num_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """What one step computes, and whom it admitted or preempted on the way."""
+
+    batch: tuple[ScheduledSequence, ...]
+    reserved: tuple[Sequence, ...]
+    num_preempted: int
+
+
+class Scheduler:
+    """Queues and the policy over them.
+
+    A step takes decodes first, oldest first, then goes on with prefills that run already, then
+    admits the sequences that wait, first come first served. Admission reserves the blocks of all
+    tokens known so far, so only decodes ever ask for more; when none is left, the youngest running
+    sequence loses its blocks and goes back to the front of the queue. Its tokens are kept, so it
+    goes on as if nothing had happened.
+
+    ``max_num_seqs`` caps the running and importing sequences together: each of them is in a step
+    sooner or later. Held ones are in none and do not count.
+    """
+
+    def __init__(self, config: EngineConfig, blocks: SequenceBlocks) -> None:
+        self.blocks = blocks
+        self._max_num_seqs = config.max_num_seqs
+        self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._sequences: dict[str, Sequence] = {}
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.importing: dict[str, Sequence] = {}
+        self.held: dict[str, Sequence] = {}
+
+    def get(self, sequence_id: str) -> Sequence | None:
+        """Return a sequence that waits, imports, runs or is held."""
+        return self._sequences.get(sequence_id)
+
+    def __len__(self) -> int:
+        """Number of sequences in any of the states."""
+        return len(self._sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        self._sequences[sequence.sequence_id] = sequence
+        self.waiting.append(sequence)
+
+    def schedule(self) -> ScheduledStep:
+        """Choose the next step's batch. Blocks and queues change; token counts do not."""
+        batch: list[ScheduledSequence] = []
+        budget, num_preempted = self._schedule_decodes(batch, self._max_num_batched_tokens)
+        for sequence in self.running:
+            if budget and sequence.is_prefilling:
+                budget -= self._schedule_prefill(sequence, budget, batch)
+        # Who was just preempted would be admitted at once and preempted again.
+        reserved = [] if num_preempted else self._admit(batch, budget)
+        return ScheduledStep(tuple(batch), tuple(reserved), num_preempted)
+
+    def start_running(self, sequence: Sequence) -> None:
+        """Let a sequence whose blocks are reserved take part in steps."""
+        self.importing.pop(sequence.sequence_id, None)
+        sequence.is_import_pending = False
+        sequence.state = SequenceState.RUNNING
+        bisect.insort(self.running, sequence, key=_BY_ARRIVAL)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Take a sequence out of the steps and keep its blocks."""
+        self.running.remove(sequence)
+        sequence.leave_steps(SequenceState.HELD)
+        self.held[sequence.sequence_id] = sequence
+
+    def finish(self, sequence: Sequence) -> None:
+        """Forget a sequence in any state; its blocks are free on return."""
+        match sequence.state:
+            case SequenceState.WAITING:
+                self.waiting.remove(sequence)
+            case SequenceState.IMPORTING:
+                del self.importing[sequence.sequence_id]
+            case SequenceState.RUNNING:
+                self.running.remove(sequence)
+            case SequenceState.HELD:
+                del self.held[sequence.sequence_id]
+            case SequenceState.FINISHED:
+                raise AssertionError(f"sequence {sequence.sequence_id!r} finished twice")
+        if sequence.block_ids:
+            self.blocks.free(sequence)
+        sequence.leave_steps(SequenceState.FINISHED)
+        del self._sequences[sequence.sequence_id]
+
+    def has_work(self) -> bool:
+        """Tell whether `schedule` would choose or admit anything."""
+        return bool(self.running) or self._can_admit()
+
+    def _schedule_decodes(self, batch: list[ScheduledSequence], budget: int) -> tuple[int, int]:
+        num_preempted = 0
+        for sequence in self.running.copy():
+            # A victim of an older sequence is no longer running; it is younger, so not in the batch
+            # yet.
+            if sequence.state is not SequenceState.RUNNING or not sequence.is_decoding:
+                continue
+            if not budget:
+                break
+            while self.blocks.needs_block(sequence) and not self.blocks.grow(sequence):
+                num_preempted += 1
+                if self._preempt_youngest() is sequence:
+                    break
+            else:
+                batch.append(
+                    ScheduledSequence(
+                        sequence,
+                        first_token=sequence.num_launched_tokens,
+                        num_new_tokens=1,
+                        is_prefill=False,
+                        samples=True,
+                    )
+                )
+                budget -= 1
+        return budget, num_preempted
+
+    def _schedule_prefill(
+        self, sequence: Sequence, budget: int, batch: list[ScheduledSequence]
+    ) -> int:
+        missing = sequence.num_uncomputed_tokens
+        num_new_tokens = min(missing, budget)
+        batch.append(
+            ScheduledSequence(
+                sequence,
+                first_token=sequence.num_launched_tokens,
+                num_new_tokens=num_new_tokens,
+                is_prefill=True,
+                samples=num_new_tokens == missing,
+            )
+        )
+        return num_new_tokens
+
+    def _preempt_youngest(self) -> Sequence:
+        """Take the blocks of one sequence away. Only a decode asks, so there is always one."""
+        victim = next(s for s in reversed(self.running) if s.is_preemptible)
+        self.running.remove(victim)
+        self.blocks.free(victim)
+        victim.state = SequenceState.WAITING
+        # In front of all who came later. Not always the very front: an import that finishes late
+        # may run, and be preempted, while an older victim still waits.
+        position = bisect.bisect_left(self.waiting, victim.arrival, key=_BY_ARRIVAL)
+        self.waiting.insert(position, victim)
+        return victim
+
+    def _admit(self, batch: list[ScheduledSequence], budget: int) -> list[Sequence]:
+        reserved = []
+        while self.waiting and self._has_seat():
+            sequence = self.waiting[0]
+            if sequence.num_unread_tokens or (not budget and not sequence.is_import_pending):
+                break
+            if not self.blocks.reserve(sequence, self._num_spare_blocks()):
+                break
+            self.waiting.popleft()
+            if not sequence.was_reserved:
+                sequence.was_reserved = True
+                reserved.append(sequence)
+            if sequence.is_import_pending:
+                sequence.state = SequenceState.IMPORTING
+                self.importing[sequence.sequence_id] = sequence
+            else:
+                self.start_running(sequence)
+                budget -= self._schedule_prefill(sequence, budget, batch)
+        return reserved
+
+    def _can_admit(self) -> bool:
+        if not self.waiting or self.waiting[0].num_unread_tokens or not self._has_seat():
+            return False
+        return self.blocks.can_reserve(self.waiting[0], self._num_spare_blocks())
+
+    def _has_seat(self) -> bool:
+        return len(self.running) + len(self.importing) < self._max_num_seqs
+
+    def _num_spare_blocks(self) -> int:
+        """Blocks that an admission leaves free, so that it does not cause a preemption soon.
+
+        Each running sequence asks for at most one block in block_size steps. With none running
+        nothing is spared: else a sequence as large as the pool would wait for ever.
+        """
+        if not self.running:
+            return 0
+        growing = sum(self.blocks.may_grow(sequence) for sequence in self.running)
+        return growing + self.blocks.pool.num_blocks // 100
+
+    def check_invariants(self) -> None:
+        """Recount queues, states and block ownership from first principles."""
+        queues = [
+            (SequenceState.WAITING, list(self.waiting)),
+            (SequenceState.IMPORTING, list(self.importing.values())),
+            (SequenceState.RUNNING, self.running),
+            (SequenceState.HELD, list(self.held.values())),
+        ]
+        queued = [s for _, queue in queues for s in queue]
+        assert len(queued) == len(self._sequences) == len({s.sequence_id for s in queued})
+        assert all(self._sequences[s.sequence_id] is s for s in queued)
+        assert all(s.state is state for state, queue in queues for s in queue)
+        assert [*self.waiting] == sorted(self.waiting, key=_BY_ARRIVAL), "the queue lost its order"
+        assert self.running == sorted(self.running, key=_BY_ARRIVAL), "the batch lost its order"
+        assert len(self.running) + len(self.importing) <= self._max_num_seqs
+        ref_counts: dict[int, int] = {}
+        for sequence in queued:
+            self._check_sequence(sequence)
+            for block_id in sequence.block_ids:
+                ref_counts[block_id] = ref_counts.get(block_id, 0) + 1
+        self.blocks.pool.check_invariants(ref_counts)
+
+    def _check_sequence(self, sequence: Sequence) -> None:
+        size = self.blocks.block_size
+        num_tokens, num_computed = sequence.num_tokens, sequence.num_computed_tokens
+        num_launched = sequence.num_launched_tokens
+        assert num_launched <= len(sequence.block_ids) * size, "KV without a block"
+        assert num_computed <= min(num_launched, len(sequence.token_ids))
+        assert sequence.num_registered_blocks * size <= num_computed
+        if sequence.state is SequenceState.WAITING:
+            assert not sequence.block_ids
+            assert num_launched == 0
+            return
+        assert len(set(sequence.block_ids)) == len(sequence.block_ids)
+        assert num_launched < num_tokens or sequence.has_ended, "nothing left to compute"
+        assert num_tokens <= sequence.max_num_tokens
+        assert sequence.num_cached_tokens % size == 0
+        assert sequence.num_cached_tokens <= num_computed
+        # Blocks that this sequence may still write are its own.
+        for block_id in sequence.block_ids[num_computed // size :]:
+            assert self.blocks.pool.ref_count(block_id) == 1, f"block {block_id} is shared"

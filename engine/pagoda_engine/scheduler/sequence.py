@@ -1,0 +1,171 @@
+"""The engine's own state of one sequence, beside its immutable request.
+
+Knows tokens, lengths and block ids. Knows nothing of other sequences, of the pool or of tensors.
+"""
+
+import enum
+
+from pagoda_engine.sampling.sampling_state import SamplingState
+from pagoda_engine.sequence_request import SequenceRequest
+
+
+class SequenceState(enum.Enum):
+    """What a sequence is doing.
+
+    WAITING -> (IMPORTING ->) RUNNING -> (HELD ->) FINISHED; a preempted one goes from RUNNING back
+    to WAITING. IMPORTING, RUNNING and HELD sequences own blocks, the others own none.
+    """
+
+    WAITING = "waiting"
+    IMPORTING = "importing"  # blocks reserved; someone else writes them
+    RUNNING = "running"  # prefilling or decoding
+    HELD = "held"  # prefill_only and sampled, or failed: blocks stay until `Engine.release`
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Mutable state of one sequence.
+
+    Attributes:
+        request: what the caller asked.
+        arrival: rank among all sequences ever added; smaller is older.
+        state: see SequenceState.
+        token_ids: prompt and output, also output of earlier attempts.
+        num_prompt_tokens: ``token_ids[:num_prompt_tokens]`` is the prompt.
+        max_num_tokens: length at which the output ends with LENGTH.
+        num_unread_tokens: tokens that launched steps sample behind ``token_ids`` and that have not
+            been read back yet.
+        unread_row: row of the latest unread token in its step's tokens; means nothing if none is
+            unread.
+        num_launched_tokens: leading tokens whose KV is in the blocks once the launched steps have
+            run.
+        num_computed_tokens: leading tokens whose KV is in the blocks.
+        num_cached_tokens: leading tokens whose KV was reused at the latest admission.
+        prefill_end: tokens that the latest admission found; computing up to there is prefill.
+        block_ids: logical -> physical; entry i covers tokens [i * block_size, (i + 1) *
+            block_size).
+        block_hashes: of the leading full blocks, as far as known.
+        num_registered_blocks: leading blocks that were offered to the pool for reuse.
+        num_exported_blocks: leading blocks that `StepResult.computed` has named.
+        num_announced_blocks: leading blocks whose layers a launched step names.
+        was_reserved: `StepResult.reserved` has named it; a later admission after a preemption is
+            not named.
+        has_ended: an output with a finish_reason was reported.
+        is_import_pending: the next admission waits for the caller to write KV.
+    """
+
+    __slots__ = (
+        "arrival",
+        "block_hashes",
+        "block_ids",
+        "has_ended",
+        "is_import_pending",
+        "max_num_tokens",
+        "num_announced_blocks",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_exported_blocks",
+        "num_launched_tokens",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "num_unread_tokens",
+        "prefill_end",
+        "request",
+        "sampling_state",
+        "state",
+        "stop_token_ids",
+        "token_ids",
+        "unread_row",
+        "was_reserved",
+    )
+
+    def __init__(
+        self,
+        request: SequenceRequest,
+        arrival: int,
+        *,
+        max_model_len: int,
+        sampling_state: SamplingState,
+        is_import_pending: bool,
+    ) -> None:
+        num_prompt_tokens = len(request.prompt_token_ids)
+        self.request = request
+        self.arrival = arrival
+        self.state = SequenceState.WAITING
+        self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_num_tokens = min(max_model_len, num_prompt_tokens + request.sampling.max_tokens)
+        self.num_unread_tokens = 0
+        self.unread_row = 0
+        self.num_launched_tokens = 0
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.prefill_end = len(self.token_ids)
+        self.block_ids: list[int] = []
+        self.block_hashes = list(request.block_hashes)
+        self.num_registered_blocks = 0
+        self.num_exported_blocks = 0
+        self.num_announced_blocks = 0
+        self.was_reserved = False
+        self.has_ended = False
+        self.is_import_pending = is_import_pending
+        self.sampling_state = sampling_state
+        self.stop_token_ids = frozenset(sampling_state.stop_token_ids)
+
+    @property
+    def sequence_id(self) -> str:
+        """The caller's name for it."""
+        return self.request.sequence_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, those included that have not been read back."""
+        return len(self.token_ids) + self.num_unread_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens that were read; also the output index of the next one to read."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose KV is missing; at least 1, since the last token's logits are needed."""
+        return self.num_tokens - self.num_launched_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether its next tokens were known when it was admitted."""
+        return self.num_launched_tokens < self.prefill_end
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether a step can compute its last token and sample one more.
+
+        An end by length is foreseen; a stop token is not, and costs one row of one more step.
+        """
+        if self.is_prefilling or self.request.prefill_only:
+            return False
+        must_wait = self.num_unread_tokens > 0 and self.request.token_mask is not None
+        return not must_wait and self.num_tokens < self.max_num_tokens
+
+    @property
+    def is_preemptible(self) -> bool:
+        """Whether its blocks may be taken away: never while someone else may be reading them."""
+        return not self.request.prefill_only
+
+    def launch(self, num_new_tokens: int, *, row: int | None) -> None:
+        """Note that a step was launched that computes tokens.
+
+        Args:
+            num_new_tokens: how many.
+            row: of the token that it samples, in the step's tokens; None if it samples none.
+        """
+        self.num_launched_tokens += num_new_tokens
+        if row is not None:
+            self.num_unread_tokens += 1
+            self.unread_row = row
+
+    def leave_steps(self, state: SequenceState) -> None:
+        """Enter a state in which nothing is sampled any more; device memory for it is dropped."""
+        self.state = state
+        self.sampling_state.counts = None

@@ -1,0 +1,117 @@
+"""Takes, grows, registers and frees the blocks of sequences.
+
+Knows sequences and the pool. Knows nothing of queues or budgets.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+from pagoda_engine.cache.block_pool import BlockPool
+from pagoda_engine.scheduler.sequence import Sequence
+
+BlockHasher = Callable[[bytes, SequenceOf[int]], bytes]
+"""(parent hash, token ids of one block) -> 16 bytes."""
+
+
+class SequenceBlocks:
+    """The only caller of the pool on behalf of sequences."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        hash_block: BlockHasher,
+        enable_prefix_caching: bool,
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self._hash_block = hash_block
+        self._enable_prefix_caching = enable_prefix_caching
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Return the blocks that hold the KV of this many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def num_exportable(self, num_tokens: int, *, is_last: bool) -> int:
+        """Return the blocks that this many computed tokens complete; at the end the last too."""
+        return self.num_blocks_for(num_tokens) if is_last else num_tokens // self.block_size
+
+    def can_reserve(self, sequence: Sequence, num_spare_blocks: int) -> bool:
+        """Tell whether `reserve` would succeed. No side effect on the pool."""
+        hits = self._match(sequence)
+        num_new = self.num_blocks_for(len(sequence.token_ids)) - len(hits)
+        return self.pool.num_allocatable(hits) >= num_new + num_spare_blocks
+
+    def reserve(self, sequence: Sequence, num_spare_blocks: int) -> bool:
+        """Take blocks for all tokens of a sequence, sharing the longest cached prefix.
+
+        The last token is never part of a shared block: its logits must be computed, which writes
+        its KV. Returns False, and changes nothing, unless `num_spare_blocks` blocks stay free.
+        """
+        hits = self._match(sequence)
+        num_new = self.num_blocks_for(len(sequence.token_ids)) - len(hits)
+        if self.pool.num_allocatable(hits) < num_new + num_spare_blocks:
+            return False
+        block_ids = self.pool.allocate(hits, num_new)
+        assert block_ids is not None
+        sequence.block_ids = block_ids
+        sequence.num_cached_tokens = len(hits) * self.block_size
+        sequence.num_computed_tokens = sequence.num_launched_tokens = sequence.num_cached_tokens
+        sequence.num_registered_blocks = len(hits)
+        sequence.prefill_end = len(sequence.token_ids)
+        return True
+
+    def needs_block(self, sequence: Sequence) -> bool:
+        """Tell whether the KV of the sequence's last token has no block yet."""
+        return sequence.num_tokens > len(sequence.block_ids) * self.block_size
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Take one more block. Returns False if none is free."""
+        block_ids = self.pool.allocate((), 1)
+        if block_ids is None:
+            return False
+        sequence.block_ids.extend(block_ids)
+        return True
+
+    def may_grow(self, sequence: Sequence) -> bool:
+        """Tell whether the sequence may still ask for a block before it ends."""
+        if sequence.request.prefill_only:
+            return False
+        return self.num_blocks_for(sequence.max_num_tokens - 1) > len(sequence.block_ids)
+
+    def register_computed(self, sequence: Sequence) -> None:
+        """Make every block that is full by now reusable."""
+        num_full_blocks = sequence.num_computed_tokens // self.block_size
+        if not self._enable_prefix_caching or num_full_blocks <= sequence.num_registered_blocks:
+            return
+        self._extend_hashes(sequence, num_full_blocks)
+        for i in range(sequence.num_registered_blocks, num_full_blocks):
+            self.pool.register(sequence.block_ids[i], sequence.block_hashes[i])
+        sequence.num_registered_blocks = num_full_blocks
+
+    def forget(self, sequence: Sequence) -> None:
+        """Let nobody reuse what is known of the sequence's KV, whoever computed it."""
+        self.pool.forget(sequence.block_hashes)
+
+    def free(self, sequence: Sequence) -> None:
+        """Give all blocks back; full ones stay cached."""
+        self.pool.free(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_computed_tokens = sequence.num_launched_tokens = 0
+        sequence.num_registered_blocks = 0
+
+    def _match(self, sequence: Sequence) -> SequenceOf[bytes]:
+        if not self._enable_prefix_caching:
+            return ()
+        max_shared_blocks = (len(sequence.token_ids) - 1) // self.block_size
+        self._extend_hashes(sequence, max_shared_blocks)
+        hashes = sequence.block_hashes[:max_shared_blocks]
+        return hashes[: self.pool.match(hashes)]
+
+    def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
+        hashes, size = sequence.block_hashes, self.block_size
+        for i in range(len(hashes), num_blocks):
+            parent = hashes[-1] if hashes else sequence.request.cache_root
+            tokens = sequence.token_ids[i * size : (i + 1) * size]
+            hashes.append(self._hash_block(parent, tokens))

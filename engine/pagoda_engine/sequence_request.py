@@ -1,0 +1,46 @@
+"""What a caller hands to the engine: one token stream to compute. Knows no text and no network."""
+
+import enum
+from dataclasses import dataclass
+
+from pagoda_engine.sampling_params import SamplingParams
+from pagoda_engine.token_mask import TokenMask
+
+
+class KvSource(enum.Enum):
+    """Where the KV of prompt tokens that are not cached here comes from."""
+
+    COMPUTE = "compute"  # the engine prefills them itself
+    IMPORT = "import"  # the caller writes blocks first, then calls `Engine.import_finished`
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRequest:
+    """One sequence. Immutable; the engine keeps its own state beside it.
+
+    Attributes:
+        sequence_id: unique among the sequences this engine holds.
+        prompt_token_ids: at least one.
+        block_hashes: one for each full prompt block, chained from ``cache_root`` (16 bytes each).
+        cache_root: parent hash of the first block; covers everything that makes KV reusable, tenant
+            salt included.
+        sampling: see SamplingParams.
+        output_token_ids: output tokens that an earlier attempt delivered already; the engine goes
+            on after them.
+        kv_source: IMPORT makes the engine stop after reserving blocks (see `StepResult.reserved`)
+            and wait.
+        prefill_only: finish after one sampled token and keep the blocks until `Engine.release`, so
+            that they can be sent to another worker.
+        token_mask: which tokens may come next; None for all. Its sequence is in every other step at
+            most where steps overlap, since each of its tokens must be known before the next.
+    """
+
+    sequence_id: str
+    prompt_token_ids: tuple[int, ...]
+    block_hashes: tuple[bytes, ...]
+    cache_root: bytes
+    sampling: SamplingParams
+    output_token_ids: tuple[int, ...] = ()
+    kv_source: KvSource = KvSource.COMPUTE
+    prefill_only: bool = False
+    token_mask: TokenMask | None = None

@@ -1,0 +1,62 @@
+"""What one step's batch looks like to the model: flat lists, one entry per new token.
+
+A snapshot: sequences go on changing while the device computes. Knows sequences and block tables.
+Knows nothing of tensors.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from pagoda_engine.scheduler.scheduler import ScheduledSequence
+
+KNOWN = -1
+"""Previous row of a token that the host knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """S sequences with T new tokens, R of which give logits.
+
+    Attributes:
+        token_ids: T tokens; 0 where the host does not know it yet.
+        previous_rows: for each of the T tokens KNOWN, or its row in the tokens of the step launched
+            before.
+        positions: T positions.
+        seqlens_q: new tokens of each sequence.
+        context_lens: KV tokens of each sequence, the new ones included.
+        block_tables: of each sequence. Not copied: to be read before the step loop goes on.
+        logit_rows: R of the T rows.
+    """
+
+    token_ids: list[int]
+    previous_rows: list[int]
+    positions: list[int]
+    seqlens_q: list[int]
+    context_lens: list[int]
+    block_tables: list[list[int]]
+    logit_rows: list[int]
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether a token must be taken from the step before."""
+        return any(row != KNOWN for row in self.previous_rows)
+
+
+def flatten(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
+    """Return the inputs of a batch that is not launched yet."""
+    inputs = StepInputs([], [], [], [], [], [], [])
+    for entry in batch:
+        sequence, end = entry.sequence, entry.num_context_tokens
+        known = sequence.token_ids[entry.first_token : end]
+        inputs.token_ids.extend(known)
+        inputs.previous_rows.extend([KNOWN] * len(known))
+        if len(known) < entry.num_new_tokens:  # a decode of a token that is still on the device
+            inputs.token_ids.append(0)
+            inputs.previous_rows.append(sequence.unread_row)
+        inputs.positions.extend(range(entry.first_token, end))
+        inputs.seqlens_q.append(entry.num_new_tokens)
+        inputs.context_lens.append(end)
+        inputs.block_tables.append(sequence.block_ids)
+        if entry.samples:
+            inputs.logit_rows.append(len(inputs.token_ids) - 1)
+    return inputs

@@ -1,0 +1,125 @@
+"""Checks at the engine's door, so that nothing inside meets a value it cannot serve.
+
+Knows requests and limits. Changes nothing.
+"""
+
+import math
+
+from pagoda_engine.config import EngineConfig
+from pagoda_engine.errors import InvalidConfigError, InvalidSequenceError
+from pagoda_engine.sampling_params import SamplingParams
+from pagoda_engine.sequence_request import SequenceRequest
+
+_HASH_BYTES = 16
+_MAX_SEED = 2**64
+_MAX_TOP_K = 2**31
+
+
+def check_config(config: EngineConfig) -> None:
+    """Raise InvalidConfigError if a limit is out of range."""
+    for name in (
+        "block_size",
+        "num_blocks",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_model_len",
+        "max_num_waiting",
+        "num_layer_groups",
+    ):
+        value = getattr(config, name)
+        if value < 1:
+            raise InvalidConfigError(name, value, "at least 1")
+    if config.num_threads < 0:
+        raise InvalidConfigError("num_threads", config.num_threads, "at least 0")
+    sizes = config.graph_batch_sizes
+    if sizes is not None and (not sizes or list(sizes) != sorted({*sizes}) or sizes[0] < 1):
+        raise InvalidConfigError("graph_batch_sizes", sizes, "ascending numbers, at least 1")
+
+
+def check_request(
+    request: SequenceRequest, config: EngineConfig, *, max_model_len: int, vocab_size: int
+) -> None:
+    """Raise InvalidSequenceError if an engine with these limits could never serve the request."""
+    num_prompt, num_output = len(request.prompt_token_ids), len(request.output_token_ids)
+    if not num_prompt:
+        raise InvalidSequenceError("number of prompt tokens", 0, "at least 1")
+    if num_prompt + num_output >= max_model_len:
+        raise InvalidSequenceError(
+            "number of prompt and output tokens",
+            num_prompt + num_output,
+            f"below max_model_len {max_model_len}",
+        )
+    for name, ids in (
+        ("prompt_token_ids", request.prompt_token_ids),
+        ("output_token_ids", request.output_token_ids),
+        ("stop_token_ids", request.sampling.stop_token_ids),
+        ("logit_bias", tuple(request.sampling.logit_bias)),
+    ):
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise InvalidSequenceError(f"a token in {name}", wrong, f"in [0, {vocab_size})")
+    _check_hashes(request, config)
+    check_sampling(request.sampling, vocab_size)
+    if num_output >= request.sampling.max_tokens:
+        raise InvalidSequenceError(
+            "number of output tokens", num_output, f"below max_tokens {request.sampling.max_tokens}"
+        )
+    _check_blocks(request, config, max_model_len)
+
+
+def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    """Raise InvalidSequenceError if a sampling parameter is out of range."""
+    finite = math.isfinite
+    rules = (
+        ("max_tokens", params.max_tokens >= 1, "at least 1"),
+        ("min_tokens", params.min_tokens >= 0, "at least 0"),
+        ("temperature", finite(params.temperature) and params.temperature >= 0, "at least 0"),
+        ("top_k", 0 <= params.top_k < _MAX_TOP_K, "in [0, 2**31); 0 is off"),
+        ("top_p", 0 < params.top_p <= 1, "in (0, 1]"),
+        ("min_p", 0 <= params.min_p <= 1, "in [0, 1]"),
+        (
+            "repetition_penalty",
+            finite(params.repetition_penalty) and params.repetition_penalty > 0,
+            "above 0",
+        ),
+        ("frequency_penalty", finite(params.frequency_penalty), "finite"),
+        ("presence_penalty", finite(params.presence_penalty), "finite"),
+        ("logit_bias", all(map(finite, params.logit_bias.values())), "finite for every token"),
+        ("seed", 0 <= params.seed < _MAX_SEED, "in [0, 2**64)"),
+        (
+            "num_logprobs",
+            params.num_logprobs is None or 0 <= params.num_logprobs <= vocab_size,
+            f"None or in [0, {vocab_size}]",
+        ),
+    )
+    for name, is_met, limit in rules:
+        if not is_met:
+            raise InvalidSequenceError(name, getattr(params, name), limit)
+
+
+def _check_hashes(request: SequenceRequest, config: EngineConfig) -> None:
+    if not config.enable_prefix_caching:
+        return
+    expected = len(request.prompt_token_ids) // config.block_size
+    if len(request.block_hashes) != expected:
+        raise InvalidSequenceError(
+            "number of block_hashes",
+            len(request.block_hashes),
+            f"{expected}: one for each full block of {config.block_size} prompt tokens",
+        )
+    for block_hash in (request.cache_root, *request.block_hashes):
+        if len(block_hash) != _HASH_BYTES:
+            raise InvalidSequenceError("size of a block hash", len(block_hash), _HASH_BYTES)
+
+
+def _check_blocks(request: SequenceRequest, config: EngineConfig, max_model_len: int) -> None:
+    num_prompt, num_output = len(request.prompt_token_ids), len(request.output_token_ids)
+    # The last output token is never fed back, so its KV needs no slot.
+    longest = min(max_model_len, num_prompt + request.sampling.max_tokens) - 1
+    if request.prefill_only:
+        longest = num_prompt + num_output
+    num_blocks = -(-longest // config.block_size)
+    if num_blocks > config.num_blocks:
+        raise InvalidSequenceError(
+            "number of KV blocks needed in the end", num_blocks, f"at most {config.num_blocks}"
+        )

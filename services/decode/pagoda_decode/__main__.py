@@ -1,0 +1,29 @@
+"""`python -m pagoda_decode`: runs one decode worker until SIGTERM."""
+
+import sys
+
+from pagoda_decode.config import DecodeSettings
+from pagoda_runtime.identity import new_worker_id
+from pagoda_runtime.service import load_or_exit, run_service
+from pagoda_runtime.settings import CommonSettings
+
+
+def main() -> int:
+    """Run the worker. Returns the exit code."""
+    common = load_or_exit(CommonSettings)
+    settings = load_or_exit(DecodeSettings)
+    worker_id = settings.worker_id or new_worker_id("decode")
+    from pagoda_decode.server import serve  # after the settings: importing torch takes a second
+
+    return run_service(
+        "decode",
+        common,
+        lambda context: serve(context, settings),
+        health_host=settings.health_host,
+        health_port=settings.health_port,
+        instance_id=worker_id,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

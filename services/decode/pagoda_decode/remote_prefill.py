@@ -1,0 +1,147 @@
+"""Has a prompt prefilled by another worker: lease, request, and what becomes of them."""
+
+import asyncio
+import logging
+import secrets
+
+from pagoda.rpc.v1 import generate_pb2
+from pagoda_runtime import subjects
+from pagoda_runtime.errors import BusError
+from pagoda_worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable, Settlement
+from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
+from pagoda_worker.sequences import LiveSequence
+from pagoda_worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+REQUEST_SECONDS = 5.0
+CANCEL_SECONDS = 1.0
+
+
+class RemotePrefill:
+    """The consumer's side of one sequence's prefill elsewhere."""
+
+    def __init__(self, worker: Worker, leases: LeaseTable) -> None:
+        self._worker = worker
+        self._leases = leases
+        self._requests: dict[str, generate_pb2.GenerateRequest] = {}
+
+    def remember(self, sequence: LiveSequence, message: generate_pb2.GenerateRequest) -> None:
+        """Keep a request until its blocks are reserved: the prefill worker gets it as it came."""
+        self._requests[sequence.sequence_id] = message
+        if (
+            len(self._requests) > 2 * len(self._worker.sequences) + 64
+        ):  # of those that ended in the queue
+            live = {s.sequence_id for s in self._worker.sequences}
+            self._requests = {k: v for k, v in self._requests.items() if k in live}
+
+    async def run(
+        self, sequence: LiveSequence, blocks: ReservedBlocks, endpoint: str
+    ) -> Settlement:
+        """Return what became of the prefill. The blocks are fenced then, however it ended."""
+        message = self._requests.pop(sequence.sequence_id)
+        lease = self._leases.open(
+            secrets.token_hex(12),
+            sequence_id=sequence.sequence_id,
+            producer_id=sequence.plan_prefill_worker_id,
+            blocks=blocks,
+        )
+        sequence.lease = lease
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                asking = tasks.create_task(self._request(sequence, lease, message, endpoint))
+                settlement = await asyncio.shield(lease.settled)
+                asking.cancel()  # the producer may have gone without an answer
+        except BaseException:
+            self._leases.settle(lease, LeaseOutcome.CANCELLED)
+            if lease.settled.result().outcome is LeaseOutcome.CANCELLED:
+                self._tell_producer(sequence)
+            raise
+        finally:
+            self._note(sequence, lease)
+        if settlement.outcome in (LeaseOutcome.EXPIRED, LeaseOutcome.CANCELLED):
+            self._tell_producer(sequence)
+        return settlement
+
+    async def _request(
+        self,
+        sequence: LiveSequence,
+        lease: Lease,
+        message: generate_pb2.GenerateRequest,
+        endpoint: str,
+    ) -> None:
+        now = self._worker.clock()
+        request = generate_pb2.PrefillRequest(
+            generate=message,
+            lease=generate_pb2.Lease(
+                lease_id=lease.lease_id,
+                epoch=self._leases.epoch,
+                endpoint=endpoint,
+                expires_unix_seconds=now + self._leases.lease_seconds,
+            ),
+            first_block=lease.blocks.first_block,
+        )
+        try:
+            response = await self._worker.bus.request(
+                subjects.prefill(sequence.plan_prefill_worker_id),
+                request,
+                generate_pb2.PrefillResponse,
+                timeout_seconds=min(REQUEST_SECONDS, max(sequence.deadline - now, 0.001)),
+                context=sequence.context,
+            )
+        except BusError as error:
+            self._leases.settle(lease, LeaseOutcome.REFUSED, reason=str(error))
+            return
+        if response.status != generate_pb2.ADMIT_STATUS_ACCEPTED:
+            name = generate_pb2.AdmitStatus.Name(response.status)
+            self._leases.settle(
+                lease, LeaseOutcome.REFUSED, reason=f"{name} {response.message}".strip()
+            )
+
+    def _note(self, sequence: LiveSequence, lease: Lease) -> None:
+        """Record the transfer, as far as it came."""
+        worker = self._worker
+        outcome = lease.settled.result().outcome.value if lease.settled.done() else "unsettled"
+        worker.metrics.leases_settled.labels(outcome).inc()
+        worker.metrics.transfer_bytes.labels("received").inc(lease.num_received_bytes)
+        if not lease.started_unix_seconds:
+            return
+        sequence.stages.transfer_started = lease.started_unix_seconds
+        sequence.stages.transferred = worker.clock()
+        worker.stages.record_transfer(
+            sequence,
+            {
+                "pagoda.lease_id": lease.lease_id,
+                "pagoda.prefill_worker_id": lease.producer_id,
+                "pagoda.blocks": lease.blocks.num_complete,
+                "pagoda.bytes": lease.num_received_bytes,
+                "pagoda.bad_blocks": len(lease.bad_blocks),
+                "pagoda.transport": lease.transport,
+                "pagoda.outcome": outcome,
+            },
+        )
+
+    def _tell_producer(self, sequence: LiveSequence) -> None:
+        """Let the prefill worker stop; it would find out by itself when it pushes."""
+        request = generate_pb2.CancelRequest(
+            request_id=sequence.request_id,
+            sequence_indices=[sequence.sequence_index],
+            attempt=sequence.attempt,
+            reason=sequence.end_error or "lease expired",
+        )
+        self._worker.tasks.start(
+            self._publish_cancel(sequence, request), name=f"cancel {sequence.sequence_id}"
+        )
+
+    async def _publish_cancel(
+        self, sequence: LiveSequence, request: generate_pb2.CancelRequest
+    ) -> None:
+        try:
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await self._worker.bus.publish(
+                    subjects.cancel(sequence.plan_prefill_worker_id),
+                    request,
+                    context=sequence.context,
+                )
+        except (BusError, TimeoutError) as error:
+            logger.info("%s could not be cancelled: %s", sequence.sequence_id, error)

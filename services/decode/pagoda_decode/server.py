@@ -1,0 +1,75 @@
+"""Wires the decode worker to NATS and gRPC, and drains it."""
+
+import contextlib
+import logging
+
+import grpc.aio
+
+from pagoda.rpc.v1 import generate_pb2, kv_transfer_pb2_grpc, status_pb2
+from pagoda_decode.config import DecodeSettings
+from pagoda_decode.generation import Generation
+from pagoda_runtime import subjects
+from pagoda_runtime.rpc_server import grpc_server
+from pagoda_runtime.service import ServiceContext
+from pagoda_runtime.status import WorkerDirectory
+from pagoda_worker.kv_transfer.consumer import KvConsumer
+from pagoda_worker.metrics import WorkerMetrics
+from pagoda_worker.open_worker import open_worker
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(
+    context: ServiceContext, settings: DecodeSettings, *, metrics: WorkerMetrics | None = None
+) -> None:
+    """Run a decode worker until it is told to stop and has drained.
+
+    Raises:
+        EngineFailedError: the engine failed; its sequences were told.
+    """
+    async with (
+        open_worker(context, settings, role=status_pb2.ROLE_DECODE, metrics=metrics) as worker,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        generation = Generation(worker, lease_seconds=settings.lease_seconds)
+        consumer = KvConsumer(
+            generation.leases,
+            kv_cache=worker.kv_cache,
+            kv_identity=worker.kv_identity,
+            executor=worker.executor,
+            on_bad_blocks=worker.metrics.bad_digests.labels("transfer").inc,
+        )
+        stack.callback(consumer.close)
+
+        def add(server: grpc.aio.Server) -> None:
+            kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(consumer, server)
+
+        port = await stack.enter_async_context(
+            grpc_server(
+                host=settings.grpc_host,
+                port=settings.grpc_port,
+                token=context.common.cluster_token.get_secret_value(),
+                add=add,
+            )
+        )
+        generation.endpoint = f"{settings.advertised_host}:{port}"
+        directory = WorkerDirectory()
+        directory.add_listener(generation.on_worker)  # settles leases before their pool is closed
+        directory.add_listener(consumer.on_worker)
+        await stack.enter_async_context(worker.running(generation, context.tasks))
+        worker_id = worker.identity.worker_id
+        for subscription in (
+            await directory.subscribe(worker.bus),
+            await worker.bus.subscribe(
+                subjects.cancel(worker_id), generate_pb2.CancelRequest, generation.on_cancel
+            ),
+            await worker.bus.serve(
+                subjects.decode(worker_id), generate_pb2.GenerateRequest, generation.on_generate
+            ),
+        ):
+            stack.push_async_callback(subscription.unsubscribe)
+        await stack.enter_async_context(worker.announced(context.tasks))
+        context.health.set_ready("decode", True)
+        logger.info("takes sequences as %s, KV at %s", worker_id, generation.endpoint)
+        await worker.wait_until_failed_or(context.stop)
+        await worker.drain()

@@ -1,0 +1,42 @@
+"""`python -m pagoda_gateway`: one gateway process."""
+
+import logging
+import sys
+
+from pagoda_gateway.app import make_app
+from pagoda_gateway.config import GatewaySettings
+from pagoda_gateway.gateway import open_gateway
+from pagoda_gateway.server import drain, http_server, listen
+from pagoda_runtime.service import ServiceContext, load_or_exit, run_service
+from pagoda_runtime.settings import CommonSettings, resolve_model_folder
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Load the settings and run until SIGTERM."""
+    common, settings = load_or_exit(CommonSettings), load_or_exit(GatewaySettings)
+
+    async def serve(service: ServiceContext) -> None:
+        folder = resolve_model_folder(common)
+        async with (
+            service.bus(service.instance_id) as bus,
+            open_gateway(
+                common=common,
+                settings=settings,
+                model_folder=folder,
+                bus=bus,
+                health=service.health,
+                gateway_id=service.instance_id,
+            ) as gateway,
+            http_server(make_app(gateway), listen(settings.host, common.http_port)),
+        ):
+            logger.info("listening on http://%s:%d", settings.host, common.http_port)
+            await service.stop.wait()
+            await drain(gateway)
+
+    return run_service("gateway", common, serve, health_port=None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

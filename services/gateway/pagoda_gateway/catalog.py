@@ -1,0 +1,112 @@
+"""The model this gateway serves, as the decode workers' heartbeats describe it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerStatus
+from pagoda_gateway.errors import ModelNotFoundError, UnavailableError, shorten
+from pagoda_runtime.status import WorkerDirectory
+
+RETRY_AFTER_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a gateway must know of a model.
+
+    Attributes:
+        name: what clients ask for.
+        kv_identity: root of the block hashes, 16 bytes.
+        block_size: tokens in one block.
+        max_model_len: prompt + output tokens; the least that a decode worker alive can keep.
+        vocab_size: token ids are below it.
+        created_unix_seconds: when this gateway first heard of it.
+    """
+
+    name: str
+    kv_identity: bytes
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    created_unix_seconds: int
+
+
+class Catalog:
+    """Knows the served model once a decode worker has announced it, also while none is alive."""
+
+    def __init__(
+        self,
+        directory: WorkerDirectory,
+        served_name: str,
+        *,
+        on_known: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Follow `directory`; call `on_known` when the model is announced first."""
+        self._served_name = served_name
+        self._on_known = on_known
+        self._clock = clock
+        self._model: ServedModel | None = None
+        self._directory = directory
+        directory.add_listener(self._on_status)
+        for status in directory.alive():
+            self._on_status(status.worker_id, status)
+
+    @property
+    def model(self) -> ServedModel | None:
+        """The served model; None until a decode worker announced it."""
+        return self._model
+
+    def get(self, name: str) -> ServedModel:
+        """Return the model called `name`.
+
+        Raises:
+            ModelNotFoundError: this gateway does not serve it.
+            UnavailableError: it does, but no worker has announced it yet.
+        """
+        if name != self._served_name:
+            raise ModelNotFoundError(
+                f"The model {shorten(name)} does not exist here; this server has "
+                f"'{self._served_name}'",
+                param="model",
+            )
+        if self._model is None:
+            raise UnavailableError(
+                f"no decode worker serves '{name}' yet; try again",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        return self._model
+
+    def _on_status(self, _worker_id: str, status: WorkerStatus | None) -> None:
+        is_new = self._model is None
+        if status is not None and self._is_served(status):
+            self._learn(status.model)
+        if self._model is not None:
+            self._fit_limit(self._model)
+            if is_new:
+                self._on_known()
+
+    def _is_served(self, status: WorkerStatus) -> bool:
+        return status.role == Role.ROLE_DECODE and status.model.name == self._served_name
+
+    def _learn(self, card: ModelCard) -> None:
+        if self._model is None or self._model.kv_identity != card.kv_identity:
+            self._model = ServedModel(
+                name=card.name,
+                kv_identity=card.kv_identity,
+                block_size=card.block_size,
+                max_model_len=card.max_model_len,
+                vocab_size=card.vocab_size,
+                created_unix_seconds=int(self._clock()),
+            )
+
+    def _fit_limit(self, model: ServedModel) -> None:
+        """Let the limit be what every decode worker can keep: they may have unequal KV pools."""
+        limits = [
+            status.model.max_model_len
+            for status in self._directory.alive()
+            if self._is_served(status) and status.model.kv_identity == model.kv_identity
+        ]
+        if limits and min(limits) != model.max_model_len:
+            self._model = replace(model, max_model_len=min(limits))

@@ -1,0 +1,69 @@
+"""Settings of the gateway, `PAGODA_GATEWAY_*`. The port is the platform's: `PAGODA_HTTP_PORT`."""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from pagoda_runtime.settings import ServiceSettings
+
+
+class GatewaySettings(ServiceSettings):
+    """Limits, deadlines and the ledger's address. Never changed after the start."""
+
+    model_config = SettingsConfigDict(env_prefix="PAGODA_GATEWAY_")
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    ledger_url: str = Field(
+        "",
+        description="SQLAlchemy URL of the ledger; empty = ledger.sqlite3 in PAGODA_HOME.",
+    )
+    bootstrap_api_key: SecretStr = Field(
+        SecretStr(""),
+        description="API key stored (hashed) for tenant 'default' at start; empty = none.",
+    )
+    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
+    max_n: int = Field(16, ge=1, le=128, description="Largest n (choices for each prompt).")
+    max_sequences: int = Field(
+        128, ge=1, description="Most sequences of one request: prompts times n."
+    )
+    max_requests_in_flight: int = Field(
+        1024, ge=1, description="Requests served at once; further ones get 503 with Retry-After."
+    )
+    max_undelivered_tokens: int = Field(
+        65536, ge=1, description="Tokens one request may hold for a slow reader before it is cut."
+    )
+    keepalive_seconds: float = Field(
+        5.0, gt=0, description="A waiting stream gets an SSE comment this often."
+    )
+    request_timeout_seconds: float = Field(
+        600.0, gt=0, description="Deadline of a request, from its arrival to its last token."
+    )
+    route_timeout_seconds: float = Field(5.0, gt=0, description="Deadline of one routing request.")
+    admit_timeout_seconds: float = Field(
+        5.0, gt=0, description="Deadline of one hand-over of a sequence to a decode worker."
+    )
+    usage_timeout_seconds: float = Field(
+        5.0, gt=0, description="Deadline of one write to the usage log."
+    )
+    gap_timeout_seconds: float = Field(
+        3.0,
+        gt=0,
+        description="A hole in a sequence's tokens that lasts this long starts a new attempt.",
+    )
+    failover_wait_seconds: float = Field(
+        30.0, ge=0, description="How long a sequence that lost its worker waits for another one."
+    )
+    max_attempts: int = Field(
+        3, ge=1, le=10, description="Attempts of one sequence, the first included."
+    )
+    receipt_wait_seconds: float = Field(
+        1.0, ge=0, description="How long a receipt waits for a close record that is on its way."
+    )
+    drain_seconds: float = Field(
+        30.0, ge=0, description="After SIGTERM: how long requests in flight may go on."
+    )
+
+    def ledger_address(self, home: Path) -> str:
+        """Return the ledger's SQLAlchemy URL; `home` is where its SQLite file lies by default."""
+        return self.ledger_url or f"sqlite:///{home / 'ledger.sqlite3'}"

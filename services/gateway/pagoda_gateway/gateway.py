@@ -1,0 +1,122 @@
+"""The gateway's parts, made and tied together once; everything an HTTP route needs."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagoda.rpc.v1.usage_pb2 import UsageRecord
+from pagoda_gateway.admission import Admission
+from pagoda_gateway.auth import Authenticator
+from pagoda_gateway.catalog import Catalog
+from pagoda_gateway.chat_template import ChatTemplate
+from pagoda_gateway.config import GatewaySettings
+from pagoda_gateway.dispatch import Dispatcher
+from pagoda_gateway.frames import FrameReceiver
+from pagoda_gateway.ledger import Ledger, open_ledger
+from pagoda_gateway.preparation import Preparer
+from pagoda_gateway.prompts import PromptMaker
+from pagoda_gateway.receipts import Receipts
+from pagoda_gateway.tokenizer import ModelTokenizer
+from pagoda_gateway.usage_log import UsageLog
+from pagoda_runtime import subjects
+from pagoda_runtime.bus import Bus
+from pagoda_runtime.health import Health
+from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.status import WorkerDirectory
+
+DEFAULT_TENANT = "default"
+LEDGER_CONSUMER = "ledger"
+LEDGER_BATCH = 256
+LEDGER_TRIM_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """One replica."""
+
+    gateway_id: str
+    served_name: str
+    settings: GatewaySettings
+    health: Health
+    bus: Bus
+    directory: WorkerDirectory
+    catalog: Catalog
+    tokenizer: ModelTokenizer
+    prompts: PromptMaker
+    preparer: Preparer
+    frames: FrameReceiver
+    dispatcher: Dispatcher
+    usage_log: UsageLog
+    ledger: Ledger
+    authenticator: Authenticator
+    receipts: Receipts
+    admission: Admission
+
+
+@contextlib.asynccontextmanager
+async def open_gateway(
+    *,
+    common: CommonSettings,
+    settings: GatewaySettings,
+    model_folder: Path,
+    bus: Bus,
+    health: Health,
+    gateway_id: str,
+) -> AsyncIterator[Gateway]:
+    """Yield a gateway that receives frames and heartbeats and applies usage records.
+
+    It is ready once a decode worker has announced the model.
+    """
+    tokenizer = ModelTokenizer.load(model_folder)
+    template = ChatTemplate.load(model_folder, tokenizer.special_tokens)
+    prompts = PromptMaker(tokenizer, template)
+    directory, frames = WorkerDirectory(), FrameReceiver()
+    usage_log = UsageLog(bus, timeout_seconds=settings.usage_timeout_seconds)
+    health.set_ready("model", False, "no decode worker has announced it yet")
+    async with open_ledger(settings.ledger_address(common.home)) as ledger:
+        secret = settings.bootstrap_api_key.get_secret_value()
+        if secret:
+            await ledger.create_key(DEFAULT_TENANT, "bootstrap", secret)
+        catalog = Catalog(
+            directory,
+            common.served_model_name,
+            on_known=lambda: health.set_ready("model", True),
+        )
+        directory.add_listener(frames.on_worker)
+        gateway = Gateway(
+            gateway_id=gateway_id,
+            served_name=common.served_model_name,
+            settings=settings,
+            health=health,
+            bus=bus,
+            directory=directory,
+            catalog=catalog,
+            tokenizer=tokenizer,
+            prompts=prompts,
+            preparer=Preparer(settings, tokenizer, prompts),
+            frames=frames,
+            dispatcher=Dispatcher(bus, directory, settings, gateway_id=gateway_id),
+            usage_log=usage_log,
+            ledger=ledger,
+            authenticator=Authenticator(ledger),
+            receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
+            admission=Admission(settings.max_requests_in_flight),
+        )
+        await usage_log.ensure_stream()
+        async with contextlib.AsyncExitStack() as stack:
+            for subscription in (
+                await frames.subscribe(bus, gateway_id),
+                await directory.subscribe(bus),
+                await bus.consume(
+                    subjects.USAGE_STREAM,
+                    LEDGER_CONSUMER,
+                    UsageRecord,
+                    ledger.apply,
+                    batch=LEDGER_BATCH,
+                    trim_seconds=LEDGER_TRIM_SECONDS,
+                ),
+            ):
+                stack.push_async_callback(subscription.unsubscribe)
+            health.set_ready("gateway", True)
+            yield gateway

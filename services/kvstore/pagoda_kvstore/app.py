@@ -1,0 +1,141 @@
+"""The kvstore process: opens the store, serves it, tells routers what it holds, closes it."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from pagoda.rpc.v1 import kv_store_pb2_grpc, status_pb2
+from pagoda_kvstore import metrics
+from pagoda_kvstore.change_log import ChangeLog, TierName
+from pagoda_kvstore.config import KvstoreSettings
+from pagoda_kvstore.event_publisher import EventPublisher
+from pagoda_kvstore.memory_tier import MemoryTier
+from pagoda_kvstore.nvme_folder import NvmeFolder
+from pagoda_kvstore.nvme_tier import NvmeTier
+from pagoda_kvstore.pins import Pins
+from pagoda_kvstore.server import KvStoreServicer
+from pagoda_kvstore.store import BlockStore
+from pagoda_runtime import identity, subjects
+from pagoda_runtime.rpc_server import grpc_server
+from pagoda_runtime.service import ServiceContext
+from pagoda_runtime.status import Heartbeat
+
+logger = logging.getLogger(__name__)
+
+
+async def run(context: ServiceContext, settings: KvstoreSettings) -> None:
+    """Serve until `context.stop` is set; then write what is queued for NVMe."""
+    health = context.health
+    health.set_ready("store", False, "reading segments")
+    health.set_ready("grpc", False, "starting")
+    async with open_store(settings, settings.nvme_dir or context.common.home / "kvstore") as (
+        store,
+        worker_id,
+    ):
+        health.set_ready("store", True)
+        with metrics.registered(store):
+            await _serve(context, settings, store, worker_id)
+
+
+@contextlib.asynccontextmanager
+async def open_store(
+    settings: KvstoreSettings, folder_path: Path
+) -> AsyncIterator[tuple[BlockStore, str]]:
+    """Yield the store over a folder and the worker id kept there; write and close it on exit.
+
+    Raises:
+        NvmeFolderInUseError: another kvstore holds the folder.
+    """
+    pins, changes = Pins(), ChangeLog()
+    folder = await asyncio.to_thread(NvmeFolder, folder_path)
+    worker_id = folder.store_id(lambda: identity.new_worker_id("kvstore"))
+    try:
+        nvme = await asyncio.to_thread(
+            NvmeTier,
+            folder,
+            budget_bytes=settings.nvme_bytes,
+            segment_bytes=settings.segment_bytes,
+            pins=pins,
+            on_change=lambda key, is_stored: changes.add(TierName.NVME, key.block_hash, is_stored),
+        )
+    except BaseException:
+        folder.close()
+        raise
+    logger.info("%d blocks (%d bytes) found in %s", len(nvme), nvme.used_bytes, folder_path)
+    store = BlockStore(
+        MemoryTier(settings.cpu_bytes, pins),
+        nvme,
+        pins=pins,
+        changes=changes,
+        max_queue_bytes=settings.write_queue_bytes,
+    )
+    try:
+        yield store, worker_id
+    finally:
+        if not await store.close(settings.flush_seconds):
+            logger.warning("not everything could be written within %g s", settings.flush_seconds)
+
+
+async def _serve(
+    context: ServiceContext, settings: KvstoreSettings, store: BlockStore, worker_id: str
+) -> None:
+    epoch = identity.new_epoch()
+    servicer = KvStoreServicer(store, max_pin_seconds=settings.max_pin_seconds)
+    token = context.common.cluster_token.get_secret_value()
+    async with (
+        context.bus(worker_id) as bus,
+        grpc_server(
+            host=settings.grpc_host,
+            port=settings.grpc_port,
+            token=token,
+            add=lambda server: kv_store_pb2_grpc.add_KvStoreServiceServicer_to_server(
+                servicer, server
+            ),
+        ) as port,
+    ):
+        await bus.ensure_stream(
+            subjects.KV_EVENTS_STREAM,
+            [subjects.KV_EVENTS_ALL],
+            max_bytes=subjects.KV_EVENTS_MAX_BYTES,
+            max_age_seconds=None,
+            discard_old=True,
+        )
+        publisher = EventPublisher(
+            bus,
+            store,
+            worker_id=worker_id,
+            epoch=epoch,
+            interval_seconds=settings.event_interval_seconds,
+            snapshot_interval_seconds=settings.snapshot_interval_seconds,
+        )
+        store.changes.on_change = publisher.notify
+        heartbeat = Heartbeat(bus, lambda: _status(store, worker_id, epoch, context.stop.is_set()))
+        tasks = [
+            context.tasks.create_task(publisher.run()),
+            context.tasks.create_task(heartbeat.run()),
+        ]
+        logger.info("%s serves on port %d", worker_id, port)
+        context.health.set_ready("grpc", True)
+        try:
+            await context.stop.wait()
+        finally:
+            context.health.set_ready("grpc", False, "stopping")
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+def _status(
+    store: BlockStore, worker_id: str, epoch: str, is_stopping: bool
+) -> status_pb2.WorkerStatus:
+    state = status_pb2.WORKER_STATE_DRAINING if is_stopping else status_pb2.WORKER_STATE_READY
+    return status_pb2.WorkerStatus(
+        worker_id=worker_id,
+        epoch=epoch,
+        role=status_pb2.ROLE_KVSTORE,
+        state=state,
+        load=status_pb2.Load(num_blocks=len(store.memory) + len(store.nvme)),
+        host_id=identity.host_id(),
+    )

@@ -1,0 +1,148 @@
+"""The router process: hears heartbeats and KV events, answers routing requests, keeps the index."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+
+from opentelemetry.context import Context
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from pagoda.rpc.v1 import kv_event_pb2, route_pb2
+from pagoda_router import metrics
+from pagoda_router.breaker import Breaker
+from pagoda_router.config import RouterSettings
+from pagoda_router.fleet import Fleet
+from pagoda_router.in_flight import InFlight
+from pagoda_router.index_writer import DURABLE, IndexWriter
+from pagoda_router.planner import Policy
+from pagoda_router.prefix_index import PrefixIndex
+from pagoda_router.router import Router
+from pagoda_router.worker import WorkerRole
+from pagoda_runtime import subjects
+from pagoda_runtime.bus import Bus
+from pagoda_runtime.service import ServiceContext
+from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.status import WorkerDirectory
+
+_MAX_REDIS_CONNECTIONS = 32
+_EVENTS_PER_BATCH = 64
+
+logger = logging.getLogger(__name__)
+
+
+async def run(context: ServiceContext, settings: RouterSettings) -> None:
+    """Route until `context.stop` is set; requests taken by then are answered."""
+    context.health.set_ready("route", False, "listening for workers")
+    in_flight = InFlight(
+        settle_seconds=settings.settle_seconds, max_seconds=settings.in_flight_seconds
+    )
+    async with (
+        context.bus(context.instance_id) as bus,
+        contextlib.aclosing(connect_redis(context.common, settings)) as redis,
+    ):
+        fleet = Fleet(settings, in_flight, on_retired=lambda *life: writer.retire(*life))
+        writer = IndexWriter(
+            redis,
+            bus,
+            fleet,
+            ttl_seconds=settings.index_ttl_seconds,
+            check_seconds=settings.index_check_seconds,
+        )
+        index = PrefixIndex(
+            redis,
+            timeout_seconds=settings.redis_timeout_seconds,
+            breaker=Breaker(open_seconds=settings.breaker_seconds),
+        )
+        router = Router(
+            fleet,
+            index,
+            in_flight,
+            _policy(context.common, settings),
+            router_id=context.instance_id,
+            on_index_lost=writer.check_now,
+        )
+        await _serve(context, settings, bus, fleet, writer, router)
+
+
+def connect_redis(common: CommonSettings, settings: RouterSettings) -> Redis:
+    """Return a client that fails fast: retrying is the breaker's and the bus's business."""
+    pool = BlockingConnectionPool.from_url(
+        common.redis_url,
+        max_connections=_MAX_REDIS_CONNECTIONS,
+        timeout=settings.redis_timeout_seconds,
+        socket_connect_timeout=1.0,
+        socket_timeout=5.0,
+        retry=Retry(NoBackoff(), 0),
+    )
+    return Redis.from_pool(pool)
+
+
+def _policy(common: CommonSettings, settings: RouterSettings) -> Policy:
+    return Policy(
+        local_prefill=common.local_prefill,
+        expected_output_tokens=settings.expected_output_tokens,
+        fetch_base_ms=settings.fetch_base_ms,
+        load_factor=settings.load_factor,
+        min_load_bound=settings.min_load_bound,
+    )
+
+
+async def _serve(
+    context: ServiceContext,
+    settings: RouterSettings,
+    bus: Bus,
+    fleet: Fleet,
+    writer: IndexWriter,
+    router: Router,
+) -> None:
+    async def on_route(message: route_pb2.RouteRequest, _: Context) -> route_pb2.RouteResponse:
+        return await router.route(message)
+
+    directory = WorkerDirectory()
+    directory.add_listener(fleet.on_status)
+    for role in WorkerRole:
+        metrics.WORKERS.labels(role.value).set_function(functools.partial(_count, fleet, role))
+    heartbeats = await directory.subscribe(bus)
+    await bus.ensure_stream(
+        subjects.KV_EVENTS_STREAM,
+        [subjects.KV_EVENTS_ALL],
+        max_bytes=subjects.KV_EVENTS_MAX_BYTES,
+        max_age_seconds=None,
+        discard_old=True,
+    )
+    events = await bus.consume(
+        subjects.KV_EVENTS_STREAM,
+        DURABLE,
+        kv_event_pb2.KvEvent,
+        writer.apply,
+        batch=_EVENTS_PER_BATCH,
+        in_order=True,
+    )
+    maintenance = context.tasks.create_task(writer.run())
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(settings.warm_up_seconds):
+            await context.stop.wait()
+    routes = await bus.serve(
+        subjects.ROUTE_ALL,
+        route_pb2.RouteRequest,
+        on_route,
+        queue=subjects.ROUTER_QUEUE,
+        max_concurrent=settings.max_concurrent,
+    )
+    context.health.set_ready("route", True)
+    try:
+        await context.stop.wait()
+    finally:
+        context.health.set_ready("route", False, "stopping")
+        await routes.unsubscribe()
+        maintenance.cancel()
+        await asyncio.wait([maintenance])
+        await events.unsubscribe()
+        await heartbeats.unsubscribe()
+
+
+def _count(fleet: Fleet, role: WorkerRole) -> float:
+    return sum(worker.role is role for worker in fleet.everyone())

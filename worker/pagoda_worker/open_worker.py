@@ -1,0 +1,134 @@
+"""Opens a worker: model, bus, kvstore channel and `Worker`; closes them in reverse."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+from pagoda.rpc.v1 import status_pb2
+from pagoda_engine import CheckpointError, InvalidConfigError
+from pagoda_engine.layer_export import OnLayers
+from pagoda_runtime.block_hash import hash_block
+from pagoda_runtime.errors import ModelFolderError, SettingsError
+from pagoda_runtime.health import Health
+from pagoda_runtime.identity import new_epoch
+from pagoda_runtime.rpc_client import grpc_channel
+from pagoda_runtime.service import ServiceContext
+from pagoda_runtime.setting_names import variable_names
+from pagoda_runtime.settings import CommonSettings, resolve_model_folder
+from pagoda_worker.errors import MemoryBudgetError
+from pagoda_worker.load_engine import LoadedEngine, load_engine
+from pagoda_worker.metrics import WorkerMetrics
+from pagoda_worker.resident_blocks import ParentHashes, ResidentBlocks
+from pagoda_worker.settings import WorkerSettings
+from pagoda_worker.start_up import StartUp
+from pagoda_worker.worker import Worker, WorkerIdentity
+
+logger = logging.getLogger(__name__)
+
+MAX_PARENT_HASHES = 262_144
+
+
+@contextlib.asynccontextmanager
+async def open_worker(
+    context: ServiceContext,
+    settings: WorkerSettings,
+    *,
+    role: "status_pb2.Role.ValueType",
+    metrics: WorkerMetrics | None = None,
+    on_layers: OnLayers | None = None,
+    shares_pool: bool = False,
+) -> AsyncIterator[Worker]:
+    """Yield a worker that has its model but does not step yet; see `Worker.running`.
+
+    `on_layers` and `shares_pool` are `load_engine`'s.
+
+    Raises:
+        SettingsError: the memory does not suffice for the settings and the model, or a setting does
+            not suit this machine.
+        ModelFolderError: the model cannot be used.
+    """
+    metrics = metrics or WorkerMetrics()
+    resident, parents = ResidentBlocks(), ParentHashes(MAX_PARENT_HASHES)
+    start_up = StartUp(_reporter(context.health), is_stopped=context.stop.is_set)
+    with _settings_errors(settings):
+        loading = asyncio.to_thread(
+            _load, context, settings, resident, parents, start_up, on_layers, shares_pool
+        )
+        loaded = await context.unless_stopped(loading)
+    for phase, seconds in start_up.seconds.items():
+        metrics.startup_seconds.labels(phase.replace(" ", "_").lower()).set(seconds)
+    logger.info("%s", start_up.summary())
+    # The role says itself when it serves: a worker whose bus is not there yet is not ready.
+    context.health.set_ready(context.name, False, "connecting")
+    context.health.set_ready("model", True)
+    identity = WorkerIdentity(context.instance_id, new_epoch(), role)
+    token = context.common.cluster_token.get_secret_value()
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(context.bus(context.instance_id))
+        kvstore = None
+        if settings.kvstore_endpoint:
+            kvstore = grpc_channel(settings.kvstore_endpoint, token=token)
+            stack.push_async_callback(kvstore.close)
+        yield Worker(
+            identity=identity,
+            loaded=loaded,
+            resident=resident,
+            parents=parents,
+            settings=settings,
+            bus=bus,
+            kvstore=kvstore,
+            metrics=metrics,
+        )
+
+
+def _load(
+    context: ServiceContext,
+    settings: WorkerSettings,
+    resident: ResidentBlocks,
+    parents: ParentHashes,
+    start_up: StartUp,
+    on_layers: OnLayers | None,
+    shares_pool: bool,
+) -> LoadedEngine:
+    def hash_and_remember(parent: bytes, token_ids: Sequence[int]) -> bytes:
+        block_hash = hash_block(parent, token_ids)
+        parents.add(parent, block_hash)
+        return block_hash
+
+    return load_engine(
+        resolve_model_folder(context.common),
+        settings,
+        model_name=context.common.served_model_name,
+        dtype=context.common.dtype,
+        hash_block=hash_and_remember,
+        on_evict=resident.on_evict,
+        on_layers=on_layers,
+        shares_pool=shares_pool,
+        start_up=start_up,
+    )
+
+
+@contextlib.contextmanager
+def _settings_errors(settings: WorkerSettings) -> Iterator[None]:
+    """Say which setting is to blame, by the name of its variable."""
+    names = variable_names(CommonSettings) | variable_names(type(settings))
+    try:
+        yield
+    except MemoryBudgetError as error:
+        raise SettingsError([str(error).replace("\n", "\n  ")]) from error
+    except InvalidConfigError as error:
+        name = names.get(error.what, error.what)
+        raise SettingsError([f"{name} is {error.value!r}, must be {error.limit}"]) from error
+    except CheckpointError as error:
+        raise ModelFolderError(str(error)) from error
+
+
+def _reporter(health: Health) -> Callable[[str], None]:
+    """Return what tells the event loop, from another thread, what the start is doing."""
+    loop = asyncio.get_running_loop()
+
+    def report(text: str) -> None:
+        loop.call_soon_threadsafe(health.set_ready, "model", False, text)
+
+    return report

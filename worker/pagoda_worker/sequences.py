@@ -1,0 +1,167 @@
+"""The sequences one worker holds: whose they are, how far they got, and when.
+
+Book-keeping only. Runs on the event loop; knows nothing of threads, blocks' bytes or messages on
+the wire.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Link
+
+from pagoda_engine.sequence_request import SequenceRequest
+from pagoda_engine.step_result import ComputedBlocks, ComputedLayers, SequenceOutput
+from pagoda_worker.kv_transfer.leases import Lease
+from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
+
+
+@dataclass(slots=True)
+class CachedTokens:
+    """Prompt tokens whose KV was not computed, by where it came from."""
+
+    device: int = 0
+    cpu: int = 0
+    nvme: int = 0
+
+
+@dataclass(slots=True)
+class Stages:
+    """Unix seconds at which a sequence got somewhere on this worker; 0 = not (yet)."""
+
+    accepted: float = 0.0
+    reserved: float = 0.0
+    fetch_started: float = 0.0
+    fetched: float = 0.0  # also without any fetch: when computing could start
+    first_token: float = 0.0  # this worker's engine sampled it
+    transfer_started: float = 0.0
+    transferred: float = 0.0
+    joined: float = 0.0  # all KV is here and the first token is known
+    ended: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class LiveSequence:
+    """One sequence from its acceptance until its last output.
+
+    Attributes:
+        sequence_id: unique on this worker, attempt included.
+        context: the trace context the gateway sent.
+        deadline: unix seconds.
+        plan_prefill_worker_id: where the router wants the prefill; empty = here.
+        plan_num_fetch_blocks: leading blocks the router wants fetched from the kvstore.
+        cached: filled by the side that prefills.
+        blocks: fence around blocks that are being written from outside, if any.
+        lease: promise to a producer, decode only.
+        lease_id: of the consumer that waits for this prefill, prefill only.
+        events: what the engine computed, for the task that exports it, prefill only.
+        task: fetches, transfers or exports for this sequence.
+        is_ending: an abort is on its way to the engine.
+        end_error: what the last frame says about an abort.
+        fallback_reason: why the prefill planned elsewhere happened here.
+        step_links: to the first traced steps that computed it.
+    """
+
+    sequence_id: str
+    request_id: str
+    sequence_index: int
+    attempt: int
+    gateway_id: str
+    context: Context
+    deadline: float
+    request: SequenceRequest
+    plan_prefill_worker_id: str = ""
+    plan_num_fetch_blocks: int = 0
+    stages: Stages = field(default_factory=Stages)
+    cached: CachedTokens = field(default_factory=CachedTokens)
+    blocks: ReservedBlocks | None = None
+    lease: Lease | None = None
+    lease_id: str = ""
+    lease_epoch: str = ""
+    first_block: int = 0
+    events: "asyncio.Queue[ComputedBlocks | ComputedLayers | SequenceOutput] | None" = None
+    task: "asyncio.Task[None] | None" = None
+    num_output_tokens: int = 0
+    is_ending: bool = False
+    end_error: str = ""
+    fallback_reason: str = ""
+    step_links: list[Link] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What all attempts of this sequence share."""
+        return self.request_id, self.sequence_index
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens to prefill: the prompt and what earlier attempts delivered."""
+        return len(self.request.prompt_token_ids) + len(self.request.output_token_ids)
+
+    @property
+    def is_local_prefill(self) -> bool:
+        """Whether the decode worker prefilled it as planned, not as a fallback."""
+        return bool(self.stages.first_token) and not self.fallback_reason
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the engine has not admitted it yet."""
+        return not self.stages.reserved
+
+
+def sequence_id_of(request_id: str, sequence_index: int, attempt: int) -> str:
+    """Return the name under which an engine knows a sequence."""
+    return f"{request_id}.{sequence_index}.{attempt}"
+
+
+class SequenceTable:
+    """All live sequences by id. `empty` is set while there are none."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, LiveSequence] = {}
+        self.empty = asyncio.Event()
+        self.empty.set()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[LiveSequence]:
+        return iter(tuple(self._by_id.values()))
+
+    def get(self, sequence_id: str) -> LiveSequence | None:
+        """Return a live sequence, or None."""
+        return self._by_id.get(sequence_id)
+
+    def add(self, sequence: LiveSequence) -> None:
+        """Take in a sequence whose id is new."""
+        assert sequence.sequence_id not in self._by_id
+        self._by_id[sequence.sequence_id] = sequence
+        self.empty.clear()
+
+    def remove(self, sequence: LiveSequence) -> None:
+        """Forget a sequence. Idempotent."""
+        self._by_id.pop(sequence.sequence_id, None)
+        if not self._by_id:
+            self.empty.set()
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that the engine has not admitted yet."""
+        return sum(sequence.is_waiting for sequence in self._by_id.values())
+
+    def attempts(
+        self, request_id: str, indices: Iterable[int] = (), attempt: int | None = None
+    ) -> list[LiveSequence]:
+        """Return these sequences of a request; no indices = all, no attempt = every one."""
+        wanted = frozenset(indices)
+        return [
+            sequence
+            for sequence in self._by_id.values()
+            if sequence.request_id == request_id
+            and (not wanted or sequence.sequence_index in wanted)
+            and attempt in (None, sequence.attempt)
+        ]
+
+    def overdue(self, now: float) -> list[LiveSequence]:
+        """Return the sequences whose deadline has passed."""
+        return [s for s in self._by_id.values() if now >= s.deadline and not s.is_ending]
