@@ -19,8 +19,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from pagoda_engine.models.weight_reader import WeightReader
-from pagoda_engine.models.weights import WeightFiles
+from pagoda_engine.checkpoints.weight_reader import WeightReader
+from pagoda_engine.checkpoints.weights import WeightFiles
 
 CPU = torch.device("cpu")
 SHAPE = (4096, 8192)

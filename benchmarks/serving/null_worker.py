@@ -18,9 +18,9 @@ import uvloop
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2, status_pb2
-from pagoda_runtime import subjects
-from pagoda_runtime.bus import Bus
-from pagoda_runtime.settings import CommonSettings, load_settings
+from pagoda_runtime.configuration.settings import CommonSettings, load_settings
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.status import Heartbeat
 
 WORKER_ID = "decode-null"

@@ -4,7 +4,7 @@ import importlib
 
 from pydantic_settings import BaseSettings
 
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.configuration.settings import CommonSettings
 
 SERVICES = ("gateway", "router", "prefill", "decode", "kvstore")
 

@@ -9,10 +9,10 @@ import typer
 
 # name -> "module:function" and the line that `pagoda --help` shows
 COMMANDS = {
-    "up": ("pagoda_cli.up:up", "Start the whole system on this machine; Ctrl-C stops it."),
+    "up": ("pagoda_cli.up.command:up", "Start the whole system on this machine; Ctrl-C stops it."),
     "serve": ("pagoda_cli.serve:serve", "Run one service in this process."),
-    "chat": ("pagoda_cli.chat:chat", "Talk to a model, or ask one thing from a script."),
-    "trace": ("pagoda_cli.trace:trace", "Show where one request's time went."),
+    "chat": ("pagoda_cli.chat.command:chat", "Talk to a model, or ask one thing from a script."),
+    "trace": ("pagoda_cli.trace.command:trace", "Show where one request's time went."),
     "bench": ("pagoda_cli.bench.command:bench", "Measure a running system."),
 }
 

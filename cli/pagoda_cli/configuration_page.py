@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from pagoda_cli.all_settings import all_settings
-from pagoda_runtime.setting_names import variable_names
+from pagoda_runtime.configuration.names import variable_names
 
 INTRODUCTION = """# Configuration
 

@@ -19,7 +19,7 @@ from pagoda_engine.models.model_folder import LoadedModel, load_model
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
-from pagoda_engine.step_result import (
+from pagoda_engine.step.result import (
     ComputedBlocks,
     ComputedLayers,
     FinishReason,

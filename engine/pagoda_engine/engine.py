@@ -12,21 +12,20 @@ import torch
 from pagoda_engine.cache.block_pool import BlockPool, OnEvict
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.config import EngineConfig
-from pagoda_engine.decode_graphs import GraphCapture, Progress
 from pagoda_engine.device import DeviceQueue, InlineQueue
 from pagoda_engine.errors import InvalidSequenceError, QueueFullError, SequenceStateError
-from pagoda_engine.launched_step import LaunchedStep
-from pagoda_engine.layer_export import LayerExport, OnLayers
 from pagoda_engine.load import EngineLoad
 from pagoda_engine.models.model_folder import LoadedModel
-from pagoda_engine.runner import Runner
 from pagoda_engine.sampling import SampleRow, SamplingState, TokenCounts
 from pagoda_engine.scheduler.scheduler import ScheduledStep, Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
-from pagoda_engine.step_commit import commit_step, end_of, final_output
-from pagoda_engine.step_result import (
+from pagoda_engine.step.commit import commit_step, end_of, final_output
+from pagoda_engine.step.decode_graphs import GraphCapture, Progress
+from pagoda_engine.step.launched import LaunchedStep
+from pagoda_engine.step.layer_export import LayerExport, OnLayers
+from pagoda_engine.step.result import (
     ComputedBlocks,
     FinishReason,
     Reservation,
@@ -34,6 +33,7 @@ from pagoda_engine.step_result import (
     StepResult,
     StepStats,
 )
+from pagoda_engine.step.runner import Runner
 from pagoda_engine.validation import check_config, check_request
 
 

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from pagoda_runtime.rpc_server import MAX_MESSAGE_BYTES
-from pagoda_runtime.telemetry import inject
+from pagoda_runtime.telemetry.tracing import inject
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

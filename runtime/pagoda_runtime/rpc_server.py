@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2_grpc  # type: ignore[import-untype
 from opentelemetry.context import attach
 
 from pagoda_runtime.errors import RpcServerError
-from pagoda_runtime.telemetry import extract
+from pagoda_runtime.telemetry.tracing import extract
 
 MAX_MESSAGE_BYTES = 64 << 20
 STOP_GRACE_SECONDS = 1.0

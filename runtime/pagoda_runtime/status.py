@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1.status_pb2 import Role, WorkerState, WorkerStatus
-from pagoda_runtime import subjects
-from pagoda_runtime.bus import Bus, Subscription
 from pagoda_runtime.errors import BusError
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus, Subscription
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import numpy as np
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2, kv_transfer_pb2, kv_transfer_pb2_grpc, status_pb2
-from pagoda_runtime import subjects
+from pagoda_runtime.messaging import subjects
 from pagoda_runtime.rpc_client import grpc_channel
 from pagoda_worker.kv_transfer.digests import digest_blocks
 from support.worker_cluster import SECONDS, Cluster

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pagoda_runtime.bus import Bus
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.messaging.bus import Bus
 from support.servers import Server, nats_server, redis_server, settings_for
 
 __all__ = ["bus", "common", "nats", "nats_common", "redis"]

@@ -14,14 +14,14 @@ import orjson
 from pydantic import SecretStr
 
 from pagoda.rpc.v1.status_pb2 import WorkerStatus
-from pagoda_gateway.app import make_app
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.gateway import Gateway, open_gateway
-from pagoda_gateway.server import http_server, listen
-from pagoda_runtime.bus import Bus
-from pagoda_runtime.health import Health
+from pagoda_gateway.http.app import make_app
+from pagoda_gateway.http.server import http_server, listen
+from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.identity import new_worker_id
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.process.health import Health
 from pagoda_runtime.status import WorkerDirectory
 from support.scripted_worker import (
     ScriptedRouter,

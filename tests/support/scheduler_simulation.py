@@ -20,8 +20,8 @@ from pagoda_engine.sampling.sampling_state import SamplingState
 from pagoda_engine.scheduler import ScheduledStep, Scheduler, Sequence
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
-from pagoda_engine.step_commit import commit_step
-from pagoda_engine.step_result import ComputedBlocks
+from pagoda_engine.step.commit import commit_step
+from pagoda_engine.step.result import ComputedBlocks
 from support.engine_driver import hash_block
 
 VOCAB_SIZE = 50

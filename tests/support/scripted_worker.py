@@ -17,9 +17,9 @@ from opentelemetry.context import Context
 from pagoda.rpc.v1 import generate_pb2 as pb
 from pagoda.rpc.v1 import route_pb2
 from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerState, WorkerStatus
-from pagoda_runtime import subjects
-from pagoda_runtime.bus import Bus, Subscription
 from pagoda_runtime.identity import new_epoch, new_worker_id
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus, Subscription
 from pagoda_runtime.status import Heartbeat, WorkerDirectory
 
 TokenAt = Callable[[pb.GenerateRequest, int], int]

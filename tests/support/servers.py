@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.configuration.settings import CommonSettings
 
 START_SECONDS = 20.0
 

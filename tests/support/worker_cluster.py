@@ -19,16 +19,16 @@ from pagoda_decode.server import serve as serve_decode
 from pagoda_engine import EngineConfig, LoadedModel, SamplingParams
 from pagoda_prefill.config import PrefillSettings
 from pagoda_prefill.server import serve as serve_prefill
-from pagoda_runtime import subjects
 from pagoda_runtime.block_hash import cache_root, hash_prompt
-from pagoda_runtime.bus import Bus
-from pagoda_runtime.health import Health
+from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.identity import new_request_id
-from pagoda_runtime.service import ServiceContext
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.process.health import Health
+from pagoda_runtime.process.service import ServiceContext
 from pagoda_worker import codec
-from pagoda_worker.metrics import WorkerMetrics
 from pagoda_worker.settings import WorkerSettings
+from pagoda_worker.telemetry.metrics import WorkerMetrics
 from support.engine_driver import EngineDriver
 
 SECONDS = 20.0

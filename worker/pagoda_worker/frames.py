@@ -8,8 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from pagoda.rpc.v1 import generate_pb2
-from pagoda_runtime import subjects
 from pagoda_runtime.errors import BusError
+from pagoda_runtime.messaging import subjects
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from pagoda_engine import BlockHasher, Engine, EngineConfig, LoadedModel, load_m
 from pagoda_engine.cache.block_pool import OnEvict
 from pagoda_engine.cache.peer_pool import exportable_cache
 from pagoda_engine.engine import kv_layout
-from pagoda_engine.layer_export import OnLayers
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families import read_description
 from pagoda_engine.models.model_folder import resolve_device, resolve_dtype
+from pagoda_engine.step.layer_export import OnLayers
 from pagoda_runtime.block_hash import kv_identity
 from pagoda_worker.device_memory import CudaMemory, DeviceMemory
 from pagoda_worker.errors import MemoryBudgetError

@@ -7,21 +7,21 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from pagoda.rpc.v1 import status_pb2
 from pagoda_engine import CheckpointError, InvalidConfigError
-from pagoda_engine.layer_export import OnLayers
+from pagoda_engine.step.layer_export import OnLayers
 from pagoda_runtime.block_hash import hash_block
+from pagoda_runtime.configuration.names import variable_names
+from pagoda_runtime.configuration.settings import CommonSettings, resolve_model_folder
 from pagoda_runtime.errors import ModelFolderError, SettingsError
-from pagoda_runtime.health import Health
 from pagoda_runtime.identity import new_epoch
+from pagoda_runtime.process.health import Health
+from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.rpc_client import grpc_channel
-from pagoda_runtime.service import ServiceContext
-from pagoda_runtime.setting_names import variable_names
-from pagoda_runtime.settings import CommonSettings, resolve_model_folder
 from pagoda_worker.errors import MemoryBudgetError
 from pagoda_worker.load_engine import LoadedEngine, load_engine
-from pagoda_worker.metrics import WorkerMetrics
-from pagoda_worker.resident_blocks import ParentHashes, ResidentBlocks
 from pagoda_worker.settings import WorkerSettings
 from pagoda_worker.start_up import StartUp
+from pagoda_worker.telemetry.metrics import WorkerMetrics
+from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
 from pagoda_worker.worker import Worker, WorkerIdentity
 
 logger = logging.getLogger(__name__)

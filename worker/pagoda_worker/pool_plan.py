@@ -6,7 +6,7 @@ Refuses what cannot work, with the arithmetic and the settings to change. Knows 
 import math
 from typing import NoReturn
 
-from pagoda_runtime.setting_names import variable_names
+from pagoda_runtime.configuration.names import variable_names
 from pagoda_worker.errors import MemoryBudgetError
 from pagoda_worker.memory_budget import KvPool, MemoryBudget, format_bytes
 from pagoda_worker.settings import WorkerSettings

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from pagoda_engine import EngineConfig, LoadedModel, SamplingParams
 from pagoda_engine.cache.copy_lanes import DEVICE_CHUNK_BYTES, NUM_LANES
-from pagoda_engine.decode_graphs import chosen_sizes
 from pagoda_engine.engine import kv_layout
+from pagoda_engine.step.decode_graphs import chosen_sizes
 from pagoda_worker.device_memory import DeviceMemory
 from pagoda_worker.kv_transfer.nixl_pool import read_buffer_bytes
 from pagoda_worker.memory_budget import MemoryBudget

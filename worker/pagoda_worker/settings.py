@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from pagoda_runtime.settings import ServiceSettings
+from pagoda_runtime.configuration.settings import ServiceSettings
 
 
 class WorkerSettings(ServiceSettings):

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from pagoda_runtime.service import StoppedError
+from pagoda_runtime.process.service import StoppedError
 
 REPORT_SECONDS = 1.0
 """Progress within a phase is told this often at most."""

@@ -25,26 +25,26 @@ from pagoda_engine import (
     SequenceOutput,
     StepResult,
 )
-from pagoda_runtime import subjects
-from pagoda_runtime.background_tasks import BackgroundTasks
-from pagoda_runtime.bus import Bus
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.process.background_tasks import BackgroundTasks
 from pagoda_runtime.status import Heartbeat
 from pagoda_worker.engine_loop import EngineLoop
 from pagoda_worker.errors import EngineFailedError, EngineLoopError
 from pagoda_worker.frames import FramePublisher
-from pagoda_worker.gpu_metrics import register_gpu_metrics
-from pagoda_worker.kv_events import KvEventPublisher
 from pagoda_worker.load_engine import LoadedEngine
-from pagoda_worker.metrics import WorkerMetrics
-from pagoda_worker.resident_blocks import ParentHashes, ResidentBlocks
 from pagoda_worker.sequences import LiveSequence, SequenceTable
 from pagoda_worker.settings import WorkerSettings
-from pagoda_worker.spans import StageRecorder
 from pagoda_worker.speed_model import Rate, SpeedModel
 from pagoda_worker.status import make_status
-from pagoda_worker.step_timeline import StepTimeline
-from pagoda_worker.tier_client import TierClient
-from pagoda_worker.write_through import WriteThrough
+from pagoda_worker.telemetry.gpu_metrics import register_gpu_metrics
+from pagoda_worker.telemetry.metrics import WorkerMetrics
+from pagoda_worker.telemetry.spans import StageRecorder
+from pagoda_worker.telemetry.step_timeline import StepTimeline
+from pagoda_worker.tiers.client import TierClient
+from pagoda_worker.tiers.kv_events import KvEventPublisher
+from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
+from pagoda_worker.tiers.write_through import WriteThrough
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ Knows names and defaults of fields. Knows nothing of weights or devices.
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.errors import CheckpointError, UnsupportedModelError
-from pagoda_engine.models.config_reader import ConfigReader
 from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
 from pagoda_engine.models.rope_scaling import read_rope
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import torch
 
+from pagoda_engine.checkpoints.config_reader import ConfigReader
+from pagoda_engine.checkpoints.fingerprint import fingerprint
+from pagoda_engine.checkpoints.weight_reader import WeightReader
+from pagoda_engine.checkpoints.weights import OnProgress, WeightFiles, weight_files
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.errors import InvalidConfigError
 from pagoda_engine.models.build_decoder import OUTPUT_NAME, build_decoder
-from pagoda_engine.models.config_reader import ConfigReader
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families import read_description
-from pagoda_engine.models.fingerprint import fingerprint
-from pagoda_engine.models.weight_reader import WeightReader
-from pagoda_engine.models.weights import OnProgress, WeightFiles, weight_files
 
 _DTYPES = {
     "float32": torch.float32,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.errors import UnsupportedModelError
-from pagoda_engine.models.config_reader import ConfigReader
 
 
 @dataclass(frozen=True, slots=True)

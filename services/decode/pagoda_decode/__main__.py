@@ -3,9 +3,9 @@
 import sys
 
 from pagoda_decode.config import DecodeSettings
+from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.identity import new_worker_id
-from pagoda_runtime.service import load_or_exit, run_service
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.process.service import load_or_exit, run_service
 
 
 def main() -> int:

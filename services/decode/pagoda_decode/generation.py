@@ -21,10 +21,10 @@ from pagoda_engine import (
 )
 from pagoda_worker import codec
 from pagoda_worker.admission import Refusal, admit
-from pagoda_worker.fetch import fetch_planned_blocks
 from pagoda_worker.kv_transfer.leases import LeaseOutcome, LeaseTable, Settlement
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 from pagoda_worker.sequences import LiveSequence
+from pagoda_worker.tiers.fetch import fetch_planned_blocks
 from pagoda_worker.worker import Worker
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ import logging
 import secrets
 
 from pagoda.rpc.v1 import generate_pb2
-from pagoda_runtime import subjects
 from pagoda_runtime.errors import BusError
+from pagoda_runtime.messaging import subjects
 from pagoda_worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable, Settlement
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 from pagoda_worker.sequences import LiveSequence

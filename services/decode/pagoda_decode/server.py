@@ -8,13 +8,13 @@ import grpc.aio
 from pagoda.rpc.v1 import generate_pb2, kv_transfer_pb2_grpc, status_pb2
 from pagoda_decode.config import DecodeSettings
 from pagoda_decode.generation import Generation
-from pagoda_runtime import subjects
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.rpc_server import grpc_server
-from pagoda_runtime.service import ServiceContext
 from pagoda_runtime.status import WorkerDirectory
 from pagoda_worker.kv_transfer.consumer import KvConsumer
-from pagoda_worker.metrics import WorkerMetrics
 from pagoda_worker.open_worker import open_worker
+from pagoda_worker.telemetry.metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
 

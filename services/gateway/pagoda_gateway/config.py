@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from pagoda_runtime.settings import ServiceSettings
+from pagoda_runtime.configuration.settings import ServiceSettings
 
 
 class GatewaySettings(ServiceSettings):

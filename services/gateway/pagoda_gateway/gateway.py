@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
-from pagoda_gateway.admission import Admission
-from pagoda_gateway.auth import Authenticator
-from pagoda_gateway.catalog import Catalog
-from pagoda_gateway.chat_template import ChatTemplate
+from pagoda_gateway.accounts.keys import Authenticator
+from pagoda_gateway.accounts.ledger import Ledger, open_ledger
+from pagoda_gateway.accounts.receipts import Receipts
+from pagoda_gateway.accounts.usage_log import UsageLog
 from pagoda_gateway.config import GatewaySettings
-from pagoda_gateway.dispatch import Dispatcher
-from pagoda_gateway.frames import FrameReceiver
-from pagoda_gateway.ledger import Ledger, open_ledger
-from pagoda_gateway.preparation import Preparer
-from pagoda_gateway.prompts import PromptMaker
-from pagoda_gateway.receipts import Receipts
-from pagoda_gateway.tokenizer import ModelTokenizer
-from pagoda_gateway.usage_log import UsageLog
-from pagoda_runtime import subjects
-from pagoda_runtime.bus import Bus
-from pagoda_runtime.health import Health
-from pagoda_runtime.settings import CommonSettings
+from pagoda_gateway.http.admission import Admission
+from pagoda_gateway.openai.preparation import Preparer
+from pagoda_gateway.sequences.catalog import Catalog
+from pagoda_gateway.sequences.frames import FrameReceiver
+from pagoda_gateway.sequences.placement import Dispatcher
+from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.prompts import PromptMaker
+from pagoda_gateway.text.tokenizer import ModelTokenizer
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.process.health import Health
 from pagoda_runtime.status import WorkerDirectory
 
 DEFAULT_TENANT = "default"

@@ -11,15 +11,16 @@ from pagoda_kvstore import metrics
 from pagoda_kvstore.change_log import ChangeLog, TierName
 from pagoda_kvstore.config import KvstoreSettings
 from pagoda_kvstore.event_publisher import EventPublisher
-from pagoda_kvstore.memory_tier import MemoryTier
-from pagoda_kvstore.nvme_folder import NvmeFolder
-from pagoda_kvstore.nvme_tier import NvmeTier
-from pagoda_kvstore.pins import Pins
 from pagoda_kvstore.server import KvStoreServicer
 from pagoda_kvstore.store import BlockStore
-from pagoda_runtime import identity, subjects
+from pagoda_kvstore.tiers.memory import MemoryTier
+from pagoda_kvstore.tiers.nvme import NvmeTier
+from pagoda_kvstore.tiers.nvme_folder import NvmeFolder
+from pagoda_kvstore.tiers.pins import Pins
+from pagoda_runtime import identity
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.rpc_server import grpc_server
-from pagoda_runtime.service import ServiceContext
 from pagoda_runtime.status import Heartbeat
 
 logger = logging.getLogger(__name__)

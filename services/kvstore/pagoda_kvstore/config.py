@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from pagoda_runtime.settings import ServiceSettings
+from pagoda_runtime.configuration.settings import ServiceSettings
 
 
 class KvstoreSettings(ServiceSettings):

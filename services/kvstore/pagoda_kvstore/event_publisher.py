@@ -14,9 +14,9 @@ from pagoda.rpc.v1 import kv_event_pb2
 from pagoda_kvstore.change_log import TierName
 from pagoda_kvstore.codec import TIERS
 from pagoda_kvstore.store import BlockStore
-from pagoda_runtime import subjects
-from pagoda_runtime.bus import Bus
 from pagoda_runtime.errors import BusError
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
 
 # Of each kind in one message: together 512 KiB, half of what NATS takes.
 _MAX_HASHES = 16_384

@@ -11,10 +11,10 @@ from enum import Enum
 
 from pagoda_kvstore.block import Block, BlockKey
 from pagoda_kvstore.change_log import ChangeLog, TierName
-from pagoda_kvstore.memory_tier import MemoryTier
-from pagoda_kvstore.nvme_tier import NvmeTier
-from pagoda_kvstore.pins import Pins
-from pagoda_kvstore.write_behind import WriteBehind
+from pagoda_kvstore.tiers.memory import MemoryTier
+from pagoda_kvstore.tiers.nvme import NvmeTier
+from pagoda_kvstore.tiers.pins import Pins
+from pagoda_kvstore.tiers.write_behind import WriteBehind
 
 # Blocks answered at once, in payload bytes: the size of a message that measured fastest.
 GROUP_BYTES = 1 << 20

@@ -19,14 +19,14 @@ from pagoda_engine import (
     SequenceOutput,
 )
 from pagoda_prefill.exported_layers import ExportedLayers
-from pagoda_runtime.telemetry import attached
+from pagoda_runtime.telemetry.tracing import attached
 from pagoda_worker import codec
 from pagoda_worker.admission import Refusal, admit
 from pagoda_worker.errors import PushError
-from pagoda_worker.fetch import fetch_planned_blocks
 from pagoda_worker.kv_transfer.base import KvProducer, KvPush, LeaseTarget, PushTrailer
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 from pagoda_worker.sequences import LiveSequence
+from pagoda_worker.tiers.fetch import fetch_planned_blocks
 from pagoda_worker.worker import Worker
 
 logger = logging.getLogger(__name__)

@@ -8,15 +8,15 @@ from pagoda_engine.cache.peer_pool import PeerPoolError, PoolExport
 from pagoda_prefill.config import PrefillSettings
 from pagoda_prefill.layer_events import LayerEvents
 from pagoda_prefill.prefilling import Prefilling
-from pagoda_runtime import subjects
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.rpc_client import grpc_channel
-from pagoda_runtime.service import ServiceContext
 from pagoda_runtime.status import WorkerDirectory
 from pagoda_worker.kv_transfer.base import KvProducer
 from pagoda_worker.kv_transfer.grpc_producer import ExportedPool, GrpcProducer
 from pagoda_worker.kv_transfer.nixl_pool import NixlExport
-from pagoda_worker.metrics import WorkerMetrics
 from pagoda_worker.open_worker import open_worker
+from pagoda_worker.telemetry.metrics import WorkerMetrics
 from pagoda_worker.worker import Worker
 
 logger = logging.getLogger(__name__)

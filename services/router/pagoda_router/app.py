@@ -12,19 +12,19 @@ from redis.backoff import NoBackoff
 
 from pagoda.rpc.v1 import kv_event_pb2, route_pb2
 from pagoda_router import metrics
-from pagoda_router.breaker import Breaker
 from pagoda_router.config import RouterSettings
-from pagoda_router.fleet import Fleet
-from pagoda_router.in_flight import InFlight
-from pagoda_router.index_writer import DURABLE, IndexWriter
-from pagoda_router.planner import Policy
-from pagoda_router.prefix_index import PrefixIndex
+from pagoda_router.index.breaker import Breaker
+from pagoda_router.index.prefix_index import PrefixIndex
+from pagoda_router.index.writer import DURABLE, IndexWriter
+from pagoda_router.placement.planner import Policy
 from pagoda_router.router import Router
-from pagoda_router.worker import WorkerRole
-from pagoda_runtime import subjects
-from pagoda_runtime.bus import Bus
-from pagoda_runtime.service import ServiceContext
-from pagoda_runtime.settings import CommonSettings
+from pagoda_router.workers.pending_load import InFlight
+from pagoda_router.workers.registry import Fleet
+from pagoda_router.workers.worker import WorkerRole
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.status import WorkerDirectory
 
 _MAX_REDIS_CONNECTIONS = 32

@@ -3,10 +3,10 @@
 import orjson
 
 from pagoda.rpc.v1 import route_pb2, status_pb2
-from pagoda_router.candidate import Candidate, Comparison, RouteOutcome, RoutingRequest
 from pagoda_router.config import RouterSettings
 from pagoda_router.errors import InvalidRouteRequestError
-from pagoda_router.worker import Speeds, Worker, WorkerRole
+from pagoda_router.placement.candidate import Candidate, Comparison, RouteOutcome, RoutingRequest
+from pagoda_router.workers.worker import Speeds, Worker, WorkerRole
 from pagoda_runtime.block_hash import HASH_BYTES, split_hashes
 
 _ROLES = {

@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from pagoda_runtime.settings import ServiceSettings
+from pagoda_runtime.configuration.settings import ServiceSettings
 
 
 class RouterSettings(ServiceSettings):

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from opentelemetry.trace import Span
 
 from pagoda.rpc.v1 import route_pb2
-from pagoda_router import codec, index_keys, metrics, planner
-from pagoda_router.candidate import Comparison, PrefixMatch, RoutingRequest
+from pagoda_router import codec, metrics
 from pagoda_router.errors import IndexUnavailableError
-from pagoda_router.fleet import Fleet
-from pagoda_router.in_flight import InFlight
-from pagoda_router.index_keys import IndexTier
-from pagoda_router.planner import Policy
-from pagoda_router.prefix_index import PrefixIndex, SetGroup
-from pagoda_router.worker import Charge, Worker, WorkerRole
-from pagoda_runtime.telemetry import tracer
+from pagoda_router.index import keys as index_keys
+from pagoda_router.index.keys import IndexTier
+from pagoda_router.index.prefix_index import PrefixIndex, SetGroup
+from pagoda_router.placement import planner
+from pagoda_router.placement.candidate import Comparison, PrefixMatch, RoutingRequest
+from pagoda_router.placement.planner import Policy
+from pagoda_router.workers.pending_load import InFlight
+from pagoda_router.workers.registry import Fleet
+from pagoda_router.workers.worker import Charge, Worker, WorkerRole
+from pagoda_runtime.telemetry.tracing import tracer
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import typer
 from support.openai_server import OpenAiServer, openai_server
 from typer.testing import CliRunner
 
-from pagoda_cli.chat import chat
-from pagoda_cli.conversation import ChatError, Conversation
+from pagoda_cli.chat.command import chat
+from pagoda_cli.chat.conversation import ChatError, Conversation
 from pagoda_cli.endpoint import Endpoint
 
 pytestmark = pytest.mark.integration

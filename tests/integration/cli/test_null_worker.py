@@ -13,9 +13,9 @@ from support.fixtures import *  # noqa: F403
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
 from pagoda.rpc.v1.status_pb2 import Role, WorkerStatus
-from pagoda_runtime import subjects
-from pagoda_runtime.bus import Bus
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -13,8 +13,8 @@ from support.scripted_worker import ScriptedWorker
 from support.servers import nats_server, settings_for
 from support.tiny_tokenizer import write_model_folder
 
-from pagoda_runtime.bus import Bus
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.messaging.bus import Bus
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from support.running_gateway import CHAT, Running, Start
 from support.scripted_worker import ScriptedWorker
 
 from pagoda_gateway.gateway import LEDGER_CONSUMER
-from pagoda_runtime import subjects
+from pagoda_runtime.messaging import subjects
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

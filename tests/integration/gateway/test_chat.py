@@ -6,7 +6,7 @@ import pytest
 from support.running_gateway import CHAT, Running, Start, text_of
 from support.scripted_worker import ScriptedWorker, spell
 
-from pagoda_gateway.tokenizer import ModelTokenizer
+from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

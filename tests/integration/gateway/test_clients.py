@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from support.running_gateway import API_KEY, CHAT, Running, Start
 from support.scripted_worker import ScriptedWorker
 
-from pagoda_gateway.server import drain
+from pagoda_gateway.http.server import drain
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

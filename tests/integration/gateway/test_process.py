@@ -19,8 +19,8 @@ from support.scripted_worker import (
 )
 from support.servers import free_port
 
-from pagoda_runtime.bus import Bus
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 

@@ -8,8 +8,8 @@ import pytest
 from opentelemetry import trace
 from support.running_gateway import CHAT, Start
 
-from pagoda_runtime.settings import CommonSettings
-from pagoda_runtime.telemetry import setup_telemetry, shutdown_telemetry
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -11,12 +11,13 @@ from support.scripted_worker import ScriptedWorker
 from support.servers import nats_server, settings_for
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
-from pagoda_gateway import gateway, usage_log
-from pagoda_gateway.ledger import open_ledger
-from pagoda_gateway.usage_log import UsageLog
-from pagoda_runtime import subjects
-from pagoda_runtime.bus import Bus
-from pagoda_runtime.settings import CommonSettings
+from pagoda_gateway import gateway
+from pagoda_gateway.accounts import usage_log
+from pagoda_gateway.accounts.ledger import open_ledger
+from pagoda_gateway.accounts.usage_log import UsageLog
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

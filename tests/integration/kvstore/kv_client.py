@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
-from unit.kvstore.stored_blocks import IDENTITY
+from support.stored_blocks import IDENTITY
 
 from pagoda.rpc.v1 import kv_store_pb2, kv_store_pb2_grpc
 from pagoda_kvstore.block import Block

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 from support.servers import free_port
 
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.configuration.settings import CommonSettings
 
 START_SECONDS = 30.0
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from unit.kvstore.stored_blocks import make_block, make_hash
+from support.stored_blocks import make_block, make_hash
 
 from pagoda.rpc.v1 import kv_event_pb2
 from pagoda_kvstore.app import open_store
 from pagoda_kvstore.config import KvstoreSettings
 from pagoda_kvstore.event_publisher import EventPublisher
 from pagoda_kvstore.store import BlockStore
-from pagoda_runtime import identity, subjects
-from pagoda_runtime.bus import Bus
+from pagoda_runtime import identity
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = pytest.mark.integration
 

@@ -10,14 +10,14 @@ import pytest
 from integration.kvstore.kv_client import TIMEOUT_SECONDS, get, put, stub_for
 from integration.kvstore.service_process import running_service
 from support.servers import free_port
-from unit.kvstore.stored_blocks import make_block
+from support.stored_blocks import make_block
 
 from pagoda.rpc.v1 import kv_event_pb2, kv_store_pb2, status_pb2
-from pagoda_kvstore.segment import HEADER_BYTES, RECORD_HEADER_BYTES
+from pagoda_kvstore.tiers.segment import HEADER_BYTES, RECORD_HEADER_BYTES
 from pagoda_runtime import identity
-from pagoda_runtime.bus import Bus
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.rpc_client import grpc_channel
-from pagoda_runtime.settings import CommonSettings
 from pagoda_runtime.status import WorkerDirectory
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

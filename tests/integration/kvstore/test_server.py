@@ -10,7 +10,7 @@ import grpc
 import pytest
 import pytest_asyncio
 from integration.kvstore.kv_client import TIMEOUT_SECONDS, get, put, stub_for
-from unit.kvstore.stored_blocks import IDENTITY, make_block, make_hash
+from support.stored_blocks import IDENTITY, make_block, make_hash
 
 from pagoda.rpc.v1 import kv_event_pb2, kv_store_pb2, kv_store_pb2_grpc
 from pagoda_kvstore.app import open_store

@@ -6,7 +6,7 @@ from support.fixtures import *  # noqa: F403
 
 from pagoda_router.app import connect_redis
 from pagoda_router.config import RouterSettings
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.configuration.settings import CommonSettings
 
 
 @pytest_asyncio.fixture

@@ -7,17 +7,17 @@ import pytest
 import pytest_asyncio
 from integration.router.index_events import CPU, NVME, hashes, make_event
 from redis.asyncio import Redis
-from unit.router.test_fleet import make_status
+from unit.router.workers.test_registry import make_status
 
 from pagoda.rpc.v1 import kv_event_pb2
-from pagoda_router import index_keys
 from pagoda_router.config import RouterSettings
-from pagoda_router.fleet import Fleet
-from pagoda_router.in_flight import InFlight
-from pagoda_router.index_keys import IndexTier
-from pagoda_router.index_writer import DURABLE, IndexWriter
-from pagoda_runtime import subjects
-from pagoda_runtime.bus import Bus
+from pagoda_router.index import keys as index_keys
+from pagoda_router.index.keys import IndexTier
+from pagoda_router.index.writer import DURABLE, IndexWriter
+from pagoda_router.workers.pending_load import InFlight
+from pagoda_router.workers.registry import Fleet
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = pytest.mark.integration
 

@@ -10,11 +10,11 @@ import pytest
 from integration.router.index_events import hashes
 from redis.asyncio import BlockingConnectionPool, Connection, Redis
 
-from pagoda_router import index_keys
-from pagoda_router.breaker import Breaker
 from pagoda_router.errors import IndexUnavailableError
-from pagoda_router.prefix_index import PrefixIndex, SetGroup
-from pagoda_runtime.settings import CommonSettings
+from pagoda_router.index import keys as index_keys
+from pagoda_router.index.breaker import Breaker
+from pagoda_router.index.prefix_index import PrefixIndex, SetGroup
+from pagoda_runtime.configuration.settings import CommonSettings
 
 pytestmark = pytest.mark.integration
 

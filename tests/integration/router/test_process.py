@@ -17,12 +17,12 @@ from redis.asyncio import Redis
 from support.servers import Server
 
 from pagoda.rpc.v1 import kv_event_pb2, route_pb2, status_pb2
-from pagoda_router import index_keys
-from pagoda_runtime import subjects
-from pagoda_runtime.bus import Bus
-from pagoda_runtime.settings import CommonSettings
+from pagoda_router.index import keys as index_keys
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.status import Heartbeat
-from pagoda_runtime.telemetry import setup_telemetry, shutdown_telemetry, tracer
+from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry, tracer
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -21,11 +21,11 @@ from pagoda.rpc.v1.kv_store_pb2 import (
     PutResponse,
     StoredBlock,
 )
+from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import RpcServerError
 from pagoda_runtime.rpc_client import grpc_channel
 from pagoda_runtime.rpc_server import grpc_server
-from pagoda_runtime.settings import CommonSettings
-from pagoda_runtime.telemetry import setup_telemetry, shutdown_telemetry, tracer
+from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry, tracer
 
 pytestmark = pytest.mark.integration
 

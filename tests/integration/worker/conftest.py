@@ -12,7 +12,7 @@ from support.tiny_checkpoints import make_tiny_checkpoint
 from support.worker_cluster import Cluster
 
 from pagoda_engine import Engine, EngineConfig, LoadedModel, StepResult, load_model
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.configuration.settings import CommonSettings
 
 
 @pytest.fixture(autouse=True)

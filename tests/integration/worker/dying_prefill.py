@@ -8,8 +8,8 @@ from typing import Any
 
 from pagoda_prefill.config import PrefillSettings
 from pagoda_prefill.server import serve
-from pagoda_runtime.service import load_or_exit, run_service
-from pagoda_runtime.settings import CommonSettings
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.process.service import load_or_exit, run_service
 from pagoda_worker.kv_transfer.base import LeaseTarget
 from pagoda_worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
 

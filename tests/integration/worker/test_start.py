@@ -11,12 +11,12 @@ from support.worker_cluster import SMALL
 
 from pagoda.rpc.v1 import status_pb2
 from pagoda_decode.config import DecodeSettings
+from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import ModelFolderError, SettingsError
-from pagoda_runtime.health import Health
-from pagoda_runtime.service import ServiceContext, StoppedError
-from pagoda_runtime.settings import CommonSettings
-from pagoda_worker.metrics import WorkerMetrics
+from pagoda_runtime.process.health import Health
+from pagoda_runtime.process.service import ServiceContext, StoppedError
 from pagoda_worker.open_worker import open_worker
+from pagoda_worker.telemetry.metrics import WorkerMetrics
 
 pytestmark = pytest.mark.integration
 

@@ -9,9 +9,9 @@ from support.otlp_sink import otlp_sink
 from support.worker_cluster import Cluster
 
 from pagoda.rpc.v1 import kv_event_pb2, status_pb2
-from pagoda_runtime import subjects
 from pagoda_runtime.block_hash import split_hashes
-from pagoda_runtime.telemetry import setup_telemetry, shutdown_telemetry, tracer
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry, tracer
 
 pytestmark = pytest.mark.integration
 

@@ -13,12 +13,12 @@ from support.worker_cluster import SECONDS, Answer, Cluster
 from pagoda.rpc.v1 import kv_event_pb2, kv_store_pb2, kv_store_pb2_grpc
 from pagoda_kvstore.app import run as run_kvstore
 from pagoda_kvstore.config import KvstoreSettings
-from pagoda_runtime import subjects
 from pagoda_runtime.block_hash import split_hashes
-from pagoda_runtime.health import Health
 from pagoda_runtime.identity import new_request_id
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.process.health import Health
+from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.rpc_client import grpc_channel
-from pagoda_runtime.service import ServiceContext
 
 pytestmark = pytest.mark.integration
 

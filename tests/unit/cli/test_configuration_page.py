@@ -5,7 +5,7 @@ import pytest
 
 from pagoda_cli.all_settings import all_settings
 from pagoda_cli.configuration_page import main, render_page
-from pagoda_runtime.setting_names import variable_names
+from pagoda_runtime.configuration.names import variable_names
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

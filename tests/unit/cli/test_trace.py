@@ -9,9 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pagoda_cli.span_search import TraceNotFoundError, find_request
-from pagoda_cli.span_tree import bar, walk
-from pagoda_cli.trace import trace
+from pagoda_cli.trace.command import trace
+from pagoda_cli.trace.span_search import TraceNotFoundError, find_request
+from pagoda_cli.trace.span_tree import bar, walk
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PLANS = [

@@ -9,16 +9,16 @@ import torch
 from pagoda_cli.all_settings import all_settings
 from pagoda_decode.config import DecodeSettings
 from pagoda_engine.cache.copy_lanes import DEVICE_CHUNK_BYTES, NUM_LANES
-from pagoda_engine.decode_graphs import chosen_sizes
 from pagoda_engine.models.families import read_description
+from pagoda_engine.step.decode_graphs import chosen_sizes
 from pagoda_prefill.config import PrefillSettings
-from pagoda_runtime.setting_names import variable_names
+from pagoda_runtime.configuration.names import variable_names
 from pagoda_worker.memory_budget import GIB, MemoryBudget
-from pagoda_worker.metrics import STEP_PARTS
 from pagoda_worker.pool_plan import PoolPlanner
 from pagoda_worker.profile_memory import GRAPH_BYTES
 from pagoda_worker.settings import WorkerSettings
 from pagoda_worker.step_limits import CUDA_LIMITS
+from pagoda_worker.telemetry.metrics import STEP_PARTS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/howto/gpu.md").read_text()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support.tiny_tokenizer import write_model_folder
 
-from pagoda_gateway.catalog import ServedModel
-from pagoda_gateway.tokenizer import ModelTokenizer
+from pagoda_gateway.sequences.catalog import ServedModel
+from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pagoda_gateway.config import GatewaySettings
+from pagoda_runtime.configuration.settings import load_settings
 from pagoda_runtime.errors import SettingsError
-from pagoda_runtime.settings import load_settings
 
 
 def test_ledger_lies_in_home_by_default() -> None:

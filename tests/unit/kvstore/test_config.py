@@ -1,8 +1,8 @@
 import pytest
 
 from pagoda_kvstore.config import KvstoreSettings
+from pagoda_runtime.configuration.settings import load_settings
 from pagoda_runtime.errors import SettingsError
-from pagoda_runtime.settings import load_settings
 
 
 def test_defaults_need_no_variable() -> None:

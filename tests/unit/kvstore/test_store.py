@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
-from unit.kvstore.stored_blocks import IDENTITY, make_block, make_hash, make_key
+from support.stored_blocks import IDENTITY, make_block, make_hash, make_key
 
 from pagoda_kvstore.app import open_store
 from pagoda_kvstore.change_log import TierName

@@ -1,12 +1,12 @@
 import json
 
 import pytest
-from unit.router.workers import IDENTITY, POLICY, decode, make_request, prefill
+from support.router_workers import IDENTITY, POLICY, decode, make_request, prefill
 
 from pagoda.rpc.v1 import route_pb2
 from pagoda_router import codec
 from pagoda_router.errors import InvalidRouteRequestError
-from pagoda_router.planner import compare
+from pagoda_router.placement.planner import compare
 
 
 def test_answer_carries_the_whole_comparison() -> None:

@@ -1,5 +1,5 @@
-from pagoda_runtime import subjects
 from pagoda_runtime.identity import host_id, new_epoch, new_request_id, new_worker_id
+from pagoda_runtime.messaging import subjects
 
 
 def test_ids_are_unique() -> None:

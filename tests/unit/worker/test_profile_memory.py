@@ -10,9 +10,9 @@ from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import EngineConfig, LoadedModel, load_model
 from pagoda_engine.cache.copy_lanes import NUM_LANES
-from pagoda_engine.decode_graphs import chosen_sizes
 from pagoda_engine.engine import kv_layout
 from pagoda_engine.models.decoder import Decoder
+from pagoda_engine.step.decode_graphs import chosen_sizes
 from pagoda_worker import profile_memory
 from pagoda_worker.kv_transfer import nixl_pool
 from pagoda_worker.profile_memory import (

@@ -5,8 +5,8 @@ import pytest
 
 from pagoda_decode.config import DecodeSettings
 from pagoda_prefill.config import PrefillSettings
+from pagoda_runtime.configuration.settings import load_settings
 from pagoda_runtime.errors import SettingsError
-from pagoda_runtime.settings import load_settings
 
 
 def test_prefixes_are_the_services() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from pagoda_runtime.service import StoppedError
+from pagoda_runtime.process.service import StoppedError
 from pagoda_worker.start_up import StartUp
 
 

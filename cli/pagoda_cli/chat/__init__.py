@@ -1,0 +1,1 @@
+"""`pagoda chat`: talk to a model in the terminal."""

@@ -1,0 +1,1 @@
+"""`pagoda trace`: where the time of one request went."""

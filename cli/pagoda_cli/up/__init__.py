@@ -1,0 +1,1 @@
+"""`pagoda up`: the whole system on this machine, in the foreground."""

@@ -1,0 +1,122 @@
+"""`pagoda up`: the whole system on this machine, in the foreground."""
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping
+
+import typer
+
+from pagoda_cli.up.errors import NotReadyError, StackError
+from pagoda_cli.up.home import load_secrets, lock_home, write_environment
+from pagoda_cli.up.ports import require_free
+from pagoda_cli.up.readiness import waiting_for
+from pagoda_cli.up.stack import Plan, Stack, make_plan
+from pagoda_cli.up.supervisor import Supervisor, pause
+from pagoda_runtime.errors import ModelFolderError, SettingsError
+
+READY_SECONDS = 600.0
+EXIT_FAILURE, EXIT_SETTINGS, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def up() -> None:
+    """Start NATS, Redis and every service; print one ready line; stop everything on Ctrl-C.
+
+    Settings: PAGODA_HTTP_PORT (8000), PAGODA_MODEL (a folder; the demo model), PAGODA_HOME
+    (.pagoda), PAGODA_TOPOLOGY (disaggregated | aggregated | prefill=P,decode=D), and those of every
+    service; docs/configuration.md lists them. Logs are in $PAGODA_HOME/logs.
+    """
+    raise typer.Exit(run_up(os.environ))
+
+
+def run_up(environ: Mapping[str, str]) -> int:
+    """Run until stopped and return the exit code."""
+    try:
+        plan = make_plan(environ)
+        require_free(plan.http_port)
+        with lock_home(plan.home):
+            stack = Stack(plan, load_secrets(plan.home), environ)
+            return asyncio.run(_run(plan, stack))
+    except (SettingsError, ModelFolderError) as error:
+        _say(str(error))
+        return EXIT_SETTINGS
+    except (StackError, OSError) as error:
+        _say(str(error))
+        return EXIT_FAILURE
+
+
+async def _run(plan: Plan, stack: Stack) -> int:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal)
+    supervisor = Supervisor(stack.specs(), report=_say)
+    try:
+        supervisor.start()
+        if not await _until_ready(supervisor, stop):
+            return EXIT_INTERRUPTED
+        _announce(plan, stack.api_key)
+        await supervisor.run(stop)
+        return 0
+    finally:
+        await supervisor.stop(hurry)
+
+
+async def _until_ready(supervisor: Supervisor, stop: asyncio.Event) -> bool:
+    """Return True once every service is ready, False if told to stop before."""
+    ports = {
+        name: child.spec.ready_port
+        for name, child in supervisor.children.items()
+        if child.spec.ready_port is not None
+    }
+    deadline = time.monotonic() + READY_SECONDS
+    while not stop.is_set():
+        supervisor.check_start()
+        waiting = await waiting_for(ports)
+        _show_progress(waiting)
+        if not waiting:
+            return True
+        if time.monotonic() > deadline:
+            raise NotReadyError(READY_SECONDS, ", ".join(waiting))
+        await pause(stop)
+    return False
+
+
+def _announce(plan: Plan, api_key: str) -> None:
+    url = f"http://127.0.0.1:{plan.http_port}"
+    variables = {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": api_key,
+        "PAGODA_MODEL_NAME": plan.model_name,
+    }
+    write_environment(plan.home / "env", variables)
+    body = {
+        "model": plan.model_name,
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "max_tokens": 64,
+        "stream": True,
+    }
+    print(f"pagoda ready {url}")
+    print(
+        f"curl -sSN {url}/v1/chat/completions -H {shlex.quote(f'Authorization: Bearer {api_key}')} "
+        f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}",
+        flush=True,
+    )
+
+
+def _show_progress(waiting: list[str]) -> None:
+    if sys.stderr.isatty():
+        text = f"waiting for {', '.join(waiting)}"[:100] if waiting else ""
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _say(text: str) -> None:
+    print(f"pagoda: {text}", file=sys.stderr, flush=True)

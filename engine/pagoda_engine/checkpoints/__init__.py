@@ -1,0 +1,1 @@
+"""Files of a model folder: configuration fields, tensors, identity. Knows no decoder."""

@@ -1,0 +1,1 @@
+"""One step: its inputs, its launch or its graph, its commit, its results."""

@@ -1,0 +1,70 @@
+"""A step between its launch and the reading of its tokens."""
+
+from dataclasses import dataclass
+
+from pagoda_engine.device.queue import LaunchedWork
+from pagoda_engine.sampling import SampledToken, to_tokens
+from pagoda_engine.scheduler.scheduler import ScheduledSequence
+from pagoda_engine.step.result import StepStats
+from pagoda_engine.step.runner import PreparedStep
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """What was scheduled, how it was prepared, and where it is now.
+
+    Attributes:
+        batch: as scheduled.
+        prepared: as queued.
+        work: on its way.
+        times: of the host's clock: scheduling began, ended, the work was queued.
+    """
+
+    batch: tuple[ScheduledSequence, ...]
+    prepared: PreparedStep
+    work: LaunchedWork
+    times: tuple[float, float, float]
+
+    def read(self) -> list[SampledToken]:
+        """Wait for the device; returns a token for each entry with ``samples``, in order."""
+        tensors = self.work.read()
+        if not self.prepared.rows:
+            return []
+        by_row = to_tokens(tensors, self.prepared.rows)
+        return [by_row[row] for row in self.prepared.row_of]
+
+    def stats(
+        self,
+        previous: "LaunchedStep | None",
+        *,
+        num_preempted: int,
+        wait_seconds: float,
+        commit_seconds: float,
+    ) -> StepStats:
+        """Return sizes and times, once it was read.
+
+        Args:
+            previous: the step before, if the engine was not idle in between.
+            num_preempted: since the step before was read.
+            wait_seconds: that `read` took.
+            commit_seconds: that its tokens took afterwards.
+        """
+        started, scheduled, launched = self.times
+        forward_seconds, sample_seconds = self.work.times()
+        gap_seconds = 0.0 if previous is None else self.work.gap_after(previous.work)
+        return StepStats(
+            num_sequences=len(self.batch),
+            num_prefill_tokens=sum(s.num_new_tokens for s in self.batch if s.is_prefill),
+            num_decode_tokens=sum(not s.is_prefill for s in self.batch),
+            num_context_tokens=sum(s.num_context_tokens for s in self.batch),
+            num_preempted=num_preempted,
+            started=started,
+            schedule_seconds=scheduled - started,
+            launch_seconds=launched - scheduled - self.work.inline_seconds,
+            forward_seconds=forward_seconds,
+            sample_seconds=sample_seconds,
+            wait_seconds=wait_seconds,
+            commit_seconds=commit_seconds,
+            gap_seconds=gap_seconds,
+            is_graph=self.prepared.is_graph,
+        )

@@ -1,0 +1,162 @@
+"""Runs one step's batch on the device: host lists in, sampled tokens out.
+
+Knows tensors, the model and the KV cache. Knows nothing of queues or budgets.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.config import EngineConfig
+from pagoda_engine.device.queue import Recorder, Work
+from pagoda_engine.models.model_folder import LoadedModel
+from pagoda_engine.sampling import SampleRow, plan_rows, sample
+from pagoda_engine.scheduler.scheduler import ScheduledSequence
+from pagoda_engine.step.decode_graphs import DecodeGraphs, GraphCapture, Progress, chosen_sizes
+from pagoda_engine.step.inputs import KNOWN, flatten
+from pagoda_kernels import plan_attention
+from pagoda_kernels.host_copy import to_device
+
+OnLayer = Callable[[int, Recorder], None]
+"""(layer whose KV was launched, recorder of the step)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A step that is ready to be queued.
+
+    Attributes:
+        work: for the device's queue; returns the tensors of `sample`.
+        rows: as sampled, in the order of the step's tokens.
+        row_of: of each entry with ``samples``, in the order of the batch, its row.
+        is_graph: the forward is a replay.
+    """
+
+    work: Work
+    rows: list[SampleRow]
+    row_of: list[int]
+    is_graph: bool
+
+
+class Runner:
+    """The model on its device. Remembers the tokens of the step launched last."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        kv_cache: KvCache,
+        config: EngineConfig,
+        *,
+        capture: GraphCapture | None,
+        max_model_len: int,
+    ) -> None:
+        """Allocate what lasts.
+
+        Args:
+            model: its device is the runner's.
+            kv_cache: on the same device.
+            config: limits.
+            capture: None for no graphs.
+            max_model_len: bounds a block table.
+        """
+        self._decoder = model.decoder
+        self._device = model.device
+        self._kv_cache = kv_cache
+        self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=model.device)
+        self._graphs = None
+        if capture is not None:
+            self._graphs = DecodeGraphs(
+                model.decoder,
+                kv_cache,
+                self._last_tokens,
+                capture,
+                dtype=model.dtype,
+                sizes=config.graph_batch_sizes or chosen_sizes(config.max_num_seqs),
+                max_model_len=max_model_len,
+            )
+
+    def capture(self, progress: Progress) -> None:
+        """Capture all graphs, if this runner has any."""
+        if self._graphs is not None:
+            self._graphs.capture_all(progress)
+
+    def prepare(
+        self,
+        batch: SequenceOf[ScheduledSequence],
+        rows: list[SampleRow],
+        *,
+        on_layer: OnLayer | None = None,
+    ) -> PreparedStep:
+        """Put what a batch needs on the device. Reads nothing of it afterwards.
+
+        Args:
+            batch: not launched yet.
+            rows: one for each entry with ``samples``, in order.
+            on_layer: called by the work after each layer; only without a graph.
+        """
+        if self._graphs is not None and on_layer is None and self._graphs.fits(batch):
+            row_of, forward = self._graphs.prepare(batch)
+            ordered = [row for _, row in sorted(zip(row_of, rows, strict=True), key=_first)]
+            work = self._work(lambda _: forward(), ordered)
+            return PreparedStep(work, ordered, row_of, is_graph=True)
+        work = self._work(self._eager(batch, on_layer), rows)
+        return PreparedStep(work, rows, list(range(len(rows))), is_graph=False)
+
+    def _eager(
+        self, batch: SequenceOf[ScheduledSequence], on_layer: OnLayer | None
+    ) -> Callable[[Recorder], torch.Tensor]:
+        inputs = flatten(batch)
+        lists = inputs.token_ids, inputs.previous_rows, inputs.logit_rows
+        arrays = [np.array(values, np.int64) for values in lists]
+        arrays.append(np.array(inputs.positions, np.int32))  # as graphs have them: one kernel
+        token_ids, previous_rows, logit_rows, positions = to_device(arrays, self._device)
+        has_unread = inputs.has_unread
+        needs_all = len(inputs.logit_rows) == len(inputs.token_ids)
+        plan = plan_attention(
+            seqlens_q=inputs.seqlens_q,
+            context_lens=inputs.context_lens,
+            block_tables=inputs.block_tables,
+            block_size=self._kv_cache.layout.block_size,
+            device=self._device,
+        )
+
+        def forward(recorder: Recorder) -> torch.Tensor:
+            ids = token_ids
+            if has_unread:
+                previous = self._last_tokens.index_select(0, previous_rows.clamp(min=0))
+                ids = torch.where(previous_rows == KNOWN, token_ids, previous)
+            report = None if on_layer is None else lambda layer: on_layer(layer, recorder)
+            return self._decoder.forward(
+                ids,
+                positions,
+                plan,
+                self._kv_cache,
+                None if needs_all else logit_rows,
+                on_layer=report,
+            )
+
+        return forward
+
+    def _work(self, forward: Callable[[Recorder], torch.Tensor], rows: list[SampleRow]) -> Work:
+        plan = plan_rows(rows, self._device)
+
+        def work(recorder: Recorder) -> list[torch.Tensor]:
+            with torch.inference_mode():
+                recorder.mark()
+                logits = forward(recorder)
+                recorder.mark()
+                tensors = sample(logits, plan) if rows else []
+                if rows:
+                    self._last_tokens[: len(rows)].copy_(tensors[0].clamp(min=0))
+                recorder.mark()
+            return tensors
+
+        return work
+
+
+def _first(pair: tuple[int, SampleRow]) -> int:
+    return pair[0]

@@ -1,0 +1,77 @@
+"""Where the model is: a folder, the local Hugging Face cache, or the demo. Never downloads."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagoda_runtime.errors import ModelFolderError
+
+if TYPE_CHECKING:
+    from pagoda_runtime.configuration.settings import CommonSettings
+
+DEMO_MODEL = Path("demo") / "model"
+
+
+def resolve_model_folder(common: "CommonSettings") -> Path:
+    """Return the absolute folder of the model that `common.model` names.
+
+    Raises:
+        ModelFolderError: there is none; says what to do.
+    """
+    if not common.model:
+        return find_demo_model()
+    folder = Path(common.model).expanduser()
+    if folder.is_dir():
+        return _checked(folder.resolve())
+    if _looks_like_path(common.model):
+        raise ModelFolderError(f"PAGODA_MODEL={common.model!r}: there is no such folder")
+    snapshot = cached_snapshot(common.model)
+    if snapshot is None:
+        raise ModelFolderError(
+            f"PAGODA_MODEL={common.model!r} is neither a folder nor in the Hugging Face cache "
+            f"({_hub_cache()}): fetch it with `hf download {common.model}`, or give a folder"
+        )
+    return _checked(snapshot)
+
+
+def find_demo_model(start: Path | None = None) -> Path:
+    """Return the repository's demo model: `demo/model` in `start`, above it, or above this file.
+
+    Raises:
+        ModelFolderError: not found.
+    """
+    here = (Path.cwd() if start is None else start).resolve()
+    for place in (here, *here.parents, *Path(__file__).resolve().parents):
+        if (place / DEMO_MODEL / "config.json").is_file():
+            return place / DEMO_MODEL
+    raise ModelFolderError(
+        f"the demo model ({DEMO_MODEL}) was not found above {here}: "
+        "set PAGODA_MODEL to a folder in Hugging Face layout"
+    )
+
+
+def cached_snapshot(name: str) -> Path | None:
+    """Return the snapshot of a hub name (`owner/model[@revision]`) in the local cache, if there."""
+    repository, _, revision = name.partition("@")
+    root = _hub_cache() / f"models--{repository.replace('/', '--')}"
+    reference = root / "refs" / (revision or "main")
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    snapshot = root / "snapshots" / commit
+    return snapshot if commit and snapshot.is_dir() else None
+
+
+def _hub_cache() -> Path:
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache)
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    return Path(home) / "hub"
+
+
+def _looks_like_path(model: str) -> bool:
+    return model.startswith((".", "/", "~")) or model.count("/") > 1
+
+
+def _checked(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ModelFolderError(f"{folder} has no config.json: it is no model folder")
+    return folder

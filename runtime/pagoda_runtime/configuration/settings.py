@@ -1,0 +1,184 @@
+"""Settings: environment variables into frozen models, with every problem reported at once.
+
+Every variable starts with PAGODA_. A name that no model knows refuses to start, naming the nearest
+valid one. An empty value counts as unset. Nothing else in the platform reads the environment for
+its settings.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_origin
+
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from pagoda_runtime.configuration.model_folder import resolve_model_folder
+from pagoda_runtime.configuration.names import unknown_name_problems, variable_names
+from pagoda_runtime.configuration.topology import parse_topology
+from pagoda_runtime.errors import SettingsError
+
+__all__ = [
+    "CommonSettings",
+    "ServiceSettings",
+    "load_settings",
+    "resolve_model_folder",
+    "validate_environment",
+]
+
+
+class ServiceSettings(BaseSettings):
+    """Base of all settings models: frozen, strict about names, filled by `load_settings` only."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take arguments only: the environment is read by `load_settings`."""
+        return (init_settings,)
+
+
+class CommonSettings(ServiceSettings):
+    """What every process of the platform shares."""
+
+    model_config = SettingsConfigDict(env_prefix="PAGODA_")
+
+    home: Path = Field(
+        default=Path(".pagoda"), description="Folder for run-time data: logs, ledger, NVMe tier"
+    )
+    model: str = Field(
+        default="",
+        description="Folder in Hugging Face layout, or hub name in the local cache; empty: demo",
+    )
+    model_name: str = Field(
+        default="", description="Name clients ask for; empty: the model folder's name"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Number format of weights and KV; auto: the model's own"
+    )
+    http_port: int = Field(default=8000, ge=1, le=65535, description="Port of the OpenAI API")
+    topology: str = Field(
+        default="disaggregated",
+        description="disaggregated, aggregated, or prefill=P,decode=D (`pagoda up`)",
+    )
+    local_prefill: Literal["off", "auto"] = Field(
+        default="off",
+        description="auto: a decode worker prefills by itself where that is predicted faster",
+    )
+    nats_url: str = Field(default="nats://127.0.0.1:4222", description="NATS server")
+    nats_token: SecretStr = Field(default=SecretStr(""), description="Token for NATS")
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0", description="Redis, password included"
+    )
+    cluster_token: SecretStr = Field(
+        default=SecretStr(""),
+        description="Bearer token between processes (gRPC); empty on loopback only",
+    )
+    trace_dir: Path | None = Field(
+        default=None, description="Folder for spans as JSON lines; empty: none"
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="Least level logged"
+    )
+    log_format: Literal["json", "console"] = Field(
+        default="json", description="One JSON object a line, or text"
+    )
+
+    @field_validator("topology")
+    @classmethod
+    def _check_topology(cls, text: str) -> str:
+        parse_topology(text)
+        return text
+
+    @property
+    def served_model_name(self) -> str:
+        """The name clients use for the model."""
+        return self.model_name or Path(self.model or "demo").name
+
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+def load_settings(cls: type[S], environ: Mapping[str, str] | None = None) -> S:
+    """Return the settings that `environ` (None: the process's environment) gives for `cls`.
+
+    Raises:
+        SettingsError: unknown names or unusable values; lists every one of them.
+    """
+    variables = os.environ if environ is None else environ
+    problems = unknown_name_problems(variables, [CommonSettings, cls])
+    settings, value_problems = _build(cls, variables)
+    problems += value_problems
+    if problems or settings is None:
+        raise SettingsError(problems)
+    return settings
+
+
+def validate_environment(
+    models: Sequence[type[BaseSettings]], environ: Mapping[str, str] | None = None
+) -> None:
+    """Check all names and values for several models together, as `pagoda up` does.
+
+    Raises:
+        SettingsError: lists every problem of every model.
+    """
+    variables = os.environ if environ is None else environ
+    problems = unknown_name_problems(variables, models, every_service=True)
+    for model in models:
+        problems += _build(model, variables)[1]
+    if problems:
+        raise SettingsError(problems)
+
+
+def _build(cls: type[S], variables: Mapping[str, str]) -> tuple[S | None, list[str]]:
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    names = variable_names(cls)
+    for field, name in names.items():
+        raw = variables.get(name, "")
+        if not raw:
+            continue
+        if not _is_structured(cls.model_fields[field].annotation):
+            values[field] = raw
+            continue
+        try:
+            values[field] = json.loads(raw)
+        except ValueError as error:
+            problems.append(f"{name}={raw!r}: not JSON ({error})")
+    if problems:
+        return None, problems
+    try:
+        # the prefix keeps pydantic from reading the process's environment beside `variables`
+        return cls(_env_prefix="NOT_READ_", **values), []
+    except ValidationError as error:
+        return None, [_describe(cls, names, values, details) for details in error.errors()]
+
+
+def _is_structured(annotation: Any) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return True
+    return get_origin(annotation) in (list, tuple, set, frozenset, dict)
+
+
+def _describe(
+    cls: type[BaseSettings], names: Mapping[str, str], values: Mapping[str, Any], details: Any
+) -> str:
+    location = details["loc"]
+    message = str(details["msg"]).removeprefix("Value error, ")
+    if not location:
+        return f"{cls.__name__}: {message}"
+    field = str(location[0])
+    name = names.get(field, field)
+    if field not in values:
+        return f"{name}: {message}"
+    is_secret = cls.model_fields[field].annotation is SecretStr
+    value = "(secret)" if is_secret else repr(values[field])
+    return f"{name}={value}: {message}"

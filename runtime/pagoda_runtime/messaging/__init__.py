@@ -1,0 +1,1 @@
+"""NATS: one connection, messages, requests, JetStream, and every subject's name."""

@@ -1,0 +1,268 @@
+"""One NATS connection: messages, requests, subscriptions, and JetStream behind `bus_streams`.
+
+Payloads are protobuf messages; the trace context travels in the headers. The connection comes back
+by itself after an outage. Knows no subject and no message in particular.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import nats.errors
+from google.protobuf.message import Message
+from nats.aio.msg import Msg
+from opentelemetry.context import Context
+
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.errors import RemoteHandlerError, RequestTimeoutError
+from pagoda_runtime.messaging.client_errors import translated
+from pagoda_runtime.messaging.codec import ERROR_HEADER, decode, kind_of, make_headers
+from pagoda_runtime.messaging.connection import Connection
+from pagoda_runtime.messaging.streams import Streams
+from pagoda_runtime.messaging.subscription import Subscription
+from pagoda_runtime.process.background_tasks import BackgroundTasks
+from pagoda_runtime.process.cancellation import cancellation_kept
+from pagoda_runtime.telemetry.metrics import BUS_HANDLER_ERRORS
+from pagoda_runtime.telemetry.tracing import attached, extract
+
+__all__ = ["Bus", "Subscription"]
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Message)
+R = TypeVar("R", bound=Message)
+
+CONNECT_SECONDS = 30.0
+CLOSE_GRACE_SECONDS = 1.0
+MAX_PENDING_MESSAGES = 65536
+MAX_PENDING_BYTES = 64 << 20
+
+
+class Bus:
+    """A connection to NATS; made by `Bus.connect`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._client = connection.client
+        self._handlers = BackgroundTasks()
+        self.background = BackgroundTasks()  # loops that live as long as the connection
+        self._streams = Streams(self._client, self.background)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect(
+        cls, common: CommonSettings, *, name: str, timeout_seconds: float = CONNECT_SECONDS
+    ) -> AsyncIterator["Bus"]:
+        """Yield a connected bus; on exit, handlers get a second to finish.
+
+        Raises:
+            BusConnectError: no connection within `timeout_seconds`, or the token was refused.
+        """
+        connection = Connection(common.nats_url)
+        await connection.open(name, common.nats_token.get_secret_value(), timeout_seconds)
+        bus = cls(connection)
+        try:
+            yield bus
+        finally:
+            connection.begin_closing()
+            await bus.background.close()
+            await bus._handlers.close(grace_seconds=CLOSE_GRACE_SECONDS)
+            await connection.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection is up now."""
+        return self._connection.is_connected
+
+    async def publish(
+        self, subject: str, message: Message, *, context: Context | None = None
+    ) -> None:
+        """Send without waiting; while disconnected, up to 8 MiB wait for the connection.
+
+        Raises:
+            BusDisconnectedError: the buffer is full, or the bus is closed.
+            MessageTooLargeError: the server takes no message of this size.
+        """
+        payload = message.SerializeToString()
+        with translated(subject, len(payload), self._client.max_payload):
+            await self._client.publish(subject, payload, headers=make_headers(context))
+
+    async def request(
+        self,
+        subject: str,
+        message: Message,
+        response_type: type[R],
+        *,
+        timeout_seconds: float,
+        context: Context | None = None,
+    ) -> R:
+        """Ask and return the answer. While disconnected it waits within the same time.
+
+        Raises:
+            RequestTimeoutError: no answer in time.
+            NoResponderError: nobody listens.
+            RemoteHandlerError: the responder's handler raised.
+            MessageTooLargeError: the server takes no message of this size.
+        """
+        payload = message.SerializeToString()
+        try:
+            with cancellation_kept():
+                async with asyncio.timeout(timeout_seconds):
+                    await self._connection.wait()
+                    limit = self._client.max_payload
+                    with translated(subject, len(payload), limit, timeout_seconds):
+                        answer = await self._client.request(
+                            subject, payload, timeout=timeout_seconds, headers=make_headers(context)
+                        )
+        except TimeoutError:
+            raise RequestTimeoutError(subject, timeout_seconds) from None
+        if answer.headers and ERROR_HEADER in answer.headers:
+            raise RemoteHandlerError(subject, answer.headers[ERROR_HEADER])
+        return decode(response_type, answer)
+
+    async def subscribe(
+        self, subject: str, message_type: type[M], handler: Callable[[M, Context], Awaitable[None]]
+    ) -> Subscription:
+        """Hand each message to `handler`, one at a time and in order.
+
+        When this returns the server knows the subscription. At most 65536 messages (64 MiB) wait;
+        more are dropped and counted. An exception of the handler is logged and counted.
+        `unsubscribe` cancels a running handler.
+        """
+
+        async def on_message(message: Msg) -> None:
+            try:
+                context = extract(message.headers)
+                with attached(context):
+                    await handler(decode(message_type, message), context)
+            except Exception:
+                BUS_HANDLER_ERRORS.labels(kind_of(subject)).inc()
+                logger.exception("the handler of %s failed", message.subject)
+
+        return await self._subscribe(subject, "", on_message, MAX_PENDING_MESSAGES)
+
+    async def serve(
+        self,
+        subject: str,
+        request_type: type[M],
+        handler: Callable[[M, Context], Awaitable[Message]],
+        *,
+        queue: str = "",
+        max_concurrent: int = 256,
+    ) -> Subscription:
+        """Answer requests, at most `max_concurrent` at once; further ones wait, bounded.
+
+        If the handler raises, the caller gets a RemoteHandlerError with the exception's text.
+        `unsubscribe` lets running handlers finish.
+        """
+        slots = asyncio.Semaphore(max_concurrent)
+
+        async def on_message(message: Msg) -> None:
+            await slots.acquire()
+            self._handlers.start(answer(message), name=f"serve {subject}")
+
+        async def answer(message: Msg) -> None:
+            try:
+                await self._answer(message, request_type, handler)
+            finally:
+                slots.release()
+
+        return await self._subscribe(subject, queue, on_message, MAX_PENDING_MESSAGES)
+
+    async def ensure_stream(
+        self,
+        name: str,
+        subjects: list[str],
+        *,
+        max_bytes: int,
+        max_age_seconds: float | None,
+        discard_old: bool,
+    ) -> None:
+        """Create or update a JetStream stream in file storage; see `Streams.ensure`."""
+        await self._streams.ensure(
+            name,
+            subjects,
+            max_bytes=max_bytes,
+            max_age_seconds=max_age_seconds,
+            discard_old=discard_old,
+        )
+
+    async def publish_durable(
+        self,
+        subject: str,
+        message: Message,
+        *,
+        message_id: str,
+        timeout_seconds: float,
+        context: Context | None = None,
+    ) -> None:
+        """Store a message in its stream and wait for the acknowledgement; see `Streams.publish`."""
+        await self._streams.publish(
+            subject,
+            message.SerializeToString(),
+            message_id=message_id,
+            timeout_seconds=timeout_seconds,
+            headers=make_headers(context),
+        )
+
+    async def consume(
+        self,
+        stream: str,
+        durable: str,
+        message_type: type[M],
+        handler: Callable[[list[M]], Awaitable[None]],
+        *,
+        batch: int,
+        in_order: bool = False,
+        trim_seconds: float | None = None,
+    ) -> Subscription:
+        """Hand a stream's messages to `handler` until it succeeds; see `Streams.consume`."""
+        return await self._streams.consume(
+            stream,
+            durable,
+            message_type,
+            handler,
+            batch=batch,
+            in_order=in_order,
+            trim_seconds=trim_seconds,
+        )
+
+    async def replay(self, stream: str, durable: str) -> None:
+        """Make the durable consumer start again from the stream's first message."""
+        await self._streams.replay(stream, durable)
+
+    async def _subscribe(
+        self, subject: str, queue: str, on_message: Callable[[Msg], Awaitable[None]], limit: int
+    ) -> Subscription:
+        with translated(subject):
+            raw = await self._client.subscribe(
+                subject,
+                queue=queue,
+                cb=on_message,
+                pending_msgs_limit=limit,
+                pending_bytes_limit=MAX_PENDING_BYTES,
+            )
+        await self._connection.barrier()
+        return Subscription(raw.unsubscribe)
+
+    async def _answer(
+        self,
+        message: Msg,
+        request_type: type[M],
+        handler: Callable[[M, Context], Awaitable[Message]],
+    ) -> None:
+        payload, headers = b"", None
+        try:
+            context = extract(message.headers)
+            with attached(context):
+                response = await handler(decode(request_type, message), context)
+            payload = response.SerializeToString()
+        except Exception as error:
+            BUS_HANDLER_ERRORS.labels(kind_of(message.subject)).inc()
+            logger.exception("the handler of %s failed", message.subject)
+            headers = {ERROR_HEADER: f"{type(error).__name__}: {error}"[:1024]}
+        if message.reply:
+            with contextlib.suppress(nats.errors.ConnectionClosedError):
+                await self._client.publish(message.reply, payload, headers=headers)

@@ -1,0 +1,145 @@
+"""The NATS connection itself: opening, coming back, the barrier, what the client reports."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from pagoda_runtime.errors import BusConnectError, BusDisconnectedError, BusError
+from pagoda_runtime.messaging.codec import kind_of
+from pagoda_runtime.telemetry.metrics import BUS_DROPPED, BUS_RECONNECTS
+
+logger = logging.getLogger(__name__)
+
+BARRIER_SECONDS = 10.0
+ECHO_SECONDS = 1.0  # an echo can get lost in an outage
+MAX_UNSENT_BYTES = 8 << 20
+
+
+class Connection:
+    """One connection; after `open` it comes back by itself until `close`."""
+
+    def __init__(self, url: str) -> None:
+        self.client = Client()
+        self._url = url
+        self._connected = asyncio.Event()
+        self._has_connected = False
+        self._is_closing = False
+        self._last_error = "no answer"
+        self._echo_subject = f"_INBOX.echo.{secrets.token_hex(12)}"
+        self._echoes: dict[bytes, asyncio.Future[None]] = {}
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection is up now."""
+        return self._connected.is_set() and self.client.is_connected
+
+    async def wait(self) -> None:
+        """Return once the connection is up."""
+        await self._connected.wait()
+
+    async def open(self, name: str, token: str, timeout_seconds: float) -> None:
+        """Connect, trying again until the time is over; a refused token ends it at once.
+
+        Raises:
+            BusConnectError: no connection.
+        """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self.client.connect(
+                    servers=[self._url],
+                    name=name,
+                    token=token or None,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.1,  # type: ignore[arg-type]
+                    connect_timeout=2,
+                    ping_interval=5,
+                    max_outstanding_pings=2,
+                    pending_size=MAX_UNSENT_BYTES,
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_disconnected,
+                    reconnected_cb=self._on_reconnected,
+                    closed_cb=self._on_closed,
+                )
+        except TimeoutError:
+            await self.client.close()
+            raise BusConnectError(self._url, timeout_seconds, self._last_error) from None
+        except BaseException:
+            await self.client.close()
+            raise
+        self._has_connected = True
+        self._connected.set()
+        await self.client.subscribe(self._echo_subject, cb=self._on_echo)
+
+    def begin_closing(self) -> None:
+        """Report no outage from now on."""
+        self._is_closing = True
+
+    async def close(self) -> None:
+        """Deliver what was published, then close."""
+        if self.is_connected:
+            with contextlib.suppress(BusError):
+                await self.barrier()
+        self._connected.clear()
+        await self.client.close()
+
+    async def barrier(self) -> None:
+        """Return when the server has processed everything sent before on this connection.
+
+        The client's own flush() is no barrier: its PING can overtake commands still in the buffer,
+        and cancelling it breaks the connection. A message to ourselves cannot overtake anything.
+
+        Raises:
+            BusDisconnectedError: no confirmation within 10 s.
+        """
+        key = secrets.token_bytes(8)
+        self._echoes[key] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(BARRIER_SECONDS):
+                while not self._echoes[key].done():
+                    await self._connected.wait()
+                    await self.client.publish(self._echo_subject, key)
+                    await asyncio.wait([self._echoes[key]], timeout=ECHO_SECONDS)
+        except (TimeoutError, nats.errors.Error) as error:
+            raise BusDisconnectedError(
+                f"NATS at {self._url} did not confirm within {BARRIER_SECONDS:g} s ({error!r})"
+            ) from error
+        finally:
+            del self._echoes[key]
+
+    async def _on_echo(self, message: Msg) -> None:
+        waiting = self._echoes.get(message.data)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    async def _on_error(self, error: Exception) -> None:
+        before, self._last_error = self._last_error, str(error) or type(error).__name__
+        if not self._has_connected:
+            if "authorization" in self._last_error.lower():
+                raise BusConnectError(self._url, 0, self._last_error)
+            return
+        if isinstance(error, nats.errors.SlowConsumerError):
+            BUS_DROPPED.labels(kind_of(error.subject)).inc()
+            logger.warning("dropped a message on %s: too many are waiting", error.subject)
+        elif not self._is_closing and self._last_error != before:  # once, not at each attempt
+            logger.warning("NATS: %s", self._last_error)
+
+    async def _on_disconnected(self) -> None:
+        self._connected.clear()
+        if not self._is_closing and self._has_connected:
+            logger.warning("NATS at %s is gone; reconnecting", self._url)
+
+    async def _on_reconnected(self) -> None:
+        BUS_RECONNECTS.inc()
+        self._last_error = ""
+        self._connected.set()
+        logger.info("reconnected to NATS at %s", self._url)
+
+    async def _on_closed(self) -> None:
+        self._connected.clear()
+        if not self._is_closing and self._has_connected:
+            logger.error("NATS closed the connection for good: %s", self._last_error)

@@ -1,0 +1,188 @@
+"""JetStream: streams, durable publishing, durable consumers."""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import nats.errors
+import nats.js.errors
+from google.protobuf.message import Message
+from nats.aio.client import Client
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+
+from pagoda_runtime.errors import RequestTimeoutError, StreamError
+from pagoda_runtime.messaging.stream_consumer import StreamConsumer, consumer_config
+from pagoda_runtime.messaging.subscription import Subscription
+from pagoda_runtime.process.background_tasks import BackgroundTasks
+from pagoda_runtime.process.cancellation import cancellation_kept
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Message)
+
+DUPLICATE_WINDOW_SECONDS = 120.0
+ATTEMPT_SECONDS = 2.0
+PAUSE_SECONDS = 0.05
+READY_SECONDS = 15.0
+NAME_IN_USE = 10058
+
+
+class Streams:
+    """JetStream over one connection."""
+
+    def __init__(self, client: Client, tasks: BackgroundTasks) -> None:
+        self._client = client
+        self._tasks = tasks
+        self._jetstream = client.jetstream(timeout=5)
+
+    async def ensure(
+        self,
+        name: str,
+        subjects: list[str],
+        *,
+        max_bytes: int,
+        max_age_seconds: float | None,
+        discard_old: bool,
+    ) -> None:
+        """Create the stream, or change it to these limits; several processes may do so at once.
+
+        Raises:
+            StreamError: JetStream refused, or was not there within 15 s.
+        """
+        window = min(DUPLICATE_WINDOW_SECONDS, max_age_seconds or DUPLICATE_WINDOW_SECONDS)
+        config = StreamConfig(
+            name=name,
+            subjects=subjects,
+            storage=StorageType.FILE,
+            retention=RetentionPolicy.LIMITS,
+            discard=DiscardPolicy.OLD if discard_old else DiscardPolicy.NEW,
+            max_bytes=max_bytes,
+            max_age=max_age_seconds or 0,
+            duplicate_window=window,
+        )
+        cause: Exception | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READY_SECONDS):
+                while True:
+                    try:
+                        return await self._ensure_once(config)
+                    except (nats.js.errors.ServiceUnavailableError, nats.errors.Error) as error:
+                        if isinstance(error, nats.js.errors.BadRequestError):
+                            raise StreamError(name, str(error)) from error
+                        cause = error
+                    await asyncio.sleep(PAUSE_SECONDS)
+        raise StreamError(name, f"not there within {READY_SECONDS:g} s ({cause!r})") from cause
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        message_id: str,
+        timeout_seconds: float,
+        headers: dict[str, str] | None,
+    ) -> None:
+        """Store a message once, however often it is sent: JetStream drops a known id for 120 s.
+
+        So a lost acknowledgement is retried within the time, also over a restart of the server.
+
+        Raises:
+            RequestTimeoutError: no acknowledgement in time; the message may have been stored.
+            StreamError: JetStream refused, for instance because the stream is full.
+        """
+        headers = {**(headers or {}), "Nats-Msg-Id": message_id}
+        try:
+            with cancellation_kept():
+                async with asyncio.timeout(timeout_seconds):
+                    while True:
+                        try:
+                            attempt_seconds = min(ATTEMPT_SECONDS, timeout_seconds)
+                            answer = await self._client.request(
+                                subject, payload, timeout=attempt_seconds, headers=headers
+                            )
+                        except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
+                            await asyncio.sleep(PAUSE_SECONDS)
+                        else:
+                            return _check_acknowledgement(subject, answer.data)
+        except TimeoutError:
+            raise RequestTimeoutError(subject, timeout_seconds) from None
+        except nats.errors.Error as error:
+            raise StreamError(subject, str(error)) from error
+
+    async def consume(
+        self,
+        stream: str,
+        durable: str,
+        message_type: type[M],
+        handler: Callable[[list[M]], Awaitable[None]],
+        *,
+        batch: int,
+        in_order: bool,
+        trim_seconds: float | None,
+    ) -> Subscription:
+        """Feed `handler` up to `batch` messages at a time, shared among consumers of `durable`.
+
+        A batch is acknowledged when the handler returned, and comes again about a second after it
+        raised. `in_order`: one message at a time across all replicas, each after the one before was
+        acknowledged. Messages that cannot be decoded are logged and dropped.
+
+        `trim_seconds`: acknowledged messages leave the stream, about this often; None: they stay.
+        Only for a stream that nobody else reads. (Work-queue retention would do the same, but the
+        server refuses it for a stream that was made without.)
+
+        Raises:
+            StreamError: the consumer cannot be created.
+        """
+        consumer = StreamConsumer(
+            self._client,
+            stream,
+            consumer_config(durable, batch=batch, in_order=in_order),
+            batch=batch,
+            message_type=message_type,
+            handler=handler,
+        )
+        await consumer.open()
+        tasks = [self._tasks.start(consumer.run(), name=f"consume {stream}/{durable}")]
+        if trim_seconds is not None:
+            trimming = consumer.trim_forever(trim_seconds)
+            tasks.append(self._tasks.start(trimming, name=f"trim {stream}/{durable}"))
+
+        async def end() -> None:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await consumer.close()
+
+        return Subscription(end)
+
+    async def replay(self, stream: str, durable: str) -> None:
+        """Drop the durable and create it anew, so that it starts from the stream's first message.
+
+        Consumers that run on it go on with the first message.
+
+        Raises:
+            StreamError: there is no such durable, or JetStream did not answer.
+        """
+        try:
+            info = await self._jetstream.consumer_info(stream, durable)
+            await self._jetstream.delete_consumer(stream, durable)
+            await self._jetstream.add_consumer(stream, config=info.config)
+        except nats.errors.Error as error:
+            raise StreamError(f"{stream}/{durable}", str(error) or repr(error)) from error
+
+    async def _ensure_once(self, config: StreamConfig) -> None:
+        try:
+            await self._jetstream.add_stream(config)
+        except nats.js.errors.BadRequestError as error:
+            if error.err_code != NAME_IN_USE:
+                raise
+            await self._jetstream.update_stream(config)
+
+
+def _check_acknowledgement(subject: str, data: bytes) -> None:
+    error = json.loads(data).get("error")
+    if error:
+        raise StreamError(subject, f"{error.get('description')} (code {error.get('err_code')})")

@@ -1,0 +1,1 @@
+"""The life of a process: start, signals, health, tasks, end."""

@@ -1,0 +1,142 @@
+"""Traces of one process: where spans go and how their context crosses NATS and gRPC.
+
+Spans go to an OTLP collector if OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT) is set, to
+files if `trace_dir` is set, or to both. The provider is not made global, so that libraries do not
+add spans of their own. An unreachable collector never blocks a request, and shutdown waits for it a
+second at most.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+from opentelemetry.context import Context, attach, detach, get_current
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Link, NoOpTracer, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.telemetry.span_file import SpanFileExporter
+
+OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+EXPORT_DELAY_MS = 250
+SHUTDOWN_SECONDS = 0.8
+MAX_QUEUED_SPANS = 16384
+
+_propagator = TraceContextTextMapPropagator()
+
+
+class _State:
+    """The process's one provider; None until `setup_telemetry`."""
+
+    provider: TracerProvider | None = None
+    tracer: Tracer = NoOpTracer()
+    otlp: SpanExporter | None = None
+
+
+def setup_telemetry(service: str, common: CommonSettings, *, instance_id: str) -> None:
+    """Start exporting spans of this process; replaces an earlier set-up."""
+    shutdown_telemetry()
+    resource = Resource.create(
+        {"service.name": f"pagoda-{service}", "service.instance.id": instance_id}
+    )
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    if common.trace_dir is not None:
+        _add(
+            provider, SpanFileExporter(common.trace_dir / f"{service}-{instance_id}.jsonl", service)
+        )
+    if any(os.environ.get(name) for name in OTLP_VARIABLES):
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        _State.otlp = OTLPSpanExporter()
+        _add(provider, _State.otlp)
+    _State.provider = provider
+    _State.tracer = provider.get_tracer("pagoda")
+
+
+def shutdown_telemetry() -> None:
+    """Export what is queued and stop; takes about a second at most."""
+    provider, otlp = _State.provider, _State.otlp
+    _State.provider, _State.tracer, _State.otlp = None, NoOpTracer(), None
+    if provider is None:
+        return
+    timer = threading.Timer(SHUTDOWN_SECONDS, _abandon, [otlp])
+    timer.daemon = True
+    timer.start()
+    provider.shutdown()
+    timer.cancel()
+
+
+def tracer() -> Tracer:
+    """Return the process's tracer; it records nothing before `setup_telemetry`."""
+    return _State.tracer
+
+
+def inject(headers: dict[str, str], context: Context | None = None) -> None:
+    """Write the trace context (None: the current one) into `headers`."""
+    _propagator.inject(headers, context)
+
+
+def extract(headers: Mapping[str, str] | None) -> Context:
+    """Return the trace context that `headers` carry; an empty one if none."""
+    if not headers:
+        return Context()
+    return _propagator.extract(headers, Context())
+
+
+@contextlib.contextmanager
+def attached(context: Context) -> Iterator[None]:
+    """Make `context` the current one, so that spans and log lines inside belong to it."""
+    token = attach(context)
+    try:
+        yield
+    finally:
+        detach(token)
+
+
+def record_span(
+    name: str,
+    *,
+    context: Context | None = None,
+    start_seconds: float,
+    end_seconds: float,
+    attributes: Mapping[str, AttributeValue] | None = None,
+    links: Sequence[Link] = (),
+) -> None:
+    """Record a stage that was measured elsewhere, as a child of `context`'s span.
+
+    Args:
+        name: the span's name.
+        context: None: the current one.
+        start_seconds: Unix time.
+        end_seconds: Unix time, not before the start.
+        attributes: of the span.
+        links: to spans of other traces.
+    """
+    span = tracer().start_span(
+        name,
+        context=get_current() if context is None else context,
+        attributes=attributes,
+        links=links,
+        start_time=int(start_seconds * 1e9),
+    )
+    span.end(end_time=int(max(start_seconds, end_seconds) * 1e9))
+
+
+def _add(provider: TracerProvider, exporter: SpanExporter) -> None:
+    processor = BatchSpanProcessor(
+        exporter, max_queue_size=MAX_QUEUED_SPANS, schedule_delay_millis=EXPORT_DELAY_MS
+    )
+    provider.add_span_processor(processor)
+
+
+def _abandon(exporter: SpanExporter | None) -> None:
+    """Make an exporter that hangs on its collector give up, so that shutdown returns."""
+    if exporter is not None:
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        exporter.shutdown()

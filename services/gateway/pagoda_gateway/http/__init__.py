@@ -1,0 +1,1 @@
+"""HTTP: the application, its server, who may come in, and what is written to a client."""

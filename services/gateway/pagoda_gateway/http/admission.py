@@ -1,0 +1,89 @@
+"""How many requests are in flight, and whether new ones are let in. Draining ends here."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from pagoda_gateway import metrics
+from pagoda_gateway.errors import UnavailableError
+from pagoda_gateway.sequences.generation import Generation
+
+RETRY_AFTER_SECONDS = 1.0
+STOPPING_RETRY_AFTER_SECONDS = 5.0
+
+
+class Admission:
+    """Slots for requests; knows the generations that run."""
+
+    def __init__(self, max_requests: int) -> None:
+        self._max_requests = max_requests
+        self._num_requests = 0
+        self._generations: set[Generation] = set()
+        self._is_stopping = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight, accounts not yet settled included."""
+        return self._num_requests
+
+    @contextlib.contextmanager
+    def slot(self) -> Iterator[None]:
+        """Hold one slot.
+
+        Raises:
+            UnavailableError: all are taken, or the process is stopping.
+        """
+        if self._is_stopping:
+            raise UnavailableError(
+                "this server is stopping; try again",
+                retry_after_seconds=STOPPING_RETRY_AFTER_SECONDS,
+            )
+        if self._num_requests >= self._max_requests:
+            raise UnavailableError(
+                f"{self._num_requests} requests are in flight, the limit of this server is "
+                f"{self._max_requests}; try again",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        self._num_requests += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_requests -= 1
+            if self._num_requests == 0:
+                self._idle.set()
+
+    @contextlib.contextmanager
+    def tracked(self, generation: Generation) -> Iterator[None]:
+        """Know `generation` while it runs."""
+        self._generations.add(generation)
+        metrics.IN_FLIGHT.inc()
+        try:
+            yield
+        finally:
+            self._generations.discard(generation)
+            metrics.IN_FLIGHT.dec()
+
+    def stop(self) -> None:
+        """Let nobody in any more."""
+        self._is_stopping = True
+
+    async def drain(self, seconds: float) -> bool:
+        """Wait until nothing is in flight; return whether that is so after `seconds` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        return self._idle.is_set()
+
+    def abort(self) -> None:
+        """End what still runs; each client gets an error."""
+        for generation in list(self._generations):
+            generation.fail(
+                UnavailableError(
+                    "this server stopped before the request ended; try again",
+                    retry_after_seconds=RETRY_AFTER_SECONDS,
+                ),
+                reason="deadline",
+            )

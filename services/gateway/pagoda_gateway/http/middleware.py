@@ -1,0 +1,76 @@
+"""Around every request: its id, its key, its count, and one shape for every error."""
+
+import logging
+import re
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagoda_gateway import metrics
+from pagoda_gateway.accounts.keys import Authenticator
+from pagoda_gateway.errors import GatewayError, InternalError
+from pagoda_gateway.http.exchange import Caller
+from pagoda_gateway.http.responder import send_error
+from pagoda_runtime.identity import new_request_id
+
+logger = logging.getLogger(__name__)
+
+_CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_KEYED_PATHS = ("/tokenize", "/detokenize")
+
+
+class RequestMiddleware:
+    """Puts a `Caller` into the scope.
+
+    `x-request-id` of the answer is the client's own if it sent a plain one ([A-Za-z0-9_-]{1,64}),
+    else ours. Ours is always in `x-pagoda-request-id`: traces and receipts are found by it, both
+    also by the client's (span attribute `pagoda.client_request_id`).
+    """
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = new_request_id()
+        client_id = headers.get("x-request-id", "")
+        if not _CLIENT_ID.fullmatch(client_id):
+            client_id = ""
+        status = 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                named = MutableHeaders(scope=message)
+                named["x-request-id"] = client_id or request_id
+                named["x-pagoda-request-id"] = request_id
+            await send(message)
+
+        arrived = time.time()
+        try:
+            key = None
+            path: str = scope["path"]
+            if path.startswith("/v1/") or path in _KEYED_PATHS:
+                key = await self._authenticator.authenticate(headers.get("authorization"))
+            scope["pagoda.caller"] = Caller(request_id, client_id, key, arrived)
+            await self._app(scope, receive, send_named)
+        except GatewayError as error:
+            if not status:
+                await send_error(send_named, error)
+        except Exception:
+            logger.exception("request %s: %s %s", request_id, scope["method"], scope["path"])
+            if not status:
+                await send_error(
+                    send_named, InternalError("internal error; the log has the details")
+                )
+        finally:
+            route = scope.get("route")
+            path = getattr(route, "path", "unknown")
+            metrics.RESPONSES.labels(path, str(status or 499)).inc()

@@ -1,0 +1,36 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.sequences.catalog import ServedModel
+
+
+def make_router(gateway: Gateway) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(tags=["models"])
+
+    @router.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        """List what a worker has announced."""
+        model = gateway.catalog.model
+        return {"object": "list", "data": [_card(model)] if model else []}
+
+    @router.get("/v1/models/{model_id:path}")
+    async def get_model(model_id: str) -> dict[str, Any]:
+        """Describe one model."""
+        return _card(gateway.catalog.get(model_id))
+
+    return router
+
+
+def _card(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_unix_seconds,
+        "owned_by": "pagoda",
+        "max_model_len": model.max_model_len,
+    }

@@ -1,0 +1,22 @@
+"""GET /v1/receipts/{x-request-id}: what one request used."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.exchange import Caller
+
+
+def make_router(gateway: Gateway) -> APIRouter:
+    """Return the route."""
+    router = APIRouter(tags=["receipts"])
+
+    @router.get("/v1/receipts/{request_id}")
+    async def get_receipt(request_id: str, request: Request) -> dict[str, Any]:
+        """Return the receipt of one of the caller's own tenant's requests."""
+        caller: Caller = request.scope["pagoda.caller"]
+        assert caller.key is not None, "the middleware lets nobody here without a key"
+        return await gateway.receipts.get(caller.key.tenant, request_id)
+
+    return router

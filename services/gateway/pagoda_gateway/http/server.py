@@ -1,0 +1,89 @@
+"""The HTTP server of one gateway and its end: not ready, refuse, drain, abort, exit."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Generator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from pagoda_gateway.gateway import Gateway
+from pagoda_runtime.process.background_tasks import BackgroundTasks
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 10.0
+STOP_SECONDS = 5.0
+BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to the service; says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_up.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a bound socket; port 0 takes any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(
+            error.errno, f"cannot listen on {host}:{port} ({error.strerror}); set PAGODA_HTTP_PORT"
+        ) from error
+    return listener
+
+
+@contextlib.asynccontextmanager
+async def http_server(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve `app` until the context ends; then open connections have a few seconds."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(STOP_SECONDS),
+    )
+    server = _Server(config)
+    tasks = BackgroundTasks()
+    tasks.start(server.serve(sockets=[listener]), name="http server")
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            await server.is_up.wait()
+        yield
+    finally:
+        server.should_exit = True
+        await tasks.close(grace_seconds=2 * STOP_SECONDS)
+        listener.close()
+
+
+async def drain(gateway: Gateway) -> None:
+    """Let requests in flight finish within the grace, then end the others."""
+    gateway.admission.stop()
+    if await gateway.admission.drain(gateway.settings.drain_seconds):
+        return
+    logger.warning("%d requests did not end in time", gateway.admission.num_requests)
+    gateway.admission.abort()
+    await gateway.admission.drain(STOP_SECONDS)

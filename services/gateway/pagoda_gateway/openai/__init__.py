@@ -1,0 +1,1 @@
+"""OpenAI's API as data: bodies checked and turned into sequences, results turned into answers."""

@@ -1,0 +1,65 @@
+"""Log probabilities in the two shapes that OpenAI answers with."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from pagoda.rpc.v1.generate_pb2 import PositionLogprobs, TokenLogprob
+from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+LEAST = -9999.0  # JSON has no infinity
+
+
+class LogprobFormat:
+    """Formats positions of one sequence; keeps the text offset between calls."""
+
+    def __init__(self, tokenizer: ModelTokenizer, *, tokens_as_ids: bool, offset: int = 0) -> None:
+        self._tokenizer = tokenizer
+        self._tokens_as_ids = tokens_as_ids
+        self._offset = offset
+
+    def chat(self, positions: Iterable[PositionLogprobs], num_top: int) -> dict[str, Any]:
+        """Return a chat choice's `logprobs`."""
+        content = [
+            {**self._entry(p.chosen), "top_logprobs": [self._entry(t) for t in p.top[:num_top]]}
+            for p in positions
+        ]
+        return {"content": content, "refusal": None}
+
+    def completion(self, positions: Iterable[PositionLogprobs], num_top: int) -> dict[str, Any]:
+        """Return a completion choice's `logprobs`."""
+        tokens: list[str] = []
+        values: list[float] = []
+        tops: list[dict[str, float]] = []
+        offsets: list[int] = []
+        for position in positions:
+            text = self._name(position.chosen.token_id)
+            tokens.append(text)
+            values.append(_finite(position.chosen.logprob))
+            top = {self._name(t.token_id): _finite(t.logprob) for t in position.top[:num_top]}
+            top.setdefault(text, _finite(position.chosen.logprob))
+            tops.append(top)
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {
+            "tokens": tokens,
+            "token_logprobs": values,
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+    def _entry(self, token: TokenLogprob) -> dict[str, Any]:
+        return {
+            "token": self._name(token.token_id),
+            "logprob": _finite(token.logprob),
+            "bytes": list(self._tokenizer.token_bytes(token.token_id)),
+        }
+
+    def _name(self, token_id: int) -> str:
+        if self._tokens_as_ids:
+            return f"token_id:{token_id}"
+        return self._tokenizer.token_text(token_id)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST) if not math.isnan(logprob) else LEAST

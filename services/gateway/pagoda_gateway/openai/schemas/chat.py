@@ -1,0 +1,33 @@
+"""Body of POST /v1/chat/completions."""
+
+from typing import Any
+
+from pydantic import Field
+
+from pagoda_gateway.openai.schemas.sampling import MAX_LOGPROBS, GenerationBody, RequestModel
+
+
+class Message(RequestModel):
+    """One message; what `content` may be is checked by `prompts`."""
+
+    role: str
+    content: Any = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatBody(GenerationBody):
+    """A conversation to go on with."""
+
+    messages: list[Message] = Field(min_length=1, max_length=100_000)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    echo: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

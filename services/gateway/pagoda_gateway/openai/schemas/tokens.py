@@ -1,0 +1,29 @@
+"""Bodies of POST /tokenize and /detokenize (vLLM's extensions)."""
+
+from typing import Any
+
+from pydantic import Field
+
+from pagoda_gateway.openai.schemas.chat import Message
+from pagoda_gateway.openai.schemas.sampling import RequestModel
+
+
+class TokenizeBody(RequestModel):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(RequestModel):
+    """Token ids to turn into text."""
+
+    model: str | None = None
+    tokens: list[int] = Field(max_length=1_000_000)

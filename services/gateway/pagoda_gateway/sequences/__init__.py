@@ -1,0 +1,1 @@
+"""Sequences from their placement to their last token: frames in, failover. Knows no HTTP."""

@@ -1,0 +1,50 @@
+"""Tokens on their way in: one NATS subscription for all sequences of this gateway.
+
+The handler only sorts frames into their sequences and never waits: a slow client slows nobody.
+"""
+
+from opentelemetry.context import Context
+
+from pagoda.rpc.v1.generate_pb2 import FramesMessage
+from pagoda.rpc.v1.status_pb2 import WorkerStatus
+from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus, Subscription
+
+
+class FrameReceiver:
+    """Knows which sequence each frame belongs to."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[tuple[str, int], OutputSequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def register(self, request_id: str, sequence: OutputSequence) -> None:
+        """Deliver this sequence's frames from now on."""
+        self._sequences[request_id, sequence.index] = sequence
+
+    def unregister(self, request_id: str, sequence: OutputSequence) -> None:
+        """Drop this sequence's frames from now on."""
+        self._sequences.pop((request_id, sequence.index), None)
+
+    def on_worker(self, worker_id: str, status: WorkerStatus | None) -> None:
+        """Hear of a worker; when it is gone, the sequences that run there need another one."""
+        if status is not None:
+            return
+        for sequence in self._sequences.values():
+            if sequence.worker_id == worker_id:
+                sequence.lose(f"decode worker {worker_id} is gone")
+
+    async def subscribe(self, bus: Bus, gateway_id: str) -> Subscription:
+        """Take the frames addressed to `gateway_id`."""
+        return await bus.subscribe(subjects.frames(gateway_id), FramesMessage, self.on_message)
+
+    async def on_message(self, message: FramesMessage, _context: Context) -> None:
+        """Sort one step's frames."""
+        sequences = self._sequences
+        for frame in message.frames:
+            sequence = sequences.get((frame.request_id, frame.sequence_index))
+            if sequence is not None:
+                sequence.take(frame)

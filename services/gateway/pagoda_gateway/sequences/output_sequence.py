@@ -1,0 +1,264 @@
+"""One output sequence as its frames arrive: each index once, whole characters, stop strings.
+
+Knows no HTTP and no NATS. Frames of older attempts are dropped; those that come too early wait. An
+attempt whose repeated index carries another token than the one taken is lost: what it makes from
+there on would not continue what the client has.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pagoda.rpc.v1 import generate_pb2
+from pagoda_gateway.openai.validation import OutputOptions
+from pagoda_gateway.text.prompts import Prompt
+from pagoda_gateway.text.stop_strings import StopStrings
+from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+MAX_EARLY_FRAMES = 4096
+_LENGTH = generate_pb2.FINISH_REASON_LENGTH
+STAGE_NAMES = (
+    "prefill_queue_ms", "kv_fetch_ms", "prefill_compute_ms",
+    "kv_transfer_ms", "decode_queue_ms", "decode_generate_ms",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new since the last read."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[generate_pb2.PositionLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class OutputSequence:
+    """State of one sequence. Frames go in with `take`; text comes out with `read`."""
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        prompt: Prompt,
+        sampling: generate_pb2.SamplingParams,
+        options: OutputOptions,
+        tokenizer: ModelTokenizer,
+        on_change: Callable[[], None],
+        gap_timeout_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            index: prompt index * n + choice.
+            prompt: what the model sees.
+            sampling: as the engine takes it, seed included.
+            options: of the request.
+            tokenizer: of the model.
+            on_change: called when there is something to read.
+            gap_timeout_seconds: how long missing tokens may be missing.
+            clock: seconds; for time to first token.
+        """
+        self.index = index
+        self.prompt = prompt
+        self.sampling = sampling
+        self.token_ids: list[int] = []
+        self.num_delivered = 0  # tokens whose text the client got; set by whoever sends it
+        self.finish_reason: str | None = None
+        self.matched_stop: str | int | None = None
+        self.cached: generate_pb2.CachedTokens | None = None
+        self.stages = dict.fromkeys(STAGE_NAMES, 0.0)
+        self.first_token_seconds: float | None = None
+        self.last_token_seconds: float | None = None
+        self.attempt = 0
+        self.worker_id = ""  # decode worker of this attempt; empty while unplaced
+        self.is_ended_by_worker = False
+        self.lost_reason: str | None = None
+        self.error: str | None = None
+        self.attention = asyncio.Event()  # finished, lost or failed: its driver must act
+        self._detokenizer = tokenizer.detokenizer(
+            prompt.token_ids, skip_special_tokens=options.skip_special_tokens
+        )
+        self._stops = StopStrings(options.stops, include=options.include_stop)
+        self._options = options
+        self._on_change = on_change
+        self._gap_timeout_seconds = gap_timeout_seconds
+        self._clock = clock
+        self._early: dict[int, generate_pb2.Frame] = {}
+        self._gap_timer: asyncio.TimerHandle | None = None
+        self._texts: list[str] = []
+        self._logprobs: list[generate_pb2.PositionLogprobs] = []
+        self._num_read = 0
+        self._has_read_finish = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no token will follow."""
+        return self.finish_reason is not None
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens taken but not read yet."""
+        return len(self.token_ids) - self._num_read
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose KV was reused, never more than the prompt has."""
+        cached = self.cached
+        total = cached.device + cached.cpu + cached.nvme if cached else 0
+        return min(total, len(self.prompt.token_ids))
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Take frames of this attempt only, from now on."""
+        self.attempt = attempt
+        self.worker_id = ""
+        self.lost_reason = None
+        self.attention.clear()
+        self._early.clear()
+        self._stop_gap_timer()
+
+    def lose(self, reason: str) -> None:
+        """Give up on this attempt's worker; the driver starts another attempt."""
+        if not self.is_finished and self.error is None and self.lost_reason is None:
+            self.lost_reason = reason
+            self.attention.set()
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self._stop_gap_timer()
+        self._early.clear()
+
+    def take(self, frame: generate_pb2.Frame) -> None:
+        """Take one frame; old or lost attempts and known indices change nothing."""
+        if frame.attempt != self.attempt or self.attention.is_set():
+            return
+        if frame.first_index > len(self.token_ids):
+            self._keep_early(frame)
+            return
+        self._apply(frame)
+        while self._early and not self.attention.is_set():
+            first = min(self._early)
+            if first > len(self.token_ids):
+                break
+            self._apply(self._early.pop(first))
+        if not self._early:
+            self._stop_gap_timer()
+        self._on_change()
+
+    def read(self) -> Delta | None:
+        """Return what is new, or None. The finish reason is returned once, with the last text."""
+        if not self.num_unread and not (self.is_finished and not self._has_read_finish):
+            return None
+        delta = Delta(
+            text="".join(self._texts),
+            token_ids=self.token_ids[self._num_read :],
+            logprobs=self._logprobs,
+            finish_reason=self.finish_reason,
+        )
+        self._num_read = len(self.token_ids)
+        self._texts, self._logprobs = [], []
+        self._has_read_finish = self.is_finished
+        return delta
+
+    def _apply(self, frame: generate_pb2.Frame) -> None:
+        skip = len(self.token_ids) - frame.first_index
+        if self._contradicts(frame):
+            return
+        new_ids = frame.token_ids[skip:]
+        is_at_end = frame.first_index + len(frame.token_ids) == len(self.token_ids) + len(new_ids)
+        reason = frame.finish_reason if is_at_end else generate_pb2.FINISH_REASON_UNSPECIFIED
+        if not new_ids and not reason:
+            return
+        self._note_metadata(frame)
+        if new_ids:
+            self._note_times()
+        matched_id = (
+            frame.matched_stop_token_id if frame.HasField("matched_stop_token_id") else None
+        )
+        is_stop = reason == generate_pb2.FINISH_REASON_STOP
+        for position, token_id in enumerate(new_ids, start=skip):
+            is_last = position == len(frame.token_ids) - 1
+            hide = is_stop and is_last and token_id == matched_id and not self._options.include_stop
+            self._add_token(token_id, hide=hide)
+            if position < len(frame.logprobs):
+                self._logprobs.append(frame.logprobs[position])
+            if self._stops.matched is not None:
+                self.is_ended_by_worker = is_last and bool(reason)
+                self._finish("stop", self._stops.matched)
+                return
+        if reason:
+            self._end(reason, frame.error, matched_id)
+
+    def _contradicts(self, frame: generate_pb2.Frame) -> bool:
+        """Lose the attempt if the frame repeats an index with another token.
+
+        A decode worker whose prefill worker failed after publishing the first token samples that
+        token again; in bf16 a batch of another shape may make it another one.
+        """
+        known_ids = self.token_ids[frame.first_index :]
+        for index, (known, other) in enumerate(
+            zip(known_ids, frame.token_ids, strict=False), start=frame.first_index
+        ):
+            if known != other:
+                self.lose(f"token {index} came again as {other}, not {known}")
+                return True
+        return False
+
+    def _add_token(self, token_id: int, *, hide: bool) -> None:
+        self.token_ids.append(token_id)
+        text = "" if hide else self._detokenizer.push(token_id)
+        if text:
+            is_guarded = len(self.token_ids) > self._options.min_tokens
+            self._texts.append(self._stops.push(text) if is_guarded else text)
+
+    def _end(self, reason: int, error: str, matched_id: int | None) -> None:
+        self.is_ended_by_worker = True
+        if reason == generate_pb2.FINISH_REASON_ERROR:
+            self.error = error or "the worker gave no reason"
+            self.attention.set()
+        elif reason == generate_pb2.FINISH_REASON_ABORT:
+            self.lose("the worker aborted the sequence")
+        else:
+            self._texts.append(self._stops.push(self._detokenizer.flush()))
+            matched = self._stops.matched
+            if matched is None:
+                self._texts.append(self._stops.flush())
+            self._finish(
+                "length" if reason == _LENGTH and matched is None else "stop",
+                matched_id if matched is None else matched,
+            )
+
+    def _finish(self, reason: str, matched: str | int | None) -> None:
+        self.finish_reason = reason
+        self.matched_stop = matched
+        self.close()
+        self.attention.set()
+
+    def _note_metadata(self, frame: generate_pb2.Frame) -> None:
+        if self.cached is None and frame.HasField("cached"):
+            self.cached = frame.cached
+        if frame.HasField("stages"):
+            for name in STAGE_NAMES:
+                self.stages[name] += getattr(frame.stages, name)
+
+    def _note_times(self) -> None:
+        self.last_token_seconds = self._clock()
+        if self.first_token_seconds is None:
+            self.first_token_seconds = self.last_token_seconds
+
+    def _keep_early(self, frame: generate_pb2.Frame) -> None:
+        if len(self._early) >= MAX_EARLY_FRAMES:
+            self.lose(f"tokens from index {len(self.token_ids)} on are missing")
+            return
+        self._early[frame.first_index] = frame
+        if self._gap_timer is None:
+            loop = asyncio.get_running_loop()
+            reason = f"tokens from index {len(self.token_ids)} on never came"
+            self._gap_timer = loop.call_later(self._gap_timeout_seconds, self.lose, reason)
+
+    def _stop_gap_timer(self) -> None:
+        if self._gap_timer is not None:
+            self._gap_timer.cancel()
+            self._gap_timer = None

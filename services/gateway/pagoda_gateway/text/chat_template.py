@@ -1,0 +1,138 @@
+"""Chat messages to prompt text, with the model's own Jinja template in a sandbox.
+
+Renders as Hugging Face does. Knows no tokens. What a template sees is plain JSON data.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.text.tokenizer import read_tokenizer_config
+
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks assistant text for training; rendering just keeps its body."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja reads a class attribute)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One model's chat template."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Compile `source`; `special_tokens` (bos_token, ...) become its variables."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
+        self._template = environment.from_string(source)
+        self._special_tokens = dict(special_tokens)
+        self.knows_developer = "developer" in source
+
+    @classmethod
+    def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate | None":
+        """Read chat_template.jinja or tokenizer_config.json; None if the model has no template."""
+        path = folder / "chat_template.jinja"
+        source = path.read_text() if path.is_file() else None
+        if source is None:
+            source = read_tokenizer_config(folder).get("chat_template")
+        if isinstance(source, list):  # several named templates
+            named = {entry["name"]: entry["template"] for entry in source}
+            source = named.get("default")
+        return cls(source, special_tokens) if source else None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt's text.
+
+        Raises:
+            InvalidRequestError: the template refuses these messages.
+        """
+        chat = [dict(message) for message in messages]
+        final_text = ""
+        if continue_final_message:
+            final_text = str(chat[-1].get("content") or "")
+            chat[-1]["content"] = final_text + _CONTINUE_TAG
+        try:
+            text = self._template.render(
+                **{
+                    **self._special_tokens,
+                    **(variables or {}),
+                    "messages": chat,
+                    "tools": tools,
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                }
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise InvalidRequestError(
+                f"the model's chat template refuses these messages: {shorten(str(error), 500)}",
+                param="messages",
+            ) from error
+        if continue_final_message:
+            return _cut_after(text, final_text)
+        return text
+
+
+def _cut_after(text: str, final_text: str) -> str:
+    """Return the text up to the end of the final message, so that the model goes on with it."""
+    position = text.rfind(_CONTINUE_TAG.strip())
+    if position < 0:
+        raise InvalidRequestError(
+            "continue_final_message: the model's chat template drops the final message's content",
+            param="continue_final_message",
+        )
+    # A template that trims the content also trimmed the tag's space: trim the message alike.
+    if text[position:].startswith(_CONTINUE_TAG):
+        return text[:position]
+    return text[:position].rstrip() if final_text != final_text.rstrip() else text[:position]
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter escapes HTML characters."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

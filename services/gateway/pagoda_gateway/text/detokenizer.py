@@ -1,0 +1,85 @@
+"""Token ids to text, a few at a time, never with half a character.
+
+Two ways. Byte-level vocabularies (GPT-2, Llama 3, Qwen): each token is a byte string, so an
+incremental UTF-8 decoder is exact and cheap. Others (SentencePiece): decode a small window twice
+and take the difference.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+REPLACEMENT = "\ufffd"
+# A character has four bytes at most; what is still broken after this many tokens stays broken.
+_MAX_PENDING_TOKENS = 6
+_CONTEXT_TOKENS = 6
+
+
+class Detokenizer(Protocol):
+    """One sequence's text as its tokens arrive."""
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this token completes; may be empty."""
+
+    def flush(self) -> str:
+        """Return what an unfinished character leaves; the sequence has ended."""
+
+
+class ByteLevelDetokenizer:
+    """For vocabularies whose tokens are byte strings."""
+
+    def __init__(self, token_bytes: Sequence[bytes], skipped: frozenset[int]) -> None:
+        """Use the table of each token's bytes; tokens in `skipped` (special ones) have no text."""
+        self._token_bytes = token_bytes
+        self._skipped = skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this token completes."""
+        if token_id in self._skipped or token_id >= len(self._token_bytes):
+            return ""
+        return self._decoder.decode(self._token_bytes[token_id])
+
+    def flush(self) -> str:
+        """Return U+FFFD for a character whose bytes never came."""
+        return self._decoder.decode(b"", True)
+
+
+class WindowDetokenizer:
+    """For any other vocabulary: text of (context + new tokens) minus text of the context."""
+
+    def __init__(
+        self, tokenizer: "ModelTokenizer", context: Sequence[int], *, skip_special_tokens: bool
+    ) -> None:
+        """Start after `context`, the prompt's last tokens: they decide about leading spaces."""
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._context = list(context[-_CONTEXT_TOKENS:])
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this token completes."""
+        self._pending.append(token_id)
+        text = self._difference()
+        if not text or (text.endswith(REPLACEMENT) and len(self._pending) < _MAX_PENDING_TOKENS):
+            if len(self._pending) > 4 * _MAX_PENDING_TOKENS:  # tokens without text: keep it short
+                self._context, self._pending = self._pending[-_CONTEXT_TOKENS:], []
+            return ""
+        self._context, self._pending = self._pending, []
+        return text
+
+    def flush(self) -> str:
+        """Return what is left, a broken character as U+FFFD."""
+        text = self._difference() if self._pending else ""
+        self._context, self._pending = self._pending, []
+        return text
+
+    def _difference(self) -> str:
+        before = self._tokenizer.decode(self._context, skip_special_tokens=self._skip)
+        after = self._tokenizer.decode(
+            self._context + self._pending, skip_special_tokens=self._skip
+        )
+        return after[len(before) :]

@@ -1,0 +1,144 @@
+"""The model's tokenizer, from a Hugging Face folder: text to ids, ids to text, each token's bytes.
+
+Uses the `tokenizers` library alone. Knows nothing of requests.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from pagoda_gateway.text.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_SPECIAL_NAMES = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+
+
+class ModelTokenizer:
+    """Text <-> token ids of one model, as its reference implementation does it."""
+
+    def __init__(self, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
+        """Wrap a loaded tokenizer; `config` is tokenizer_config.json."""
+        self._tokenizer = tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.special_tokens = _special_tokens(config)
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        pieces = [tokenizer.id_to_token(i) or "" for i in range(_size(tokenizer))]
+        decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+        self._is_byte_level = _is_byte_level(decoder)
+        self._token_bytes = [
+            _byte_level_bytes(piece) if self._is_byte_level else _sentencepiece_bytes(piece)
+            for piece in pieces
+        ]
+
+    @classmethod
+    def load(cls, folder: Path) -> "ModelTokenizer":
+        """Read tokenizer.json and tokenizer_config.json.
+
+        Raises:
+            FileNotFoundError: the folder has no tokenizer.json.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path} is missing: the gateway needs the model's fast tokenizer (tokenizer.json)"
+            )
+        return cls(Tokenizer.from_file(str(path)), read_tokenizer_config(folder))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids that the tokenizer knows (the model's own vocabulary may be padded)."""
+        return len(self._token_bytes)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return token ids; `add_special_tokens` adds BOS and the like as the model expects.
+
+        What is added is tokenizer.json's affair alone; like the reference implementation, this
+        ignores add_bos_token in tokenizer_config.json beside it.
+        """
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of whole sequences; for streams use `detokenizer`."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def detokenizer(
+        self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
+    ) -> Detokenizer:
+        """Return an incremental detokeniser for the output that follows this prompt."""
+        if self._is_byte_level:
+            skipped = self._special_ids if skip_special_tokens else frozenset[int]()
+            return ByteLevelDetokenizer(self._token_bytes, skipped)
+        return WindowDetokenizer(self, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes one token stands for; ids that only pad the vocabulary have none."""
+        return self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+
+    def token_text(self, token_id: int) -> str:
+        r"""Return one token as text; ``bytes:\xf0\x9f`` where it is no valid UTF-8 by itself."""
+        raw = self.token_bytes(token_id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """Return tokenizer_config.json, or an empty dict if there is none."""
+    path = folder / "tokenizer_config.json"
+    loaded = json.loads(path.read_text()) if path.is_file() else {}
+    return dict(loaded)
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    found = {}
+    for name in _SPECIAL_NAMES:
+        token = config.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            found[name] = token
+    return found
+
+
+def _size(tokenizer: Tokenizer) -> int:
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    return max(vocab.values(), default=-1) + 1
+
+
+def _is_byte_level(decoder: dict[str, Any]) -> bool:
+    if decoder.get("type") == "Sequence":
+        steps = decoder.get("decoders", [])
+        return len(steps) == 1 and _is_byte_level(steps[0])
+    return decoder.get("type") == "ByteLevel"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return GPT-2's mapping of printable characters to bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    return alphabet | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    try:
+        return bytes(_BYTES[char] for char in piece)
+    except KeyError:  # an added token in plain text
+        return piece.encode()
+
+
+def _sentencepiece_bytes(piece: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()

@@ -1,0 +1,80 @@
+"""The NVMe tier's folder: one process holds it; it has the store's id and the segments.
+
+Files that are no segments of this version are left alone and reported.
+"""
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from pagoda_kvstore.errors import NvmeFolderInUseError, SegmentFormatError
+from pagoda_kvstore.tiers import segment
+from pagoda_kvstore.tiers.segment import SegmentScan
+
+_LOCK_NAME = "lock"
+_ID_NAME = "store_id"
+
+logger = logging.getLogger(__name__)
+
+
+class NvmeFolder:
+    """An exclusively held folder of segments."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the folder, creating it if needed.
+
+        Raises:
+            NvmeFolderInUseError: another process holds it.
+            OSError: it cannot be created or written.
+        """
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock_fd)
+            raise NvmeFolderInUseError(path) from error
+
+    def close(self) -> None:
+        """Let another process take the folder."""
+        os.close(self._lock_fd)
+
+    def store_id(self, make_id: Callable[[], str]) -> str:
+        """Return the id kept in the folder, made at its first use: restarts keep it."""
+        path = self.path / _ID_NAME
+        if path.exists() and (kept := path.read_text().strip()):
+            return kept
+        new_id = make_id()
+        path.write_text(f"{new_id}\n")
+        return new_id
+
+    def segment_path(self, sequence: int) -> Path:
+        """Return where segment `sequence` lies."""
+        return self.path / f"{sequence:012d}{segment.SUFFIX}"
+
+    def scan(self) -> tuple[list[SegmentScan], list[Path]]:
+        """Return the usable segments, oldest first, torn tails cut off; and the files refused."""
+        scans, refused = [], []
+        for path in sorted(self.path.glob(f"*{segment.SUFFIX}")):
+            try:
+                found = segment.scan(path)
+                if path != self.segment_path(found.header.sequence):
+                    raise SegmentFormatError(
+                        path, f"its header says sequence {found.header.sequence}"
+                    )
+            except (SegmentFormatError, OSError) as error:
+                logger.warning("segment refused: %s", error)
+                refused.append(path)
+                continue
+            if found.num_torn_bytes or found.num_bad_records:
+                logger.warning(
+                    "segment %s: %d torn bytes cut off, %d damaged records skipped",
+                    path.name, found.num_torn_bytes, found.num_bad_records,
+                )  # fmt: skip
+            if found.num_torn_bytes:
+                os.truncate(path, found.header.offset(found.num_slots))
+            scans.append(found)
+        return sorted(scans, key=lambda scan: scan.header.sequence), refused

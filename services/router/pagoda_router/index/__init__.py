@@ -1,0 +1,1 @@
+"""The prefix index in Redis: its names, its reader, its writer."""

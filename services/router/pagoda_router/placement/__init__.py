@@ -1,0 +1,1 @@
+"""Which plan is best: eligibility, predicted cost, comparison. Pure arithmetic."""

@@ -1,0 +1,287 @@
+import asyncio
+import uuid
+
+import pytest
+
+from pagoda.rpc.v1.generate_pb2 import CancelRequest
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.errors import RequestTimeoutError, StreamError
+from pagoda_runtime.messaging.bus import Bus
+
+pytestmark = pytest.mark.integration
+
+
+class Taker:
+    """A handler that keeps what it is given and lets tests wait for it."""
+
+    def __init__(self, num_failures: int = 0) -> None:
+        self.batches: list[list[str]] = []
+        self.num_failures = num_failures
+        self._changed = asyncio.Condition()
+
+    @property
+    def ids(self) -> list[str]:
+        return [request_id for batch in self.batches for request_id in batch]
+
+    async def __call__(self, messages: list[CancelRequest]) -> None:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise ValueError("not yet")
+        async with self._changed:
+            self.batches.append([message.request_id for message in messages])
+            self._changed.notify_all()
+
+    async def wait_for(self, num_messages: int) -> None:
+        async with asyncio.timeout(15), self._changed:
+            await self._changed.wait_for(lambda: len(self.ids) >= num_messages)
+
+
+@pytest.fixture
+def stream() -> str:
+    return f"S{uuid.uuid4().hex[:12]}"
+
+
+async def make_stream(bus: Bus, stream: str, *, max_bytes: int = 1 << 20) -> None:
+    await bus.ensure_stream(
+        stream, [f"{stream}.*"], max_bytes=max_bytes, max_age_seconds=None, discard_old=True
+    )
+
+
+async def fill(bus: Bus, stream: str, num_messages: int, first: int = 0) -> None:
+    for i in range(first, first + num_messages):
+        await bus.publish_durable(
+            f"{stream}.x", CancelRequest(request_id=str(i)), message_id=str(i), timeout_seconds=5
+        )
+
+
+async def test_ensure_is_idempotent_and_updates_limits(bus: Bus, stream: str) -> None:
+    await make_stream(bus, stream)
+    await make_stream(bus, stream)
+    await make_stream(bus, stream, max_bytes=1 << 21)
+    await fill(bus, stream, 1)
+
+
+async def test_streams_with_the_same_subject_are_refused(bus: Bus, stream: str) -> None:
+    await make_stream(bus, stream)
+
+    with pytest.raises(StreamError, match="overlap"):
+        await bus.ensure_stream(
+            f"{stream}B",
+            [f"{stream}.*"],
+            max_bytes=1 << 20,
+            max_age_seconds=60,
+            discard_old=False,
+        )
+
+
+async def test_a_message_id_is_stored_once(bus: Bus, stream: str) -> None:
+    taker = Taker()
+    await make_stream(bus, stream)
+    for request_id in ("a", "a", "b"):
+        await bus.publish_durable(
+            f"{stream}.x",
+            CancelRequest(request_id=request_id),
+            message_id=request_id,
+            timeout_seconds=5,
+        )
+    await bus.consume(stream, "d", CancelRequest, taker, batch=10)
+    await taker.wait_for(2)
+
+    assert taker.ids == ["a", "b"]
+
+
+async def test_publishing_without_a_stream_times_out(bus: Bus, stream: str) -> None:
+    with pytest.raises(RequestTimeoutError):
+        await bus.publish_durable(
+            f"{stream}.x", CancelRequest(), message_id="a", timeout_seconds=0.2
+        )
+
+
+async def test_a_full_stream_that_keeps_old_messages_refuses(bus: Bus, stream: str) -> None:
+    await bus.ensure_stream(
+        stream, [f"{stream}.*"], max_bytes=1024, max_age_seconds=None, discard_old=False
+    )
+
+    await fill(bus, stream, 5)
+    with pytest.raises(StreamError, match="maximum bytes"):
+        await fill(bus, stream, 100, first=5)
+
+
+async def make_refusing_stream(bus: Bus, stream: str, *, max_bytes: int) -> None:
+    await bus.ensure_stream(
+        stream, [f"{stream}.*"], max_bytes=max_bytes, max_age_seconds=None, discard_old=False
+    )
+
+
+async def fill_until_refused(bus: Bus, stream: str) -> int:
+    for number in range(1000):
+        try:
+            await fill(bus, stream, 1, first=number)
+        except StreamError:
+            return number
+    raise AssertionError("the stream never filled up")
+
+
+async def test_a_full_stream_takes_new_messages_once_the_old_ones_are_acknowledged(
+    bus: Bus, stream: str
+) -> None:
+    await make_refusing_stream(bus, stream, max_bytes=1024)
+    num_stored = await fill_until_refused(bus, stream)
+    taker = Taker()
+    await bus.consume(stream, "d", CancelRequest, taker, batch=10, trim_seconds=0.01)
+
+    async with asyncio.timeout(15):
+        for number in range(num_stored, 20 * num_stored):
+            while True:
+                try:
+                    await fill(bus, stream, 1, first=number)
+                    break
+                except StreamError:  # full until the next trim
+                    await asyncio.sleep(0)
+    await taker.wait_for(20 * num_stored)
+
+    assert sorted(map(int, taker.ids)) == list(range(20 * num_stored))
+
+
+async def test_trimming_keeps_what_is_not_acknowledged(
+    bus: Bus, nats_common: CommonSettings, stream: str
+) -> None:
+    """A replica ends between its handler and the acknowledgement while others go on."""
+    hanging, taker = asyncio.Event(), Taker()
+
+    async def hang(_messages: list[CancelRequest]) -> None:
+        hanging.set()
+        await asyncio.Event().wait()
+
+    await make_stream(bus, stream)
+    await fill(bus, stream, 6)
+    async with Bus.connect(nats_common, name="replica") as replica, asyncio.timeout(20):
+        stuck = await replica.consume(stream, "d", CancelRequest, hang, batch=2)
+        await hanging.wait()
+        await bus.consume(stream, "d", CancelRequest, taker, batch=10, trim_seconds=0.01)
+        await taker.wait_for(4)
+        await trimmed_to(bus, stream, 2 + 4)
+        await stuck.unsubscribe()
+        await taker.wait_for(6)
+        await trimmed_to(bus, stream, 0)
+
+    assert sorted(taker.ids) == ["0", "1", "2", "3", "4", "5"]
+
+
+async def trimmed_to(bus: Bus, stream: str, num_messages: int) -> None:
+    """Return once the stream has this many messages and a trim would not change that."""
+    jetstream = bus._client.jetstream()
+    while True:
+        state = (await jetstream.stream_info(stream)).state
+        info = await jetstream.consumer_info(stream, "d")
+        if info.ack_floor.stream_seq + 1 == state.first_seq:
+            assert state.messages == num_messages
+            return
+
+
+async def test_batches_are_bounded(bus: Bus, stream: str) -> None:
+    taker = Taker()
+    await make_stream(bus, stream)
+    await fill(bus, stream, 30)
+    await bus.consume(stream, "d", CancelRequest, taker, batch=7)
+    await taker.wait_for(30)
+
+    assert taker.ids == [str(i) for i in range(30)]
+    assert max(len(batch) for batch in taker.batches) <= 7
+
+
+async def test_a_new_message_is_handed_on_at_once(bus: Bus, stream: str) -> None:
+    taker = Taker()
+    await make_stream(bus, stream)
+    await bus.consume(stream, "d", CancelRequest, taker, batch=100)
+    async with asyncio.timeout(1):
+        await fill(bus, stream, 1)
+        await taker.wait_for(1)
+
+
+@pytest.mark.slow
+async def test_a_failed_batch_comes_again(bus: Bus, stream: str) -> None:
+    taker = Taker(num_failures=1)
+    await make_stream(bus, stream)
+    await fill(bus, stream, 3)
+    await bus.consume(stream, "d", CancelRequest, taker, batch=10)
+    await taker.wait_for(3)
+
+    assert sorted(taker.ids) == ["0", "1", "2"]
+
+
+async def test_an_undecodable_message_is_dropped(bus: Bus, stream: str) -> None:
+    taker = Taker()
+    await make_stream(bus, stream)
+    await bus._client.publish(f"{stream}.x", b"\xff\xff\xff")
+    await fill(bus, stream, 1)
+    await bus.consume(stream, "d", CancelRequest, taker, batch=10)
+    await taker.wait_for(1)
+
+    assert taker.ids == ["0"]
+
+
+async def test_what_was_cancelled_comes_again_elsewhere(bus: Bus, stream: str) -> None:
+    started, taker = asyncio.Event(), Taker()
+
+    async def hang(_messages: list[CancelRequest]) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    await make_stream(bus, stream)
+    await fill(bus, stream, 3)
+    subscription = await bus.consume(stream, "d", CancelRequest, hang, batch=2)
+    async with asyncio.timeout(10):
+        await started.wait()
+        await subscription.unsubscribe()
+    await bus.consume(stream, "d", CancelRequest, taker, batch=10)
+    await taker.wait_for(3)
+
+    assert sorted(taker.ids) == ["0", "1", "2"]
+
+
+async def test_replicas_in_order_never_overlap(
+    bus: Bus, nats_common: CommonSettings, stream: str
+) -> None:
+    running, seen, complete = 0, list[str](), asyncio.Event()
+
+    async def handler(messages: list[CancelRequest]) -> None:
+        nonlocal running
+        assert running == 0
+        running += 1
+        await asyncio.sleep(0)
+        seen.extend(message.request_id for message in messages)
+        running -= 1
+        if len(seen) == 60:
+            complete.set()
+
+    await make_stream(bus, stream)
+    async with Bus.connect(nats_common, name="replica") as replica:
+        for connection in (bus, replica):
+            await connection.consume(stream, "d", CancelRequest, handler, batch=10, in_order=True)
+        await fill(bus, stream, 60)
+        async with asyncio.timeout(15):
+            await complete.wait()
+
+    assert seen == [str(i) for i in range(60)]
+
+
+async def test_replay_starts_from_the_first_message(bus: Bus, stream: str) -> None:
+    taker = Taker()
+    await make_stream(bus, stream)
+    await fill(bus, stream, 5)
+    await bus.consume(stream, "d", CancelRequest, taker, batch=10, in_order=True)
+    await taker.wait_for(5)
+    await bus.replay(stream, "d")
+    await taker.wait_for(10)
+    await fill(bus, stream, 1, first=5)
+    await taker.wait_for(11)
+
+    assert taker.ids == ["0", "1", "2", "3", "4"] * 2 + ["5"]
+
+
+async def test_replay_of_an_unknown_durable_is_an_error(bus: Bus, stream: str) -> None:
+    await make_stream(bus, stream)
+
+    with pytest.raises(StreamError):
+        await bus.replay(stream, "nothing")

@@ -1,0 +1,191 @@
+"""Services as real processes: signals, exit codes, health, what they print."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.servers import free_port
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+PREAMBLE = """
+import asyncio, sys
+from pagoda_runtime.process.service import ServiceContext, load_or_exit, run_service
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.errors import BusConnectError
+common = load_or_exit(CommonSettings)
+"""
+EPILOGUE = """
+sys.exit(run_service("router", common, main, health_port=int(sys.argv[1])))
+"""
+
+
+@contextlib.contextmanager
+def running(body: str, port: int = 0, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
+    process = subprocess.Popen(
+        [sys.executable, "-c", PREAMBLE + body + EPILOGUE, str(port)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def get_when_up(port: int, path: str) -> tuple[int, bytes]:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except OSError:
+            assert time.monotonic() < deadline, "the service did not come up"
+            time.sleep(0.02)
+
+
+def test_sigterm_drains_and_exits_with_zero() -> None:
+    body = """
+async def main(ctx):
+    ctx.tasks.create_task(asyncio.Event().wait())
+    ctx.health.set_ready("work", True)
+    print("up", flush=True)
+    await ctx.stop.wait()
+    print("ready" if ctx.health.is_ready else "not ready", flush=True)
+"""
+    port = free_port()
+    with running(body, port) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        assert get_when_up(port, "/readyz")[0] == 200
+        process.send_signal(signal.SIGTERM)
+        output, log = process.communicate(timeout=20)
+
+    assert (process.returncode, output) == (0, "not ready\n")
+    assert all(json.loads(line)["service"] == "router" for line in log.splitlines())
+
+
+def test_sigterm_ends_a_start_that_waits() -> None:
+    body = """
+async def connect():
+    print("waiting", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("closed", flush=True)
+async def main(ctx):
+    await ctx.unless_stopped(connect())
+    print("started", flush=True)
+"""
+    with running(body) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGTERM)
+        output, log = process.communicate(timeout=20)
+
+    assert (process.returncode, output) == (0, "closed\n")
+    assert "ERROR" not in log
+
+
+def test_a_start_that_notices_sigterm_itself_is_no_failure() -> None:
+    body = """
+from pagoda_runtime.process.service import StoppedError
+async def main(ctx):
+    async def load():
+        print("loading", flush=True)
+        await ctx.stop.wait()
+        raise StoppedError
+    await ctx.unless_stopped(load())
+"""
+    with running(body) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=20)
+
+    assert process.returncode == 0
+    assert "ERROR" not in log
+
+
+def test_sigterm_ends_a_start_that_waits_for_nats() -> None:
+    body = """
+async def main(ctx):
+    print("waiting", flush=True)
+    async with ctx.bus("router-1"):
+        print("connected", flush=True)
+"""
+    with running(body, PAGODA_NATS_URL="nats://127.0.0.1:1") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=20)
+
+    assert (process.returncode, output) == (0, "")
+
+
+def test_a_failing_background_task_ends_the_service() -> None:
+    body = """
+async def fail():
+    raise ValueError("broken beyond repair")
+async def main(ctx):
+    ctx.tasks.create_task(fail())
+    await ctx.stop.wait()
+"""
+    with running(body) as process:
+        _, log = process.communicate(timeout=20)
+
+    assert process.returncode == 1
+    (line,) = [json.loads(line) for line in log.splitlines() if "ERROR" in line]
+    assert "broken beyond repair" in line["message"]
+    assert "Traceback" in line["error"]
+
+
+def test_an_error_of_ours_needs_no_traceback() -> None:
+    body = """
+async def main(ctx):
+    raise BusConnectError("nats://127.0.0.1:1", 30, "refused")
+"""
+    with running(body, PAGODA_LOG_FORMAT="console") as process:
+        _, log = process.communicate(timeout=20)
+
+    assert process.returncode == 1
+    assert "no connection to NATS at nats://127.0.0.1:1" in log
+    assert "Traceback" not in log
+
+
+def test_unusable_settings_exit_with_two() -> None:
+    with running("main = None", PAGODA_HTP_PORT="1") as process:
+        _, log = process.communicate(timeout=20)
+
+    assert process.returncode == 2
+    assert "did you mean PAGODA_HTTP_PORT?" in log
+    assert "Traceback" not in log
+
+
+def test_spans_are_written_at_the_end(tmp_path: Path) -> None:
+    body = """
+from pagoda_runtime.telemetry.tracing import tracer
+async def main(ctx):
+    with tracer().start_as_current_span("router.route"):
+        pass
+"""
+    with running(body, PAGODA_TRACE_DIR=str(tmp_path)) as process:
+        process.communicate(timeout=20)
+
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text())["name"] == "router.route"
+    assert process.returncode == 0

@@ -1,0 +1,58 @@
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from pagoda_cli.up.command import run_up
+from pagoda_cli.up.home import lock_home
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    model = tmp_path / "tiny"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        "PAGODA_HOME": str(tmp_path / "home"),
+        "PAGODA_MODEL": str(model),
+        "PAGODA_HTTP_PORT": str(port),
+        "PATH": os.environ["PATH"],
+    }
+
+
+def test_all_wrong_settings_are_listed(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run_up(environ | {"PAGODA_TOPOLOGI": "x", "PAGODA_ROUTER_HEALTH_PORT": "x"})
+
+    output = capsys.readouterr()
+    assert (code, output.out) == (2, "")
+    assert "did you mean PAGODA_TOPOLOGY?" in output.err
+    assert "PAGODA_ROUTER_HEALTH_PORT='x'" in output.err
+    assert not Path(environ["PAGODA_HOME"]).exists()
+
+
+def test_a_missing_model_is_said(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_up(environ | {"PAGODA_MODEL": "/nowhere"}) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_said(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", int(environ["PAGODA_HTTP_PORT"])))
+        listener.listen()
+
+        assert run_up(environ) == 1
+    assert "set PAGODA_HTTP_PORT" in capsys.readouterr().err
+
+
+def test_a_home_in_use_is_said(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with lock_home(Path(environ["PAGODA_HOME"])):
+        assert run_up(environ) == 1
+    assert "another `pagoda up`" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+import stat
+from pathlib import Path
+
+import pytest
+
+from pagoda_cli.up.errors import HomeInUseError, PortInUseError
+from pagoda_cli.up.home import load_secrets, lock_home, write_environment
+from pagoda_cli.up.ports import pick_port, require_free
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_secrets_stay_the_same_and_private(tmp_path: Path) -> None:
+    first, again = load_secrets(tmp_path), load_secrets(tmp_path)
+
+    assert first == again
+    assert mode_of(tmp_path / "secrets.json") == 0o600
+
+
+def test_secrets_differ_between_homes(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+
+    assert load_secrets(tmp_path).api_key != load_secrets(tmp_path / "a").api_key
+
+
+def test_a_missing_secret_is_drawn(tmp_path: Path) -> None:
+    (tmp_path / "secrets.json").write_text('{"api_key": "mine"}')
+
+    drawn = load_secrets(tmp_path)
+
+    assert drawn.api_key == "mine"
+    assert load_secrets(tmp_path).nats_token == drawn.nats_token != ""
+
+
+def test_a_home_is_used_once(tmp_path: Path) -> None:
+    with lock_home(tmp_path), pytest.raises(HomeInUseError, match="PAGODA_HOME"):
+        lock_home(tmp_path)
+    lock_home(tmp_path).close()
+
+
+def test_the_environment_file_can_be_sourced(tmp_path: Path) -> None:
+    write_environment(tmp_path / "env", {"A": "http://x/v1", "B": "two words"})
+
+    assert (tmp_path / "env").read_text() == "A=http://x/v1\nB='two words'\n"
+    assert mode_of(tmp_path / "env") == 0o600
+
+
+def test_a_port_in_use_is_refused() -> None:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(PortInUseError, match="PAGODA_HTTP_PORT"):
+            require_free(port)
+
+
+def test_picked_ports_are_free_and_distinct() -> None:
+    taken: set[int] = set()
+    for _ in range(20):
+        taken.add(pick_port(taken))
+
+    assert len(taken) == 20
+    for port in taken:
+        require_free(port)

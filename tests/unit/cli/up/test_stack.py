@@ -1,0 +1,122 @@
+from pathlib import Path
+
+import pytest
+
+from pagoda_cli.up.child import ChildSpec
+from pagoda_cli.up.home import load_secrets, lock_home
+from pagoda_cli.up.stack import Stack, make_plan
+from pagoda_runtime.errors import ModelFolderError, SettingsError
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    model = tmp_path / "tiny"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    return {"PAGODA_HOME": str(tmp_path / "home"), "PAGODA_MODEL": str(model), "PATH": "/bin"}
+
+
+def build(environ: dict[str, str]) -> tuple[Stack, dict[str, ChildSpec]]:
+    plan = make_plan(environ)
+    lock_home(plan.home).close()
+    stack = Stack(plan, load_secrets(plan.home), environ)
+    return stack, {spec.name: spec for spec in stack.specs()}
+
+
+def test_the_default_is_one_prefill_and_one_decode_worker(environ: dict[str, str]) -> None:
+    _, specs = build(environ)
+
+    assert set(specs) == {
+        *("nats", "redis", "gateway", "router", "kvstore"),
+        *("prefill-1", "decode-1"),
+    }
+
+
+def test_workers_are_counted_by_the_topology(environ: dict[str, str]) -> None:
+    _, specs = build(environ | {"PAGODA_TOPOLOGY": "prefill=0,decode=3"})
+
+    assert [name for name in specs if "-" in name] == ["decode-1", "decode-2", "decode-3"]
+    ports = {specs[f"decode-{i}"].environ["PAGODA_DECODE_GRPC_PORT"] for i in (1, 2, 3)}
+    assert len(ports) == 3
+
+
+def test_services_find_each_other(environ: dict[str, str]) -> None:
+    _, specs = build(environ)
+
+    kvstore = specs["kvstore"].environ["PAGODA_KVSTORE_GRPC_PORT"]
+    assert specs["decode-1"].environ["PAGODA_DECODE_KVSTORE_ENDPOINT"] == f"127.0.0.1:{kvstore}"
+    assert specs["prefill-1"].environ["PAGODA_PREFILL_KVSTORE_ENDPOINT"] == f"127.0.0.1:{kvstore}"
+    for name in (
+        "PAGODA_NATS_URL",
+        "PAGODA_REDIS_URL",
+        "PAGODA_CLUSTER_TOKEN",
+        "PAGODA_MODEL_NAME",
+    ):
+        values = {specs[s].environ[name] for s in ("gateway", "router", "kvstore", "decode-1")}
+        assert len(values) == 1
+
+
+@pytest.mark.parametrize("topology", ["disaggregated", "prefill=2,decode=3"])
+def test_workers_share_a_gpu_s_memory(environ: dict[str, str], topology: str) -> None:
+    _, specs = build(environ | {"PAGODA_TOPOLOGY": topology})
+    shares = [
+        float(value)
+        for spec in specs.values()
+        for name, value in spec.environ.items()
+        if name.endswith("_GPU_MEMORY_UTILIZATION")
+    ]
+    assert sum(shares) == pytest.approx(0.9)
+
+
+def test_what_the_user_sets_wins(environ: dict[str, str]) -> None:
+    stack, specs = build(
+        environ
+        | {
+            "PAGODA_KVSTORE_GRPC_PORT": "7105",
+            "PAGODA_KVSTORE_CPU_BYTES": "1000000",
+            "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": "mine",
+            "PAGODA_NATS_URL": "nats://nats.internal:4222",
+            "OMP_NUM_THREADS": "4",
+            "PAGODA_DECODE_GPU_MEMORY_UTILIZATION": "0.5",
+        }
+    )
+
+    decode = specs["decode-1"].environ
+    assert stack.api_key == "mine"
+    assert "nats" not in specs
+    assert decode["PAGODA_NATS_URL"] == "nats://nats.internal:4222"
+    assert decode["PAGODA_DECODE_KVSTORE_ENDPOINT"] == "127.0.0.1:7105"
+    assert specs["kvstore"].environ["PAGODA_KVSTORE_CPU_BYTES"] == "1000000"
+    assert decode["PAGODA_DECODE_GPU_MEMORY_UTILIZATION"] == "0.5"
+    assert (decode["OMP_NUM_THREADS"], decode["MKL_NUM_THREADS"]) == ("4", "1")
+
+
+def test_secrets_are_in_no_command_line(environ: dict[str, str]) -> None:
+    _, specs = build(environ)
+    secrets = load_secrets(Path(environ["PAGODA_HOME"]))
+
+    commands = " ".join(word for spec in specs.values() for word in spec.command)
+    assert secrets.nats_token not in commands
+    assert secrets.redis_password not in commands
+    assert (Path(environ["PAGODA_HOME"]) / "nats.conf").stat().st_mode & 0o077 == 0
+
+
+def test_names_of_every_service_are_checked_together(environ: dict[str, str]) -> None:
+    with pytest.raises(SettingsError) as raised:
+        make_plan(environ | {"PAGODA_KVSTORE_CPU_BYTE": "1", "PAGODA_HTTP_PORT": "x"})
+
+    assert len(raised.value.problems) == 2
+    assert "did you mean PAGODA_KVSTORE_CPU_BYTES?" in str(raised.value)
+
+
+def test_the_topology_is_checked_together_with_the_rest(environ: dict[str, str]) -> None:
+    with pytest.raises(SettingsError) as raised:
+        make_plan(environ | {"PAGODA_TOPOLOGY": "disagregated", "PAGODA_HTTP_PORT": "x"})
+
+    assert len(raised.value.problems) == 2
+    assert "PAGODA_TOPOLOGY='disagregated': give disaggregated, aggregated" in str(raised.value)
+
+
+def test_a_missing_model_is_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(ModelFolderError, match="no such folder"):
+        make_plan(environ | {"PAGODA_MODEL": "./nowhere"})

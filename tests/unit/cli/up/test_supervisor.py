@@ -1,0 +1,168 @@
+"""Real child processes, small Python scripts."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pagoda_cli.up.child import ChildSpec
+from pagoda_cli.up.errors import ChildExitedError
+from pagoda_cli.up.supervisor import Supervisor
+
+pytestmark = pytest.mark.slow
+
+FOREVER = "import time; print('up', flush=True); time.sleep(600)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + FOREVER
+LEAVES_CHILD = (
+    f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {FOREVER!r}]); {FOREVER}"
+)
+
+
+def spec(folder: Path, name: str, script: str, stage: int = 0) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        command=(sys.executable, "-S", "-c", script),
+        environ=dict(os.environ),
+        log=folder / f"{name}.log",
+        stop_stage=stage,
+    )
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """A zombie is dead; who reaps it is up to the machine's init."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+async def until(is_true: Callable[[], bool], act: Callable[[], object] = lambda: None) -> None:
+    async with asyncio.timeout(20):
+        while not is_true():
+            act()
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def supervised(*specs: ChildSpec, seconds: float = 5.0):  # type: ignore[no-untyped-def]
+    reports: list[str] = []
+    supervisor = Supervisor(specs, report=reports.append, stage_seconds=[seconds, seconds])
+    supervisor.start()
+    try:
+        await until(lambda: all("up" in s.log.read_text() for s in specs))
+        yield supervisor, reports
+    finally:
+        hurry = asyncio.Event()
+        hurry.set()
+        await supervisor.stop(hurry)
+
+
+async def stop(supervisor: Supervisor, *, hurry: bool = False) -> float:
+    event = asyncio.Event()
+    if hurry:
+        event.set()
+    start = time.monotonic()
+    await supervisor.stop(event)
+    return time.monotonic() - start
+
+
+async def test_who_dies_is_started_again(tmp_path: Path) -> None:
+    async with supervised(spec(tmp_path, "a", FOREVER)) as (supervisor, reports):
+        child = supervisor.children["a"]
+        first = child.pid
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: child.pid not in (None, first), supervisor.keep_running)
+
+        assert child.num_starts == 2
+        assert len(reports) == 1
+        assert "a was killed by SIGKILL; starting it again in 0.25 s" in reports[0]
+
+
+async def test_an_early_end_during_the_start_shows_its_log(tmp_path: Path) -> None:
+    script = "print('up'); print('out of luck', flush=True); raise SystemExit(3)"
+    async with supervised(spec(tmp_path, "a", script)) as (supervisor, _):
+        with pytest.raises(ChildExitedError) as raised:
+            await until(lambda: False, supervisor.check_start)
+
+    assert "a exited with code 3" in str(raised.value)
+    assert "out of luck" in str(raised.value)
+
+
+async def test_stop_ends_everybody_and_their_children(tmp_path: Path) -> None:
+    specs = [spec(tmp_path, "a", LEAVES_CHILD), spec(tmp_path, "b", FOREVER, stage=1)]
+    async with supervised(*specs) as (supervisor, _):
+        parents = [psutil.Process(child.pid) for child in supervisor.children.values()]
+        everybody = [*parents, *parents[0].children(recursive=True)]
+        assert len(everybody) == 3
+        await stop(supervisor)
+
+        await until(lambda: not any(is_alive(process) for process in everybody))
+
+
+async def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    async with supervised(spec(tmp_path, "a", STUBBORN), seconds=0.2) as (supervisor, _):
+        seconds = await stop(supervisor)
+
+        assert not supervisor.children["a"].is_running
+        assert 0.2 <= seconds < 5
+
+
+async def test_hurry_kills_at_once(tmp_path: Path) -> None:
+    async with supervised(spec(tmp_path, "a", STUBBORN), seconds=60) as (supervisor, _):
+        assert await stop(supervisor, hurry=True) < 5
+
+
+async def test_stages_stop_one_after_the_other(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    script = f"""
+import signal, sys, time
+def end(*_):
+    time.sleep(0.1)
+    with open({str(ended)!r}, 'a') as file: file.write(sys.argv[-1])
+    sys.exit()
+signal.signal(signal.SIGTERM, end); print('up', flush=True); time.sleep(600)
+"""
+    specs = [
+        spec(tmp_path, "b", script.replace("sys.argv[-1]", "'b'"), stage=1),
+        spec(tmp_path, "a", script.replace("sys.argv[-1]", "'a'"), stage=0),
+    ]
+    async with supervised(*specs) as (supervisor, _):
+        await stop(supervisor)
+
+    assert ended.read_text() == "ab"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_nobody_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+    script = f"""
+import asyncio, os, sys
+from pathlib import Path
+from pagoda_cli.up.child import ChildSpec
+from pagoda_cli.up.supervisor import Supervisor
+specs = [ChildSpec(n, (sys.executable, "-S", "-c", {STUBBORN!r}), dict(os.environ),
+                   Path({str(tmp_path)!r}) / n) for n in "ab"]
+supervisor = Supervisor(specs, report=print)
+supervisor.start()
+print(*(child.pid for child in supervisor.children.values()), flush=True)
+asyncio.run(supervisor.run(asyncio.Event()))
+"""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environ
+    )
+    assert process.stdout is not None
+    children = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+    process.kill()
+    process.communicate()
+
+    deadline = time.monotonic() + 10
+    while any(is_alive(child) for child in children) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [is_alive(child) for child in children] == [False, False]

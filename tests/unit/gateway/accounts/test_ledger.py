@@ -1,0 +1,146 @@
+"""Usage counts once, keys are stored hashed, names find requests."""
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from pagoda.rpc.v1.generate_pb2 import CachedTokens
+from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
+from pagoda_gateway.accounts.keys import Authenticator
+from pagoda_gateway.accounts.ledger import Ledger, open_ledger
+from pagoda_gateway.accounts.receipts import Receipts
+from pagoda_gateway.errors import AuthenticationError, NotFoundError
+
+
+@pytest_asyncio.fixture
+async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
+    async with open_ledger(f"sqlite:///{tmp_path}/home/ledger.sqlite3") as opened:
+        yield opened
+
+
+def opened(request_id: str, tenant: str = "t") -> UsageRecord:
+    return UsageRecord(
+        open=UsageOpen(
+            request_id=request_id,
+            tenant=tenant,
+            object_id=f"chatcmpl-{request_id}",
+            model="m",
+            endpoint="completions",
+            num_prompt_tokens=10,
+            opened_unix_seconds=5,
+        )
+    )
+
+
+def closed(request_id: str, num_output_tokens: int = 3) -> UsageRecord:
+    return UsageRecord(
+        close=UsageClose(
+            request_id=request_id,
+            num_prompt_tokens=10,
+            num_output_tokens=num_output_tokens,
+            cached=CachedTokens(device=4, nvme=2),
+            finish_reasons=["stop"],
+            outcome="finished",
+            closed_unix_seconds=6,
+            num_attempts=1,
+            worker_ids=["w"],
+            gateway_route_ms=1.5,
+        )
+    )
+
+
+async def test_replay_in_any_order_changes_nothing(ledger: Ledger) -> None:
+    records = [make(str(i)) for i in range(20) for make in (opened, closed)]
+    rng = random.Random(3)
+    for _ in range(3):
+        rng.shuffle(records)
+        for start in range(0, len(records), 7):
+            await ledger.apply(records[start : start + 7])
+    assert await ledger.totals("t") == (200, 60)
+
+
+async def test_a_second_close_is_not_billed(ledger: Ledger) -> None:
+    await ledger.apply([opened("r"), closed("r", 3), closed("r", 9)])
+    assert await ledger.totals("t") == (10, 3)
+
+
+async def test_ledger_keeps_its_data(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.sqlite3"
+    async with open_ledger(url) as first:
+        await first.apply([opened("r"), closed("r")])
+    async with open_ledger(url) as second:
+        assert await second.totals("t") == (10, 3)
+
+
+async def test_key_is_found_by_secret_only_and_never_stored(ledger: Ledger, tmp_path: Path) -> None:
+    key_id, secret = await ledger.create_key("t", "laptop")
+    authenticator = Authenticator(ledger)
+    key = await authenticator.authenticate(f"Bearer {secret}")
+    assert (key.tenant, key.api_key_id) == ("t", key_id)
+    files = b"".join(path.read_bytes() for path in (tmp_path / "home").iterdir())
+    assert secret.encode() not in files
+
+
+async def test_storing_a_key_again_keeps_its_id(ledger: Ledger) -> None:
+    first, _ = await ledger.create_key("t", "a", "sk-same")
+    second, _ = await ledger.create_key("t", "b", "sk-same")
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Bearer ", "Basic abc", "Bearer sk-wrong", "Bearer " + "x" * 9999],
+)
+async def test_no_valid_key(ledger: Ledger, header: str | None) -> None:
+    with pytest.raises(AuthenticationError):
+        await Authenticator(ledger).authenticate(header)
+
+
+async def test_revoked_key_works_no_longer_than_it_is_remembered(ledger: Ledger) -> None:
+    now = 0.0
+    authenticator = Authenticator(ledger, clock=lambda: now)
+    key_id, secret = await ledger.create_key("t", "laptop")
+    await authenticator.authenticate(f"Bearer {secret}")
+    assert await ledger.revoke_key(key_id)
+    assert not await ledger.revoke_key(key_id)
+    now = 11.0
+    with pytest.raises(AuthenticationError):
+        await authenticator.authenticate(f"Bearer {secret}")
+
+
+@pytest.mark.parametrize("name", ["r", "chatcmpl-r", "my-id"])
+async def test_receipt_by_any_of_its_names(ledger: Ledger, name: str) -> None:
+    await ledger.apply([opened("r"), closed("r")])
+    await ledger.name_request("t", "my-id", "r")
+    receipt = await Receipts(ledger, wait_seconds=0).get("t", name)
+    assert receipt["status"] == "closed"
+    assert receipt["cached_tokens"] == {"total": 6, "device": 4, "cpu": 0, "nvme": 2}
+    assert receipt["stages_ms"]["route"] == 1.5
+    assert (receipt["prompt_tokens"], receipt["output_tokens"]) == (10, 3)
+
+
+@pytest.mark.parametrize("name", ["r", "chatcmpl-r", "my-id"])
+async def test_another_tenants_receipt_does_not_exist(ledger: Ledger, name: str) -> None:
+    await ledger.apply([opened("r"), closed("r")])
+    await ledger.name_request("t", "my-id", "r")
+    with pytest.raises(NotFoundError):
+        await Receipts(ledger, wait_seconds=0).get("other", name)
+
+
+async def test_open_receipt_has_no_numbers(ledger: Ledger) -> None:
+    await ledger.apply([opened("r")])
+    receipt = await Receipts(ledger, wait_seconds=0).get("t", "r")
+    assert receipt["status"] == "open"
+    assert "output_tokens" not in receipt
+
+
+async def test_client_name_used_twice_means_the_last_request(ledger: Ledger) -> None:
+    later = opened("b")
+    later.open.opened_unix_seconds = 50
+    await ledger.apply([opened("a"), later])
+    await ledger.name_request("t", "same", "a")
+    await ledger.name_request("t", "same", "b")
+    assert (await Receipts(ledger, wait_seconds=0).get("t", "same"))["request_id"] == "b"

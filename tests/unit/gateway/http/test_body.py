@@ -1,0 +1,80 @@
+"""Bodies: what is wrong is named, however wrong it is."""
+
+import orjson
+import pytest
+
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.http.body import parse_body
+from pagoda_gateway.openai.schemas.chat import ChatBody
+
+GOOD = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
+def fails(raw: bytes) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_body(raw, ChatBody)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[1]", b"1", b"null", b'"text"', b'{"a": "\xff"}', b'{"a": "\\ud800"}', b"NaN"],
+)
+def test_no_json_object(raw: bytes) -> None:
+    assert fails(raw).status == 400
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named", "limit"),
+    [
+        ("temperature", -0.1, "temperature", "0"),
+        ("temperature", 2.1, "temperature", "2"),
+        ("temperature", "hot", "temperature", "number"),
+        ("temperature", True, "temperature", "number"),
+        ("top_p", 0, "top_p", "0"),
+        ("top_p", 1.5, "top_p", "1"),
+        ("min_p", 1.5, "min_p", "1"),
+        ("frequency_penalty", 2.5, "frequency_penalty", "2"),
+        ("presence_penalty", -3, "presence_penalty", "-2"),
+        ("repetition_penalty", 0, "repetition_penalty", "0"),
+        ("max_tokens", 0, "max_tokens", "1"),
+        ("max_completion_tokens", -1, "max_completion_tokens", "1"),
+        ("seed", 2**63, "seed", str(2**63 - 1)),
+        ("seed", 2**70, "seed", "integer"),
+        ("top_logprobs", 21, "top_logprobs", "20"),
+        ("n", "two", "n", "integer"),
+        ("messages", [], "messages", "1"),
+        ("messages", "hello", "messages", "list"),
+        ("messages", [{"content": "x"}], "messages[0].role", "required"),
+        ("stream", "yes", "stream", "boolean"),
+        ("logit_bias", [1], "logit_bias", "dictionary"),
+        ("model", 5, "model", "string"),
+    ],
+)
+def test_names_field_value_and_limit(field: str, value: object, named: str, limit: str) -> None:
+    error = fails(
+        orjson.dumps({**GOOD, field: value})
+        if not isinstance(value, int) or abs(value) < 2**64
+        else b'{"model":"m","messages":[{"role":"user","content":"x"}],"%s":%d}'
+        % (field.encode(), value)
+    )
+    assert error.param == named
+    assert f"'{named}'" in str(error)
+    assert limit in str(error)
+
+
+def test_unknown_fields_are_ignored() -> None:
+    body = parse_body(orjson.dumps({**GOOD, "new_field": {"a": 1}}), ChatBody)
+    assert body.model == "m"
+
+
+def test_many_problems_make_a_small_error() -> None:
+    messages = [{"role": 5, "content": "x" * 2000} for _ in range(5000)]
+    error = fails(orjson.dumps({**GOOD, "messages": messages}))
+    assert len(orjson.dumps(error.body())) < 32_000
+    assert "4995 more" in str(error)
+
+
+def test_long_values_are_cut() -> None:
+    error = fails(orjson.dumps({**GOOD, "temperature": "x" * 100_000}))
+    assert len(str(error)) < 1000

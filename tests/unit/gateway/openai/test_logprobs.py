@@ -1,0 +1,51 @@
+"""Log probabilities in OpenAI's two shapes."""
+
+import math
+
+import orjson
+
+from pagoda.rpc.v1.generate_pb2 import PositionLogprobs, TokenLogprob
+from pagoda_gateway.openai.logprobs import LEAST, LogprobFormat
+from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+
+def position(token_id: int, logprob: float, *tops: tuple[int, float]) -> PositionLogprobs:
+    return PositionLogprobs(
+        chosen=TokenLogprob(token_id=token_id, logprob=logprob),
+        top=[TokenLogprob(token_id=i, logprob=value) for i, value in tops],
+    )
+
+
+def test_chat_shape(tokenizer: ModelTokenizer) -> None:
+    made = LogprobFormat(tokenizer, tokens_as_ids=False).chat(
+        [position(69, -1, (69, -1), (70, -2))], 1
+    )
+    assert made == {
+        "content": [
+            {"token": "a", "logprob": -1.0, "bytes": [97],
+             "top_logprobs": [{"token": "a", "logprob": -1.0, "bytes": [97]}]}
+        ],
+        "refusal": None,
+    }  # fmt: skip
+
+
+def test_completion_shape_adds_the_chosen_token(tokenizer: ModelTokenizer) -> None:
+    shape = LogprobFormat(tokenizer, tokens_as_ids=False, offset=3)
+    first = shape.completion([position(69, -3, (70, -1)), position(70, -1, (70, -1))], 1)
+    assert first["tokens"] == ["a", "b"]
+    assert first["top_logprobs"] == [{"b": -1.0, "a": -3.0}, {"b": -1.0}]
+    assert first["text_offset"] == [3, 4]
+    assert shape.completion([position(69, -1)], 0)["text_offset"] == [5]
+
+
+def test_no_infinity_and_no_nan(tokenizer: ModelTokenizer) -> None:
+    made = LogprobFormat(tokenizer, tokens_as_ids=False).chat(
+        [position(69, -math.inf, (70, math.nan))], 5
+    )
+    entry = orjson.loads(orjson.dumps(made))["content"][0]
+    assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (LEAST, LEAST)
+
+
+def test_tokens_as_ids(tokenizer: ModelTokenizer) -> None:
+    made = LogprobFormat(tokenizer, tokens_as_ids=True).chat([position(42, -1)], 0)
+    assert made["content"][0]["token"] == "token_id:42"

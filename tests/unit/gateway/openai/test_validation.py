@@ -1,0 +1,137 @@
+"""Ranges that need the model or several fields."""
+
+from typing import Any
+
+import pytest
+
+from pagoda_gateway.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    UnsupportedFieldError,
+)
+from pagoda_gateway.openai.schemas.sampling import GenerationBody
+from pagoda_gateway.openai.validation import (
+    output_budget,
+    output_options,
+    sampling_params,
+    sequence_seed,
+)
+from pagoda_gateway.sequences.catalog import ServedModel
+
+
+def body(**fields: Any) -> GenerationBody:
+    return GenerationBody.model_validate({"model": "tiny", **fields})
+
+
+@pytest.mark.parametrize("n", [0, -1, 17])
+def test_n_within_the_limit(n: int) -> None:
+    with pytest.raises(InvalidRequestError, match="1 to 16"):
+        output_options(body(n=n), num_logprobs=None, max_n=16)
+
+
+@pytest.mark.parametrize("stop", [5, ["a", 5], ["a"] * 5, [""], "", ["x" * 1025], {"a": 1}])
+def test_bad_stop_strings(stop: object) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        output_options(body(stop=stop), num_logprobs=None, max_n=1)
+    assert caught.value.param == "stop"
+
+
+def test_stop_may_be_a_string_or_a_list() -> None:
+    assert output_options(body(stop="a"), num_logprobs=None, max_n=1).stops == ("a",)
+    assert output_options(body(stop=["a", "b"]), num_logprobs=None, max_n=1).stops == ("a", "b")
+
+
+def test_stream_options_need_a_stream() -> None:
+    with pytest.raises(InvalidRequestError, match="stream_options"):
+        output_options(body(stream_options={}), num_logprobs=None, max_n=1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_logprobs": 0},
+        {"use_beam_search": True},
+        {"structured_outputs": {"regex": "a"}},
+        {"guided_json": {}},
+        {"bad_words": ["x"]},
+        {"response_format": {"type": "json_object"}},
+    ],
+)
+def test_fields_that_would_change_the_answer_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedFieldError):
+        output_options(body(**fields), num_logprobs=None, max_n=1)
+
+
+def test_harmless_values_of_refused_fields_pass() -> None:
+    fields = {"use_beam_search": False, "response_format": {"type": "text"}}
+    assert output_options(body(**fields), num_logprobs=None, max_n=1).num_choices == 1
+
+
+def test_defaults_are_openais(model: ServedModel) -> None:
+    params = sampling_params(body(), model, max_tokens=5, num_logprobs=None)
+    assert (params.temperature, params.top_p, params.repetition_penalty) == (1, 1, 1)
+    assert (params.top_k, params.min_p, params.max_tokens) == (0, 0, 5)
+    assert not params.HasField("num_logprobs")
+
+
+def test_top_k_minus_one_is_off(model: ServedModel) -> None:
+    assert sampling_params(body(top_k=-1), model, max_tokens=5, num_logprobs=0).top_k == 0
+
+
+def test_what_the_gateway_lets_through_an_engine_takes(model: ServedModel) -> None:
+    assert sampling_params(body(top_k=2**31 - 1), model, max_tokens=5, num_logprobs=0).top_k > 0
+    with pytest.raises(ValueError, match="top_k"):
+        body(top_k=2**31)
+
+
+def test_logit_bias_names_every_bad_key(model: ServedModel) -> None:
+    bias = {"5": 1, "300": 1, "x": 1, "-1": 1, "7": 101, "8": "much", "9": True}
+    with pytest.raises(InvalidRequestError) as caught:
+        sampling_params(body(logit_bias=bias), model, max_tokens=5, num_logprobs=None)
+    for part in ("300", "267", "'x'", "'-1'", "101", "'much'", "of token 9"):
+        assert part in str(caught.value)
+
+
+def test_stop_token_ids_are_in_the_vocabulary(model: ServedModel) -> None:
+    with pytest.raises(InvalidRequestError, match="267"):
+        sampling_params(body(stop_token_ids=[3, 267]), model, max_tokens=5, num_logprobs=None)
+
+
+def test_min_tokens_within_max_tokens(model: ServedModel) -> None:
+    with pytest.raises(InvalidRequestError, match="min_tokens"):
+        sampling_params(body(min_tokens=6), model, max_tokens=5, num_logprobs=None)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "wanted", "default", "budget"),
+    [(90, None, None, 10), (90, None, 16, 10), (10, None, 16, 16), (90, 10, None, 10)],
+)
+def test_output_budget(
+    model: ServedModel, num_prompt: int, wanted: int | None, default: int | None, budget: int
+) -> None:
+    assert output_budget(num_prompt, wanted, default, model) == budget
+
+
+@pytest.mark.parametrize(("num_prompt", "wanted"), [(100, None), (90, 11), (5000, 1)])
+def test_more_than_the_context_is_refused(
+    model: ServedModel, num_prompt: int, wanted: int | None
+) -> None:
+    with pytest.raises(ContextLengthError, match="100") as caught:
+        output_budget(num_prompt, wanted, None, model)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_first_choice_uses_the_seed_itself() -> None:
+    assert sequence_seed(7, sequence_index=0, num_choices=3) == 7
+    assert sequence_seed(7, sequence_index=3, num_choices=3) == 7  # of the next prompt
+    assert sequence_seed(-1, sequence_index=0, num_choices=1) == 2**64 - 1
+
+
+def test_choices_have_different_seeds_that_repeat() -> None:
+    seeds = [sequence_seed(7, sequence_index=i, num_choices=4) for i in range(4)]
+    assert len(set(seeds)) == 4
+    assert seeds == [sequence_seed(7, sequence_index=i, num_choices=4) for i in range(4)]
+
+
+def test_without_a_seed_each_draw_is_new() -> None:
+    assert len({sequence_seed(None, sequence_index=0, num_choices=1) for _ in range(8)}) == 8

@@ -1,0 +1,90 @@
+"""Templates render as in Hugging Face, in a sandbox."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_tokenizer import write_model_folder
+from transformers import PreTrainedTokenizerFast
+
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+CHAT = [
+    {"role": "system", "content": "Be <brief> & kind."},
+    {"role": "user", "content": " What? "},
+    {"role": "assistant", "content": "That."},
+]
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "é & <x>"}}]
+LOOPING = (
+    "{%- for m in messages %}\n  {%- if loop.index > 2 %}{% break %}{% endif %}\n"
+    "{% generation %}[{{ m.role }}]{{ m.content | trim }}{% endgeneration %}\n{%- endfor %}"
+    "{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{{ eos_token }}"
+)
+
+
+@pytest.mark.parametrize("source", [None, LOOPING])
+@pytest.mark.parametrize("options", [{}, {"tools": TOOLS}, {"add_generation_prompt": True}])
+def test_renders_as_the_reference(
+    tmp_path: Path, source: str | None, options: dict[str, Any]
+) -> None:
+    folder = write_model_folder(tmp_path, **({"chat_template": source} if source else {}))
+    reference = PreTrainedTokenizerFast.from_pretrained(folder)
+    template = ChatTemplate.load(folder, ModelTokenizer.load(folder).special_tokens)
+    assert template is not None
+    wanted = reference.apply_chat_template(CHAT, tokenize=False, **options)
+    assert template.render(CHAT, **{"add_generation_prompt": False, **options}) == wanted
+
+
+def test_continue_final_message_as_the_reference(model_folder: Path) -> None:
+    reference = PreTrainedTokenizerFast.from_pretrained(model_folder)
+    template = ChatTemplate.load(model_folder, ModelTokenizer.load(model_folder).special_tokens)
+    assert template is not None
+    wanted = reference.apply_chat_template(CHAT, tokenize=False, continue_final_message=True)
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    assert template.render(CHAT, **options) == wanted
+    assert wanted.endswith("That.")
+
+
+def test_jinja_file_wins(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path)
+    (folder / "chat_template.jinja").write_text("from the file")
+    template = ChatTemplate.load(folder, {})
+    assert template is not None
+    assert template.render(CHAT) == "from the file"
+
+
+def test_model_without_template(tmp_path: Path) -> None:
+    assert ChatTemplate.load(write_model_folder(tmp_path, chat_template=None), {}) is None
+
+
+def test_raise_exception_names_the_reason() -> None:
+    template = ChatTemplate("{{ raise_exception('only two roles') }}", {})
+    with pytest.raises(InvalidRequestError, match="only two roles"):
+        template.render(CHAT)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ missing.field }}",
+    ],
+)
+def test_sandbox_refuses(source: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        ChatTemplate(source, {}).render(CHAT)
+
+
+def test_variables_and_date() -> None:
+    template = ChatTemplate(
+        "{{ strftime_now('%Y') }} {{ mood }} {{ messages | length }}",
+        {},
+        now=lambda: datetime(2031, 1, 1),
+    )
+    # A client's variables never replace the messages.
+    assert template.render(CHAT, variables={"mood": "calm", "messages": []}) == "2031 calm 3"

@@ -1,0 +1,231 @@
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from support.router_workers import POLICY, decode, make_request, prefill
+
+from pagoda_router.placement.candidate import PrefixMatch, RouteOutcome
+from pagoda_router.placement.planner import Policy, compare
+from pagoda_router.workers.pending_load import InFlight
+from pagoda_router.workers.worker import Charge, Worker
+
+AUTO = Policy("auto", 10, 2.0, 1.5, 4)
+
+
+def names(workers: list[Worker], policy: Policy = POLICY, **changes: Any) -> tuple[str, str]:
+    comparison = compare(make_request(**changes), workers, {}, policy)
+    assert comparison.chosen is not None
+    return comparison.chosen.decode_worker_id, comparison.chosen.prefill_worker_id
+
+
+def test_cost_is_ttft_plus_expected_tokens() -> None:
+    comparison = compare(make_request(160), [prefill("p"), decode("d")], {}, POLICY)
+    chosen = comparison.chosen
+    assert chosen is not None
+    # 160 ms to compute, 10 blocks to move; a step takes 10 + 2 + 1.6
+    assert (chosen.compute_ms, chosen.transfer_ms) == (160.0, 10.0)
+    assert chosen.ttft_ms == 170.0
+    assert chosen.tpot_ms == pytest.approx(13.6)
+    assert chosen.cost_ms == pytest.approx(170 + 136)
+
+
+def test_short_outputs_count_as_short() -> None:
+    request = make_request(160, max_tokens=2)
+    comparison = compare(request, [prefill("p"), decode("d")], {}, POLICY)
+    assert comparison.candidates[0].cost_ms == pytest.approx(170 + 2 * 13.6)
+
+
+def test_prefix_wins_over_an_idle_worker() -> None:
+    workers = [prefill("cold"), prefill("warm", num_waiting_tokens=50), decode("d")]
+    comparison = compare(make_request(160), workers, {"warm": PrefixMatch(8, 8)}, POLICY)
+    assert comparison.candidates[0].prefill_worker_id == "warm"
+    assert comparison.margin_ms == pytest.approx(160 - (50 + 32))
+
+
+def test_load_wins_over_a_prefix_once_the_queue_costs_more() -> None:
+    workers = [prefill("cold"), prefill("warm", num_waiting_tokens=200), decode("d")]
+    comparison = compare(make_request(160), workers, {"warm": PrefixMatch(8, 8)}, POLICY)
+    assert comparison.candidates[0].prefill_worker_id == "cold"
+
+
+def test_decode_worker_that_holds_the_prefix_saves_the_transfer() -> None:
+    workers = [prefill("p"), decode("d1"), decode("d2")]
+    comparison = compare(make_request(160), workers, {"d2": PrefixMatch(9, 9)}, POLICY)
+    assert comparison.candidates[0].decode_worker_id == "d2"
+    assert comparison.candidates[0].transfer_ms == pytest.approx(1.0)
+
+
+def test_off_sends_every_prompt_through_a_prefill_worker() -> None:
+    workers = [prefill("p", num_waiting_tokens=3000), decode("d")]
+    comparison = compare(make_request(), workers, {"d": PrefixMatch(9, 9)}, POLICY)
+    assert [c.prefill_worker_id for c in comparison.candidates] == ["p"]
+
+
+def test_auto_prefills_locally_where_that_is_faster() -> None:
+    assert names([prefill("p", num_waiting_tokens=500), decode("d")], AUTO) == ("d", "")
+    assert names([prefill("p"), decode("d", num_waiting_tokens=500)], AUTO) == ("d", "p")
+
+
+@pytest.mark.parametrize(
+    "prefill_worker",
+    [
+        None,
+        prefill("p", is_ready=False),
+        prefill("p", kv_identity=b"other-identity-0"),
+        prefill("p", model="other"),
+    ],
+)
+def test_without_a_usable_prefill_worker_decode_prefills(prefill_worker: Worker | None) -> None:
+    workers = [decode("d"), *([prefill_worker] if prefill_worker else [])]
+    assert names(workers) == ("d", "")
+
+
+def test_excluded_prefill_worker_leaves_local_prefill() -> None:
+    workers = [prefill("p"), decode("d")]
+    assert names(workers, excluded_worker_ids=frozenset({"p"})) == ("d", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"is_ready": False}, "draining"),
+        ({"kv_identity": b"other-identity-0"}, "kv_identity"),
+        ({"max_model_len": 100}, "max_model_len is 100, the prompt needs 161"),
+        ({"num_blocks": 5}, "KV pool holds 80 tokens, the prompt needs 161"),
+        ({"block_size": 0}, "block_size of 0"),
+    ],
+)
+def test_unusable_workers_are_listed_with_the_reason(
+    changes: dict[str, object], reason: str
+) -> None:
+    comparison = compare(make_request(160), [decode("bad", **changes), decode("ok")], {}, POLICY)
+    assert comparison.candidates[0].decode_worker_id == "ok"
+    assert comparison.candidates[1].decode_worker_id == "bad"
+    assert reason in comparison.candidates[1].reason
+
+
+def test_excluded_worker_is_ruled_out() -> None:
+    request = make_request(excluded_worker_ids=frozenset({"d1"}))
+    comparison = compare(request, [decode("d1"), decode("d2")], {}, POLICY)
+    assert comparison.candidates[0].decode_worker_id == "d2"
+    assert comparison.candidates[1].reason == "failed this request before"
+
+
+def test_no_worker_says_why() -> None:
+    comparison = compare(make_request(), [decode("d", is_ready=False)], {}, POLICY)
+    assert comparison.outcome is RouteOutcome.NO_WORKER
+    assert "d: draining" in comparison.message
+    assert compare(make_request(), [], {}, POLICY).message.endswith("none is alive")
+
+
+def test_prefill_worker_alone_is_no_plan() -> None:
+    assert compare(make_request(), [prefill("p")], {}, POLICY).outcome is RouteOutcome.NO_WORKER
+
+
+def test_full_queues_are_overload_with_the_predicted_wait() -> None:
+    full = {"num_running": 8, "num_waiting": 16}
+    slow = decode("slow", **full, num_context_tokens=10_000)
+    comparison = compare(make_request(), [decode("d", **full), slow], {}, POLICY)
+    assert comparison.outcome is RouteOutcome.OVERLOADED
+    # 17 must finish; a step takes 10 + 2 * 8 = 26 ms; a place is free every 10 / 8 steps
+    assert comparison.retry_after_seconds == pytest.approx(max(1.0, 17 * 10 * 26 / 8 / 1000))
+    assert comparison.candidates[0].reason == "queue full: 16 of 16 waiting"
+    assert comparison.chosen is None
+
+
+def test_full_prefill_queue_is_overload_when_local_prefill_is_off() -> None:
+    workers = [prefill("p", num_waiting=16, num_waiting_tokens=4000), decode("d")]
+    comparison = compare(make_request(), workers, {}, POLICY)
+    assert comparison.outcome is RouteOutcome.OVERLOADED
+    assert comparison.retry_after_seconds == pytest.approx(4.0)
+    assert compare(make_request(), workers, {}, AUTO).outcome is RouteOutcome.PLACED
+
+
+def test_equal_costs_are_broken_by_the_prompt_not_by_the_name() -> None:
+    workers = [decode(f"d{i}") for i in range(4)]
+    first = names(workers)
+    assert all(names(random.Random(i).sample(workers, 4)) == first for i in range(5))
+    chosen = Counter(
+        names(workers, block_hashes=(random.Random(i).randbytes(16),)) for i in range(100)
+    )
+    assert len(chosen) == 4
+
+
+def test_many_workers_make_at_most_64_candidates() -> None:
+    workers = [prefill(f"p{i}") for i in range(40)] + [decode(f"d{i}") for i in range(40)]
+    assert len(compare(make_request(), workers, {}, POLICY).candidates) == 64
+
+
+def test_cheapest_pair_is_found_among_many_workers() -> None:
+    workers = [prefill(f"p{i}", num_waiting_tokens=1000 - i) for i in range(40)]
+    workers += [decode(f"d{i}", num_context_tokens=4000 - 100 * i) for i in range(40)]
+    assert names(workers) == ("d39", "p39")
+
+
+def spread(
+    num_requests: int, workers: list[Worker], matches: dict[str, PrefixMatch]
+) -> Counter[str]:
+    """Place requests one after another with no heartbeat in between."""
+    in_flight = InFlight(settle_seconds=0.1, max_seconds=1.0, clock=lambda: 0.0)
+    chosen: Counter[str] = Counter()
+    for _ in range(num_requests):
+        loaded = [worker.plus(in_flight.charge(worker.worker_id)) for worker in workers]
+        comparison = compare(make_request(160), loaded, matches, POLICY)
+        assert comparison.chosen is not None
+        for worker_id in (
+            comparison.chosen.decode_worker_id,
+            comparison.chosen.prefill_worker_id,
+        ):
+            chosen[worker_id] += 1
+            in_flight.add(worker_id, Charge(num_sequences=1, num_prefill_tokens=16))
+    return chosen
+
+
+def test_hot_prefix_spreads_instead_of_herding() -> None:
+    workers = [decode("d", max_num_seqs=64)]
+    workers += [prefill(f"p{i}", max_num_seqs=64) for i in range(4)]
+    chosen = spread(32, workers, {"p0": PrefixMatch(9, 9)})
+    # a share is 8; nobody takes more than 1.5 times that
+    assert max(chosen[f"p{i}"] for i in range(4)) <= 13
+    assert min(chosen[f"p{i}"] for i in range(4)) >= 4
+
+
+def test_burst_within_one_heartbeat_spreads_evenly() -> None:
+    workers = [prefill("p", max_num_seqs=64), *(decode(f"d{i}") for i in range(4))]
+    chosen = spread(16, workers, {})
+    assert {chosen[f"d{i}"] for i in range(4)} == {4}
+
+
+def test_share_follows_capacity() -> None:
+    workers = [decode("small", max_num_seqs=4, num_running=4, max_num_waiting=64)]
+    workers += [decode("large", max_num_seqs=28, num_running=6)]
+    comparison = compare(make_request(), workers, {"small": PrefixMatch(9, 9)}, POLICY)
+    assert comparison.candidates[0].decode_worker_id == "large"
+    assert "over its share: 4 sequences, bound 4" in comparison.candidates[1].reason
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_choice_is_the_cheapest_of_every_pair(seed: int) -> None:
+    rng = random.Random(seed)
+    workers = [
+        make(
+            f"{kind}{i}",
+            num_waiting_tokens=rng.randrange(500),
+            num_context_tokens=rng.randrange(5000),
+            num_running=rng.randrange(4),
+        )
+        for kind, make in (("p", prefill), ("d", decode))
+        for i in range(4)
+    ]
+    matches = {
+        w.worker_id: PrefixMatch(n := rng.randrange(8), n + rng.randrange(3)) for w in workers
+    }
+    best = compare(make_request(160), workers, matches, AUTO).candidates[0]
+    alone = [
+        compare(make_request(160), pair, matches, AUTO).candidates[0]
+        for d in workers[4:]
+        for pair in ([d], *([d, p] for p in workers[:4]))
+    ]
+    allowed = [candidate for candidate in alone if not candidate.reason]
+    assert best.cost_ms == pytest.approx(min(candidate.cost_ms for candidate in allowed))

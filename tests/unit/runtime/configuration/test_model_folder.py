@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+
+from pagoda_runtime.configuration.model_folder import find_demo_model
+from pagoda_runtime.configuration.settings import CommonSettings, resolve_model_folder
+from pagoda_runtime.errors import ModelFolderError
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def make_model(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m")
+
+    assert resolve_model_folder(CommonSettings(model=str(folder))) == folder
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match=r"no config\.json"):
+        resolve_model_folder(CommonSettings(model=str(tmp_path)))
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match="no such folder"):
+        resolve_model_folder(CommonSettings(model=str(tmp_path / "nothing")))
+
+
+def test_a_hub_name_is_found_in_the_cache(hub: Path) -> None:
+    folder = make_model(hub / "models--owner--tiny" / "snapshots" / "abc")
+    (hub / "models--owner--tiny" / "refs").mkdir()
+    (hub / "models--owner--tiny" / "refs" / "main").write_text("abc\n")
+
+    assert resolve_model_folder(CommonSettings(model="owner/tiny")) == folder
+    assert resolve_model_folder(CommonSettings(model="owner/tiny@abc")) == folder
+
+
+def test_a_hub_name_that_is_not_cached_says_how_to_fetch_it(hub: Path) -> None:
+    with pytest.raises(ModelFolderError, match="hf download owner/tiny"):
+        resolve_model_folder(CommonSettings(model="owner/tiny"))
+
+
+def test_the_demo_model_is_found_above(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "demo" / "model")
+    inside = tmp_path / "a" / "b"
+    inside.mkdir(parents=True)
+
+    assert find_demo_model(inside) == folder

@@ -1,0 +1,57 @@
+import asyncio
+import json
+
+import httpx
+
+from pagoda_runtime.process.health import Health, health_server
+
+
+async def get(port: int, path: str) -> httpx.Response:
+    async with httpx.AsyncClient() as client:
+        return await client.get(f"http://127.0.0.1:{port}{path}", timeout=5)
+
+
+def test_nothing_known_is_not_ready() -> None:
+    assert not Health().is_ready
+
+
+def test_ready_needs_every_component() -> None:
+    health = Health()
+    health.set_ready("bus", True)
+    health.set_ready("model", False, "loading")
+    assert not health.is_ready
+
+    health.set_ready("model", True)
+    assert health.is_ready
+
+
+def test_stopping_is_not_ready() -> None:
+    health = Health()
+    health.set_ready("bus", True)
+    health.set_stopping()
+
+    assert not health.is_ready
+
+
+async def test_the_server_answers() -> None:
+    health = Health()
+    health.set_ready("bus", False, "no NATS")
+    async with health_server(health, host="127.0.0.1", port=0) as port:
+        assert (await get(port, "/healthz")).status_code == 200
+        not_ready = await get(port, "/readyz")
+        assert not_ready.status_code == 503
+        assert not_ready.json()["components"]["bus"] == {"ready": False, "detail": "no NATS"}
+        health.set_ready("bus", True)
+        assert (await get(port, "/readyz?verbose")).status_code == 200
+        assert "pagoda_bus_reconnects_total" in (await get(port, "/metrics")).text
+        assert (await get(port, "/other")).status_code == 404
+
+
+async def test_nonsense_does_not_stop_the_server() -> None:
+    async with health_server(Health(), host="127.0.0.1", port=0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"x" * 10_000)
+        await reader.read()
+        writer.close()
+
+        assert json.loads((await get(port, "/healthz")).content) == {"alive": True}

@@ -1,0 +1,154 @@
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from support.otlp_sink import otlp_sink
+from support.servers import free_port
+
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.telemetry.span_file import SpanFileExporter
+from pagoda_runtime.telemetry.tracing import (
+    attached,
+    extract,
+    inject,
+    record_span,
+    setup_telemetry,
+    shutdown_telemetry,
+    tracer,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", raising=False)
+    yield
+    shutdown_telemetry()
+
+
+def read_spans(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in folder.iterdir() for line in file.read_text().splitlines()]
+
+
+def test_without_set_up_nothing_is_recorded() -> None:
+    headers: dict[str, str] = {}
+    with tracer().start_as_current_span("a"):
+        inject(headers)
+
+    assert headers == {}
+    assert extract(None) == extract({}) == Context()
+
+
+def test_context_survives_headers(tmp_path: Path) -> None:
+    setup_telemetry("gateway", CommonSettings(trace_dir=tmp_path), instance_id="g1")
+    headers: dict[str, str] = {}
+    with tracer().start_as_current_span("a") as span:
+        inject(headers)
+
+    context = extract(headers)
+
+    assert trace.get_current_span(context).get_span_context().trace_id == (
+        span.get_span_context().trace_id
+    )
+
+
+def test_spans_go_to_a_file(tmp_path: Path) -> None:
+    setup_telemetry("gateway", CommonSettings(trace_dir=tmp_path), instance_id="g1")
+    with tracer().start_as_current_span("parent", attributes={"n": 1, "list": [1, 2]}) as parent:
+        parent.add_event("happened", {"x": "y"})
+        record_span("child", start_seconds=100.0, end_seconds=101.5, attributes={"k": "v"})
+    shutdown_telemetry()
+
+    spans = {span["name"]: span for span in read_spans(tmp_path)}
+    assert (tmp_path / "gateway-g1.jsonl").is_file()
+    assert spans["child"]["trace_id"] == spans["parent"]["trace_id"]
+    assert spans["child"]["parent_span_id"] == spans["parent"]["span_id"]
+    assert spans["parent"]["parent_span_id"] == ""
+    assert spans["child"]["end_unix_seconds"] == 101.5
+    assert spans["parent"]["attributes"] == {"n": 1, "list": [1, 2]}
+    assert spans["parent"]["events"][0]["name"] == "happened"
+    assert spans["parent"]["service"] == "gateway"
+
+
+def test_record_span_takes_the_context_given(tmp_path: Path) -> None:
+    setup_telemetry("decode", CommonSettings(trace_dir=tmp_path), instance_id="d1")
+    context = extract({"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
+    link = trace.Link(trace.get_current_span(context).get_span_context())
+    record_span("decode.queue", context=context, start_seconds=1.0, end_seconds=0.5, links=[link])
+    shutdown_telemetry()
+
+    (span,) = read_spans(tmp_path)
+    assert (span["trace_id"], span["parent_span_id"]) == ("a" * 32, "b" * 16)
+    assert span["end_unix_seconds"] == 1.0  # never before its start
+    assert span["links"] == [{"trace_id": "a" * 32, "span_id": "b" * 16}]
+
+
+def test_attached_makes_the_context_current() -> None:
+    context = extract({"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
+    with attached(context):
+        assert trace.get_current_span().get_span_context().span_id == int("b" * 16, 16)
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+def test_the_file_rotates_once(tmp_path: Path) -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    exporter = SpanFileExporter(tmp_path / "s.jsonl", "s", max_bytes=4000)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    for _ in range(100):
+        provider.get_tracer("t").start_span("x").end()
+
+    sizes = [file.stat().st_size for file in tmp_path.iterdir()]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["s.1.jsonl", "s.jsonl"]
+    assert max(sizes) <= 4000
+
+
+def test_spans_go_to_a_collector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with otlp_sink() as sink:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.endpoint)
+        setup_telemetry("router", CommonSettings(trace_dir=tmp_path), instance_id="r1")
+        with tracer().start_as_current_span("router.route", attributes={"k": 2}):
+            pass
+
+        (span,) = sink.wait_for(lambda spans: len(spans) == 1)
+        assert (span.name, span.service, span.attributes) == (
+            "router.route",
+            "pagoda-router",
+            {"k": 2},
+        )
+        shutdown_telemetry()
+    assert len(read_spans(tmp_path)) == 1  # both at once
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that takes connections and never answers."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collector", ["refusing", "silent"])
+def test_a_dead_collector_delays_nothing(
+    collector: str, silent_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = silent_port if collector == "silent" else free_port()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    setup_telemetry("router", CommonSettings(), instance_id="r1")
+    start = time.monotonic()
+    for _ in range(1000):
+        tracer().start_span("x").end()
+    assert time.monotonic() - start < 1.0
+
+    start = time.monotonic()
+    shutdown_telemetry()
+    assert time.monotonic() - start < 2.0

@@ -1,0 +1,185 @@
+"""Bounds of the write-through queue, against a small KvStoreService on real gRPC."""
+
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import pytest_asyncio
+import torch
+
+from pagoda.rpc.v1 import kv_store_pb2, kv_store_pb2_grpc
+from pagoda_engine import StepResult
+from pagoda_runtime.rpc_client import grpc_channel
+from pagoda_runtime.rpc_server import grpc_server
+from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
+from pagoda_worker.tiers.write_through import WriteThrough
+
+BLOCK_BYTES = 2**18
+
+
+class Store(kv_store_pb2_grpc.KvStoreServiceServicer):
+    def __init__(self) -> None:
+        self.messages: list[kv_store_pb2.PutRequest] = []
+
+    async def Put(self, request_iterator, context):
+        count = 0
+        async for message in request_iterator:
+            self.messages.append(message)
+            count += len(message.blocks)
+        return kv_store_pb2.PutResponse(num_stored=count)
+
+    @property
+    def hashes(self) -> list[bytes]:
+        return [block.block_hash for message in self.messages for block in message.blocks]
+
+
+class Pool:
+    block_bytes = BLOCK_BYTES
+
+    def __init__(self) -> None:
+        self.on_read = lambda: None
+
+    def read_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
+        self.on_read()
+        rows = [torch.full((BLOCK_BYTES,), i % 256, dtype=torch.uint8) for i in block_ids]
+        return torch.stack(rows)
+
+
+class Harness:
+    def __init__(self, channel, max_bytes: int) -> None:
+        self.pool = Pool()
+        self.resident = ResidentBlocks()
+        self.parents = ParentHashes(1000)
+        self.num_dropped = 0
+        self.writer = WriteThrough(
+            channel,
+            kv_cache=self.pool,
+            resident=self.resident,
+            parents=self.parents,
+            kv_identity=bytes(16),
+            executor=ThreadPoolExecutor(1),
+            max_bytes=max_bytes,
+            on_dropped=self._on_dropped,
+        )
+
+    def _on_dropped(self, count: int) -> None:
+        self.num_dropped += count
+
+    def store(self, *numbers: int) -> None:
+        stored = tuple((h(number), number) for number in numbers)
+        self.resident.after_step(StepResult(stored=stored))
+        self.writer.offer(stored)
+
+
+def h(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+@pytest_asyncio.fixture
+async def served() -> AsyncIterator[tuple[Store, object]]:
+    store = Store()
+
+    def add(server) -> None:
+        kv_store_pb2_grpc.add_KvStoreServiceServicer_to_server(store, server)
+
+    async with (
+        grpc_server(host="127.0.0.1", port=0, token="", add=add) as port,
+        grpc_channel(f"127.0.0.1:{port}", token="") as channel,
+    ):
+        yield store, channel
+
+
+async def test_blocks_are_written_once_with_their_parents(served) -> None:
+    store, channel = served
+    harness = Harness(channel, 64 * BLOCK_BYTES)
+    harness.parents.add_chain(h(100), [h(1), h(2)])
+    harness.store(1, 2)
+    harness.store(1)
+    await harness.writer.write_queued()
+    harness.store(2)
+    await harness.writer.write_queued()
+
+    blocks = store.messages[0].blocks
+    assert store.hashes == [h(1), h(2)]
+    assert [block.parent_hash for block in blocks] == [h(100), h(1)]
+    assert blocks[1].payload == bytes([2]) * BLOCK_BYTES
+    assert harness.num_dropped == 0
+
+
+async def test_messages_are_about_one_mebibyte(served) -> None:
+    store, channel = served
+    harness = Harness(channel, 64 * BLOCK_BYTES)
+    harness.store(*range(10))
+    await harness.writer.write_queued()
+    assert [len(message.blocks) for message in store.messages] == [4, 4, 2]
+
+
+async def test_queue_is_bounded_in_bytes(served) -> None:
+    store, channel = served
+    harness = Harness(channel, 3 * BLOCK_BYTES)
+    harness.store(*range(10))
+    assert harness.writer.num_queued_blocks == 3
+    assert harness.num_dropped == 7
+
+    await harness.writer.write_queued()
+    harness.store(7)
+    await harness.writer.write_queued()
+
+    assert store.hashes == [h(0), h(1), h(2), h(7)]
+
+
+async def test_block_overwritten_while_it_is_read_is_not_written(served) -> None:
+    store, channel = served
+    harness = Harness(channel, 64 * BLOCK_BYTES)
+    harness.store(1, 2)
+    harness.pool.on_read = lambda: harness.resident.on_evict(h(1), 1)
+
+    await harness.writer.write_queued()
+
+    assert store.hashes == [h(2)]
+    assert harness.num_dropped == 1
+
+
+async def test_blocks_that_cannot_be_read_do_not_stop_the_writer(
+    served, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, channel = served
+    harness = Harness(channel, 64 * BLOCK_BYTES)
+
+    def fail() -> None:
+        raise torch.OutOfMemoryError("no room for a gather")
+
+    harness.pool.on_read = fail
+    harness.store(1, 2)
+    await harness.writer.write_queued()
+    assert harness.num_dropped == 2
+    assert "no room for a gather" in caplog.text
+
+    harness.pool.on_read = lambda: None
+    harness.store(1)
+    await harness.writer.write_queued()
+    assert store.hashes == [h(1)]
+
+
+async def test_known_blocks_are_not_written(served) -> None:
+    store, channel = served
+    harness = Harness(channel, 64 * BLOCK_BYTES)
+    harness.writer.mark_known([h(1)])
+    harness.store(1, 2)
+    await harness.writer.write_queued()
+    assert store.hashes == [h(2)]
+
+
+async def test_absent_kvstore_drops_and_counts() -> None:
+    async with grpc_channel("127.0.0.1:1", token="") as channel:
+        harness = Harness(channel, 64 * BLOCK_BYTES)
+        harness.store(1, 2)
+        await harness.writer.write_queued()
+        assert harness.num_dropped == 2
+        assert harness.writer.num_queued_blocks == 0
+
+
+def test_parents_are_bounded() -> None:
+    parents = ParentHashes(2)
+    parents.add_chain(h(0), [h(1), h(2), h(3)])
+    assert parents.get_all([h(1), h(2), h(3)]) == [b"", h(1), h(2)]

@@ -1,0 +1,1 @@
+"""What a worker says of itself: metrics, spans of stages, steps' timelines."""

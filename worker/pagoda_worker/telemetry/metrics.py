@@ -1,0 +1,105 @@
+"""Prometheus metrics of one worker."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pagoda_runtime.telemetry.metrics import REGISTRY
+
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+STEP_PARTS = ("schedule", "launch", "forward", "sample", "wait", "commit", "gap", "publish")
+PART_BUCKETS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, *STEP_BUCKETS)
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+STAGE_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class WorkerMetrics:
+    """All of them. One instance per registry."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.registry = registry
+        self.num_requests_waiting = Gauge(
+            "pagoda_num_requests_waiting", "Sequences not yet admitted", registry=registry
+        )
+        self.num_requests_running = Gauge(
+            "pagoda_num_requests_running", "Sequences in the batch", registry=registry
+        )
+        self.kv_cache_usage_ratio = Gauge(
+            "pagoda_kv_cache_usage_ratio",
+            "Share of KV blocks that somebody holds",
+            registry=registry,
+        )
+        self.num_free_blocks = Gauge(
+            "pagoda_kv_free_blocks", "KV blocks that nobody holds", registry=registry
+        )
+        self.kv_pool_bytes = Gauge(
+            "pagoda_kv_pool_bytes", "Bytes of all KV blocks, held or free", registry=registry
+        )
+        self.num_leases = Gauge("pagoda_kv_leases", "Open leases", registry=registry)
+        self.leases_settled = Counter(
+            "pagoda_kv_leases_settled", "Leases by their end", ["outcome"], registry=registry
+        )
+        self.step_seconds = Histogram(
+            "pagoda_step_seconds",
+            "What one step added to the time of a busy engine: device work and the gap before it",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+        self.step_part_seconds = Histogram(
+            "pagoda_step_part_seconds",
+            "Parts of one step; forward, sample and gap are the device's, the others the host's",
+            ["part"],
+            buckets=PART_BUCKETS,
+            registry=registry,
+        )
+        self.steps = Counter(
+            "pagoda_steps", "Steps, by graph (replayed) or eager", ["mode"], registry=registry
+        )
+        self.step_sequences = Histogram(
+            "pagoda_step_sequences",
+            "Sequences in one step",
+            buckets=BATCH_BUCKETS,
+            registry=registry,
+        )
+        self.startup_seconds = Gauge(
+            "pagoda_startup_seconds", "Time of one phase of the start", ["phase"], registry=registry
+        )
+        self.stage_seconds = Histogram(
+            "pagoda_stage_seconds",
+            "Time in a stage",
+            ["stage"],
+            buckets=STAGE_BUCKETS,
+            registry=registry,
+        )
+        self.prefill_tokens = Counter(
+            "pagoda_prefill_tokens", "Prompt tokens computed", registry=registry
+        )
+        self.decode_tokens = Counter("pagoda_decode_tokens", "Output tokens", registry=registry)
+        self.preemptions = Counter("pagoda_preemptions", "Sequences preempted", registry=registry)
+        self.sequences_ended = Counter(
+            "pagoda_sequences_ended", "Sequences by finish reason", ["reason"], registry=registry
+        )
+        self.local_fallbacks = Counter(
+            "pagoda_local_prefill_fallbacks",
+            "Prefills that were planned elsewhere and happened here",
+            ["outcome"],
+            registry=registry,
+        )
+        self.transfer_bytes = Counter(
+            "pagoda_kv_transfer_bytes", "KV sent or received", ["direction"], registry=registry
+        )
+        self.transfer_bytes_per_second = Gauge(
+            "pagoda_kv_transfer_bytes_per_second", "KV sent, while sending", registry=registry
+        )
+        self.bad_digests = Counter(
+            "pagoda_kv_bad_digests", "KV blocks that arrived damaged", ["source"], registry=registry
+        )
+        self.fetched_blocks = Counter(
+            "pagoda_kv_fetched_blocks", "KV blocks from the kvstore", ["tier"], registry=registry
+        )
+        self.write_through_dropped = Counter(
+            "pagoda_kv_write_through_dropped_blocks",
+            "KV blocks that were not written to the kvstore",
+            registry=registry,
+        )
+        self.frames_dropped = Counter(
+            "pagoda_frames_dropped", "Frames that could not be published", registry=registry
+        )

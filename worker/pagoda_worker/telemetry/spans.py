@@ -1,0 +1,123 @@
+"""The stages of a sequence as spans and metrics, recorded once their times are known.
+
+All are children of the gateway's span, whose context came with the request. Those that compute have
+links to the traced steps that computed them.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from opentelemetry.trace import Link
+from opentelemetry.util.types import AttributeValue
+
+from pagoda_runtime.telemetry.tracing import record_span
+from pagoda_worker.sequences import LiveSequence
+from pagoda_worker.telemetry.metrics import WorkerMetrics
+
+
+class StageRecorder:
+    """Records stages of one worker's sequences."""
+
+    def __init__(self, worker_id: str, epoch: str, metrics: WorkerMetrics) -> None:
+        self._worker_id = worker_id
+        self._epoch = epoch
+        self._metrics = metrics
+
+    def record(
+        self,
+        name: str,
+        sequence: LiveSequence,
+        start: float,
+        end: float,
+        attributes: Mapping[str, AttributeValue] | None = None,
+        links: Sequence[Link] = (),
+    ) -> None:
+        """Record one stage; nothing if it never began."""
+        if not start or not end:
+            return
+        self._metrics.stage_seconds.labels(name).observe(max(end - start, 0.0))
+        record_span(
+            name,
+            context=sequence.context,
+            start_seconds=start,
+            end_seconds=end,
+            attributes={
+                "pagoda.worker_id": self._worker_id,
+                "pagoda.epoch": self._epoch,
+                "pagoda.request_id": sequence.request_id,
+                "pagoda.sequence_index": sequence.sequence_index,
+                "pagoda.attempt": sequence.attempt,
+                **(attributes or {}),
+            },
+            links=links,
+        )
+
+    def record_prefill(self, sequence: LiveSequence) -> None:
+        """prefill.queue, kv.fetch and prefill.compute, by the side that prefilled."""
+        stages, cached = sequence.stages, sequence.cached
+        num_tokens = sequence.num_known_tokens
+        num_cached = cached.device + cached.cpu + cached.nvme
+        extra: dict[str, AttributeValue] = {}
+        if sequence.lease_id:
+            extra["pagoda.lease_id"] = sequence.lease_id
+        if sequence.fallback_reason:
+            extra["pagoda.fallback_reason"] = sequence.fallback_reason
+        queue_end = stages.reserved
+        if sequence.fallback_reason:  # decode.queue covers the wait for admission already
+            queue_end = stages.fetch_started
+        queue_start = queue_end if sequence.fallback_reason else stages.accepted
+        self.record("prefill.queue", sequence, queue_start, queue_end, extra)
+        self.record(
+            "kv.fetch",
+            sequence,
+            stages.fetch_started,
+            stages.fetched,
+            {
+                "pagoda.planned_blocks": sequence.plan_num_fetch_blocks,
+                "pagoda.cached_tokens.cpu": cached.cpu,
+                "pagoda.cached_tokens.nvme": cached.nvme,
+                **extra,
+            },
+        )
+        self.record(
+            "prefill.compute",
+            sequence,
+            stages.fetched,
+            stages.first_token,
+            {
+                "pagoda.prompt_tokens": num_tokens,
+                "pagoda.computed_tokens": max(num_tokens - num_cached, 0),
+                "pagoda.cached_tokens.device": cached.device,
+                "pagoda.cached_tokens.cpu": cached.cpu,
+                "pagoda.cached_tokens.nvme": cached.nvme,
+                **extra,
+            },
+            sequence.step_links,
+        )
+
+    def record_transfer(
+        self, sequence: LiveSequence, attributes: Mapping[str, AttributeValue]
+    ) -> None:
+        """kv.transfer, by the consumer."""
+        stages = sequence.stages
+        self.record(
+            "kv.transfer", sequence, stages.transfer_started, stages.transferred, attributes
+        )
+
+    def record_decode(self, sequence: LiveSequence, *, finish_reason: str) -> None:
+        """decode.queue and decode.generate. A local prefill waited in prefill.queue."""
+        stages = sequence.stages
+        if sequence.is_local_prefill:
+            self.record("decode.queue", sequence, stages.joined, stages.joined)
+        else:
+            self.record("decode.queue", sequence, stages.accepted, stages.reserved)
+        self.record(
+            "decode.generate",
+            sequence,
+            stages.joined,
+            stages.ended,
+            {
+                "pagoda.output_tokens": sequence.num_output_tokens,
+                "pagoda.finish_reason": finish_reason,
+            },
+            sequence.step_links,
+        )

@@ -1,0 +1,1 @@
+"""Which blocks this worker holds, and how they reach the kvstore and the routers, and come back."""

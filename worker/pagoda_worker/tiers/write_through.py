@@ -1,0 +1,165 @@
+"""Copies finished blocks to the host's kvstore, in the background and within a byte budget.
+
+A block that cannot be written in time is dropped and counted: it is only a later miss.
+"""
+
+import asyncio
+import collections
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+
+import grpc
+import grpc.aio
+
+from pagoda.rpc.v1 import kv_store_pb2, kv_store_pb2_grpc
+from pagoda_worker.kv_transfer.base import MESSAGE_BYTES, ReadableBlocks
+from pagoda_worker.kv_transfer.digests import ByteArray, digest_blocks
+from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
+
+logger = logging.getLogger(__name__)
+
+MAX_REMEMBERED_HASHES = 65_536
+MAX_MESSAGES_PER_PUT = 16
+PUT_SECONDS = 10.0
+
+Block = tuple[bytes, int]  # hash, physical block
+PutCall = grpc.aio.StreamUnaryCall[kv_store_pb2.PutRequest, kv_store_pb2.PutResponse]
+
+
+class WriteThrough:
+    """Put of one kvstore.
+
+    Args:
+        channel: to the kvstore.
+        kv_cache: where blocks are read from.
+        resident: tells whether a block still is what it was when it was queued.
+        parents: of the blocks in their chains.
+        kv_identity: 16 bytes.
+        executor: threads for reading and digesting.
+        max_bytes: KV of queued blocks at most (they stay in the pool meanwhile).
+        on_dropped: told how many blocks were not written.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        kv_cache: ReadableBlocks,
+        resident: ResidentBlocks,
+        parents: ParentHashes,
+        kv_identity: bytes,
+        executor: Executor,
+        max_bytes: int,
+        on_dropped: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._stub = kv_store_pb2_grpc.KvStoreServiceStub(channel)
+        self._kv_cache = kv_cache
+        self._resident = resident
+        self._parents = parents
+        self._kv_identity = kv_identity
+        self._executor = executor
+        self._max_blocks = max_bytes // kv_cache.block_bytes
+        self._on_dropped = on_dropped
+        self._queue: collections.deque[Block] = collections.deque()
+        self._known: collections.OrderedDict[bytes, None] = collections.OrderedDict()
+        self._has_blocks = asyncio.Event()
+        self._blocks_per_message = max(1, MESSAGE_BYTES // kv_cache.block_bytes)
+
+    @property
+    def num_queued_blocks(self) -> int:
+        """Blocks that wait."""
+        return len(self._queue)
+
+    def mark_known(self, block_hashes: Iterable[bytes]) -> None:
+        """These need no writing: they came from the kvstore, or their producer writes them."""
+        for block_hash in block_hashes:
+            self._known[block_hash] = None
+            self._known.move_to_end(block_hash)
+        while len(self._known) > MAX_REMEMBERED_HASHES:
+            self._known.popitem(last=False)
+
+    def offer(self, stored: Iterable[Block]) -> None:
+        """Queue blocks that became reusable, as far as they are new and the budget allows."""
+        num_dropped = 0
+        for block_hash, block_id in stored:
+            if block_hash in self._known:
+                continue
+            if len(self._queue) >= self._max_blocks:
+                num_dropped += 1
+                continue
+            self.mark_known([block_hash])
+            self._queue.append((block_hash, block_id))
+        if num_dropped:
+            self._on_dropped(num_dropped)
+        if self._queue:
+            self._has_blocks.set()
+
+    async def run(self) -> None:
+        """Write what is queued, until cancelled."""
+        while True:
+            await self._has_blocks.wait()
+            await self.write_queued()
+
+    async def write_queued(self) -> None:
+        """Write at most 16 messages' worth of what is queued now."""
+        limit = self._blocks_per_message * MAX_MESSAGES_PER_PUT
+        taken = [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
+        if not self._queue:
+            self._has_blocks.clear()
+        if not taken:
+            return
+        call = self._stub.Put(timeout=PUT_SECONDS)
+        try:
+            with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended; it says why
+                await self._send(call, taken)
+            response = await call
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+            logger.warning("%d blocks were not written to the kvstore: %s", len(taken), reason)
+            self._forget(taken)
+        except Exception:  # whatever it was, later blocks are to be written
+            logger.exception("%d blocks were not written to the kvstore", len(taken))
+            self._forget(taken)
+        else:
+            if response.num_refused:
+                self._on_dropped(response.num_refused)
+        finally:
+            call.cancel()
+
+    async def _send(self, call: PutCall, blocks: Sequence[Block]) -> None:
+        # Not by an iterator: gRPC would answer an exception of ours by cancelling whoever waits.
+        event_loop = asyncio.get_running_loop()
+        for start in range(0, len(blocks), self._blocks_per_message):
+            part = blocks[start : start + self._blocks_per_message]
+            message, lost = await event_loop.run_in_executor(self._executor, self._encode, part)
+            self._forget(lost)
+            if message.blocks:
+                await call.write(message)
+        await call.done_writing()
+
+    def _encode(self, blocks: Sequence[Block]) -> tuple[kv_store_pb2.PutRequest, list[Block]]:
+        """Read and digest blocks. Returns the message and what was overwritten meanwhile."""
+        payloads: ByteArray = self._kv_cache.read_blocks(
+            [block_id for _, block_id in blocks]
+        ).numpy()
+        is_here = [self._resident.holds(*block) for block in blocks]  # after reading, not before
+        message = kv_store_pb2.PutRequest(kv_identity=self._kv_identity)
+        parents = self._parents.get_all(block_hash for block_hash, _ in blocks)
+        rows = zip(blocks, parents, digest_blocks(payloads), payloads, is_here, strict=True)
+        for (block_hash, _), parent, digest, payload, is_valid in rows:
+            if is_valid:
+                message.blocks.add(
+                    block_hash=block_hash,
+                    parent_hash=parent,
+                    digest=digest,
+                    payload=payload.tobytes(),
+                )
+        return message, [b for b, is_valid in zip(blocks, is_here, strict=True) if not is_valid]
+
+    def _forget(self, blocks: Sequence[Block]) -> None:
+        for block_hash, _ in blocks:
+            self._known.pop(block_hash, None)
+        if blocks:
+            self._on_dropped(len(blocks))
