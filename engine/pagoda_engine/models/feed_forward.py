@@ -32,7 +32,7 @@ class Experts:
     """A weighted sum of the likeliest experts of a token, by the softmax of the router.
 
     Where projections are packed (see `Linear`) so are the experts, one by one: twice as fast as
-    `fused_moe` on the same CPU, and a token's result is the same whatever its batch.
+    `fused_moe` on the same CPU.
     """
 
     __slots__ = ("_down", "_gate_up", "_norm_topk_prob", "_num_per_tok", "_packed", "_router")

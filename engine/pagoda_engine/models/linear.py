@@ -3,7 +3,8 @@
 On CPU the weight is packed once for oneDNN. `torch.nn.functional.linear` repacks a bf16 weight at
 every call; the packed product is up to twice as fast. How a row's sums are ordered, and so its last
 bits, may depend on how many rows come with it: in fp32 beyond K = 1024, in bf16 where oneDNN takes
-another unit of the processor (AMX) for many rows. The packing operators are private to torch, so they are tried at start and `F.linear` is the fallback.
+another unit of the processor (AMX) for many rows. The packing operators are private to torch, so
+they are tried at start and `F.linear` is the fallback.
 """
 
 import functools
