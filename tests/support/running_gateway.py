@@ -87,7 +87,7 @@ class Running:
             )
 
         async with asyncio.timeout(10):
-            while not has_arrived():  # noqa: ASYNC110  (the responder owns the event)
+            while not has_arrived():  # noqa: ASYNC110  (its writer owns the event)
                 await asyncio.sleep(0)
 
 

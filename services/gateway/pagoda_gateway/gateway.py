@@ -11,11 +11,12 @@ from pagoda_gateway.accounts.ledger import Ledger, open_ledger
 from pagoda_gateway.accounts.receipts import Receipts
 from pagoda_gateway.accounts.usage_log import UsageLog
 from pagoda_gateway.config import GatewaySettings
-from pagoda_gateway.http.admission import Admission
-from pagoda_gateway.openai.preparation import Preparer
-from pagoda_gateway.sequences.catalog import Catalog
+from pagoda_gateway.openai.chat import ChatProcessor
+from pagoda_gateway.openai.completions import CompletionProcessor
+from pagoda_gateway.sequences.admission import Admission
 from pagoda_gateway.sequences.frames import FrameReceiver
-from pagoda_gateway.sequences.placement import Dispatcher
+from pagoda_gateway.sequences.placement import Placer
+from pagoda_gateway.served_model import Catalog
 from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_gateway.text.tokenizer import ModelTokenizer
@@ -44,9 +45,10 @@ class Gateway:
     catalog: Catalog
     tokenizer: ModelTokenizer
     prompts: PromptMaker
-    preparer: Preparer
+    chat: ChatProcessor
+    completions: CompletionProcessor
     frames: FrameReceiver
-    dispatcher: Dispatcher
+    placer: Placer
     usage_log: UsageLog
     ledger: Ledger
     authenticator: Authenticator
@@ -94,9 +96,10 @@ async def open_gateway(
             catalog=catalog,
             tokenizer=tokenizer,
             prompts=prompts,
-            preparer=Preparer(settings, tokenizer, prompts),
+            chat=ChatProcessor(settings, tokenizer, prompts),
+            completions=CompletionProcessor(settings, tokenizer, prompts),
             frames=frames,
-            dispatcher=Dispatcher(bus, directory, settings, gateway_id=gateway_id),
+            placer=Placer(bus, directory, settings, gateway_id=gateway_id),
             usage_log=usage_log,
             ledger=ledger,
             authenticator=Authenticator(ledger),

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from support.tiny_tokenizer import write_model_folder
 
-from pagoda_gateway.sequences.catalog import ServedModel
+from pagoda_gateway.served_model import ServedModel
+from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 
@@ -29,3 +31,8 @@ def model() -> ServedModel:
         vocab_size=267,
         created_unix_seconds=0,
     )
+
+
+@pytest.fixture
+def maker(tokenizer: ModelTokenizer, model_folder: Path) -> PromptMaker:
+    return PromptMaker(tokenizer, ChatTemplate.load(model_folder, tokenizer.special_tokens))

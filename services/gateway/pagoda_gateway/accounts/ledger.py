@@ -21,7 +21,6 @@ from sqlalchemy.engine import make_url
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway.accounts.tables import API_KEYS, METADATA, REQUEST_NAMES, TENANTS, USAGE
-from pagoda_gateway.sequences.output_sequence import STAGE_NAMES
 
 CALL_SECONDS = 20.0
 T = TypeVar("T")
@@ -244,7 +243,8 @@ def _open_values(record: UsageOpen) -> dict[str, Any]:
 
 def _close_values(record: UsageClose) -> dict[str, Any]:
     stages = {"tokenize": record.gateway_tokenize_ms, "route": record.gateway_route_ms}
-    stages |= {name.removesuffix("_ms"): getattr(record.stages, name) for name in STAGE_NAMES}
+    for name in record.stages.DESCRIPTOR.fields_by_name:
+        stages[name.removesuffix("_ms")] = getattr(record.stages, name)
     return {
         "request_id": record.request_id,
         "prompt_tokens": record.num_prompt_tokens,

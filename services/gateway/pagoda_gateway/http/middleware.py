@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagoda_gateway import metrics
 from pagoda_gateway.accounts.keys import Authenticator
 from pagoda_gateway.errors import GatewayError, InternalError
-from pagoda_gateway.http.exchange import Caller
-from pagoda_gateway.http.responder import send_error
+from pagoda_gateway.http.caller import Caller
+from pagoda_gateway.http.wire import send_error
 from pagoda_runtime.identity import new_request_id
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class RequestMiddleware:
             path: str = scope["path"]
             if path.startswith("/v1/") or path in _KEYED_PATHS:
                 key = await self._authenticator.authenticate(headers.get("authorization"))
-            scope["pagoda.caller"] = Caller(request_id, client_id, key, arrived)
+            Caller(request_id, client_id, key, arrived).enter(scope)
             await self._app(scope, receive, send_named)
         except GatewayError as error:
             if not status:

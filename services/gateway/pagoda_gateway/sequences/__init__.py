@@ -1,1 +1,4 @@
-"""Sequences from their placement to their last token: frames in, failover. Knows no HTTP."""
+"""Requests in flight: their sequences from placement to the last token, frames in, failover.
+
+Knows no HTTP, no JSON and no database.
+"""

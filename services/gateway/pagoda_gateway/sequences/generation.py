@@ -8,59 +8,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import orjson
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.trace import Span, set_span_in_context
 
-from pagoda.rpc.v1 import route_pb2
-from pagoda.rpc.v1.generate_pb2 import CachedTokens, StageTimes
-from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
-from pagoda_gateway.accounts.usage_log import UsageLog
+from pagoda.rpc.v1.generate_pb2 import CachedTokens
+from pagoda.rpc.v1.route_pb2 import RouteResponse
+from pagoda.rpc.v1.usage_pb2 import UsageClose
 from pagoda_gateway.errors import DeadlineError, GatewayError, InternalError, UnavailableError
-from pagoda_gateway.openai.schemas.sampling import Endpoint
-from pagoda_gateway.sequences.catalog import ServedModel
+from pagoda_gateway.sequences import usage
 from pagoda_gateway.sequences.frames import FrameReceiver
-from pagoda_gateway.sequences.output_sequence import STAGE_NAMES, OutputSequence
-from pagoda_gateway.sequences.placement import Call, Dispatcher
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
+from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.placement import Placer
+from pagoda_gateway.sequences.request import RequestContext, RequestIdentity
+from pagoda_gateway.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
 MAX_EXPLAINED_CANDIDATES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class RequestIdentity:
-    """Who asks for what.
-
-    Attributes:
-        request_id: ours (ULID).
-        object_id: the OpenAI id.
-        endpoint: which one.
-        tenant: whose account and cache.
-        api_key_id: which of the tenant's keys.
-        arrived_unix_seconds: when the request came.
-        tokenize_ms: spent on template, tokens and hashes.
-    """
-
-    request_id: str
-    object_id: str
-    endpoint: Endpoint
-    tenant: str
-    api_key_id: str
-    arrived_unix_seconds: float
-    tokenize_ms: float
-
-
-@dataclass(slots=True)
-class _RouteTimes:
-    total_ms: float = 0.0
-    explanations: list[dict[str, object]] = field(default_factory=list)
 
 
 class Generation:
@@ -72,9 +38,9 @@ class Generation:
         identity: RequestIdentity,
         model: ServedModel,
         gateway_id: str,
-        dispatcher: Dispatcher,
+        placer: Placer,
         frames: FrameReceiver,
-        usage_log: UsageLog,
+        open_log: usage.OpenLog,
         span: Span,
         deadline_unix_seconds: float,
         max_undelivered_tokens: int | None,
@@ -86,9 +52,9 @@ class Generation:
             identity: of the request.
             model: to run.
             gateway_id: frames come here.
-            dispatcher: places sequences.
+            placer: places sequences.
             frames: delivers their tokens.
-            usage_log: stores the open record.
+            open_log: stores the open record.
             span: gateway.request.
             deadline_unix_seconds: when it must have ended.
             max_undelivered_tokens: bound on what waits for a slow reader; None: nobody reads yet.
@@ -97,25 +63,25 @@ class Generation:
         self.identity = identity
         self.model = model
         self.span = span
-        self.context: Context = set_span_in_context(span)
+        self.context = set_span_in_context(span)
         self.sequences: list[OutputSequence] = []
         self.changed = asyncio.Event()
         self.failure: GatewayError | None = None
         self.is_disconnected = False
         self.is_opened = False  # an open record was sent, so a close record must follow
         self._gateway_id = gateway_id
-        self._dispatcher = dispatcher
+        self._placer = placer
         self._frames = frames
-        self._usage_log = usage_log
+        self._open_log = open_log
         self._max_undelivered_tokens = max_undelivered_tokens
         self._clock = clock
-        self._route = _RouteTimes()
+        self._route_ms = 0.0
         self._runner: asyncio.Task[None] | None = None
-        self._call = Call(
+        self._request = RequestContext(
             request_id=identity.request_id,
             model=model,
             deadline_unix_seconds=deadline_unix_seconds,
-            context=self.context,
+            trace_context=self.context,
             opened=asyncio.Event(),
             on_route=self._note_route,
         )
@@ -160,7 +126,7 @@ class Generation:
         """Run every sequence to its end. Never raises but for cancellation: see `failure`."""
         self._runner = asyncio.current_task()
         timer = asyncio.get_running_loop().call_later(
-            max(0.0, self._call.deadline_unix_seconds - self._clock()), self._expire
+            max(0.0, self._request.deadline_unix_seconds - self._clock()), self._expire
         )
         for sequence in self.sequences:
             self._frames.register(self.identity.request_id, sequence)
@@ -194,50 +160,25 @@ class Generation:
             self._set_failure(error)
             self._stop(reason)
 
-    def prompts_cached(self) -> tuple[int, CachedTokens]:
-        """Return reused prompt tokens: their number, and by tier. Each prompt counts once."""
-        total, tiers = 0, CachedTokens()
-        for sequence in self.first_sequences():
-            total += sequence.num_cached_tokens
-            if sequence.cached is not None:
-                tiers.device += sequence.cached.device
-                tiers.cpu += sequence.cached.cpu
-                tiers.nvme += sequence.cached.nvme
-        return total, tiers
-
-    def first_sequences(self) -> list[OutputSequence]:
-        """Return one sequence for each prompt: its first choice."""
-        seen: dict[int, OutputSequence] = {}
-        for sequence in self.sequences:
-            seen.setdefault(id(sequence.prompt), sequence)
-        return list(seen.values())
-
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts, each counted once whatever n is."""
-        return sum(len(sequence.prompt.token_ids) for sequence in self.first_sequences())
+        return usage.num_prompt_tokens(self.sequences)
+
+    def cached_tokens(self) -> tuple[int, CachedTokens]:
+        """Return reused prompt tokens: their number, and by tier."""
+        return usage.cached_tokens(self.sequences)
 
     def close_record(self, outcome: str) -> UsageClose:
         """Return the account of what the client got."""
-        now = self._clock()
-        stages = StageTimes()
-        for name in STAGE_NAMES:
-            setattr(stages, name, sum(sequence.stages[name] for sequence in self.sequences))
-        return UsageClose(
-            request_id=self.identity.request_id,
-            num_prompt_tokens=self.num_prompt_tokens,
-            cached=self.prompts_cached()[1],
-            num_output_tokens=sum(sequence.num_delivered for sequence in self.sequences),
-            finish_reasons=[s.finish_reason or "abort" for s in self.sequences],
-            stages=stages,
-            ttft_ms=1000 * (self.ttft_seconds or 0.0),
-            e2e_ms=1000 * (now - self.identity.arrived_unix_seconds),
-            num_attempts=sum(sequence.attempt + 1 for sequence in self.sequences),
-            closed_unix_seconds=now,
+        return usage.close_record(
+            self.identity,
+            self._request,
+            self.sequences,
             outcome=outcome,
-            worker_ids=self._call.worker_ids,
-            gateway_tokenize_ms=self.identity.tokenize_ms,
-            gateway_route_ms=self._route.total_ms,
+            ttft_seconds=self.ttft_seconds,
+            route_ms=self._route_ms,
+            now=self._clock(),
         )
 
     @property
@@ -250,30 +191,24 @@ class Generation:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._open())
             for sequence in self.sequences:
-                tasks.create_task(self._dispatcher.run(self._call, sequence))
+                tasks.create_task(self._placer.run(self._request, sequence))
 
     async def _open(self) -> None:
-        identity = self.identity
         self.is_opened = True
-        record = UsageOpen(
-            request_id=identity.request_id,
-            object_id=identity.object_id,
-            tenant=identity.tenant,
-            api_key_id=identity.api_key_id,
-            model=self.model.name,
-            endpoint=identity.endpoint,
-            num_prompt_tokens=self.num_prompt_tokens,
-            max_output_tokens=sum(s.sampling.max_tokens for s in self.sequences),
-            opened_unix_seconds=self._clock(),
+        record = usage.open_record(
+            self.identity,
+            self._request,
+            self.sequences,
             gateway_id=self._gateway_id,
+            now=self._clock(),
         )
-        await self._usage_log.open(record, self.context)
-        self._call.opened.set()
+        await self._open_log.open(record, self.context)
+        self._request.opened.set()
 
     def _note_route(
-        self, sequence: OutputSequence, answer: route_pb2.RouteResponse, milliseconds: float
+        self, sequence: OutputSequence, answer: RouteResponse, milliseconds: float
     ) -> None:
-        self._route.total_ms += milliseconds
+        self._route_ms += milliseconds
         if not self.span.is_recording():
             return
         del answer.candidates[MAX_EXPLAINED_CANDIDATES:]
@@ -300,7 +235,7 @@ class Generation:
         self.changed.set()
 
     def _stop(self, reason: str) -> None:
-        self._call.cancel_reason = reason
+        self._request.cancel_reason = reason
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.cancel()

@@ -11,17 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pagoda.rpc.v1 import generate_pb2
-from pagoda_gateway.openai.validation import OutputOptions
+from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.text.prompts import Prompt
 from pagoda_gateway.text.stop_strings import StopStrings
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 MAX_EARLY_FRAMES = 4096
 _LENGTH = generate_pb2.FINISH_REASON_LENGTH
-STAGE_NAMES = (
-    "prefill_queue_ms", "kv_fetch_ms", "prefill_compute_ms",
-    "kv_transfer_ms", "decode_queue_ms", "decode_generate_ms",
-)  # fmt: skip
+_STAGE_NAMES = tuple(generate_pb2.StageTimes.DESCRIPTOR.fields_by_name)
 
 
 @dataclass(slots=True)
@@ -69,7 +66,7 @@ class OutputSequence:
         self.finish_reason: str | None = None
         self.matched_stop: str | int | None = None
         self.cached: generate_pb2.CachedTokens | None = None
-        self.stages = dict.fromkeys(STAGE_NAMES, 0.0)
+        self.stages = dict.fromkeys(_STAGE_NAMES, 0.0)
         self.first_token_seconds: float | None = None
         self.last_token_seconds: float | None = None
         self.attempt = 0
@@ -240,7 +237,7 @@ class OutputSequence:
         if self.cached is None and frame.HasField("cached"):
             self.cached = frame.cached
         if frame.HasField("stages"):
-            for name in STAGE_NAMES:
+            for name in _STAGE_NAMES:
                 self.stages[name] += getattr(frame.stages, name)
 
     def _note_times(self) -> None:

@@ -1,4 +1,4 @@
-"""One sequence to its end: routed, handed to a decode worker, to another when that one fails.
+"""One sequence to its end: placed on a decode worker, on another when that one fails.
 
 Knows messages and workers; knows no text and no HTTP.
 """
@@ -7,16 +7,9 @@ import asyncio
 import contextlib
 import logging
 import random
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
-
-from google.protobuf.message import Message
-from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
-from pagoda.rpc.v1.status_pb2 import Role
 from pagoda_gateway import metrics
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.errors import (
@@ -26,49 +19,22 @@ from pagoda_gateway.errors import (
     OverloadedError,
     UnavailableError,
 )
-from pagoda_gateway.sequences.catalog import ServedModel
+from pagoda_gateway.sequences.backoff import Backoff
 from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.request import RequestContext
+from pagoda_gateway.sequences.router_client import DEFAULT_RETRY_AFTER_SECONDS, RouterClient
 from pagoda_runtime.errors import BusError, MessageTooLargeError, NoResponderError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.status import WorkerDirectory
 
-R = TypeVar("R", bound=Message)
-
 logger = logging.getLogger(__name__)
 
-DEFAULT_RETRY_AFTER_SECONDS = 1.0
 CANCEL_SECONDS = 2.0
-_FIRST_PAUSE_SECONDS = 0.05
-_MAX_PAUSE_SECONDS = 0.5
 
 _ACCEPTED = generate_pb2.ADMIT_STATUS_ACCEPTED
 _INVALID = generate_pb2.ADMIT_STATUS_INVALID
 _OVERLOADED = generate_pb2.ADMIT_STATUS_OVERLOADED
-
-
-@dataclass(slots=True)
-class Call:
-    """What the sequences of one request share on their way to the workers.
-
-    Attributes:
-        request_id: ours.
-        model: whose workers are meant.
-        deadline_unix_seconds: nothing goes on after this.
-        context: trace context of gateway.request.
-        opened: set once the usage log has the request; no worker is asked before.
-        on_route: hears each routing answer, its attempt and its milliseconds.
-        cancel_reason: sent to the worker when the call is cancelled.
-    """
-
-    request_id: str
-    model: ServedModel
-    deadline_unix_seconds: float
-    context: Context
-    opened: asyncio.Event
-    on_route: Callable[[OutputSequence, route_pb2.RouteResponse, float], None]
-    cancel_reason: str = "client_disconnect"
-    worker_ids: list[str] = field(default_factory=list)
 
 
 class _AttemptFailedError(Exception):
@@ -80,7 +46,7 @@ class _AttemptFailedError(Exception):
         self.error = error
 
 
-class Dispatcher:
+class Placer:
     """Places sequences and keeps them placed."""
 
     def __init__(
@@ -96,9 +62,10 @@ class Dispatcher:
         self._directory = directory
         self._settings = settings
         self._gateway_id = gateway_id
-        self._draw = draw
+        self._backoff = Backoff(draw)
+        self._router = RouterClient(bus, directory, settings, self._backoff)
 
-    async def run(self, call: Call, sequence: OutputSequence) -> None:
+    async def run(self, context: RequestContext, sequence: OutputSequence) -> None:
         """Return when the sequence has finished. Cancelled: the worker is told before this returns.
 
         Raises:
@@ -109,30 +76,32 @@ class Dispatcher:
             for attempt in range(self._settings.max_attempts):
                 sequence.begin_attempt(attempt)
                 try:
-                    await self._attempt(call, sequence, refused)
+                    await self._attempt(context, sequence, refused)
                     return
                 except _AttemptFailedError as failure:
-                    await self._cancel(call, sequence, "superseded")
+                    await self._cancel(context, sequence, "superseded")
                     if attempt + 1 == self._settings.max_attempts:
                         raise failure.error from None
                     metrics.ATTEMPTS.labels(failure.cause).inc()
                     logger.warning(
                         "request %s sequence %d attempt %d: %s",
-                        call.request_id, sequence.index, attempt, failure,
+                        context.request_id, sequence.index, attempt, failure,
                     )  # fmt: skip
                     if failure.cause == "refused":
-                        await self._pause(attempt)
+                        await self._backoff.pause(attempt)
         except BaseException:
-            await self._cancel(call, sequence, call.cancel_reason)
+            await self._cancel(context, sequence, context.cancel_reason)
             raise
 
-    async def _attempt(self, call: Call, sequence: OutputSequence, refused: set[str]) -> None:
-        placement = await self._route(call, sequence, refused)
-        await call.opened.wait()
+    async def _attempt(
+        self, context: RequestContext, sequence: OutputSequence, refused: set[str]
+    ) -> None:
+        placement = await self._router.route(context, sequence, refused)
+        await context.opened.wait()
         sequence.worker_id = placement.decode_worker_id
-        if sequence.worker_id not in call.worker_ids:
-            call.worker_ids.append(sequence.worker_id)
-        await self._hand_over(call, sequence, placement, refused)
+        if sequence.worker_id not in context.worker_ids:
+            context.worker_ids.append(sequence.worker_id)
+        await self._hand_over(context, sequence, placement, refused)
         await sequence.attention.wait()
         if sequence.error is not None:
             sequence.worker_id = ""
@@ -149,73 +118,17 @@ class Dispatcher:
                 ),
             )
         if not sequence.is_ended_by_worker:
-            await self._cancel(call, sequence, "stop_string")
-
-    async def _route(
-        self, call: Call, sequence: OutputSequence, refused: set[str]
-    ) -> route_pb2.RouteResponse:
-        """Return a placement; a sequence that already produced tokens may wait for a worker."""
-        patience = self._settings.failover_wait_seconds if sequence.attempt else 0.0
-        give_up = time.monotonic() + patience
-        num_tries = 0
-        while True:
-            try:
-                answer = await self._ask_router(call, sequence, refused)
-            except BusError as error:
-                problem: GatewayError = UnavailableError(
-                    f"the router does not answer ({error}); try again",
-                    retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
-                )
-                may_retry = num_tries < 2
-            else:
-                if answer.status == route_pb2.ROUTE_STATUS_PLACED:
-                    return answer
-                problem = _refusal(answer)
-                may_retry = False
-            if not may_retry and time.monotonic() >= give_up:
-                raise problem
-            await self._pause(num_tries)
-            num_tries += 1
-
-    async def _ask_router(
-        self, call: Call, sequence: OutputSequence, refused: set[str]
-    ) -> route_pb2.RouteResponse:
-        request = route_pb2.RouteRequest(
-            request_id=call.request_id,
-            sequence_index=sequence.index,
-            attempt=sequence.attempt,
-            model=call.model.name,
-            kv_identity=call.model.kv_identity,
-            num_prompt_tokens=len(sequence.prompt.token_ids) + len(sequence.token_ids),
-            max_tokens=sequence.sampling.max_tokens,
-            block_hashes=b"".join(sequence.prompt.block_hashes),
-            excluded_worker_ids=self._excluded(refused),
-        )
-        started = time.perf_counter()
-        answer = await self._bus.request(
-            subjects.route(call.model.name),
-            request,
-            route_pb2.RouteResponse,
-            timeout_seconds=self._settings.route_timeout_seconds,
-            context=call.context,
-        )
-        call.on_route(sequence, answer, 1000 * (time.perf_counter() - started))
-        return answer
-
-    def _excluded(self, refused: set[str]) -> list[str]:
-        """Leave out who failed this request; one that is alive only if another one is too."""
-        alive = {status.worker_id for status in self._directory.alive(Role.ROLE_DECODE)}
-        return sorted(refused if alive - refused else refused - alive)
+            await self._cancel(context, sequence, "stop_string")
 
     async def _hand_over(
         self,
-        call: Call,
+        context: RequestContext,
         sequence: OutputSequence,
         placement: route_pb2.RouteResponse,
         refused: set[str],
     ) -> None:
         request = generate_pb2.GenerateRequest(
-            request_id=call.request_id,
+            request_id=context.request_id,
             sequence_index=sequence.index,
             attempt=sequence.attempt,
             gateway_id=self._gateway_id,
@@ -228,7 +141,7 @@ class Dispatcher:
                 prefill_worker_id=placement.prefill_worker_id,
                 num_fetch_blocks=placement.num_fetch_blocks,
             ),
-            deadline_unix_seconds=call.deadline_unix_seconds,
+            deadline_unix_seconds=context.deadline_unix_seconds,
         )
         worker_id = placement.decode_worker_id
         try:
@@ -237,7 +150,7 @@ class Dispatcher:
                 request,
                 generate_pb2.GenerateResponse,
                 timeout_seconds=self._settings.admit_timeout_seconds,
-                context=call.context,
+                context=context.trace_context,
             )
         except MessageTooLargeError as error:
             raise InvalidRequestError(f"the prompt is too large to send: {error}") from error
@@ -267,29 +180,16 @@ class Dispatcher:
             ),
         )
 
-    async def _cancel(self, call: Call, sequence: OutputSequence, reason: str) -> None:
+    async def _cancel(self, context: RequestContext, sequence: OutputSequence, reason: str) -> None:
         """Tell the sequence's worker to stop; best effort, the deadline frees what this misses."""
         worker_id, sequence.worker_id = sequence.worker_id, ""
         if not worker_id or sequence.is_ended_by_worker:
             return
         request = generate_pb2.CancelRequest(
-            request_id=call.request_id, sequence_indices=[sequence.index], reason=reason
+            request_id=context.request_id, sequence_indices=[sequence.index], reason=reason
         )
         with contextlib.suppress(BusError, TimeoutError):
             async with asyncio.timeout(CANCEL_SECONDS):
-                await self._bus.publish(subjects.cancel(worker_id), request, context=call.context)
-
-    async def _pause(self, num_tries: int) -> None:
-        """Wait a little, longer each time, never in step with others."""
-        longest = min(_MAX_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**num_tries)
-        await asyncio.sleep(longest * (0.5 + self._draw() / 2))
-
-
-def _refusal(answer: route_pb2.RouteResponse) -> GatewayError:
-    kind = (
-        OverloadedError if answer.status == route_pb2.ROUTE_STATUS_OVERLOADED else UnavailableError
-    )
-    return kind(
-        answer.message or "no worker can take this request now; try again",
-        retry_after_seconds=answer.retry_after_seconds or DEFAULT_RETRY_AFTER_SECONDS,
-    )
+                await self._bus.publish(
+                    subjects.cancel(worker_id), request, context=context.trace_context
+                )

@@ -1,1 +1,4 @@
-"""Between text and tokens: templates, tokenizer, detokenizer, stop strings. Knows no HTTP."""
+"""Between text and tokens: the model's tokenizer and template, prompts, detokenising, stop strings.
+
+Knows no request's fields, no HTTP and no workers.
+"""

@@ -7,10 +7,7 @@ and take the difference.
 
 import codecs
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from pagoda_gateway.text.tokenizer import ModelTokenizer
+from typing import Protocol
 
 REPLACEMENT = "\ufffd"
 # A character has four bytes at most; what is still broken after this many tokens stays broken.
@@ -26,6 +23,13 @@ class Detokenizer(Protocol):
 
     def flush(self) -> str:
         """Return what an unfinished character leaves; the sequence has ended."""
+
+
+class Decoder(Protocol):
+    """Whole token lists to text; a tokenizer."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of all of them."""
 
 
 class ByteLevelDetokenizer:
@@ -52,10 +56,10 @@ class WindowDetokenizer:
     """For any other vocabulary: text of (context + new tokens) minus text of the context."""
 
     def __init__(
-        self, tokenizer: "ModelTokenizer", context: Sequence[int], *, skip_special_tokens: bool
+        self, decoder: Decoder, context: Sequence[int], *, skip_special_tokens: bool
     ) -> None:
         """Start after `context`, the prompt's last tokens: they decide about leading spaces."""
-        self._tokenizer = tokenizer
+        self._decoder = decoder
         self._skip = skip_special_tokens
         self._context = list(context[-_CONTEXT_TOKENS:])
         self._pending: list[int] = []
@@ -78,8 +82,6 @@ class WindowDetokenizer:
         return text
 
     def _difference(self) -> str:
-        before = self._tokenizer.decode(self._context, skip_special_tokens=self._skip)
-        after = self._tokenizer.decode(
-            self._context + self._pending, skip_special_tokens=self._skip
-        )
+        before = self._decoder.decode(self._context, skip_special_tokens=self._skip)
+        after = self._decoder.decode(self._context + self._pending, skip_special_tokens=self._skip)
         return after[len(before) :]

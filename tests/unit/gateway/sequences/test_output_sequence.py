@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pagoda.rpc.v1 import generate_pb2 as pb
-from pagoda_gateway.openai.validation import OutputOptions
+from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.sequences.output_sequence import MAX_EARLY_FRAMES, OutputSequence
 from pagoda_gateway.text.prompts import Prompt
 from pagoda_gateway.text.tokenizer import ModelTokenizer

@@ -1,24 +1,33 @@
 """POST /v1/chat/completions and /v1/completions."""
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from opentelemetry.trace import Span
 from starlette.responses import Response
 
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.http.exchange import GenerationExchange
+from pagoda_gateway.http.generation_handler import GenerationHandler
 
 
 def make_router(gateway: Gateway) -> APIRouter:
     """Return the routes."""
     router = APIRouter(tags=["generation"])
+    chat = GenerationHandler(gateway, gateway.chat)
+    completion = GenerationHandler(gateway, gateway.completions)
 
     @router.post("/v1/chat/completions", response_model=None)
-    async def chat_completions(request: Request) -> Response:
+    async def chat_completions(
+        request: Request, span: Annotated[Span, Depends(chat.admit)]
+    ) -> Response:
         """Go on with a conversation."""
-        return GenerationExchange(gateway, request, "chat.completions")
+        return await chat.handle(request, span)
 
     @router.post("/v1/completions", response_model=None)
-    async def completions(request: Request) -> Response:
+    async def completions(
+        request: Request, span: Annotated[Span, Depends(completion.admit)]
+    ) -> Response:
         """Go on with a text."""
-        return GenerationExchange(gateway, request, "completions")
+        return await completion.handle(request, span)
 
     return router

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.sequences.catalog import ServedModel
+from pagoda_gateway.served_model import ServedModel
 
 
 def make_router(gateway: Gateway) -> APIRouter:

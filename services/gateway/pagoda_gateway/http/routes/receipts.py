@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.http.exchange import Caller
+from pagoda_gateway.http.caller import caller_of
 
 
 def make_router(gateway: Gateway) -> APIRouter:
@@ -15,8 +15,6 @@ def make_router(gateway: Gateway) -> APIRouter:
     @router.get("/v1/receipts/{request_id}")
     async def get_receipt(request_id: str, request: Request) -> dict[str, Any]:
         """Return the receipt of one of the caller's own tenant's requests."""
-        caller: Caller = request.scope["pagoda.caller"]
-        assert caller.key is not None, "the middleware lets nobody here without a key"
-        return await gateway.receipts.get(caller.key.tenant, request_id)
+        return await gateway.receipts.get(caller_of(request).key.tenant, request_id)
 
     return router

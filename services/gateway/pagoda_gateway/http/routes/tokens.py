@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body import read_body
+from pagoda_gateway.openai.messages import conversation_tokens
 from pagoda_gateway.openai.schemas.tokens import DetokenizeBody, TokenizeBody
-from pagoda_gateway.openai.validation import check_token_ids
 
 
 def make_router(gateway: Gateway) -> APIRouter:
@@ -37,7 +37,7 @@ def make_router(gateway: Gateway) -> APIRouter:
         """Return the text of token ids."""
         body = await read_body(request, DetokenizeBody, max_bytes=max_bytes)
         model = gateway.catalog.get(body.model or gateway.served_name)
-        check_token_ids(body.tokens, model, param="tokens")
+        model.check_token_ids(body.tokens, param="tokens")
         return {"prompt": gateway.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
     return router
@@ -50,14 +50,12 @@ async def _tokens(gateway: Gateway, body: TokenizeBody) -> list[int]:
         return await gateway.prompts.text_tokens(
             body.prompt, add_special_tokens=body.add_special_tokens is not False
         )
-    continues = bool(body.continue_final_message)
-    return await gateway.prompts.chat_tokens(
+    return await conversation_tokens(
+        gateway.prompts,
         body.messages or [],
         tools=body.tools or None,
-        add_generation_prompt=(
-            not continues if body.add_generation_prompt is None else body.add_generation_prompt
-        ),
-        continue_final_message=continues,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
         variables=body.chat_template_kwargs,
-        add_special_tokens=bool(body.add_special_tokens),
+        add_special_tokens=body.add_special_tokens,
     )

@@ -1,1 +1,1 @@
-"""Request bodies as clients send them: types and ranges. The rest is checked in `validation`."""
+"""Bodies and answers as clients see them: fields, types, ranges. Knows no model and no settings."""

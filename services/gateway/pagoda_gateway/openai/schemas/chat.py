@@ -4,18 +4,8 @@ from typing import Any
 
 from pydantic import Field
 
-from pagoda_gateway.openai.schemas.sampling import MAX_LOGPROBS, GenerationBody, RequestModel
-
-
-class Message(RequestModel):
-    """One message; what `content` may be is checked by `prompts`."""
-
-    role: str
-    content: Any = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
+from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBody
+from pagoda_gateway.openai.schemas.messages import Message
 
 
 class ChatBody(GenerationBody):

@@ -4,8 +4,8 @@ from typing import Any
 
 from pydantic import Field
 
-from pagoda_gateway.openai.schemas.chat import Message
-from pagoda_gateway.openai.schemas.sampling import RequestModel
+from pagoda_gateway.openai.schemas.base import RequestModel
+from pagoda_gateway.openai.schemas.messages import Message
 
 
 class TokenizeBody(RequestModel):

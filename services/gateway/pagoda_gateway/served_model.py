@@ -1,11 +1,19 @@
-"""The model this gateway serves, as the decode workers' heartbeats describe it."""
+"""The model this gateway serves, as the decode workers' heartbeats describe it.
+
+Known by every room. Knows no tokenizer and no request.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerStatus
-from pagoda_gateway.errors import ModelNotFoundError, UnavailableError, shorten
+from pagoda_gateway.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    UnavailableError,
+    shorten,
+)
 from pagoda_runtime.status import WorkerDirectory
 
 RETRY_AFTER_SECONDS = 2.0
@@ -30,6 +38,16 @@ class ServedModel:
     max_model_len: int
     vocab_size: int
     created_unix_seconds: int
+
+    def check_token_ids(self, token_ids: Sequence[int], *, param: str) -> None:
+        """Raise InvalidRequestError for `param` unless every id is in the vocabulary."""
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):
+            bad = next(i for i in token_ids if not 0 <= i < self.vocab_size)
+            raise InvalidRequestError(
+                f"'{param}' has token id {bad}; the vocabulary has ids 0 to {self.vocab_size - 1} "
+                f"(vocab_size {self.vocab_size})",
+                param=param,
+            )
 
 
 class Catalog:

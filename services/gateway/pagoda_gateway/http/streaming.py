@@ -4,75 +4,38 @@ Knows OpenAI's framing, not what is in a chunk. Says which tokens were delivered
 """
 
 import asyncio
-import logging
 
-import orjson
-from starlette.types import Receive, Send
+from starlette.types import Send
 
-from pagoda_gateway.errors import GatewayError
-from pagoda_gateway.http import sse
-from pagoda_gateway.openai.replies import Reply
+from pagoda_gateway.http import wire
+from pagoda_gateway.openai.responses import ResponseSerializer
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 
-logger = logging.getLogger(__name__)
 
-_STREAM_HEADERS = [
-    (b"content-type", sse.CONTENT_TYPE),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies such as nginx pass events on at once
-]
-
-
-async def send_json(
-    send: Send, status: int, payload: object, headers: dict[str, str] | None = None
-) -> None:
-    """Send a whole JSON answer."""
-    body = orjson.dumps(payload)
-    raw = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    raw += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def send_error(send: Send, error: GatewayError) -> None:
-    """Send an error as the whole answer."""
-    await send_json(send, error.status, error.body(), error.headers())
-
-
-async def watch_disconnect(receive: Receive, generation: Generation) -> None:
-    """Stop the generation when the client goes away; the body has been read before."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    generation.disconnect()
-
-
-class Responder:
+class GenerationWriter:
     """Answers one client."""
 
     def __init__(
         self,
         generation: Generation,
-        reply: Reply,
+        serializer: ResponseSerializer,
         send: Send,
         *,
         keepalive_seconds: float,
-        include_usage: bool,
     ) -> None:
         """Prepare to answer.
 
         Args:
             generation: what to answer.
-            reply: how the endpoint writes it.
+            serializer: how the endpoint writes it.
             send: ASGI.
             keepalive_seconds: silence that a stream may have.
-            include_usage: the stream ends with a usage chunk.
         """
         self._generation = generation
-        self._reply = reply
+        self._serializer = serializer
         self._send = send
         self._keepalive_seconds = keepalive_seconds
-        self._include_usage = include_usage
         self.is_started = False
         self.is_complete = False  # the client got the end of a good answer
 
@@ -86,9 +49,9 @@ class Responder:
             return
         self.is_started = True
         if generation.failure is not None:
-            await send_error(self._send, generation.failure)
+            await wire.send_error(self._send, generation.failure)
             return
-        await send_json(self._send, 200, self._reply.body())
+        await wire.send_json(self._send, 200, self._serializer.body())
         self.is_complete = not generation.is_disconnected
 
     async def stream(self) -> None:
@@ -104,13 +67,14 @@ class Responder:
             if failure is not None:
                 if not self.is_started:
                     self.is_started = True
-                    await send_error(self._send, failure)
+                    await wire.send_error(self._send, failure)
                     return
-                events += [sse.event(failure.body()), sse.DONE]
+                events += [wire.event(failure.body()), wire.DONE]
             elif is_over:
-                if self._include_usage:
-                    events.append(sse.event(self._reply.usage_chunk()))
-                events.append(sse.DONE)
+                usage = self._serializer.usage_chunk()
+                if usage is not None:
+                    events.append(wire.event(usage))
+                events.append(wire.DONE)
             if events:
                 await self._write(b"".join(events), is_last=is_over)
             if not generation.is_disconnected:
@@ -127,9 +91,9 @@ class Responder:
             delta = sequence.read()
             if delta is None:
                 continue
-            chunk = self._reply.chunk(sequence, delta)
+            chunk = self._serializer.chunk(sequence, delta)
             if chunk is not None:
-                events.append(sse.event(chunk))
+                events.append(wire.event(chunk))
                 progress.append((sequence, len(sequence.token_ids)))
         return events, progress
 
@@ -141,13 +105,13 @@ class Responder:
                 async with asyncio.timeout(self._keepalive_seconds):
                     await changed.wait()
             except TimeoutError:
-                await self._write(sse.keepalive(self._generation.stage), is_last=False)
+                await self._write(wire.keepalive(self._generation.stage), is_last=False)
         changed.clear()
 
     async def _write(self, body: bytes, *, is_last: bool) -> None:
         if not self.is_started:
             self.is_started = True
             await self._send(
-                {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS}
+                {"type": "http.response.start", "status": 200, "headers": wire.EVENT_STREAM_HEADERS}
             )
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})

@@ -5,7 +5,7 @@ from support.scripted_worker import tiny_card
 
 from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerState, WorkerStatus
 from pagoda_gateway.errors import ModelNotFoundError, UnavailableError
-from pagoda_gateway.sequences.catalog import Catalog
+from pagoda_gateway.served_model import Catalog
 from pagoda_runtime.status import WorkerDirectory
 
 

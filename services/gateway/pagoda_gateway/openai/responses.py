@@ -1,32 +1,23 @@
-"""Answers in OpenAI's shapes: a whole body, or chunk by chunk."""
+"""A generation written down in OpenAI's shapes: a whole body, or chunk by chunk.
 
-from typing import Any, Protocol
+Plain dicts, as they are made for every token; `schemas.responses` describes them.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
 from pagoda_gateway.openai.logprobs import LogprobFormat
-from pagoda_gateway.openai.validation import OutputOptions
 from pagoda_gateway.sequences.generation import Generation
+from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 
-class Reply(Protocol):
-    """How one endpoint writes a generation down."""
+class ResponseSerializer(ABC):
+    """How one endpoint writes a generation down; here what all share."""
 
-    def body(self) -> dict[str, Any]:
-        """Return the whole answer; the generation is over."""
-
-    def chunk(self, sequence: OutputSequence, delta: Delta) -> dict[str, Any] | None:
-        """Return one chunk; None if there is nothing to show yet."""
-
-    def usage_chunk(self) -> dict[str, Any]:
-        """Return the chunk without choices that ends a stream with usage."""
-
-
-class _BaseReply:
-    """What both endpoints share."""
-
-    object_name = ""
-    chunk_name = ""
+    object_name: ClassVar[str]
+    chunk_name: ClassVar[str]
 
     def __init__(
         self,
@@ -65,7 +56,7 @@ class _BaseReply:
         }
 
     def body(self) -> dict[str, Any]:
-        """Return the whole answer."""
+        """Return the whole answer; the generation is over."""
         choices = []
         for sequence in self._generation.sequences:
             delta = sequence.read() or Delta(finish_reason=sequence.finish_reason)
@@ -94,8 +85,10 @@ class _BaseReply:
             chunk["usage"] = self.usage() if self._continuous_usage else None
         return chunk
 
-    def usage_chunk(self) -> dict[str, Any]:
-        """Return the last chunk of a stream that asked for usage."""
+    def usage_chunk(self) -> dict[str, Any] | None:
+        """Return the chunk without choices that ends a stream with usage; None: nobody asked."""
+        if not self._include_usage:
+            return None
         return {**self._head(self.chunk_name), "choices": [], "usage": self.usage()}
 
     def usage(self) -> dict[str, Any]:
@@ -107,7 +100,7 @@ class _BaseReply:
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
-            "prompt_tokens_details": {"cached_tokens": generation.prompts_cached()[0]},
+            "prompt_tokens_details": {"cached_tokens": generation.cached_tokens()[0]},
         }
 
     def _head(self, object_name: str) -> dict[str, Any]:
@@ -125,13 +118,15 @@ class _BaseReply:
             return ""
         return self._echo_texts[sequence.index // self._options.num_choices]
 
+    @abstractmethod
     def _whole_choice(self, sequence: OutputSequence, delta: Delta) -> dict[str, Any]:
-        raise NotImplementedError
+        """Return one choice of a whole answer."""
 
+    @abstractmethod
     def _delta_choice(
         self, sequence: OutputSequence, delta: Delta, *, is_first: bool
     ) -> dict[str, Any]:
-        raise NotImplementedError
+        """Return one choice of a chunk."""
 
     def _extras(
         self, sequence: OutputSequence, delta: Delta, *, with_prompt: bool
@@ -149,7 +144,7 @@ class _BaseReply:
         return extras
 
 
-class ChatReply(_BaseReply):
+class ChatSerializer(ResponseSerializer):
     """chat.completion and chat.completion.chunk."""
 
     object_name = "chat.completion"
@@ -185,7 +180,7 @@ class ChatReply(_BaseReply):
         return self._formats[sequence.index].chat(delta.logprobs, num_top)
 
 
-class CompletionReply(_BaseReply):
+class CompletionSerializer(ResponseSerializer):
     """text_completion, whole or in chunks."""
 
     object_name = "text_completion"

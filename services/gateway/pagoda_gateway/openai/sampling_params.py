@@ -1,96 +1,19 @@
-"""From a body and a model to sampling parameters: every range that the schema cannot check.
+"""From a body and a model to sampling parameters that the engine can run: budget, ranges, seeds.
 
-What passes here the engine can run. Errors name the field, the value and the limit.
+Errors name the field, the value and the limit.
 """
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pagoda.rpc.v1 import generate_pb2
-from pagoda_gateway.errors import (
-    ContextLengthError,
-    InvalidRequestError,
-    UnsupportedFieldError,
-    shorten,
-)
-from pagoda_gateway.openai.schemas.sampling import (
-    MAX_LOGIT_BIAS,
-    MAX_STOP_STRING_CHARS,
-    MAX_STOP_STRINGS,
-    REFUSED_FIELDS,
-    GenerationBody,
-)
-from pagoda_gateway.sequences.catalog import ServedModel
+from pagoda_gateway.errors import ContextLengthError, InvalidRequestError, shorten
+from pagoda_gateway.openai.schemas.generation import MAX_LOGIT_BIAS, GenerationBody
+from pagoda_gateway.served_model import ServedModel
 
 _MAX_NAMED_KEYS = 50
 _UINT64 = 2**64 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """What a request wants of its output, besides the tokens' distribution.
-
-    Attributes:
-        num_choices: n.
-        stops: stop strings.
-        include_stop: the matched stop string stays in the text.
-        num_logprobs: alternatives for each token; None = no logprobs.
-        min_tokens: stop strings are not looked for before this many tokens.
-        skip_special_tokens: special tokens have no text.
-        return_token_ids: token ids go out beside the text.
-        tokens_as_ids: logprobs name tokens as "token_id:42".
-    """
-
-    num_choices: int
-    stops: tuple[str, ...]
-    include_stop: bool
-    num_logprobs: int | None
-    min_tokens: int
-    skip_special_tokens: bool
-    return_token_ids: bool
-    tokens_as_ids: bool
-
-
-def output_options(body: GenerationBody, *, num_logprobs: int | None, max_n: int) -> OutputOptions:
-    """Check what the model has no say in."""
-    refuse_unsupported(body)
-    num_choices = 1 if body.n is None else body.n
-    if not 1 <= num_choices <= max_n:
-        raise InvalidRequestError(f"'n' is {num_choices}; it must be 1 to {max_n}", param="n")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError(
-            "'stream_options' is only allowed with stream: true", param="stream_options"
-        )
-    return OutputOptions(
-        num_choices=num_choices,
-        stops=_stop_strings(body.stop),
-        include_stop=bool(body.include_stop_str_in_output),
-        num_logprobs=num_logprobs,
-        min_tokens=body.min_tokens or 0,
-        skip_special_tokens=body.skip_special_tokens is not False,
-        return_token_ids=bool(body.return_token_ids),
-        tokens_as_ids=bool(body.return_tokens_as_token_ids),
-    )
-
-
-def refuse_unsupported(body: GenerationBody) -> None:
-    """Raise for fields whose silent loss would change the answer."""
-    for name in REFUSED_FIELDS:
-        value = getattr(body, name)
-        if value is None or value is False:
-            continue
-        if name == "prompt_logprobs" and value < 0:
-            raise InvalidRequestError(f"'{name}' is {value}; it must be >= 0", param=name)
-        raise UnsupportedFieldError(f"'{name}' is not supported by this server", param=name)
-    if body.response_format is not None and body.response_format.type != "text":
-        raise UnsupportedFieldError(
-            f"'response_format.type' is {shorten(body.response_format.type)}; "
-            "this server supports only 'text'",
-            param="response_format",
-        )
 
 
 def sampling_params(
@@ -107,7 +30,7 @@ def sampling_params(
             param="min_tokens",
         )
     stop_token_ids = body.stop_token_ids or []
-    check_token_ids(stop_token_ids, model, param="stop_token_ids")
+    model.check_token_ids(stop_token_ids, param="stop_token_ids")
     return generate_pb2.SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens or 0,
@@ -157,17 +80,6 @@ def output_budget(
     return wanted
 
 
-def check_token_ids(token_ids: Sequence[int], model: ServedModel, *, param: str) -> None:
-    """Raise unless every id is one of the model's vocabulary."""
-    if token_ids and (min(token_ids) < 0 or max(token_ids) >= model.vocab_size):
-        bad = next(i for i in token_ids if not 0 <= i < model.vocab_size)
-        raise InvalidRequestError(
-            f"'{param}' has token id {bad}; the vocabulary has ids 0 to {model.vocab_size - 1} "
-            f"(vocab_size {model.vocab_size})",
-            param=param,
-        )
-
-
 def sequence_seed(seed: int | None, *, sequence_index: int, num_choices: int) -> int:
     """Return one sequence's seed (unsigned 64 bit).
 
@@ -184,28 +96,6 @@ def sequence_seed(seed: int | None, *, sequence_index: int, num_choices: int) ->
     state = hashlib.blake2b(unsigned.to_bytes(8, "little"), digest_size=8, person=b"pagoda.seed")
     state.update(choice.to_bytes(8, "little"))
     return int.from_bytes(state.digest(), "little")
-
-
-def _stop_strings(stop: Any) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop
-    if stops is None:
-        return ()
-    if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
-        raise InvalidRequestError(
-            f"'stop' must be a string or a list of strings, not {shorten(stop)}", param="stop"
-        )
-    if len(stops) > MAX_STOP_STRINGS:
-        raise InvalidRequestError(
-            f"'stop' has {len(stops)} strings; the limit is {MAX_STOP_STRINGS}", param="stop"
-        )
-    for text in stops:
-        if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
-            raise InvalidRequestError(
-                f"'stop' has a string of {len(text)} characters; each must have 1 to "
-                f"{MAX_STOP_STRING_CHARS}",
-                param="stop",
-            )
-    return tuple(stops)
 
 
 def _logit_bias(bias: dict[str, Any] | None, model: ServedModel) -> dict[int, float]:

@@ -1,8 +1,10 @@
 """Fields that chat and completions share."""
 
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from pagoda_gateway.openai.schemas.base import RequestModel
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_LOGPROBS = 20
@@ -10,12 +12,6 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 4096
-
-
-class RequestModel(BaseModel):
-    """A body: fields that nobody here knows are ignored, as new SDKs send them."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class StreamOptions(RequestModel):
@@ -77,5 +73,3 @@ REFUSED_FIELDS = (
     "truncate_prompt_tokens", "structured_outputs", "guided_json", "guided_regex",
     "guided_choice", "guided_grammar",
 )  # fmt: skip
-
-Endpoint = Literal["chat.completions", "completions"]

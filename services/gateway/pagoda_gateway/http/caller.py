@@ -1,0 +1,43 @@
+"""Who sent a request, and what it is called; the middleware puts it into the scope."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from pagoda_gateway.accounts.ledger import ApiKey
+
+_SCOPE_NAME = "pagoda.caller"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls.
+
+    Attributes:
+        request_id: ours (ULID).
+        client_request_id: the client's own x-request-id; empty if it sent no usable one.
+        api_key: whose key it is; None on routes without one.
+        arrived_unix_seconds: when the request came.
+    """
+
+    request_id: str
+    client_request_id: str
+    api_key: ApiKey | None
+    arrived_unix_seconds: float
+
+    @property
+    def key(self) -> ApiKey:
+        """The key, on a route that needs one."""
+        assert self.api_key is not None, "the middleware lets nobody here without a key"
+        return self.api_key
+
+    def enter(self, scope: Scope) -> None:
+        """Make the caller known to the request's route."""
+        scope[_SCOPE_NAME] = self
+
+
+def caller_of(request: Request) -> Caller:
+    """Return who sent `request`."""
+    caller: Caller = request.scope[_SCOPE_NAME]
+    return caller

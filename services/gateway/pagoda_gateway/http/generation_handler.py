@@ -1,0 +1,134 @@
+"""A generation request up to its first worker: slot, body, prompts. Its answer is a response.
+
+One handler serves one endpoint; what makes the endpoints differ is in its request processor.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Generic
+
+from opentelemetry.trace import Span, set_span_in_context
+from starlette.requests import Request
+
+from pagoda_gateway.errors import GatewayError
+from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.body import read_body
+from pagoda_gateway.http.caller import caller_of
+from pagoda_gateway.http.generation_response import GenerationResponse
+from pagoda_gateway.http.request_telemetry import (
+    describe_request,
+    mark_failed,
+    start_request_span,
+    unix_nanoseconds,
+)
+from pagoda_gateway.openai.request_processor import Body, ProcessedRequest, RequestProcessor
+from pagoda_gateway.sequences.generation import Generation
+from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.request import RequestIdentity
+from pagoda_gateway.served_model import ServedModel
+from pagoda_runtime.telemetry.tracing import tracer
+
+
+class GenerationHandler(Generic[Body]):
+    """Turns requests of one endpoint into responses that run them."""
+
+    def __init__(self, gateway: Gateway, processor: RequestProcessor[Body]) -> None:
+        self._gateway = gateway
+        self._processor = processor
+
+    async def admit(self, request: Request) -> AsyncIterator[Span]:
+        """Hold a slot and the span gateway.request, as a dependency: until the answer is sent.
+
+        Raises:
+            UnavailableError: there is no slot.
+        """
+        span = start_request_span(request, caller_of(request), self._processor.operation)
+        try:
+            with self._gateway.admission.slot():
+                yield span
+        except GatewayError as error:  # no slot, or a request that cannot be served
+            mark_failed(span, error)
+            raise
+        finally:
+            span.end()
+
+    async def handle(self, request: Request, span: Span) -> GenerationResponse:
+        """Read, check and tokenise; the response runs what comes out.
+
+        Raises:
+            GatewayError: the request cannot be served.
+        """
+        gateway, processor, caller = self._gateway, self._processor, caller_of(request)
+        tenant = caller.key.tenant
+        context = set_span_in_context(span)
+        with tracer().start_as_current_span(
+            "gateway.admit",
+            context=context,
+            start_time=unix_nanoseconds(caller.arrived_unix_seconds),
+        ):
+            body = await read_body(
+                request, processor.schema, max_bytes=gateway.settings.max_body_bytes
+            )
+            model = gateway.catalog.get(body.model)
+            options = processor.options(body)
+        started = time.perf_counter()
+        with tracer().start_as_current_span("gateway.tokenize", context=context):
+            processed = await processor.process(body, options, model, tenant)
+        identity = RequestIdentity(
+            request_id=caller.request_id,
+            object_id=processor.object_id_prefix + caller.request_id,
+            endpoint=processor.endpoint,
+            tenant=tenant,
+            api_key_id=caller.key.api_key_id,
+            arrived_unix_seconds=caller.arrived_unix_seconds,
+            tokenize_ms=1000 * (time.perf_counter() - started),
+        )
+        is_stream = bool(body.stream)
+        generation = self._generation(identity, model, processed, span, is_stream=is_stream)
+        describe_request(generation, body)
+        stream_options = body.stream_options
+        serializer = processor.serializer(
+            generation,
+            options,
+            gateway.tokenizer,
+            echo_texts=processed.echo_texts,
+            include_usage=bool(stream_options and stream_options.include_usage),
+            continuous_usage=bool(stream_options and stream_options.continuous_usage_stats),
+        )
+        return GenerationResponse(gateway, caller, generation, serializer, is_stream=is_stream)
+
+    def _generation(
+        self,
+        identity: RequestIdentity,
+        model: ServedModel,
+        processed: ProcessedRequest,
+        span: Span,
+        *,
+        is_stream: bool,
+    ) -> Generation:
+        gateway, settings = self._gateway, self._gateway.settings
+        generation = Generation(
+            identity=identity,
+            model=model,
+            gateway_id=gateway.gateway_id,
+            placer=gateway.placer,
+            frames=gateway.frames,
+            open_log=gateway.usage_log,
+            span=span,
+            deadline_unix_seconds=identity.arrived_unix_seconds + settings.request_timeout_seconds,
+            max_undelivered_tokens=settings.max_undelivered_tokens if is_stream else None,
+        )
+        for index, sampling in enumerate(processed.sampling):
+            generation.add_sequence(
+                OutputSequence(
+                    index=index,
+                    prompt=processed.prompts[index // processed.options.num_choices],
+                    sampling=sampling,
+                    options=processed.options,
+                    tokenizer=gateway.tokenizer,
+                    on_change=generation.on_sequence_change,
+                    gap_timeout_seconds=settings.gap_timeout_seconds,
+                    clock=time.time,
+                )
+            )
+        return generation

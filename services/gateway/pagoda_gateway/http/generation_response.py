@@ -1,0 +1,104 @@
+"""The response of a generation request: runs it, writes it to the client, settles the account."""
+
+import asyncio
+import logging
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.caller import Caller
+from pagoda_gateway.http.request_telemetry import count, describe_outcome
+from pagoda_gateway.http.streaming import GenerationWriter
+from pagoda_gateway.openai.responses import ResponseSerializer
+from pagoda_gateway.sequences.generation import Generation
+from pagoda_runtime.telemetry.tracing import tracer
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_GRACE_SECONDS = 5.0  # for the last bytes to a slow reader
+
+
+class GenerationResponse(Response):
+    """Nothing of it happens before the framework sends it."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        caller: Caller,
+        generation: Generation,
+        serializer: ResponseSerializer,
+        *,
+        is_stream: bool,
+    ) -> None:
+        """Prepare to run `generation` and to answer `caller` in the serializer's words."""
+        super().__init__()
+        self._gateway = gateway
+        self._caller = caller
+        self._generation = generation
+        self._serializer = serializer
+        self._is_stream = is_stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, then settle; a failure before the first byte has its own HTTP status."""
+        writer = GenerationWriter(
+            self._generation,
+            self._serializer,
+            send,
+            keepalive_seconds=self._gateway.settings.keepalive_seconds,
+        )
+        with self._gateway.admission.tracked(self._generation):
+            try:
+                await self._answer(writer, receive)
+            finally:
+                await self._settle(writer)
+
+    async def _answer(self, writer: GenerationWriter, receive: Receive) -> None:
+        """Run the generation and write it, until the end or until the client is gone."""
+        generation = self._generation
+        patience = self._gateway.settings.request_timeout_seconds + DEADLINE_GRACE_SECONDS
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(generation.run())
+            watcher = tasks.create_task(_watch_disconnect(receive, generation))
+            if self._caller.client_request_id:
+                tasks.create_task(self._remember_name())
+            try:
+                async with asyncio.timeout(patience):
+                    await (writer.stream() if self._is_stream else writer.whole())
+            except TimeoutError:
+                logger.warning("request %s: the client does not read", self._caller.request_id)
+            finally:
+                watcher.cancel()
+                generation.disconnect()  # no effect on one that is over
+
+    async def _remember_name(self) -> None:
+        caller = self._caller
+        try:
+            await self._gateway.ledger.name_request(
+                caller.key.tenant, caller.client_request_id, caller.request_id
+            )
+        except Exception:  # a convenience must not fail the request
+            logger.exception("the name of request %s is not stored", caller.request_id)
+
+    async def _settle(self, writer: GenerationWriter) -> None:
+        """Write the account; the client has its answer already."""
+        generation = self._generation
+        if writer.is_complete:
+            outcome = "finished"
+        elif generation.is_disconnected:
+            outcome = "disconnected"
+        else:
+            outcome = "failed"
+        record = generation.close_record(outcome)
+        if generation.is_opened:
+            with tracer().start_as_current_span("gateway.settle", context=generation.context):
+                await self._gateway.usage_log.close(record, generation.context)
+        count(generation, record)
+        describe_outcome(generation, record)
+
+
+async def _watch_disconnect(receive: Receive, generation: Generation) -> None:
+    """Stop the generation when the client goes away; the body has been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    generation.disconnect()

@@ -1,0 +1,94 @@
+"""What a generation request leaves in traces and metrics. Span names are in ARCHITECTURE.md."""
+
+import time
+
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from starlette.requests import Request
+
+from pagoda.rpc.v1.usage_pb2 import UsageClose
+from pagoda_gateway import metrics
+from pagoda_gateway.errors import GatewayError
+from pagoda_gateway.http.caller import Caller
+from pagoda_gateway.openai.schemas.generation import GenerationBody
+from pagoda_gateway.sequences.generation import Generation
+from pagoda_runtime.telemetry.tracing import extract, tracer
+
+_TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+def start_request_span(request: Request, caller: Caller, operation: str) -> Span:
+    """Start gateway.request when the request arrived, below the client's own span."""
+    return tracer().start_span(
+        "gateway.request",
+        context=extract({name: request.headers.get(name, "") for name in _TRACE_HEADERS}),
+        kind=SpanKind.SERVER,
+        start_time=unix_nanoseconds(caller.arrived_unix_seconds),
+        attributes={
+            "pagoda.request_id": caller.request_id,
+            "pagoda.client_request_id": caller.client_request_id,
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "pagoda",
+        },
+    )
+
+
+def unix_nanoseconds(unix_seconds: float) -> int:
+    """Return a time as spans take it."""
+    return int(unix_seconds * 1e9)
+
+
+def describe_request(generation: Generation, body: GenerationBody) -> None:
+    """Note what was asked for."""
+    generation.span.set_attributes(
+        {
+            "gen_ai.request.model": body.model,
+            "gen_ai.response.model": generation.model.name,
+            "gen_ai.response.id": generation.identity.object_id,
+            "gen_ai.usage.input_tokens": generation.num_prompt_tokens,
+            "gen_ai.request.max_tokens": generation.sequences[0].sampling.max_tokens,
+            "gen_ai.request.temperature": generation.sequences[0].sampling.temperature,
+            "gen_ai.request.choice.count": body.n or 1,
+            "pagoda.tenant": generation.identity.tenant,
+        }
+    )
+
+
+def describe_outcome(generation: Generation, record: UsageClose) -> None:
+    """Note how it ended and what the client got."""
+    generation.span.set_attributes(
+        {
+            "pagoda.outcome": record.outcome,
+            "pagoda.attempts": record.num_attempts,
+            "gen_ai.response.finish_reasons": list(record.finish_reasons),
+            "gen_ai.usage.output_tokens": record.num_output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": generation.cached_tokens()[0],
+            "pagoda.cached_tokens.device": record.cached.device,
+            "pagoda.cached_tokens.cpu": record.cached.cpu,
+            "pagoda.cached_tokens.nvme": record.cached.nvme,
+            "pagoda.ttft_ms": record.ttft_ms,
+        }
+    )
+    if generation.failure is not None:
+        mark_failed(generation.span, generation.failure)
+
+
+def mark_failed(span: Span, error: GatewayError) -> None:
+    """Note an error that the client hears of."""
+    span.set_status(StatusCode.ERROR, str(error)[:500])
+    span.set_attribute("error.type", error.code or type(error).__name__)
+
+
+def count(generation: Generation, record: UsageClose) -> None:
+    """Add a generation that ended to the metrics."""
+    metrics.REQUESTS.labels(generation.identity.endpoint, record.outcome).inc()
+    metrics.E2E.observe(time.time() - generation.identity.arrived_unix_seconds)
+    metrics.INPUT_TOKENS.inc(record.num_prompt_tokens)
+    metrics.OUTPUT_TOKENS.inc(record.num_output_tokens)
+    for tier in ("device", "cpu", "nvme"):
+        metrics.CACHED_TOKENS.labels(tier).inc(getattr(record.cached, tier))
+    if generation.ttft_seconds is not None:
+        metrics.TTFT.observe(generation.ttft_seconds)
+    for sequence in generation.sequences:
+        first, last = sequence.first_token_seconds, sequence.last_token_seconds
+        if first is not None and last is not None and len(sequence.token_ids) > 1:
+            metrics.TPOT.observe((last - first) / (len(sequence.token_ids) - 1))

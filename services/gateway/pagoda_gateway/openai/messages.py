@@ -1,0 +1,96 @@
+"""The `messages` field: OpenAI's messages to what a chat template sees, and on to token ids."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.text.prompts import PromptMaker
+
+ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+
+
+async def conversation_tokens(
+    prompts: PromptMaker,
+    messages: Sequence[Message],
+    *,
+    tools: list[dict[str, Any]] | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    variables: dict[str, Any] | None,
+    add_special_tokens: bool | None = None,
+) -> list[int]:
+    """Return the token ids of a conversation; None means a field's default.
+
+    Raises:
+        InvalidRequestError: names the message and the part of it that cannot be rendered.
+    """
+    template = prompts.template
+    continues = bool(continue_final_message)
+    if continues and add_generation_prompt:
+        raise InvalidRequestError(
+            "'continue_final_message' needs add_generation_prompt: false",
+            param="continue_final_message",
+        )
+    return await prompts.chat_tokens(
+        [
+            _template_message(i, message, knows_developer=template.knows_developer)
+            for i, message in enumerate(messages)
+        ],
+        tools=tools,
+        add_generation_prompt=(
+            not continues if add_generation_prompt is None else add_generation_prompt
+        ),
+        continue_final_message=continues,
+        variables=variables,
+        add_special_tokens=bool(add_special_tokens),
+    )
+
+
+def _template_message(index: int, message: Message, *, knows_developer: bool) -> dict[str, Any]:
+    """Return what the template sees of one message."""
+    where = f"messages[{index}]"
+    if message.role not in ROLES:
+        raise InvalidRequestError(
+            f"'{where}.role' is {shorten(message.role)}; it must be one of {', '.join(ROLES)}",
+            param=f"{where}.role",
+        )
+    role = message.role
+    if role == "developer" and not knows_developer:
+        role = "system"  # OpenAI's newer word for it
+    seen: dict[str, Any] = {"role": role, "content": _content_text(where, message)}
+    for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
+        value = getattr(message, name)
+        if value is not None:
+            seen[name] = value
+    return seen
+
+
+def _content_text(where: str, message: Message) -> str | None:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.role == "assistant" and message.tool_calls:
+            return None  # as the reference: templates test `content is none`
+        raise InvalidRequestError(
+            f"'{where}.content': this field is required", param=f"{where}.content"
+        )
+    if not isinstance(content, list):
+        raise InvalidRequestError(
+            f"'{where}.content' must be text or a list of parts, not {shorten(content)}",
+            param=f"{where}.content",
+        )
+    return "\n".join(_part_text(f"{where}.content[{i}]", part) for i, part in enumerate(content))
+
+
+def _part_text(where: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(text, str):
+        return text
+    raise InvalidRequestError(
+        f"'{where}' has type {shorten(kind)}; this model takes only text parts "
+        '{"type": "text", "text": "..."}',
+        param=where,
+    )

@@ -1,0 +1,16 @@
+"""Messages of a conversation."""
+
+from typing import Any
+
+from pagoda_gateway.openai.schemas.base import RequestModel
+
+
+class Message(RequestModel):
+    """One message; what `content` may be is checked by `openai.messages`."""
+
+    role: str
+    content: Any = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None

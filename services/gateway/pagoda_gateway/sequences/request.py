@@ -1,0 +1,62 @@
+"""What all sequences of one request share: who asked for what, and until when."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from opentelemetry.context import Context
+
+from pagoda.rpc.v1.route_pb2 import RouteResponse
+from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.served_model import ServedModel
+
+Endpoint = Literal["chat.completions", "completions"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestIdentity:
+    """Who asks for what.
+
+    Attributes:
+        request_id: ours (ULID).
+        object_id: the OpenAI id.
+        endpoint: which one.
+        tenant: whose account and cache.
+        api_key_id: which of the tenant's keys.
+        arrived_unix_seconds: when the request came.
+        tokenize_ms: spent on template, tokens and hashes.
+    """
+
+    request_id: str
+    object_id: str
+    endpoint: Endpoint
+    tenant: str
+    api_key_id: str
+    arrived_unix_seconds: float
+    tokenize_ms: float
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """What a request's sequences need on their way to the workers.
+
+    Attributes:
+        request_id: ours.
+        model: whose workers are meant.
+        deadline_unix_seconds: nothing goes on after this.
+        trace_context: of gateway.request.
+        opened: set once the usage log has the request; no worker is asked before.
+        on_route: hears each routing answer, its attempt and its milliseconds.
+        cancel_reason: sent to the worker when a sequence is cancelled.
+        worker_ids: decode workers that were asked, in that order.
+    """
+
+    request_id: str
+    model: ServedModel
+    deadline_unix_seconds: float
+    trace_context: Context
+    opened: asyncio.Event
+    on_route: Callable[[OutputSequence, RouteResponse, float], None]
+    cancel_reason: str = "client_disconnect"
+    worker_ids: list[str] = field(default_factory=list)

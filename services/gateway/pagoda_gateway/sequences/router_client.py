@@ -1,0 +1,104 @@
+"""Asks the router where a sequence should run, again where that makes sense."""
+
+import time
+
+from pagoda.rpc.v1 import route_pb2
+from pagoda.rpc.v1.status_pb2 import Role
+from pagoda_gateway.config import GatewaySettings
+from pagoda_gateway.errors import GatewayError, OverloadedError, UnavailableError
+from pagoda_gateway.sequences.backoff import Backoff
+from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.request import RequestContext
+from pagoda_runtime.errors import BusError
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.status import WorkerDirectory
+
+DEFAULT_RETRY_AFTER_SECONDS = 1.0
+
+
+class RouterClient:
+    """Knows who is alive and what this request has tried; the choice is the router's."""
+
+    def __init__(
+        self, bus: Bus, directory: WorkerDirectory, settings: GatewaySettings, backoff: Backoff
+    ) -> None:
+        self._bus = bus
+        self._directory = directory
+        self._settings = settings
+        self._backoff = backoff
+
+    async def route(
+        self, context: RequestContext, sequence: OutputSequence, refused: set[str]
+    ) -> route_pb2.RouteResponse:
+        """Return a placement; a sequence that already produced tokens may wait for a worker.
+
+        Args:
+            context: of the request.
+            sequence: to place, with the tokens it has by now.
+            refused: workers that failed this request.
+
+        Raises:
+            UnavailableError, OverloadedError: none is to be had.
+        """
+        patience = self._settings.failover_wait_seconds if sequence.attempt else 0.0
+        give_up = time.monotonic() + patience
+        num_tries = 0
+        while True:
+            try:
+                answer = await self._ask_router(context, sequence, refused)
+            except BusError as error:
+                problem: GatewayError = UnavailableError(
+                    f"the router does not answer ({error}); try again",
+                    retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
+                )
+                may_retry = num_tries < 2
+            else:
+                if answer.status == route_pb2.ROUTE_STATUS_PLACED:
+                    return answer
+                problem = _refusal(answer)
+                may_retry = False
+            if not may_retry and time.monotonic() >= give_up:
+                raise problem
+            await self._backoff.pause(num_tries)
+            num_tries += 1
+
+    async def _ask_router(
+        self, context: RequestContext, sequence: OutputSequence, refused: set[str]
+    ) -> route_pb2.RouteResponse:
+        request = route_pb2.RouteRequest(
+            request_id=context.request_id,
+            sequence_index=sequence.index,
+            attempt=sequence.attempt,
+            model=context.model.name,
+            kv_identity=context.model.kv_identity,
+            num_prompt_tokens=len(sequence.prompt.token_ids) + len(sequence.token_ids),
+            max_tokens=sequence.sampling.max_tokens,
+            block_hashes=b"".join(sequence.prompt.block_hashes),
+            excluded_worker_ids=self._excluded(refused),
+        )
+        started = time.perf_counter()
+        answer = await self._bus.request(
+            subjects.route(context.model.name),
+            request,
+            route_pb2.RouteResponse,
+            timeout_seconds=self._settings.route_timeout_seconds,
+            context=context.trace_context,
+        )
+        context.on_route(sequence, answer, 1000 * (time.perf_counter() - started))
+        return answer
+
+    def _excluded(self, refused: set[str]) -> list[str]:
+        """Leave out who failed this request; one that is alive only if another one is too."""
+        alive = {status.worker_id for status in self._directory.alive(Role.ROLE_DECODE)}
+        return sorted(refused if alive - refused else refused - alive)
+
+
+def _refusal(answer: route_pb2.RouteResponse) -> GatewayError:
+    kind = (
+        OverloadedError if answer.status == route_pb2.ROUTE_STATUS_OVERLOADED else UnavailableError
+    )
+    return kind(
+        answer.message or "no worker can take this request now; try again",
+        retry_after_seconds=answer.retry_after_seconds or DEFAULT_RETRY_AFTER_SECONDS,
+    )

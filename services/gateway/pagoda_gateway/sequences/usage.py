@@ -1,0 +1,98 @@
+"""What a request used, as the two records of the usage log: before any work, and after it."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from opentelemetry.context import Context
+
+from pagoda.rpc.v1.generate_pb2 import CachedTokens, StageTimes
+from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
+from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.request import RequestContext, RequestIdentity
+
+
+class OpenLog(Protocol):
+    """Where open records go: all that sequences know of accounts."""
+
+    async def open(self, record: UsageOpen, context: Context) -> None:
+        """Store an open record; raise GatewayError if the work must not begin."""
+
+
+def first_sequences(sequences: Iterable[OutputSequence]) -> list[OutputSequence]:
+    """Return one sequence for each prompt: its first choice."""
+    seen: dict[int, OutputSequence] = {}
+    for sequence in sequences:
+        seen.setdefault(id(sequence.prompt), sequence)
+    return list(seen.values())
+
+
+def num_prompt_tokens(sequences: Iterable[OutputSequence]) -> int:
+    """Return the tokens of all prompts, each counted once whatever n is."""
+    return sum(len(sequence.prompt.token_ids) for sequence in first_sequences(sequences))
+
+
+def cached_tokens(sequences: Iterable[OutputSequence]) -> tuple[int, CachedTokens]:
+    """Return reused prompt tokens: their number, and by tier. Each prompt counts once."""
+    total, tiers = 0, CachedTokens()
+    for sequence in first_sequences(sequences):
+        total += sequence.num_cached_tokens
+        if sequence.cached is not None:
+            tiers.device += sequence.cached.device
+            tiers.cpu += sequence.cached.cpu
+            tiers.nvme += sequence.cached.nvme
+    return total, tiers
+
+
+def open_record(
+    identity: RequestIdentity,
+    context: RequestContext,
+    sequences: Sequence[OutputSequence],
+    *,
+    gateway_id: str,
+    now: float,
+) -> UsageOpen:
+    """Return what is about to be used, at most."""
+    return UsageOpen(
+        request_id=identity.request_id,
+        object_id=identity.object_id,
+        tenant=identity.tenant,
+        api_key_id=identity.api_key_id,
+        model=context.model.name,
+        endpoint=identity.endpoint,
+        num_prompt_tokens=num_prompt_tokens(sequences),
+        max_output_tokens=sum(s.sampling.max_tokens for s in sequences),
+        opened_unix_seconds=now,
+        gateway_id=gateway_id,
+    )
+
+
+def close_record(
+    identity: RequestIdentity,
+    context: RequestContext,
+    sequences: Sequence[OutputSequence],
+    *,
+    outcome: str,
+    ttft_seconds: float | None,
+    route_ms: float,
+    now: float,
+) -> UsageClose:
+    """Return the account of what the client got."""
+    stages = StageTimes()
+    for name in StageTimes.DESCRIPTOR.fields_by_name:
+        setattr(stages, name, sum(sequence.stages[name] for sequence in sequences))
+    return UsageClose(
+        request_id=identity.request_id,
+        num_prompt_tokens=num_prompt_tokens(sequences),
+        cached=cached_tokens(sequences)[1],
+        num_output_tokens=sum(sequence.num_delivered for sequence in sequences),
+        finish_reasons=[s.finish_reason or "abort" for s in sequences],
+        stages=stages,
+        ttft_ms=1000 * (ttft_seconds or 0.0),
+        e2e_ms=1000 * (now - identity.arrived_unix_seconds),
+        num_attempts=sum(sequence.attempt + 1 for sequence in sequences),
+        closed_unix_seconds=now,
+        outcome=outcome,
+        worker_ids=context.worker_ids,
+        gateway_tokenize_ms=identity.tokenize_ms,
+        gateway_route_ms=route_ms,
+    )

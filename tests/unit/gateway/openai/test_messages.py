@@ -1,0 +1,75 @@
+"""Messages: what is accepted, what is named when it is not."""
+
+from typing import Any
+
+import pytest
+
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.openai.messages import conversation_tokens
+from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.text.prompts import PromptMaker
+from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+
+async def chat(maker: PromptMaker, *messages: dict[str, Any], **options: Any) -> list[int]:
+    values: dict[str, Any] = {
+        "tools": None, "add_generation_prompt": True, "continue_final_message": False,
+        "variables": None, **options,
+    }  # fmt: skip
+    found = [Message.model_validate(message) for message in messages]
+    return await conversation_tokens(maker, found, **values)
+
+
+async def test_text_parts_equal_the_string(maker: PromptMaker) -> None:
+    parts = [{"type": "text", "text": "hello"}]
+    assert await chat(maker, {"role": "user", "content": parts}) == await chat(
+        maker, {"role": "user", "content": "hello"}
+    )
+
+
+async def test_developer_means_system(maker: PromptMaker) -> None:
+    assert await chat(maker, {"role": "developer", "content": "x"}) == await chat(
+        maker, {"role": "system", "content": "x"}
+    )
+
+
+async def test_tool_history_enters_the_prompt(
+    maker: PromptMaker, tokenizer: ModelTokenizer
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    ids = await chat(
+        maker,
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "found", "tool_call_id": "c1"},
+    )
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    assert '"name": "look"' in text
+    assert "found" in text
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "poet", "content": "x"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": 5}, "messages[0].content"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+            "messages[0].content[0]",
+        ),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
+    ],
+)
+async def test_bad_message_is_named(
+    maker: PromptMaker, message: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await chat(maker, message)
+    assert caught.value.param == param
+
+
+async def test_model_without_template_says_so(tokenizer: ModelTokenizer) -> None:
+    with pytest.raises(InvalidRequestError, match="completions"):
+        await chat(PromptMaker(tokenizer, None), {"role": "user", "content": "x"})
