@@ -8,12 +8,13 @@ from starlette.exceptions import HTTPException
 from pagoda_gateway.errors import http_error_body
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.middleware import RequestMiddleware
+from pagoda_gateway.http.openapi import DocumentedApp
 from pagoda_gateway.http.routes import generation, health, models, receipts, tokens
 
 
 def make_app(gateway: Gateway) -> FastAPI:
     """Return the application of one gateway."""
-    app = FastAPI(
+    app = DocumentedApp(
         title="Pagoda",
         docs_url=None,
         redoc_url=None,

@@ -20,6 +20,11 @@ _CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _KEYED_PATHS = ("/tokenize", "/detokenize")
 
 
+def needs_key(path: str) -> bool:
+    """Return whether a path is for clients with a key alone."""
+    return path.startswith("/v1/") or path in _KEYED_PATHS
+
+
 class RequestMiddleware:
     """Puts a `Caller` into the scope.
 
@@ -56,8 +61,7 @@ class RequestMiddleware:
         arrived = time.time()
         try:
             key = None
-            path: str = scope["path"]
-            if path.startswith("/v1/") or path in _KEYED_PATHS:
+            if needs_key(scope["path"]):
                 key = await self._authenticator.authenticate(headers.get("authorization"))
             Caller(request_id, client_id, key, arrived).enter(scope)
             await self._app(scope, receive, send_named)

@@ -8,6 +8,15 @@ from starlette.responses import Response
 
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.generation_handler import GenerationHandler
+from pagoda_gateway.http.openapi import described
+from pagoda_gateway.openai.schemas.chat import ChatBody
+from pagoda_gateway.openai.schemas.completions import CompletionBody
+from pagoda_gateway.openai.schemas.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+)
 
 
 def make_router(gateway: Gateway) -> APIRouter:
@@ -16,14 +25,22 @@ def make_router(gateway: Gateway) -> APIRouter:
     chat = GenerationHandler(gateway, gateway.chat)
     completion = GenerationHandler(gateway, gateway.completions)
 
-    @router.post("/v1/chat/completions", response_model=None)
+    @router.post(
+        "/v1/chat/completions",
+        response_model=None,
+        openapi_extra=described(ChatCompletion, body=ChatBody, event=ChatCompletionChunk),
+    )
     async def chat_completions(
         request: Request, span: Annotated[Span, Depends(chat.admit)]
     ) -> Response:
         """Go on with a conversation."""
         return await chat.handle(request, span)
 
-    @router.post("/v1/completions", response_model=None)
+    @router.post(
+        "/v1/completions",
+        response_model=None,
+        openapi_extra=described(Completion, body=CompletionBody, event=CompletionChunk),
+    )
     async def completions(
         request: Request, span: Annotated[Span, Depends(completion.admit)]
     ) -> Response:

@@ -5,6 +5,8 @@ from typing import Any
 from fastapi import APIRouter
 
 from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.openapi import described
+from pagoda_gateway.openai.schemas.models import ModelCard, ModelList
 from pagoda_gateway.served_model import ServedModel
 
 
@@ -12,13 +14,13 @@ def make_router(gateway: Gateway) -> APIRouter:
     """Return the routes."""
     router = APIRouter(tags=["models"])
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", openapi_extra=described(ModelList))
     async def list_models() -> dict[str, Any]:
         """List what a worker has announced."""
         model = gateway.catalog.model
         return {"object": "list", "data": [_card(model)] if model else []}
 
-    @router.get("/v1/models/{model_id:path}")
+    @router.get("/v1/models/{model_id:path}", openapi_extra=described(ModelCard))
     async def get_model(model_id: str) -> dict[str, Any]:
         """Describe one model."""
         return _card(gateway.catalog.get(model_id))

@@ -7,8 +7,14 @@ from fastapi import APIRouter, Request
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body import read_body
+from pagoda_gateway.http.openapi import described
 from pagoda_gateway.openai.messages import conversation_tokens
-from pagoda_gateway.openai.schemas.tokens import DetokenizeBody, TokenizeBody
+from pagoda_gateway.openai.schemas.tokens import (
+    DetokenizeAnswer,
+    DetokenizeBody,
+    TokenizeAnswer,
+    TokenizeBody,
+)
 
 
 def make_router(gateway: Gateway) -> APIRouter:
@@ -16,7 +22,7 @@ def make_router(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["tokens"])
     max_bytes = gateway.settings.max_body_bytes
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", openapi_extra=described(TokenizeAnswer, body=TokenizeBody))
     async def tokenize(request: Request) -> dict[str, Any]:
         """Return the token ids that the same prompt or messages would have in a request."""
         body = await read_body(request, TokenizeBody, max_bytes=max_bytes)
@@ -32,7 +38,7 @@ def make_router(gateway: Gateway) -> APIRouter:
             "token_strs": names,
         }
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", openapi_extra=described(DetokenizeAnswer, body=DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, Any]:
         """Return the text of token ids."""
         body = await read_body(request, DetokenizeBody, max_bytes=max_bytes)

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
+from pagoda_gateway.openai.schemas.base import ToolChoice
 from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBody
 from pagoda_gateway.openai.schemas.messages import Message
 
@@ -16,7 +17,7 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tool_choice: ToolChoice = None
     echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from pagoda_gateway.openai.schemas.base import RequestModel
+from pagoda_gateway.openai.schemas.base import Bias, RequestModel, Texts
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_LOGPROBS = 20
@@ -43,9 +43,9 @@ class GenerationBody(RequestModel):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
-    logit_bias: dict[str, Any] | None = None  # checked against the vocabulary, all keys at once
+    logit_bias: dict[str, Bias] | None = None  # checked against the vocabulary, all keys at once
     seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX)
-    stop: Any = None  # a string or a list of strings
+    stop: Texts = None
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

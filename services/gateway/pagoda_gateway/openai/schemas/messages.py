@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from pagoda_gateway.openai.schemas.base import RequestModel
+from pagoda_gateway.openai.schemas.base import Content, RequestModel
 
 
 class Message(RequestModel):
     """One message; what `content` may be is checked by `openai.messages`."""
 
     role: str
-    content: Any = None
+    content: Content = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None

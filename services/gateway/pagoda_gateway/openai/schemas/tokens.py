@@ -1,8 +1,8 @@
-"""Bodies of POST /tokenize and /detokenize (vLLM's extensions)."""
+"""Bodies and answers of POST /tokenize and /detokenize (vLLM's extensions)."""
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from pagoda_gateway.openai.schemas.base import RequestModel
 from pagoda_gateway.openai.schemas.messages import Message
@@ -27,3 +27,18 @@ class DetokenizeBody(RequestModel):
 
     model: str | None = None
     tokens: list[int] = Field(max_length=1_000_000)
+
+
+class TokenizeAnswer(BaseModel):
+    """The answer to a TokenizeBody; only the OpenAPI document uses this."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeAnswer(BaseModel):
+    """The answer to a DetokenizeBody; only the OpenAPI document uses this."""
+
+    prompt: str

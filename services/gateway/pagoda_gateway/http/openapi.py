@@ -1,0 +1,101 @@
+"""The OpenAPI document: what FastAPI cannot see of the routes.
+
+Bodies are read and checked by `http.body` and answers are written as plain dicts, so each route
+names the schemas of both here. Nothing of this runs while a request is served.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from pagoda_gateway.http.middleware import needs_key
+from pagoda_gateway.http.wire import EVENT_STREAM
+from pagoda_gateway.openai.schemas.chat import ChatBody
+from pagoda_gateway.openai.schemas.completions import CompletionBody
+from pagoda_gateway.openai.schemas.models import ModelCard, ModelList
+from pagoda_gateway.openai.schemas.receipts import Receipt
+from pagoda_gateway.openai.schemas.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    ErrorAnswer,
+)
+from pagoda_gateway.openai.schemas.tokens import (
+    DetokenizeAnswer,
+    DetokenizeBody,
+    TokenizeAnswer,
+    TokenizeBody,
+)
+
+_REF = "#/components/schemas/{model}"
+_MODELS: tuple[type[BaseModel], ...] = (
+    ChatBody, ChatCompletion, ChatCompletionChunk, CompletionBody, Completion, CompletionChunk,
+    TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, ModelCard, ModelList,
+    Receipt, ErrorAnswer,
+)  # fmt: skip
+_KEY = "api_key"
+_ERRORS = {"4XX": "The request cannot be served", "5XX": "Not now; try again"}
+
+
+def described(
+    answer: type[BaseModel],
+    *,
+    body: type[BaseModel] | None = None,
+    event: type[BaseModel] | None = None,
+) -> dict[str, Any]:
+    """Return a route's `openapi_extra`.
+
+    Args:
+        answer: of the whole answer.
+        body: of the request, if it has one.
+        event: of each data event, if the answer can be a stream.
+    """
+    content = _json(answer)
+    if event is not None:
+        content[EVENT_STREAM] = {"schema": _reference(event)}
+    extra: dict[str, Any] = {"responses": {"200": {"content": content}}}
+    if body is not None:
+        extra["requestBody"] = {"required": True, "content": _json(body)}
+    return extra
+
+
+class DocumentedApp(FastAPI):
+    """An application whose document has our schemas, errors and keys."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the document; made once."""
+        if self.openapi_schema is None:
+            _complete(super().openapi())
+        assert self.openapi_schema is not None, "made above"
+        return self.openapi_schema
+
+
+def _complete(document: dict[str, Any]) -> None:
+    """Add schemas, and to the routes with a key: that they need it, and how they fail."""
+    _, definitions = models_json_schema([(m, "validation") for m in _MODELS], ref_template=_REF)
+    document["components"] = {
+        "schemas": definitions["$defs"],
+        "securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}},
+    }
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            responses = operation["responses"]
+            responses.pop("422", None)  # FastAPI's own; ours is a 400
+            for media in responses["200"].get("content", {}).values():
+                if "$ref" in media["schema"]:  # FastAPI merges what it guesses into it
+                    media["schema"] = {"$ref": media["schema"]["$ref"]}
+            if needs_key(path):
+                operation["security"] = [{_KEY: []}]
+                for status, meaning in _ERRORS.items():
+                    responses[status] = {"description": meaning, "content": _json(ErrorAnswer)}
+
+
+def _json(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": _reference(model)}}
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF.format(model=model.__name__)}

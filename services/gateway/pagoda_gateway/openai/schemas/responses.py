@@ -1,0 +1,151 @@
+"""Answers of generation requests, for the OpenAPI document alone: serialisers write plain dicts."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+FinishReason = Literal["stop", "length"]
+
+
+class TopLogprob(BaseModel):
+    """One token that could have come here."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """The token that came, and the likeliest ones."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """One entry for each token."""
+
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class CompletionLogprobs(BaseModel):
+    """One entry for each token, in each of the lists."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CachedDetails(BaseModel):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    """Tokens used, each prompt counted once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedDetails
+
+
+class _Choice(BaseModel):
+    index: int
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = Field(None, description="The stop string or token that ended.")
+    matched_stop: str | int | None = None
+    token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+
+
+class ChatMessage(BaseModel):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatDelta(BaseModel):
+    """What the model said since the last chunk; the first has the role."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChoice(_Choice):
+    """One answer."""
+
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatChunkChoice(_Choice):
+    """A piece of one answer."""
+
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+
+
+class CompletionChoice(_Choice):
+    """One text, or a piece of it."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class _Answer(BaseModel):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChatCompletion(_Answer):
+    """The answer to a ChatBody."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatCompletionChunk(_Answer):
+    """One event of a streamed ChatCompletion."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class Completion(_Answer):
+    """The answer to a CompletionBody."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunk(_Answer):
+    """One event of a streamed Completion."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ErrorDetails(BaseModel):
+    """What is wrong, with which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """Every error, whatever the route."""
+
+    error: ErrorDetails

@@ -1,0 +1,150 @@
+"""/openapi.json is true: it has every body's fields, and real answers fit the schemas it names."""
+
+from typing import Any
+
+import jsonschema
+import pytest
+from support.running_gateway import CHAT, Running
+
+from pagoda_gateway.openai.schemas.chat import ChatBody
+from pagoda_gateway.openai.schemas.completions import CompletionBody
+from pagoda_gateway.openai.schemas.tokens import DetokenizeBody, TokenizeBody
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+BODIES = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+RICH = {"n": 2, "return_token_ids": True, "stop": ["zz"]}
+
+
+async def document(running: Running) -> dict[str, Any]:
+    return dict((await running.http.get("/openapi.json")).json())
+
+
+def content(operation: dict[str, Any], status: str = "200") -> dict[str, Any]:
+    return dict(operation["responses"][status]["content"])
+
+
+def references(node: Any) -> list[str]:
+    if isinstance(node, list):
+        return [found for item in node for found in references(item)]
+    if not isinstance(node, dict):
+        return []
+    own = [node["$ref"]] if "$ref" in node else []
+    return own + [found for item in node.values() for found in references(item)]
+
+
+def check(found: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
+    """Validate a value, and that no object has a field that its schema does not name."""
+    schemas = {
+        name: {"additionalProperties": False, **model}
+        for name, model in found["components"]["schemas"].items()
+    }
+    jsonschema.validate(value, {**schema, "components": {"schemas": schemas}})
+
+
+async def test_all_references_resolve(running: Running) -> None:
+    found = await document(running)
+    named = references(found)
+    assert named
+    for reference in named:
+        assert reference.removeprefix("#/components/schemas/") in found["components"]["schemas"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_document_has_every_field_of_a_body(running: Running, path: str) -> None:
+    found = await document(running)
+    request = found["paths"][path]["post"]["requestBody"]
+    assert request["required"] is True
+    name = request["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[-1]
+    assert name == BODIES[path].__name__
+    schema = found["components"]["schemas"][name]
+    assert set(schema["properties"]) == set(BODIES[path].model_fields)
+
+
+async def test_document_names_limits_and_required_fields(running: Running) -> None:
+    schemas = (await document(running))["components"]["schemas"]
+    assert schemas["ChatBody"]["required"] == ["model", "messages"]
+    assert schemas["CompletionBody"]["required"] == ["model", "prompt"]
+    assert schemas["ChatBody"]["properties"]["temperature"]["anyOf"][0]["maximum"] == 2
+
+
+async def test_keyed_routes_need_the_key_and_answer_with_our_errors(running: Running) -> None:
+    found = await document(running)
+    assert found["components"]["securitySchemes"] == {
+        "api_key": {"type": "http", "scheme": "bearer"}
+    }
+    bad = (await running.chat(temperature=9)).json()
+    for path, operations in found["paths"].items():
+        for operation in operations.values():
+            is_open = path in ("/healthz", "/readyz", "/metrics")
+            assert ("security" not in operation) is is_open, path
+            if not is_open:
+                assert "422" not in operation["responses"]
+                for status in ("4XX", "5XX"):
+                    media = content(operation, status)["application/json"]
+                    check(found, media["schema"], bad)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {}),
+        ("/v1/chat/completions", {**RICH, "logprobs": True, "top_logprobs": 2}),
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/completions", {**RICH, "prompt": ["a", [70]], "logprobs": 2}),
+    ],
+)
+async def test_answers_fit_the_document(
+    running: Running, path: str, fields: dict[str, Any]
+) -> None:
+    found = await document(running)
+    media = content(found["paths"][path]["post"])
+    body = {**(CHAT if "chat" in path else {"model": "tiny", "max_tokens": 8}), **fields}
+    whole = await running.http.post(path, json=body)
+    check(found, media["application/json"]["schema"], whole.json())
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    for chunk in await running.events(path, **body, stream_options=usage):
+        check(found, media["text/event-stream"]["schema"], chunk)
+
+
+async def test_other_answers_fit_the_document(running: Running) -> None:
+    found = await document(running)
+    asked = {
+        "/tokenize": {"prompt": "hello", "return_token_strs": True},
+        "/detokenize": {"tokens": [70, 71]},
+    }
+    for path, body in asked.items():
+        answer = await running.http.post(path, json=body)
+        media = content(found["paths"][path]["post"])["application/json"]
+        check(found, media["schema"], answer.json())
+    for path, asked_path in (("/v1/models", ""), ("/v1/models/{model_id}", "/tiny")):
+        answer = await running.http.get("/v1/models" + asked_path)
+        media = content(found["paths"][path]["get"])["application/json"]
+        check(found, media["schema"], answer.json())
+
+
+async def test_receipts_fit_the_document(running: Running) -> None:
+    found = await document(running)
+    receipt = await running.receipt(await running.chat())
+    assert receipt["status"] == "closed"
+    media = content(found["paths"]["/v1/receipts/{request_id}"]["get"])["application/json"]
+    check(found, media["schema"], receipt)
+
+
+async def test_bodies_that_are_served_fit_the_document(running: Running) -> None:
+    found = await document(running)
+    chat = {
+        **CHAT, "stop": "x", "logit_bias": {"70": 5}, "tool_choice": "auto",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+    }  # fmt: skip
+    assert (await running.chat(**chat)).status_code == 200
+    check(found, {"$ref": "#/components/schemas/ChatBody"}, chat)
+    for prompt in ("a", [70, 71], ["a", [70]]):
+        completion = {"model": "tiny", "prompt": prompt, "max_tokens": 2}
+        assert (await running.completion(**completion)).status_code == 200
+        check(found, {"$ref": "#/components/schemas/CompletionBody"}, completion)
