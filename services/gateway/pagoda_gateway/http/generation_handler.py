@@ -3,8 +3,9 @@
 One handler serves one endpoint; what makes the endpoints differ is in its request processor.
 """
 
+import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Generic
 
 from opentelemetry.trace import Span, set_span_in_context
@@ -13,7 +14,7 @@ from starlette.requests import Request
 from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body import read_body
-from pagoda_gateway.http.caller import caller_of
+from pagoda_gateway.http.caller import Caller, caller_of
 from pagoda_gateway.http.generation_response import GenerationResponse
 from pagoda_gateway.http.request_telemetry import (
     describe_request,
@@ -22,6 +23,7 @@ from pagoda_gateway.http.request_telemetry import (
     unix_nanoseconds,
 )
 from pagoda_gateway.openai.request_processor import Body, ProcessedRequest, RequestProcessor
+from pagoda_gateway.openai.responses import ResponseSerializer
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.sequences.request import RequestIdentity
@@ -36,13 +38,25 @@ class GenerationHandler(Generic[Body]):
         self._gateway = gateway
         self._processor = processor
 
-    async def admit(self, request: Request) -> AsyncIterator[Span]:
-        """Hold a slot and the span gateway.request, as a dependency: until the answer is sent.
+    async def handle(self, request: Request) -> GenerationResponse:
+        """Read, check and tokenise; the response runs what comes out, and frees the slot.
 
         Raises:
-            UnavailableError: there is no slot.
+            GatewayError: the request cannot be served.
         """
-        span = start_request_span(request, caller_of(request), self._processor.operation)
+        caller = caller_of(request)
+        with contextlib.ExitStack() as held:
+            span = held.enter_context(self._admitted(request, caller))
+            generation, serializer, is_stream = await self._process(request, caller, span)
+            return GenerationResponse(
+                self._gateway, caller, generation, serializer,
+                is_stream=is_stream, held=held.pop_all(),
+            )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _admitted(self, request: Request, caller: Caller) -> Iterator[Span]:
+        """Hold the span gateway.request, and a slot within it."""
+        span = start_request_span(request, caller, self._processor.operation)
         try:
             with self._gateway.admission.slot():
                 yield span
@@ -52,13 +66,11 @@ class GenerationHandler(Generic[Body]):
         finally:
             span.end()
 
-    async def handle(self, request: Request, span: Span) -> GenerationResponse:
-        """Read, check and tokenise; the response runs what comes out.
-
-        Raises:
-            GatewayError: the request cannot be served.
-        """
-        gateway, processor, caller = self._gateway, self._processor, caller_of(request)
+    async def _process(
+        self, request: Request, caller: Caller, span: Span
+    ) -> tuple[Generation, ResponseSerializer, bool]:
+        """Return what is ready to run, who writes it down, and whether as a stream."""
+        gateway, processor = self._gateway, self._processor
         tenant = caller.key.tenant
         context = set_span_in_context(span)
         with tracer().start_as_current_span(
@@ -95,7 +107,7 @@ class GenerationHandler(Generic[Body]):
             include_usage=bool(stream_options and stream_options.include_usage),
             continuous_usage=bool(stream_options and stream_options.continuous_usage_stats),
         )
-        return GenerationResponse(gateway, caller, generation, serializer, is_stream=is_stream)
+        return generation, serializer, is_stream
 
     def _generation(
         self,

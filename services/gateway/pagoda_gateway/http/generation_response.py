@@ -1,6 +1,7 @@
 """The response of a generation request: runs it, writes it to the client, settles the account."""
 
 import asyncio
+import contextlib
 import logging
 
 from starlette.responses import Response
@@ -30,14 +31,25 @@ class GenerationResponse(Response):
         serializer: ResponseSerializer,
         *,
         is_stream: bool,
+        held: contextlib.ExitStack,
     ) -> None:
-        """Prepare to run `generation` and to answer `caller` in the serializer's words."""
+        """Prepare to answer.
+
+        Args:
+            gateway: its parts.
+            caller: whom to answer.
+            generation: what to run.
+            serializer: writes it down.
+            is_stream: the answer is a stream of events.
+            held: the request's slot and span; closed when the account is settled.
+        """
         super().__init__()
         self._gateway = gateway
         self._caller = caller
         self._generation = generation
         self._serializer = serializer
         self._is_stream = is_stream
+        self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, then settle; a failure before the first byte has its own HTTP status."""
@@ -47,7 +59,7 @@ class GenerationResponse(Response):
             send,
             keepalive_seconds=self._gateway.settings.keepalive_seconds,
         )
-        with self._gateway.admission.tracked(self._generation):
+        with self._held, self._gateway.admission.tracked(self._generation):
             try:
                 await self._answer(writer, receive)
             finally:

@@ -1,9 +1,6 @@
 """POST /v1/chat/completions and /v1/completions."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Request
-from opentelemetry.trace import Span
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from pagoda_gateway.gateway import Gateway
@@ -30,21 +27,17 @@ def make_router(gateway: Gateway) -> APIRouter:
         response_model=None,
         openapi_extra=described(ChatCompletion, body=ChatBody, event=ChatCompletionChunk),
     )
-    async def chat_completions(
-        request: Request, span: Annotated[Span, Depends(chat.admit)]
-    ) -> Response:
+    async def chat_completions(request: Request) -> Response:
         """Go on with a conversation."""
-        return await chat.handle(request, span)
+        return await chat.handle(request)
 
     @router.post(
         "/v1/completions",
         response_model=None,
         openapi_extra=described(Completion, body=CompletionBody, event=CompletionChunk),
     )
-    async def completions(
-        request: Request, span: Annotated[Span, Depends(completion.admit)]
-    ) -> Response:
+    async def completions(request: Request) -> Response:
         """Go on with a text."""
-        return await completion.handle(request, span)
+        return await completion.handle(request)
 
     return router
