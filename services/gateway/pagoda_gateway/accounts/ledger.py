@@ -6,12 +6,10 @@ from the usage log and is applied idempotently: replaying every record changes n
 
 import asyncio
 import contextlib
-import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,24 +17,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 
-from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
+from pagoda.rpc.v1.usage_pb2 import UsageRecord
+from pagoda_gateway.accounts.keys import ApiKey, hash_key
 from pagoda_gateway.accounts.tables import API_KEYS, METADATA, REQUEST_NAMES, TENANTS, USAGE
+from pagoda_gateway.accounts.usage_rows import close_values, open_values
 
 CALL_SECONDS = 20.0
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """Whose key it is."""
-
-    api_key_id: str
-    tenant: str
-
-
-def hash_key(secret: str) -> str:
-    """Return what is stored of an API key; keys are long random strings, so no salt is needed."""
-    return hashlib.blake2b(secret.encode(), digest_size=32, person=b"pagoda.api.key").hexdigest()
 
 
 class Ledger:
@@ -180,9 +167,9 @@ class Ledger:
             for record in records:
                 kind = record.WhichOneof("record")
                 if kind == "open":
-                    connection.execute(self._upsert(_open_values(record.open), USAGE.c.tenant))
+                    connection.execute(self._upsert(open_values(record.open), USAGE.c.tenant))
                 elif kind == "close":
-                    values = _close_values(record.close)
+                    values = close_values(record.close)
                     connection.execute(self._upsert(values, USAGE.c.closed_unix_seconds))
 
     def _upsert(self, values: dict[str, Any], once: sa.Column[Any]) -> Any:
@@ -224,40 +211,3 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")  # an acknowledged record survives a power cut
     connection.execute("PRAGMA foreign_keys=ON")
-
-
-def _open_values(record: UsageOpen) -> dict[str, Any]:
-    return {
-        "request_id": record.request_id,
-        "object_id": record.object_id,
-        "tenant": record.tenant,
-        "api_key_id": record.api_key_id,
-        "model": record.model,
-        "endpoint": record.endpoint,
-        "max_output_tokens": record.max_output_tokens,
-        "opened_prompt_tokens": record.num_prompt_tokens,
-        "opened_unix_seconds": record.opened_unix_seconds,
-        "gateway_id": record.gateway_id,
-    }
-
-
-def _close_values(record: UsageClose) -> dict[str, Any]:
-    stages = {"tokenize": record.gateway_tokenize_ms, "route": record.gateway_route_ms}
-    for name in record.stages.DESCRIPTOR.fields_by_name:
-        stages[name.removesuffix("_ms")] = getattr(record.stages, name)
-    return {
-        "request_id": record.request_id,
-        "prompt_tokens": record.num_prompt_tokens,
-        "cached_device_tokens": record.cached.device,
-        "cached_cpu_tokens": record.cached.cpu,
-        "cached_nvme_tokens": record.cached.nvme,
-        "output_tokens": record.num_output_tokens,
-        "finish_reasons": list(record.finish_reasons),
-        "stages_ms": {name: round(value, 3) for name, value in stages.items()},
-        "ttft_ms": record.ttft_ms,
-        "e2e_ms": record.e2e_ms,
-        "attempts": record.num_attempts,
-        "closed_unix_seconds": record.closed_unix_seconds,
-        "outcome": record.outcome,
-        "worker_ids": list(record.worker_ids),
-    }

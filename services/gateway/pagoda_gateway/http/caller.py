@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import Scope
 
-from pagoda_gateway.accounts.ledger import ApiKey
+from pagoda_gateway.accounts.keys import ApiKey
 
 _SCOPE_NAME = "pagoda.caller"
 
