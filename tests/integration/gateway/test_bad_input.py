@@ -193,3 +193,12 @@ async def test_no_path_address_or_traceback_in_errors(running: Running) -> None:
     for answer in (await running.chat(temperature=9), await running.http.get("/v1/nowhere")):
         for leak in ("site-packages", "Traceback", "0x", "pagoda_gateway", "errors.pydantic"):
             assert leak not in answer.text
+
+
+async def test_refused_request_gives_its_slot_back(start: Start) -> None:
+    async with start(max_requests_in_flight=1) as running:
+        for _ in range(3):
+            check(await running.chat(temperature=9), 400, "temperature")
+            check(await running.chat(model="gpt-9"), 404, "model")
+        assert running.gateway.admission.num_requests == 0
+        assert (await running.chat()).status_code == 200
