@@ -53,13 +53,13 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, then settle; a failure before the first byte has its own HTTP status."""
-        writer = GenerationWriter(
-            self._generation,
-            self._serializer,
-            send,
-            keepalive_seconds=self._gateway.settings.keepalive_seconds,
-        )
         with self._held, self._gateway.admission.tracked(self._generation):
+            writer = GenerationWriter(
+                self._generation,
+                self._serializer,
+                send,
+                keepalive_seconds=self._gateway.settings.keepalive_seconds,
+            )
             try:
                 await self._answer(writer, receive)
             finally:
