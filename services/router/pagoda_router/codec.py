@@ -6,7 +6,7 @@ from pagoda.rpc.v1 import route_pb2, status_pb2
 from pagoda_router.config import RouterSettings
 from pagoda_router.errors import InvalidRouteRequestError
 from pagoda_router.placement.candidate import Candidate, Comparison, RouteOutcome, RoutingRequest
-from pagoda_router.workers.worker import Speeds, Worker, WorkerRole
+from pagoda_router.workers.snapshot import Speeds, WorkerRole, WorkerSnapshot
 from pagoda_runtime.block_hash import HASH_BYTES, split_hashes
 
 _ROLES = {
@@ -51,13 +51,15 @@ def decode_request(message: route_pb2.RouteRequest) -> RoutingRequest:
     )
 
 
-def decode_worker(status: status_pb2.WorkerStatus, settings: RouterSettings) -> Worker | None:
+def decode_worker(
+    status: status_pb2.WorkerStatus, settings: RouterSettings
+) -> WorkerSnapshot | None:
     """Return the worker, priors for speeds it has not measured; None if its role is unknown."""
     role = _ROLES.get(status.role)
     if role is None:
         return None
     model, load = status.model, status.load
-    return Worker(
+    return WorkerSnapshot(
         worker_id=status.worker_id,
         epoch=status.epoch,
         role=role,
