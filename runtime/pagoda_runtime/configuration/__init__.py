@@ -1,1 +1,1 @@
-"""Settings from the environment, and what they name: the model's folder, the topology."""
+"""Settings from the environment, and the model folder that they name."""
