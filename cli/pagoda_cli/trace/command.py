@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 
 from pagoda_cli.endpoint import resolve_home
-from pagoda_cli.trace.span_search import Span, TraceNotFoundError, find_request
+from pagoda_cli.trace.span import Span
+from pagoda_cli.trace.span_search import TraceNotFoundError, find_request
 from pagoda_cli.trace.span_tree import candidates, candidates_table, request_root, tree_table
 
 _MIN_COLUMNS = 120

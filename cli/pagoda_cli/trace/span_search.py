@@ -1,15 +1,13 @@
 """Finds the spans of one request among the span files of a stack (`$PAGODA_HOME/traces/*.jsonl`).
 
-Knows the file format of `pagoda_runtime.telemetry.span_file`. Knows no terminal.
+Knows which lines to look at; what is in a line is `span`'s business. Knows no terminal.
 """
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import orjson
+from pagoda_cli.trace.span import Span, read_line
 
 ROOT_NAME = "gateway.request"
 _ID_ATTRIBUTES = ("pagoda.request_id", "gen_ai.response.id")
@@ -20,57 +18,6 @@ _POLL_SECONDS = 0.1
 
 class TraceNotFoundError(Exception):
     """No span of that request was written in time; the message says where was looked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One span as its service wrote it. Times are Unix seconds."""
-
-    trace_id: str
-    span_id: str
-    parent_span_id: str
-    name: str
-    service: str
-    start: float
-    end: float
-    attributes: dict[str, Any]
-    events: tuple[dict[str, Any], ...]
-    status: str
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> "Span":
-        """Read one line's object.
-
-        Raises:
-            KeyError: it is not a span.
-        """
-        return cls(
-            trace_id=record["trace_id"],
-            span_id=record["span_id"],
-            parent_span_id=record["parent_span_id"] or "",
-            name=record["name"],
-            service=record.get("service", ""),
-            start=float(record["start_unix_seconds"]),
-            end=float(record["end_unix_seconds"]),
-            attributes=record.get("attributes") or {},
-            events=tuple(record.get("events") or ()),
-            status=record.get("status", ""),
-        )
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the line's object again."""
-        return {
-            "trace_id": self.trace_id,
-            "span_id": self.span_id,
-            "parent_span_id": self.parent_span_id,
-            "name": self.name,
-            "service": self.service,
-            "start_unix_seconds": self.start,
-            "end_unix_seconds": self.end,
-            "attributes": self.attributes,
-            "events": list(self.events),
-            "status": self.status,
-        }
 
 
 def find_request(
@@ -97,7 +44,7 @@ def find_request(
     missing_seconds = min(root.end + FLUSH_SECONDS, deadline) - clock()
     if missing_seconds > 0:
         sleep(missing_seconds)
-    found = _spans(folder, root.trace_id)  # also those of other traces that have a link to this one
+    found = _spans(folder, root.trace_id)  # and others of the same lines
     spans = {span.span_id: span for span in found if span.trace_id == root.trace_id}
     return sorted(spans.values(), key=lambda span: (span.start, span.end))
 
@@ -119,7 +66,7 @@ def _is_named(span: Span, request_id: str) -> bool:
 
 
 def _spans(folder: Path, needle: str) -> Iterator[Span]:
-    """Yield the spans whose line contains `needle`; parses no other line."""
+    """Yield the spans of the lines that contain `needle`; parses no other line."""
     wanted = needle.encode()
     for path in sorted(folder.glob("*.jsonl")):
         with path.open("rb") as file:
@@ -127,8 +74,8 @@ def _spans(folder: Path, needle: str) -> Iterator[Span]:
                 # A line without its end is still being written.
                 if wanted in line and line.endswith(b"\n"):
                     try:
-                        yield Span.from_record(orjson.loads(line))
-                    except (ValueError, KeyError, TypeError):
+                        yield from read_line(line)
+                    except (ValueError, KeyError, TypeError, AttributeError):
                         continue
 
 

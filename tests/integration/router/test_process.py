@@ -8,13 +8,13 @@ import json
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from integration.kvstore.service_process import ServiceProcess, running_service
 from integration.router.index_events import DEVICE, make_event, pack
 from redis.asyncio import Redis
 from support.servers import Server
+from support.span_files import read_spans
 
 from pagoda.rpc.v1 import kv_event_pb2, route_pb2, status_pb2
 from pagoda_router.index import redis_keys
@@ -199,11 +199,3 @@ async def test_spans_hang_together_and_explain(
     ]
     assert attributes["pagoda.route.decode_worker_id"] == "decode-1"
     assert attributes["pagoda.route.margin_ms"] >= 0
-
-
-def read_spans(folder: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for path in folder.glob("*.jsonl")
-        for line in path.read_text().splitlines()
-    ]
