@@ -21,8 +21,8 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from pagoda_runtime.errors import MessageFormatError, StreamError
 from pagoda_runtime.messaging.codec import decode
-from pagoda_runtime.process.cancellation import cancellation_kept
-from pagoda_runtime.process.retry import retry_delay
+from pagoda_runtime.tasks.cancellation import cancellation_kept
+from pagoda_runtime.tasks.retry import retry_delay
 from pagoda_runtime.telemetry.metrics import BUS_HANDLER_ERRORS
 
 logger = logging.getLogger(__name__)

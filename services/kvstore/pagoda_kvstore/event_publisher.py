@@ -17,7 +17,7 @@ from pagoda_kvstore.store import BlockStore
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
-from pagoda_runtime.process.retry import retry_delay
+from pagoda_runtime.tasks.retry import retry_delay
 
 # Of each kind in one message: together 512 KiB, half of what NATS takes.
 _MAX_HASHES = 16_384

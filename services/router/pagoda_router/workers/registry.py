@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from pagoda.rpc.v1.status_pb2 import WorkerStatus
-from pagoda_router.codec import decode_worker
 from pagoda_router.config import RouterSettings
+from pagoda_router.workers.heartbeat import decode_worker
 from pagoda_router.workers.pending_load import PendingLoads
 from pagoda_router.workers.snapshot import WorkerRole, WorkerSnapshot
 

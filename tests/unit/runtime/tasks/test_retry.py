@@ -1,4 +1,4 @@
-from pagoda_runtime.process.retry import retry_delay
+from pagoda_runtime.tasks.retry import retry_delay
 
 
 def test_delays_spread_around_what_was_asked_for() -> None:
