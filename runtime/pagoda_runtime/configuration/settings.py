@@ -2,7 +2,8 @@
 
 Every variable starts with PAGODA_. A name that no model knows refuses to start, naming the nearest
 valid one. An empty value counts as unset. Nothing else in the platform reads the environment for
-its settings.
+its settings. pydantic-settings' own source is switched off: it takes no mapping in place of the
+process's environment, reads names in any case, and stops at the first value that is not JSON.
 """
 
 import json
