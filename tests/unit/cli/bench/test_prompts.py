@@ -10,7 +10,7 @@ from pagoda_cli.bench.prompts import PromptMaker
 from pagoda_cli.bench.vocabulary import Vocabulary
 from pagoda_cli.bench.workload import PlannedRequest
 
-TOKENIZER_FILE = Path(__file__).parents[3] / "demo" / "model" / "tokenizer.json"
+TOKENIZER_FILE = Path(__file__).parents[4] / "demo" / "model" / "tokenizer.json"
 
 
 @pytest.fixture(scope="module")
