@@ -1,4 +1,4 @@
-"""`pagoda trace`: where the time of one request went, from span files in OTLP's JSON form.
+"""`pagoda trace`: where the time of one request went, from span files (OTLP JSON) or Jaeger.
 
 Knows the names of a few spans and attributes. Knows no running process.
 """

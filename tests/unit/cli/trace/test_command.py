@@ -11,6 +11,7 @@ from support.span_files import write_line
 from typer.testing import CliRunner
 
 from pagoda_cli.trace.command import trace
+from pagoda_cli.trace.span_files import SpanFiles
 from pagoda_cli.trace.span_search import TraceNotFoundError, find_request
 from pagoda_cli.trace.span_tree import bar, walk
 from pagoda_runtime.configuration.settings import CommonSettings
@@ -209,7 +210,9 @@ def test_waits_for_spans_that_are_not_flushed_yet(tmp_path: Path) -> None:
             path.write_text(path.read_text() + late)
 
     clock.on_sleep = flush
-    spans = find_request(tmp_path, "01REQ", wait_seconds=3, clock=clock, sleep=clock.sleep)
+    spans = find_request(
+        SpanFiles(tmp_path), "01REQ", wait_seconds=3, clock=clock, sleep=clock.sleep
+    )
     assert [span.name for span in spans] == ["gateway.request", "gateway.settle"]
     assert clock.now <= 103
 
@@ -217,20 +220,22 @@ def test_waits_for_spans_that_are_not_flushed_yet(tmp_path: Path) -> None:
 def test_waiting_is_bounded(tmp_path: Path) -> None:
     clock = SteppedClock(100.0)
     with pytest.raises(TraceNotFoundError):
-        find_request(tmp_path, "01REQ", wait_seconds=3, clock=clock, sleep=clock.sleep)
+        find_request(SpanFiles(tmp_path), "01REQ", wait_seconds=3, clock=clock, sleep=clock.sleep)
     assert clock.now == pytest.approx(103, abs=0.2)
 
 
 def test_old_request_is_not_waited_for(home: Path) -> None:
     clock = SteppedClock(1000.0)
-    find_request(home / "traces", "01REQ", wait_seconds=3, clock=clock, sleep=clock.sleep)
+    find_request(
+        SpanFiles(home / "traces"), "01REQ", wait_seconds=3, clock=clock, sleep=clock.sleep
+    )
     assert clock.num_sleeps == 0
 
 
 def test_newest_request_of_an_id_wins(home: Path) -> None:
     newer = ROOT | {"trace_id": "ee" * 16, "start_unix_seconds": 200.0, "end_unix_seconds": 201.0}
     (home / "traces" / "gateway-0.jsonl").write_text(write_line([newer]))
-    spans = find_request(home / "traces", "01REQ", wait_seconds=0)
+    spans = find_request(SpanFiles(home / "traces"), "01REQ", wait_seconds=0)
     assert {span.trace_id for span in spans} == {"ee" * 16}
 
 
@@ -242,14 +247,14 @@ def test_what_a_service_wrote_is_read(tmp_path: Path) -> None:
         record_span("gateway.admit", start_seconds=100.0, end_seconds=101.5)
     shutdown_telemetry()
 
-    admit, found = find_request(tmp_path, "01REQ", wait_seconds=0)
+    admit, found = find_request(SpanFiles(tmp_path), "01REQ", wait_seconds=0)
     assert (found.service, found.attributes) == ("gateway", attributes)
     assert (found.events[0]["name"], found.events[0]["attributes"]) == ("happened", {"n": 1})
     assert (admit.parent_span_id, admit.start, admit.end) == (found.span_id, 100.0, 101.5)
 
 
 def test_walk_gives_every_span_once(home: Path) -> None:
-    spans = find_request(home / "traces", "01REQ", wait_seconds=0)
+    spans = find_request(SpanFiles(home / "traces"), "01REQ", wait_seconds=0)
     walked = [span for _, span, _ in walk(spans)]
     assert sorted(span.span_id for span in walked) == sorted(span.span_id for span in spans)
 
