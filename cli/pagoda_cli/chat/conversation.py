@@ -23,7 +23,7 @@ class ChatError(Exception):
 
 
 @dataclass(slots=True)
-class Reply:
+class ChatReply:
     """What is known of the last reply besides its text."""
 
     text: str = ""
@@ -44,7 +44,7 @@ class Conversation:
     options: dict[str, Any] = field(default_factory=dict)  # temperature, max_tokens, seed
     timeout_seconds: float = 600.0
     messages: list[dict[str, str]] = field(default_factory=list)
-    last: Reply = field(default_factory=Reply)
+    last: ChatReply = field(default_factory=ChatReply)
 
     def reset(self) -> None:
         """Forget everything said; the system message stays."""
@@ -56,7 +56,7 @@ class Conversation:
         Raises:
             ChatError: no connection, a refusal, a broken stream or no end within the time limit.
         """
-        self.last = Reply()
+        self.last = ChatReply()
         question = {"role": "user", "content": text}
         system = [{"role": "system", "content": self.system}] if self.system else []
         timeout = aiohttp.ClientTimeout(
@@ -104,7 +104,7 @@ class Conversation:
             reply.e2e_seconds = time.perf_counter() - start
 
 
-def _take(reply: Reply, chunk: dict[str, Any]) -> str:
+def _take(reply: ChatReply, chunk: dict[str, Any]) -> str:
     """Note what a chunk says and return its text.
 
     Raises:
