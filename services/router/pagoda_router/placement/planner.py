@@ -78,112 +78,99 @@ def compare(
         settings: what is allowed.
     """
     serving = [worker for worker in workers if worker.model == request.model]
-    eligibilities = {worker.worker_id: assess_worker(worker, request) for worker in serving}
-    usable = [worker for worker in serving if not eligibilities[worker.worker_id].is_final]
-    decodes = _assessed(usable, eligibilities, WorkerRole.DECODE, settings)
-    prefills = _assessed(usable, eligibilities, WorkerRole.PREFILL, settings)
-    decode_sides = [_decode_side(request, d, v, matches, settings) for d, v in decodes]
-    prefill_sides = [_prefill_side(request, p, v, matches, settings) for p, v in prefills]
-    plans = _make_plans(request, decode_sides, prefill_sides, settings)
+    assessed = [(worker, assess_worker(worker, request)) for worker in serving]
+    planning = _Planning(request, matches, settings)
+    decodes = [
+        planning.decode_side(worker, eligibility)
+        for worker, eligibility in planning.usable(assessed, WorkerRole.DECODE)
+    ]
+    prefills = [
+        _PrefillSide(worker, eligibility, planning.prefill_cost(worker))
+        for worker, eligibility in planning.usable(assessed, WorkerRole.PREFILL)
+    ]
+    plans = planning.plans(decodes, prefills)
     plans.sort(key=lambda plan: _order(plan, request))
     ruled_out = [
-        _ruled_out(worker, eligibilities[worker.worker_id])
-        for worker in serving
-        if eligibilities[worker.worker_id].is_final
+        _ruled_out(worker, eligibility) for worker, eligibility in assessed if eligibility.is_final
     ]
     return _conclude(request, plans, ruled_out)
 
 
-def _assessed(
-    usable: Sequence[WorkerSnapshot],
-    eligibilities: Mapping[str, Eligibility],
-    role: WorkerRole,
-    settings: PlacementSettings,
-) -> list[tuple[WorkerSnapshot, Eligibility]]:
-    of_role = [worker for worker in usable if worker.role is role]
-    return assess_load(
-        [(worker, eligibilities[worker.worker_id]) for worker in of_role],
-        load_factor=settings.load_factor,
-        min_load_bound=settings.min_load_bound,
-    )
+@dataclass(frozen=True, slots=True)
+class _Planning:
+    """One request's plans in the making."""
 
+    request: RoutingRequest
+    matches: Mapping[str, PrefixMatch]
+    settings: PlacementSettings
 
-def _num_output_tokens(request: RoutingRequest, settings: PlacementSettings) -> int:
-    return max(1, min(request.max_tokens, settings.expected_output_tokens))
+    @property
+    def num_output_tokens(self) -> int:
+        return max(1, min(self.request.max_tokens, self.settings.expected_output_tokens))
 
+    def match(self, worker: WorkerSnapshot) -> PrefixMatch:
+        return self.matches.get(worker.worker_id, PrefixMatch())
 
-def _prefill_cost(
-    request: RoutingRequest,
-    worker: WorkerSnapshot,
-    matches: Mapping[str, PrefixMatch],
-    settings: PlacementSettings,
-) -> PrefillCost:
-    match = matches.get(worker.worker_id, PrefixMatch())
-    return cost_model.prefill_cost(
-        worker,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_device_blocks=match.num_device_blocks,
-        num_kvstore_blocks=match.num_kvstore_blocks,
-        fetch_base_ms=settings.fetch_base_ms,
-    )
+    def usable(
+        self, assessed: Sequence[tuple[WorkerSnapshot, Eligibility]], role: WorkerRole
+    ) -> list[tuple[WorkerSnapshot, Eligibility]]:
+        return assess_load(
+            [
+                (worker, eligibility)
+                for worker, eligibility in assessed
+                if worker.role is role and not eligibility.is_final
+            ],
+            load_factor=self.settings.load_factor,
+            min_load_bound=self.settings.min_load_bound,
+        )
 
+    def prefill_cost(self, worker: WorkerSnapshot) -> PrefillCost:
+        match = self.match(worker)
+        return cost_model.prefill_cost(
+            worker,
+            num_prompt_tokens=self.request.num_prompt_tokens,
+            num_device_blocks=match.num_device_blocks,
+            num_kvstore_blocks=match.num_kvstore_blocks,
+            fetch_base_ms=self.settings.fetch_base_ms,
+        )
 
-def _decode_side(
-    request: RoutingRequest,
-    worker: WorkerSnapshot,
-    eligibility: Eligibility,
-    matches: Mapping[str, PrefixMatch],
-    settings: PlacementSettings,
-) -> _DecodeSide:
-    cost = cost_model.decode_cost(
-        worker,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=_num_output_tokens(request, settings),
-    )
-    local_cost = _prefill_cost(request, worker, matches, settings)
-    match = matches.get(worker.worker_id, PrefixMatch())
-    return _DecodeSide(worker, eligibility, cost, local_cost, match.num_device_blocks)
+    def decode_side(self, worker: WorkerSnapshot, eligibility: Eligibility) -> _DecodeSide:
+        cost = cost_model.decode_cost(
+            worker,
+            num_prompt_tokens=self.request.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+        )
+        num_device_blocks = self.match(worker).num_device_blocks
+        return _DecodeSide(worker, eligibility, cost, self.prefill_cost(worker), num_device_blocks)
 
-
-def _prefill_side(
-    request: RoutingRequest,
-    worker: WorkerSnapshot,
-    eligibility: Eligibility,
-    matches: Mapping[str, PrefixMatch],
-    settings: PlacementSettings,
-) -> _PrefillSide:
-    return _PrefillSide(worker, eligibility, _prefill_cost(request, worker, matches, settings))
-
-
-def _make_plans(
-    request: RoutingRequest,
-    decodes: Sequence[_DecodeSide],
-    prefills: Sequence[_PrefillSide],
-    settings: PlacementSettings,
-) -> list[_Plan]:
-    num_output_tokens = _num_output_tokens(request, settings)
-    has_local = settings.local_prefill == "auto" or not prefills
-    best_prefills = sorted(prefills, key=lambda side: (side.eligibility.rank, side.cost.total_ms))
-    best_decodes = sorted(
-        decodes,
-        key=lambda side: (
-            side.eligibility.rank,
-            side.cost.queue_ms + num_output_tokens * side.cost.tpot_ms,
-        ),
-    )
-    plans: list[_Plan] = []
-    for decode in best_decodes[:_MAX_PER_SIDE]:
-        if has_local:
-            plans.append(_plan(decode, None, decode.local_cost, 0.0, num_output_tokens))
-        for prefill in best_prefills[:_MAX_PER_SIDE]:
-            transfer_ms = cost_model.transfer_ms(
-                prefill.worker,
-                decode.worker,
-                num_prompt_tokens=request.num_prompt_tokens,
-                num_consumer_blocks=decode.num_device_blocks,
-            )
-            plans.append(_plan(decode, prefill, prefill.cost, transfer_ms, num_output_tokens))
-    return plans
+    def plans(
+        self, decodes: Sequence[_DecodeSide], prefills: Sequence[_PrefillSide]
+    ) -> list[_Plan]:
+        num_output_tokens = self.num_output_tokens
+        has_local = self.settings.local_prefill == "auto" or not prefills
+        best_prefills = sorted(
+            prefills, key=lambda side: (side.eligibility.rank, side.cost.total_ms)
+        )
+        best_decodes = sorted(
+            decodes,
+            key=lambda side: (
+                side.eligibility.rank,
+                side.cost.queue_ms + num_output_tokens * side.cost.tpot_ms,
+            ),
+        )
+        plans: list[_Plan] = []
+        for decode in best_decodes[:_MAX_PER_SIDE]:
+            if has_local:
+                plans.append(_plan(decode, None, decode.local_cost, 0.0, num_output_tokens))
+            for prefill in best_prefills[:_MAX_PER_SIDE]:
+                transfer_ms = cost_model.transfer_ms(
+                    prefill.worker,
+                    decode.worker,
+                    num_prompt_tokens=self.request.num_prompt_tokens,
+                    num_consumer_blocks=decode.num_device_blocks,
+                )
+                plans.append(_plan(decode, prefill, prefill.cost, transfer_ms, num_output_tokens))
+        return plans
 
 
 def _plan(
