@@ -21,7 +21,7 @@ $(VENV)/bin/python:
 $(STAMP): constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS)) | $(VENV)/bin/python
 	$(BIN)/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt hatchling editables
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation $(addprefix -e ./,$(MEMBERS))
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation $(addprefix -e ./,$(MEMBERS:cli=cli[up]))
 	@touch $@
 
 $(DEV_STAMP): requirements-dev.txt $(STAMP)

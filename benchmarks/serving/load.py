@@ -10,7 +10,7 @@ import uvloop
 
 from pagoda_cli.bench.client import Outcome, RequestClient
 from pagoda_cli.bench.config import BenchConfig
-from pagoda_cli.bench.prompts import PromptMaker
+from pagoda_cli.bench.prompts import SyntheticPrompts
 from pagoda_cli.bench.results import Results
 from pagoda_cli.bench.runner import BenchRun
 from pagoda_cli.bench.vocabulary import Vocabulary
@@ -57,7 +57,7 @@ def drive(endpoint: Endpoint, load: Load, *, tokenizer: Path, seed: int) -> Resu
 
 def batch_prompts(load: Load, *, tokenizer: Path, seed: int) -> list[list[int]]:
     """Return the very prompts that `drive` sends with this load and seed."""
-    maker = PromptMaker(Vocabulary.from_tokenizer_file(tokenizer), seed=seed, send_ids=True)
+    maker = SyntheticPrompts(Vocabulary.from_tokenizer_file(tokenizer), seed=seed, send_ids=True)
     requests = (
         PlannedRequest(index, load.prompt_tokens, load.output_tokens)
         for index in range(load.num_requests)
@@ -69,7 +69,7 @@ def prefix_outcomes(
     endpoint: Endpoint, *, tokenizer: Path, seed: int, num_prefix: int, num_unique: int, count: int
 ) -> list[Outcome]:
     """Send `count` requests one after the other that share a prefix the server never saw before."""
-    maker = PromptMaker(
+    maker = SyntheticPrompts(
         Vocabulary.from_tokenizer_file(tokenizer),
         seed=seed,
         num_prefix_tokens=num_prefix,

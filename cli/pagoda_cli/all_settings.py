@@ -4,9 +4,8 @@ import importlib
 
 from pydantic_settings import BaseSettings
 
+from pagoda_runtime.configuration.names import SERVICES
 from pagoda_runtime.configuration.settings import CommonSettings
-
-SERVICES = ("gateway", "router", "prefill", "decode", "kvstore")
 
 
 def settings_of(service: str) -> type[BaseSettings]:

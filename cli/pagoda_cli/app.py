@@ -1,4 +1,7 @@
-"""The `pagoda` command. Only the command asked for is imported: `--help` stays fast."""
+"""The `pagoda` command. Only the command asked for is imported: `--help` stays fast.
+
+`chat`, `trace` and `bench` need this member only; the services come with the extra `up`.
+"""
 
 import importlib
 import sys
@@ -19,7 +22,12 @@ COMMANDS = {
 
 def main() -> None:
     """Run the command line."""
-    make_app(sys.argv[1:])()
+    try:
+        make_app(sys.argv[1:])()
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("pagoda_"):
+            raise
+        sys.exit(f"pagoda: {error.name} is not installed: `pip install 'pagoda-cli[up]'`")
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:

@@ -1,4 +1,4 @@
-"""`pagoda serve`: one service in this process, as `python -m pagoda.<service>` runs it."""
+"""`pagoda serve`: one service in this process, as `python -m pagoda_<service>` runs it."""
 
 import importlib
 from enum import StrEnum

@@ -1,13 +1,44 @@
-"""Server-sent events, incrementally: bytes as they arrive in, payloads of `data:` fields out.
+"""OpenAI's streams: server-sent events up to `[DONE]`, each a JSON object.
 
-Knows the wire form only. Payloads stay bytes; what they mean is the caller's business.
+Knows the wire form only; what an object means is the caller's business. Our own, because
+`pagoda bench` reads thousands of events a second and takes the time of each: httpx-sse decodes
+line by line and the openai client makes a checked model of each event.
 """
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import orjson
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 
 class SseError(Exception):
     """The stream is not a server-sent event stream that we are willing to read."""
+
+
+class CutStreamError(Exception):
+    """The stream ended before its [DONE]."""
+
+
+async def read_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """Yield each object of the stream as soon as it is there.
+
+    Raises:
+        CutStreamError: the stream ended without [DONE].
+        SseError: it is no stream that we are willing to read.
+        ValueError: an event is not JSON.
+    """
+    parser, is_done = SseParser(), False
+    async for data in response.content.iter_any():
+        for payload in parser.feed(data):
+            if payload == b"[DONE]":
+                is_done = True
+            else:
+                yield orjson.loads(payload)
+    if not is_done:
+        raise CutStreamError("the stream ended without [DONE]")
 
 
 class SseParser:

@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from pagoda_router.placement.candidate import RoutingRequest
-from pagoda_router.placement.planner import Policy
-from pagoda_router.workers.worker import Speeds, Worker, WorkerRole
+from pagoda_router.placement.planner import PlacementSettings
+from pagoda_router.workers.snapshot import Speeds, WorkerRole, WorkerSnapshot
 
 IDENTITY = b"identity-0123456"
 
@@ -18,7 +18,7 @@ SPEEDS = Speeds(
     fetch_bytes_per_second=1e6,  # 1 ms a block, of 16 ms to compute
 )
 
-POLICY = Policy(
+SETTINGS = PlacementSettings(
     local_prefill="off",
     expected_output_tokens=10,
     fetch_base_ms=2.0,
@@ -27,8 +27,8 @@ POLICY = Policy(
 )
 
 
-def make_worker(worker_id: str, role: WorkerRole, **changes: Any) -> Worker:
-    worker = Worker(
+def make_worker(worker_id: str, role: WorkerRole, **changes: Any) -> WorkerSnapshot:
+    worker = WorkerSnapshot(
         worker_id=worker_id,
         epoch="e1",
         role=role,
@@ -52,11 +52,11 @@ def make_worker(worker_id: str, role: WorkerRole, **changes: Any) -> Worker:
     return dataclasses.replace(worker, **changes)
 
 
-def prefill(worker_id: str, **changes: Any) -> Worker:
+def prefill(worker_id: str, **changes: Any) -> WorkerSnapshot:
     return make_worker(worker_id, WorkerRole.PREFILL, **changes)
 
 
-def decode(worker_id: str, **changes: Any) -> Worker:
+def decode(worker_id: str, **changes: Any) -> WorkerSnapshot:
     return make_worker(worker_id, WorkerRole.DECODE, **changes)
 
 

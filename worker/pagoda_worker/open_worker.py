@@ -9,8 +9,9 @@ from pagoda.rpc.v1 import status_pb2
 from pagoda_engine import CheckpointError, InvalidConfigError
 from pagoda_engine.step.layer_export import OnLayers
 from pagoda_runtime.block_hash import hash_block
+from pagoda_runtime.configuration.model_folder import resolve_model_folder
 from pagoda_runtime.configuration.names import variable_names
-from pagoda_runtime.configuration.settings import CommonSettings, resolve_model_folder
+from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import ModelFolderError, SettingsError
 from pagoda_runtime.identity import new_epoch
 from pagoda_runtime.process.health import Health

@@ -27,8 +27,8 @@ from pagoda_engine import (
 )
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
-from pagoda_runtime.process.background_tasks import BackgroundTasks
 from pagoda_runtime.status import Heartbeat
+from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_worker.engine_loop import EngineLoop
 from pagoda_worker.errors import EngineFailedError, EngineLoopError
 from pagoda_worker.frames import FramePublisher

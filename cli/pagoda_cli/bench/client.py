@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 
 from pagoda_cli.endpoint import Endpoint
-from pagoda_cli.sse import SseError, SseParser
+from pagoda_cli.sse import CutStreamError, SseError, read_chunks
 
 MAX_MESSAGE_CHARS = 200
 CONNECT_TIMEOUT_SECONDS = 10.0
@@ -77,6 +77,9 @@ class RequestClient:
             outcome.failure, outcome.message = "connect", str(error)
         except (aiohttp.ClientError, OSError) as error:
             outcome.failure, outcome.message = "disconnected", f"{type(error).__name__}: {error}"
+        except CutStreamError as error:
+            if not outcome.failure:  # a stream may end so after its error event
+                outcome.failure, outcome.message = "disconnected", str(error)
         except (SseError, ValueError, TypeError, AttributeError) as error:
             # Not JSON, or JSON of another shape than OpenAI's: the server's fault, whatever raised.
             outcome.failure, outcome.message = "bad_stream", f"{type(error).__name__}: {error}"
@@ -94,12 +97,8 @@ class RequestClient:
                 text = await response.content.read(16 * MAX_MESSAGE_CHARS)
                 outcome.message = text.decode(errors="replace")
                 return
-            parser = SseParser()
-            async for data in response.content.iter_any():
-                for payload in parser.feed(data):
-                    reader.take(payload)
-            if not (outcome.failure or reader.is_done):
-                outcome.failure, outcome.message = "disconnected", "the stream ended without [DONE]"
+            async for chunk in read_chunks(response):
+                reader.take(chunk)
 
 
 class _StreamReader:
@@ -112,26 +111,20 @@ class _StreamReader:
         "_last",
         "_start",
         "_texts",
-        "is_done",
         "outcome",
     )
 
     def __init__(self, outcome: Outcome, start: float, clock: Callable[[], float]) -> None:
         self.outcome = outcome
-        self.is_done = False
         self._start = start
         self._clock = clock
         self._first: float | None = None
         self._last = start
         self._texts: list[str] = []
 
-    def take(self, payload: bytes) -> None:
+    def take(self, chunk: dict[str, Any]) -> None:
         """Note one event."""
         outcome = self.outcome
-        if payload == b"[DONE]":
-            self.is_done = True
-            return
-        chunk = orjson.loads(payload)
         if error := chunk.get("error"):
             outcome.failure, outcome.message = "error_event", str(error)
             return

@@ -14,7 +14,7 @@ from pagoda_cli.bench.workload import PlannedRequest
 _MAX_ATTEMPTS = 20
 
 
-class PromptMaker:
+class SyntheticPrompts:
     """Makes the prompt of each planned request. Holds nothing but the shared prefix."""
 
     def __init__(

@@ -76,7 +76,7 @@ class Results:
 
 
 @dataclass(slots=True)
-class Recorder:
+class ResultRecorder:
     """Takes outcomes as they come."""
 
     slo: Slo = field(default_factory=Slo)

@@ -16,8 +16,8 @@ import orjson
 from pagoda_cli.bench.client import Outcome, RequestClient
 from pagoda_cli.bench.config import BenchConfig
 from pagoda_cli.bench.errors import BenchError
-from pagoda_cli.bench.prompts import PromptMaker
-from pagoda_cli.bench.results import Recorder, Results
+from pagoda_cli.bench.prompts import SyntheticPrompts
+from pagoda_cli.bench.results import ResultRecorder, Results
 from pagoda_cli.bench.trace_file import read_trace
 from pagoda_cli.bench.vocabulary import Vocabulary
 from pagoda_cli.bench.workload import PlannedRequest, planned_requests, replayed_requests
@@ -38,7 +38,7 @@ class BenchRun:
     ) -> None:
         self.config = config
         self.endpoint = endpoint
-        self.recorder = Recorder(slo=config.slo)
+        self.recorder = ResultRecorder(slo=config.slo)
         self.num_in_flight = 0
         self.num_interrupted = 0
         self.stop = asyncio.Event()
@@ -58,7 +58,7 @@ class BenchRun:
             if not self.endpoint.model:
                 self.endpoint = await self._with_first_model(session)
             vocabulary = await self._vocabulary(session)
-            prompts = PromptMaker(
+            prompts = SyntheticPrompts(
                 vocabulary,
                 seed=self.config.seed,
                 num_prefix_tokens=self.config.prefix_tokens,
@@ -95,7 +95,7 @@ class BenchRun:
             )
         return vocabulary
 
-    async def _warm_up(self, client: RequestClient, prompts: PromptMaker) -> None:
+    async def _warm_up(self, client: RequestClient, prompts: SyntheticPrompts) -> None:
         """Send a few requests that are not counted.
 
         Raises:
@@ -112,7 +112,7 @@ class BenchRun:
                 f"the last with {last.failure}: {last.message}"
             )
 
-    async def _measure(self, client: RequestClient, prompts: PromptMaker) -> Results:
+    async def _measure(self, client: RequestClient, prompts: SyntheticPrompts) -> Results:
         cpu_seconds = time.process_time()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -133,7 +133,7 @@ class BenchRun:
         self.num_interrupted = self.num_in_flight
         work.cancel()
 
-    async def _work(self, client: RequestClient, prompts: PromptMaker) -> None:
+    async def _work(self, client: RequestClient, prompts: SyntheticPrompts) -> None:
         num_ahead = min(max(2 * (self.config.concurrency or 0), _MIN_AHEAD), _MAX_AHEAD)
         ahead: asyncio.Queue[_Prepared | None] = asyncio.Queue(num_ahead)
         is_filled = asyncio.Event()
@@ -149,7 +149,7 @@ class BenchRun:
 
     async def _prepare(
         self,
-        prompts: PromptMaker,
+        prompts: SyntheticPrompts,
         ahead: "asyncio.Queue[_Prepared | None]",
         is_filled: asyncio.Event,
     ) -> None:
@@ -177,7 +177,9 @@ class BenchRun:
             )
         return itertools.islice(requests, config.num_requests)
 
-    def _next(self, requests: Iterator[PlannedRequest], prompts: PromptMaker) -> "_Prepared | None":
+    def _next(
+        self, requests: Iterator[PlannedRequest], prompts: SyntheticPrompts
+    ) -> "_Prepared | None":
         request = next(requests, None)
         if request is None:
             return None

@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 
 from pagoda_cli.endpoint import Endpoint, EndpointError, error_message, first_model
-from pagoda_cli.sse import SseError, SseParser
+from pagoda_cli.sse import CutStreamError, SseError, read_chunks
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 _MAX_ERROR_BYTES = 4096
@@ -23,7 +23,7 @@ class ChatError(Exception):
 
 
 @dataclass(slots=True)
-class Reply:
+class ChatReply:
     """What is known of the last reply besides its text."""
 
     text: str = ""
@@ -44,7 +44,7 @@ class Conversation:
     options: dict[str, Any] = field(default_factory=dict)  # temperature, max_tokens, seed
     timeout_seconds: float = 600.0
     messages: list[dict[str, str]] = field(default_factory=list)
-    last: Reply = field(default_factory=Reply)
+    last: ChatReply = field(default_factory=ChatReply)
 
     def reset(self) -> None:
         """Forget everything said; the system message stays."""
@@ -56,7 +56,7 @@ class Conversation:
         Raises:
             ChatError: no connection, a refusal, a broken stream or no end within the time limit.
         """
-        self.last = Reply()
+        self.last = ChatReply()
         question = {"role": "user", "content": text}
         system = [{"role": "system", "content": self.system}] if self.system else []
         timeout = aiohttp.ClientTimeout(
@@ -81,6 +81,8 @@ class Conversation:
             raise ChatError(f"no full reply within {self.timeout_seconds:g} s") from error
         except aiohttp.ClientConnectorError as error:
             raise ChatError(f"{error}; is the server up? (`pagoda up` starts one)") from error
+        except CutStreamError as error:
+            raise ChatError("the stream ended before its [DONE]: the reply may be cut") from error
         except (aiohttp.ClientError, OSError, SseError, orjson.JSONDecodeError) as error:
             raise ChatError(f"the stream broke: {type(error).__name__}: {error}") from error
         self.messages += [question, {"role": "assistant", "content": self.last.text}]
@@ -94,24 +96,15 @@ class Conversation:
             if response.status != 200:
                 content = await response.content.read(_MAX_ERROR_BYTES)
                 raise ChatError(f"HTTP {response.status}: {error_message(content)}")
-            parser = SseParser()
-            is_done = False
-            async for data in response.content.iter_any():
-                for payload in parser.feed(data):
-                    if payload == b"[DONE]":
-                        is_done = True
-                        continue
-                    piece = _take(reply, orjson.loads(payload))
-                    if piece:
-                        reply.ttft_seconds = reply.ttft_seconds or time.perf_counter() - start
-                        reply.text += piece
-                        yield piece
+            async for chunk in read_chunks(response):
+                if piece := _take(reply, chunk):
+                    reply.ttft_seconds = reply.ttft_seconds or time.perf_counter() - start
+                    reply.text += piece
+                    yield piece
             reply.e2e_seconds = time.perf_counter() - start
-            if not is_done:
-                raise ChatError("the stream ended before its [DONE]: the reply may be cut")
 
 
-def _take(reply: Reply, chunk: dict[str, Any]) -> str:
+def _take(reply: ChatReply, chunk: dict[str, Any]) -> str:
     """Note what a chunk says and return its text.
 
     Raises:

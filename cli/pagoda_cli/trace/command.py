@@ -8,7 +8,10 @@ import typer
 from rich.console import Console
 
 from pagoda_cli.endpoint import resolve_home
-from pagoda_cli.trace.span_search import Span, TraceNotFoundError, find_request
+from pagoda_cli.trace.jaeger import Jaeger
+from pagoda_cli.trace.span import Span
+from pagoda_cli.trace.span_files import SpanFiles
+from pagoda_cli.trace.span_search import TraceNotFoundError, find_request
 from pagoda_cli.trace.span_tree import candidates, candidates_table, request_root, tree_table
 
 _MIN_COLUMNS = 120
@@ -25,6 +28,9 @@ def trace(
     home: Annotated[
         Path | None, typer.Option(file_okay=False, help="Default: PAGODA_HOME, then .pagoda")
     ] = None,
+    jaeger: Annotated[
+        str, typer.Option(metavar="URL", help="Read Jaeger's query API there, no files.")
+    ] = "",
     explain: Annotated[
         bool, typer.Option("--explain", help="Show every plan the router compared.")
     ] = False,
@@ -35,12 +41,12 @@ def trace(
 ) -> None:
     """Show one request's trace: every stage, its service, its time and what it found.
 
-    Reads the span files of a stack on this machine ($PAGODA_HOME/traces). Offsets count from when
-    the gateway took the request; stages of different processes may overlap.
+    Reads the span files of a stack on this machine ($PAGODA_HOME/traces), or Jaeger. Offsets count
+    from when the gateway took the request; stages of different processes may overlap.
     """
-    folder = resolve_home(home) / "traces"
+    source = Jaeger(jaeger) if jaeger else SpanFiles(resolve_home(home) / "traces")
     try:
-        spans = find_request(folder, request_id, wait_seconds=wait)
+        spans = find_request(source, request_id, wait_seconds=wait)
     except TraceNotFoundError as error:
         typer.echo(f"pagoda trace: {error}", err=True)
         raise typer.Exit(1) from None

@@ -1,18 +1,16 @@
-"""Finds the spans of one request among the span files of a stack (`$PAGODA_HOME/traces/*.jsonl`).
+"""Finds the spans of one request where spans are kept, and waits for those on their way.
 
-Knows the file format of `pagoda_runtime.telemetry.span_file`. Knows no terminal.
+Knows how a request is named. Knows no file, no network and no terminal.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
-import orjson
+from pagoda_cli.trace.span import Span
 
-ROOT_NAME = "gateway.request"
-_ID_ATTRIBUTES = ("pagoda.request_id", "gen_ai.response.id")
+ROOT_SERVICE, ROOT_NAME = "gateway", "gateway.request"
+ID_ATTRIBUTES = ("pagoda.request_id", "gen_ai.response.id")
 # Every service writes its spans within a second of their end; more than that brings nothing new.
 FLUSH_SECONDS = 1.5
 _POLL_SECONDS = 0.1
@@ -22,59 +20,20 @@ class TraceNotFoundError(Exception):
     """No span of that request was written in time; the message says where was looked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One span as its service wrote it. Times are Unix seconds."""
+class SpanSource(Protocol):
+    """Where spans are kept."""
 
-    trace_id: str
-    span_id: str
-    parent_span_id: str
-    name: str
-    service: str
-    start: float
-    end: float
-    attributes: dict[str, Any]
-    events: tuple[dict[str, Any], ...]
-    status: str
+    def spans(self, needle: str) -> Iterable[Span]:
+        """Return at least the spans that `needle`, an id of a request or trace, stands in."""
+        ...
 
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> "Span":
-        """Read one line's object.
-
-        Raises:
-            KeyError: it is not a span.
-        """
-        return cls(
-            trace_id=record["trace_id"],
-            span_id=record["span_id"],
-            parent_span_id=record["parent_span_id"] or "",
-            name=record["name"],
-            service=record.get("service", ""),
-            start=float(record["start_unix_seconds"]),
-            end=float(record["end_unix_seconds"]),
-            attributes=record.get("attributes") or {},
-            events=tuple(record.get("events") or ()),
-            status=record.get("status", ""),
-        )
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the line's object again."""
-        return {
-            "trace_id": self.trace_id,
-            "span_id": self.span_id,
-            "parent_span_id": self.parent_span_id,
-            "name": self.name,
-            "service": self.service,
-            "start_unix_seconds": self.start,
-            "end_unix_seconds": self.end,
-            "attributes": self.attributes,
-            "events": list(self.events),
-            "status": self.status,
-        }
+    def not_found(self, request_id: str) -> str:
+        """Return where was looked, and why the request may not be there."""
+        ...
 
 
 def find_request(
-    folder: Path,
+    source: SpanSource,
     request_id: str,
     *,
     wait_seconds: float,
@@ -89,23 +48,23 @@ def find_request(
         TraceNotFoundError: none after `wait_seconds`.
     """
     deadline = clock() + wait_seconds
-    while (root := _find_root(folder, request_id)) is None:
+    while (root := _find_root(source, request_id)) is None:
         if clock() >= deadline:
-            raise TraceNotFoundError(_not_found(folder, request_id))
+            raise TraceNotFoundError(source.not_found(request_id))
         sleep(_POLL_SECONDS)
     # Other services may still be writing: look again until the last flush must have happened.
     missing_seconds = min(root.end + FLUSH_SECONDS, deadline) - clock()
     if missing_seconds > 0:
         sleep(missing_seconds)
-    found = _spans(folder, root.trace_id)  # also those of other traces that have a link to this one
+    found = source.spans(root.trace_id)  # and maybe others
     spans = {span.span_id: span for span in found if span.trace_id == root.trace_id}
     return sorted(spans.values(), key=lambda span: (span.start, span.end))
 
 
-def _find_root(folder: Path, request_id: str) -> Span | None:
+def _find_root(source: SpanSource, request_id: str) -> Span | None:
     # The newest wins: an x-request-id that a client sent may come twice.
     newest: Span | None = None
-    for span in _spans(folder, request_id):
+    for span in source.spans(request_id):
         if span.name != ROOT_NAME or not _is_named(span, request_id):
             continue
         if newest is None or span.start > newest.start:
@@ -114,32 +73,5 @@ def _find_root(folder: Path, request_id: str) -> Span | None:
 
 
 def _is_named(span: Span, request_id: str) -> bool:
-    ids = {str(span.attributes.get(name, "")) for name in _ID_ATTRIBUTES} | {span.trace_id}
+    ids = {str(span.attributes.get(name, "")) for name in ID_ATTRIBUTES} | {span.trace_id}
     return request_id in ids
-
-
-def _spans(folder: Path, needle: str) -> Iterator[Span]:
-    """Yield the spans whose line contains `needle`; parses no other line."""
-    wanted = needle.encode()
-    for path in sorted(folder.glob("*.jsonl")):
-        with path.open("rb") as file:
-            for line in file:
-                # A line without its end is still being written.
-                if wanted in line and line.endswith(b"\n"):
-                    try:
-                        yield Span.from_record(orjson.loads(line))
-                    except (ValueError, KeyError, TypeError):
-                        continue
-
-
-def _not_found(folder: Path, request_id: str) -> str:
-    if not folder.is_dir():
-        return (
-            f"no span files: {folder} does not exist. Is PAGODA_HOME the one of the running stack "
-            "(--home)? A stack that sends spans to a collector has them there instead"
-        )
-    num_files = len(list(folder.glob("*.jsonl")))
-    return (
-        f"no request {request_id!r} in the {num_files} span files of {folder}. It is written "
-        "when it ends, and old spans go when a file has rotated twice"
-    )

@@ -8,7 +8,8 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from pagoda_cli.trace.span_search import ROOT_NAME, Span
+from pagoda_cli.trace.span import Span
+from pagoda_cli.trace.span_search import ROOT_NAME
 
 BAR_CELLS = 28
 CANDIDATES_ATTRIBUTE = "pagoda.route.candidates"

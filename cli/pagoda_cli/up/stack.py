@@ -10,14 +10,10 @@ from pagoda_cli.up.child import ChildSpec
 from pagoda_cli.up.home import Secrets
 from pagoda_cli.up.infrastructure import nats_spec, redis_spec
 from pagoda_cli.up.ports import pick_port
+from pagoda_cli.up.topology import StackSettings, Topology, parse_topology
+from pagoda_runtime.configuration.model_folder import resolve_model_folder
 from pagoda_runtime.configuration.names import variable_names
-from pagoda_runtime.configuration.settings import (
-    CommonSettings,
-    load_settings,
-    resolve_model_folder,
-    validate_environment,
-)
-from pagoda_runtime.configuration.topology import Topology, parse_topology
+from pagoda_runtime.configuration.settings import load_settings, validate_environment
 
 GATEWAY_STAGE, SERVICE_STAGE = 0, 1
 GPU_MEMORY_UTILIZATION = 0.9
@@ -45,8 +41,9 @@ def make_plan(environ: Mapping[str, str]) -> Plan:
         SettingsError: unknown names or unusable values; lists them all.
         ModelFolderError: there is no such model.
     """
-    validate_environment(list(all_settings().values()), environ)
-    common = load_settings(CommonSettings, environ)
+    models = all_settings() | {"common": StackSettings}
+    validate_environment(list(models.values()), environ)
+    common = load_settings(StackSettings, environ)
     return Plan(
         home=common.home.expanduser().resolve(),
         http_port=common.http_port,

@@ -2,17 +2,14 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import ModelFolderError
-
-if TYPE_CHECKING:
-    from pagoda_runtime.configuration.settings import CommonSettings
 
 DEMO_MODEL = Path("demo") / "model"
 
 
-def resolve_model_folder(common: "CommonSettings") -> Path:
+def resolve_model_folder(common: CommonSettings) -> Path:
     """Return the absolute folder of the model that `common.model` names.
 
     Raises:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydantic_settings import BaseSettings
 
 PREFIX = "PAGODA_"
-SERVICES = ("GATEWAY", "ROUTER", "PREFILL", "DECODE", "KVSTORE")
-SERVICE_PREFIXES = tuple(f"{PREFIX}{service}_" for service in SERVICES)
+# Whose names a service leaves alone: it cannot ask the others, which may not be installed.
+SERVICES = ("gateway", "router", "prefill", "decode", "kvstore")
+SERVICE_PREFIXES = tuple(f"{PREFIX}{service.upper()}_" for service in SERVICES)
 OTHER_PREFIXES = (f"{PREFIX}BENCH_",)  # read by their owners only
 
 
@@ -56,7 +57,7 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
 def _hint(name: str, valid: set[str]) -> str:
     match = nearest(name, valid)
     service, _, rest = name.removeprefix(PREFIX).partition("_")
-    owner = nearest(service, SERVICES)
+    owner = nearest(service, map(str.upper, SERVICES))
     if owner and rest and owner != service:
         corrected = f"{PREFIX}{owner}_{rest}"
         return f"did you mean {match if match and match.startswith(PREFIX + owner) else corrected}?"

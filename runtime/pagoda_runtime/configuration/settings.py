@@ -2,7 +2,8 @@
 
 Every variable starts with PAGODA_. A name that no model knows refuses to start, naming the nearest
 valid one. An empty value counts as unset. Nothing else in the platform reads the environment for
-its settings.
+its settings. pydantic-settings' own source is switched off: it takes no mapping in place of the
+process's environment, reads names in any case, and stops at the first value that is not JSON.
 """
 
 import json
@@ -11,21 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_origin
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from pagoda_runtime.configuration.model_folder import resolve_model_folder
 from pagoda_runtime.configuration.names import unknown_name_problems, variable_names
-from pagoda_runtime.configuration.topology import parse_topology
 from pagoda_runtime.errors import SettingsError
-
-__all__ = [
-    "CommonSettings",
-    "ServiceSettings",
-    "load_settings",
-    "resolve_model_folder",
-    "validate_environment",
-]
 
 
 class ServiceSettings(BaseSettings):
@@ -91,12 +82,6 @@ class CommonSettings(ServiceSettings):
     log_format: Literal["json", "console"] = Field(
         default="json", description="One JSON object a line, or text"
     )
-
-    @field_validator("topology")
-    @classmethod
-    def _check_topology(cls, text: str) -> str:
-        parse_topology(text)
-        return text
 
     @property
     def served_model_name(self) -> str:

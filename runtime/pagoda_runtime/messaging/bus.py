@@ -1,4 +1,4 @@
-"""One NATS connection: messages, requests, subscriptions, and JetStream behind `bus_streams`.
+"""One NATS connection: messages, requests, subscriptions, and JetStream behind `streams`.
 
 Payloads are protobuf messages; the trace context travels in the headers. The connection comes back
 by itself after an outage. Knows no subject and no message in particular.
@@ -22,8 +22,8 @@ from pagoda_runtime.messaging.codec import ERROR_HEADER, decode, kind_of, make_h
 from pagoda_runtime.messaging.connection import Connection
 from pagoda_runtime.messaging.streams import Streams
 from pagoda_runtime.messaging.subscription import Subscription
-from pagoda_runtime.process.background_tasks import BackgroundTasks
-from pagoda_runtime.process.cancellation import cancellation_kept
+from pagoda_runtime.tasks.background_tasks import BackgroundTasks
+from pagoda_runtime.tasks.cancellation import cancellation_kept
 from pagoda_runtime.telemetry.metrics import BUS_HANDLER_ERRORS
 from pagoda_runtime.telemetry.tracing import attached, extract
 

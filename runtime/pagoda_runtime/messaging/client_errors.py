@@ -1,4 +1,4 @@
-"""Errors of the NATS client into ours."""
+"""The errors of the NATS client, translated into ours, which is all that callers of the bus see."""
 
 import contextlib
 from collections.abc import Iterator

@@ -21,7 +21,8 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from pagoda_runtime.errors import MessageFormatError, StreamError
 from pagoda_runtime.messaging.codec import decode
-from pagoda_runtime.process.cancellation import cancellation_kept
+from pagoda_runtime.tasks.cancellation import cancellation_kept
+from pagoda_runtime.tasks.retry import retry_delay
 from pagoda_runtime.telemetry.metrics import BUS_HANDLER_ERRORS
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class StreamConsumer(Generic[M]):
             except (nats.errors.Error, StreamError) as error:
                 logger.warning("%s: %s; trying again", self._name, error)
                 self._num_expected = 0
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(retry_delay(RETRY_SECONDS))
 
     async def trim_forever(self, pause_seconds: float) -> None:
         """Drop from the stream what this durable has acknowledged, now and after each pause.

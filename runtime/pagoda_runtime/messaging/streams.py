@@ -16,8 +16,8 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 from pagoda_runtime.errors import RequestTimeoutError, StreamError
 from pagoda_runtime.messaging.stream_consumer import StreamConsumer, consumer_config
 from pagoda_runtime.messaging.subscription import Subscription
-from pagoda_runtime.process.background_tasks import BackgroundTasks
-from pagoda_runtime.process.cancellation import cancellation_kept
+from pagoda_runtime.tasks.background_tasks import BackgroundTasks
+from pagoda_runtime.tasks.cancellation import cancellation_kept
 
 logger = logging.getLogger(__name__)
 

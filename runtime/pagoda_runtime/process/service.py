@@ -17,7 +17,8 @@ from pagoda_runtime.configuration.settings import CommonSettings, load_settings
 from pagoda_runtime.errors import ModelFolderError, RuntimeServiceError, SettingsError
 from pagoda_runtime.identity import new_worker_id
 from pagoda_runtime.messaging.bus import Bus
-from pagoda_runtime.process.health import Health, health_server
+from pagoda_runtime.process.health import Health
+from pagoda_runtime.process.health_server import health_server
 from pagoda_runtime.telemetry.log import setup_logging
 from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry
 

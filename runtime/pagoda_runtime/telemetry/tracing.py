@@ -47,9 +47,7 @@ def setup_telemetry(service: str, common: CommonSettings, *, instance_id: str) -
     )
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     if common.trace_dir is not None:
-        _add(
-            provider, SpanFileExporter(common.trace_dir / f"{service}-{instance_id}.jsonl", service)
-        )
+        _add(provider, SpanFileExporter(common.trace_dir / f"{service}-{instance_id}.jsonl"))
     if any(os.environ.get(name) for name in OTLP_VARIABLES):
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 

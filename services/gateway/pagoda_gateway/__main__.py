@@ -7,7 +7,8 @@ from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.gateway import open_gateway
 from pagoda_gateway.http.app import make_app
 from pagoda_gateway.http.server import drain, http_server, listen
-from pagoda_runtime.configuration.settings import CommonSettings, resolve_model_folder
+from pagoda_runtime.configuration.model_folder import resolve_model_folder
+from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.process.service import ServiceContext, load_or_exit, run_service
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from pagoda_kvstore.store import BlockStore
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.tasks.retry import retry_delay
 
 # Of each kind in one message: together 512 KiB, half of what NATS takes.
 _MAX_HASHES = 16_384
@@ -63,7 +64,7 @@ class EventPublisher:
             except BusError as error:
                 logger.warning("KV events not published, a snapshot will follow: %s", error)
                 self._snapshot_due = self._clock()
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(retry_delay(_RETRY_SECONDS))
                 continue
             try:
                 async with asyncio.timeout(max(0.0, self._snapshot_due - self._clock())):

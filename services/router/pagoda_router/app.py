@@ -16,11 +16,11 @@ from pagoda_router.config import RouterSettings
 from pagoda_router.index.breaker import Breaker
 from pagoda_router.index.prefix_index import PrefixIndex
 from pagoda_router.index.writer import DURABLE, IndexWriter
-from pagoda_router.placement.planner import Policy
+from pagoda_router.placement.planner import PlacementSettings
 from pagoda_router.router import Router
-from pagoda_router.workers.pending_load import InFlight
-from pagoda_router.workers.registry import Fleet
-from pagoda_router.workers.worker import WorkerRole
+from pagoda_router.workers.pending_load import PendingLoads
+from pagoda_router.workers.registry import WorkerRegistry
+from pagoda_router.workers.snapshot import WorkerRole
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -36,18 +36,20 @@ logger = logging.getLogger(__name__)
 async def run(context: ServiceContext, settings: RouterSettings) -> None:
     """Route until `context.stop` is set; requests taken by then are answered."""
     context.health.set_ready("route", False, "listening for workers")
-    in_flight = InFlight(
+    pending_loads = PendingLoads(
         settle_seconds=settings.settle_seconds, max_seconds=settings.in_flight_seconds
     )
     async with (
         context.bus(context.instance_id) as bus,
         contextlib.aclosing(connect_redis(context.common, settings)) as redis,
     ):
-        fleet = Fleet(settings, in_flight, on_retired=lambda *life: writer.retire(*life))
+        registry = WorkerRegistry(
+            settings, pending_loads, on_retired=lambda *life: writer.retire(*life)
+        )
         writer = IndexWriter(
             redis,
             bus,
-            fleet,
+            registry,
             ttl_seconds=settings.index_ttl_seconds,
             check_seconds=settings.index_check_seconds,
         )
@@ -57,14 +59,14 @@ async def run(context: ServiceContext, settings: RouterSettings) -> None:
             breaker=Breaker(open_seconds=settings.breaker_seconds),
         )
         router = Router(
-            fleet,
+            registry,
             index,
-            in_flight,
-            _policy(context.common, settings),
+            pending_loads,
+            _placement_settings(context.common, settings),
             router_id=context.instance_id,
             on_index_lost=writer.check_now,
         )
-        await _serve(context, settings, bus, fleet, writer, router)
+        await _serve(context, settings, bus, registry, writer, router)
 
 
 def connect_redis(common: CommonSettings, settings: RouterSettings) -> Redis:
@@ -80,8 +82,8 @@ def connect_redis(common: CommonSettings, settings: RouterSettings) -> Redis:
     return Redis.from_pool(pool)
 
 
-def _policy(common: CommonSettings, settings: RouterSettings) -> Policy:
-    return Policy(
+def _placement_settings(common: CommonSettings, settings: RouterSettings) -> PlacementSettings:
+    return PlacementSettings(
         local_prefill=common.local_prefill,
         expected_output_tokens=settings.expected_output_tokens,
         fetch_base_ms=settings.fetch_base_ms,
@@ -94,7 +96,7 @@ async def _serve(
     context: ServiceContext,
     settings: RouterSettings,
     bus: Bus,
-    fleet: Fleet,
+    registry: WorkerRegistry,
     writer: IndexWriter,
     router: Router,
 ) -> None:
@@ -102,9 +104,9 @@ async def _serve(
         return await router.route(message)
 
     directory = WorkerDirectory()
-    directory.add_listener(fleet.on_status)
+    directory.add_listener(registry.on_status)
     for role in WorkerRole:
-        metrics.WORKERS.labels(role.value).set_function(functools.partial(_count, fleet, role))
+        metrics.WORKERS.labels(role.value).set_function(functools.partial(_count, registry, role))
     heartbeats = await directory.subscribe(bus)
     await bus.ensure_stream(
         subjects.KV_EVENTS_STREAM,
@@ -144,5 +146,5 @@ async def _serve(
         await heartbeats.unsubscribe()
 
 
-def _count(fleet: Fleet, role: WorkerRole) -> float:
-    return sum(worker.role is role for worker in fleet.everyone())
+def _count(registry: WorkerRegistry, role: WorkerRole) -> float:
+    return sum(worker.role is role for worker in registry.everyone())

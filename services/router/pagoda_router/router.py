@@ -9,15 +9,15 @@ from opentelemetry.trace import Span
 from pagoda.rpc.v1 import route_pb2
 from pagoda_router import codec, metrics
 from pagoda_router.errors import IndexUnavailableError
-from pagoda_router.index import keys as index_keys
-from pagoda_router.index.keys import IndexTier
+from pagoda_router.index import redis_keys
 from pagoda_router.index.prefix_index import PrefixIndex, SetGroup
+from pagoda_router.index.redis_keys import IndexTier
 from pagoda_router.placement import planner
 from pagoda_router.placement.candidate import Comparison, PrefixMatch, RoutingRequest
-from pagoda_router.placement.planner import Policy
-from pagoda_router.workers.pending_load import InFlight
-from pagoda_router.workers.registry import Fleet
-from pagoda_router.workers.worker import Charge, Worker, WorkerRole
+from pagoda_router.placement.planner import PlacementSettings
+from pagoda_router.workers.pending_load import PendingLoad, PendingLoads
+from pagoda_router.workers.registry import WorkerRegistry
+from pagoda_router.workers.snapshot import WorkerRole, WorkerSnapshot
 from pagoda_runtime.telemetry.tracing import tracer
 
 logger = logging.getLogger(__name__)
@@ -28,17 +28,17 @@ class Router:
 
     def __init__(
         self,
-        fleet: Fleet,
+        registry: WorkerRegistry,
         index: PrefixIndex,
-        in_flight: InFlight,
-        policy: Policy,
+        pending_loads: PendingLoads,
+        settings: PlacementSettings,
         *,
         router_id: str,
         on_index_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """Route within `fleet`; calls `on_index_lost` when the index turns out to be wiped."""
-        self._fleet, self._index, self._in_flight = fleet, index, in_flight
-        self._policy, self._router_id, self._on_index_lost = policy, router_id, on_index_lost
+        """Route within `registry`; calls `on_index_lost` when the index turns out to be wiped."""
+        self._registry, self._index, self._pending_loads = registry, index, pending_loads
+        self._settings, self._router_id, self._on_index_lost = settings, router_id, on_index_lost
 
     async def route(self, message: route_pb2.RouteRequest) -> route_pb2.RouteResponse:
         """Return where the sequence should run, with the whole comparison.
@@ -49,10 +49,10 @@ class Router:
         started = time.perf_counter()
         with tracer().start_as_current_span("router.route") as span:
             request = codec.decode_request(message)
-            workers = self._fleet.workers()
+            workers = self._registry.workers()
             matches = await self._match(request, workers)
-            comparison = planner.compare(request, workers, matches, self._policy)
-            self._charge(request, comparison)
+            comparison = planner.compare(request, workers, matches, self._settings)
+            self._count_as_load(request, comparison)
             if span.is_recording():
                 _explain(span, request, comparison)
         chosen = comparison.chosen
@@ -62,7 +62,7 @@ class Router:
         return codec.encode_comparison(comparison, router_id=self._router_id)
 
     async def _match(
-        self, request: RoutingRequest, workers: list[Worker]
+        self, request: RoutingRequest, workers: list[WorkerSnapshot]
     ) -> dict[str, PrefixMatch]:
         """Return the prefix hits of each worker that could share blocks; none if Redis is away."""
         sharing = [worker for worker in workers if worker.kv_identity == request.kv_identity]
@@ -93,9 +93,9 @@ class Router:
             for i, worker in enumerate(sharing)
         }
 
-    def _groups(self, request: RoutingRequest, sharing: list[Worker]) -> list[SetGroup]:
+    def _groups(self, request: RoutingRequest, sharing: list[WorkerSnapshot]) -> list[SetGroup]:
         """Return one group for each worker's device, then one for each that may fetch."""
-        stores = self._fleet.kvstores()
+        stores = self._registry.kvstores()
         has_prefill = any(
             worker.role is WorkerRole.PREFILL
             and worker.is_ready
@@ -103,29 +103,29 @@ class Router:
             for worker in sharing
         )
         groups = [
-            SetGroup((index_keys.blocks(worker.worker_id, worker.epoch, IndexTier.DEVICE),))
+            SetGroup((redis_keys.blocks(worker.worker_id, worker.epoch, IndexTier.DEVICE),))
             for worker in sharing
         ]
         for position, worker in enumerate(sharing):
             store = stores.get(worker.host_id)
             is_prefilling = worker.role is WorkerRole.PREFILL or not has_prefill
-            if store is not None and (is_prefilling or self._policy.local_prefill == "auto"):
+            if store is not None and (is_prefilling or self._settings.local_prefill == "auto"):
                 keys = [
-                    index_keys.blocks(store.worker_id, store.epoch, tier)
+                    redis_keys.blocks(store.worker_id, store.epoch, tier)
                     for tier in (IndexTier.CPU, IndexTier.NVME)
                 ]
                 groups.append(SetGroup(tuple(keys), start=position))
         return groups
 
-    def _charge(self, request: RoutingRequest, comparison: Comparison) -> None:
+    def _count_as_load(self, request: RoutingRequest, comparison: Comparison) -> None:
         """Count the choice as load of its workers."""
         chosen, decode, prefill = comparison.chosen, comparison.decode, comparison.prefill
         if chosen is None or decode is None:
             return
         num_blocks = -(-request.num_prompt_tokens // decode.block_size)
-        self._in_flight.add(
+        self._pending_loads.add(
             decode.worker_id,
-            Charge(
+            PendingLoad(
                 num_sequences=1,
                 num_prefill_tokens=0 if prefill else chosen.num_miss_tokens,
                 num_context_tokens=request.num_prompt_tokens,
@@ -133,9 +133,9 @@ class Router:
             ),
         )
         if prefill is not None:
-            self._in_flight.add(
+            self._pending_loads.add(
                 prefill.worker_id,
-                Charge(
+                PendingLoad(
                     num_sequences=1,
                     num_prefill_tokens=chosen.num_miss_tokens,
                     num_blocks=num_blocks,

@@ -2,11 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from opentelemetry import trace
 from support.running_gateway import CHAT, Start
+from support.span_files import read_spans
 
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry
@@ -15,10 +15,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
-
-
-def spans(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for path in folder.iterdir() for line in path.read_text().splitlines()]
 
 
 async def test_spans_of_a_request(
@@ -36,9 +32,8 @@ async def test_spans_of_a_request(
             seen = trace.get_current_span(running.worker.contexts[0]).get_span_context()
     finally:
         shutdown_telemetry()
-    by_name = {
-        span["name"]: span for span in spans(tmp_path / "traces") if span["trace_id"] == TRACE_ID
-    }
+    written = read_spans(tmp_path / "traces")
+    by_name = {span["name"]: span for span in written if span["trace_id"] == TRACE_ID}
     assert set(by_name) == {
         "gateway.request",
         "gateway.admit",
@@ -60,7 +55,7 @@ async def test_spans_of_a_request(
     assert explanation["candidates"][0]["is_chosen"] is True
     failed = [
         span
-        for span in spans(tmp_path / "traces")
+        for span in read_spans(tmp_path / "traces")
         if span["attributes"].get("pagoda.request_id") == bad.headers["x-request-id"]
     ]
     assert [span["attributes"]["error.type"] for span in failed] == ["invalid_value"]

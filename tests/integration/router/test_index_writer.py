@@ -11,26 +11,26 @@ from unit.router.workers.test_registry import make_status
 
 from pagoda.rpc.v1 import kv_event_pb2
 from pagoda_router.config import RouterSettings
-from pagoda_router.index import keys as index_keys
-from pagoda_router.index.keys import IndexTier
+from pagoda_router.index import redis_keys
+from pagoda_router.index.redis_keys import IndexTier
 from pagoda_router.index.writer import DURABLE, IndexWriter
-from pagoda_router.workers.pending_load import InFlight
-from pagoda_router.workers.registry import Fleet
+from pagoda_router.workers.pending_load import PendingLoads
+from pagoda_router.workers.registry import WorkerRegistry
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = pytest.mark.integration
 
 
-def make_writer(client: Redis, bus: Bus) -> tuple[IndexWriter, Fleet]:
-    in_flight = InFlight(settle_seconds=0.1, max_seconds=1.0)
-    fleet = Fleet(RouterSettings(), in_flight, lambda *life: writer.retire(*life))
-    writer = IndexWriter(client, bus, fleet, ttl_seconds=100, check_seconds=60.0)
-    return writer, fleet
+def make_writer(client: Redis, bus: Bus) -> tuple[IndexWriter, WorkerRegistry]:
+    pending_loads = PendingLoads(settle_seconds=0.1, max_seconds=1.0)
+    registry = WorkerRegistry(RouterSettings(), pending_loads, lambda *life: writer.retire(*life))
+    writer = IndexWriter(client, bus, registry, ttl_seconds=100, check_seconds=60.0)
+    return writer, registry
 
 
 async def members(client: Redis, tier: IndexTier = IndexTier.DEVICE, epoch: str = "e1") -> set[int]:
-    found = await client.smembers(index_keys.blocks("w", epoch, tier))
+    found = await client.smembers(redis_keys.blocks("w", epoch, tier))
     return {int.from_bytes(member, "big") for member in found}
 
 
@@ -66,11 +66,11 @@ async def test_large_events_are_applied_whole(client: Redis, bus: Bus) -> None:
 
 
 async def test_older_epoch_is_ignored_and_its_sets_deleted(client: Redis, bus: Bus) -> None:
-    writer, fleet = make_writer(client, bus)
-    await client.set(index_keys.MARKER, "1")
-    fleet.on_status("w", make_status("w", "e1"))
+    writer, registry = make_writer(client, bus)
+    await client.set(redis_keys.MARKER, "1")
+    registry.on_status("w", make_status("w", "e1"))
     await writer.apply([make_event([1], epoch="e1")])
-    fleet.on_status("w", make_status("w", "e2"))
+    registry.on_status("w", make_status("w", "e2"))
     await writer.apply([make_event([2], epoch="e1"), make_event([3], epoch="e2")])
     assert await members(client, epoch="e1") == {1}
     await writer.maintain()
@@ -79,22 +79,22 @@ async def test_older_epoch_is_ignored_and_its_sets_deleted(client: Redis, bus: B
 
 
 async def test_newer_epoch_than_the_last_heartbeat_is_taken(client: Redis, bus: Bus) -> None:
-    writer, fleet = make_writer(client, bus)
-    fleet.on_status("w", make_status("w", "e1"))
+    writer, registry = make_writer(client, bus)
+    registry.on_status("w", make_status("w", "e1"))
     await writer.apply([make_event([1], epoch="e2")])
     assert await members(client, epoch="e2") == {1}
 
 
 async def test_sets_expire_unless_their_worker_is_alive(client: Redis, bus: Bus) -> None:
-    writer, fleet = make_writer(client, bus)
-    await client.set(index_keys.MARKER, "1")
+    writer, registry = make_writer(client, bus)
+    await client.set(redis_keys.MARKER, "1")
     await writer.apply([make_event([1])])
-    key = index_keys.blocks("w", "e1", IndexTier.DEVICE)
+    key = redis_keys.blocks("w", "e1", IndexTier.DEVICE)
     assert 0 < await client.ttl(key) <= 100
     await client.expire(key, 5)
     await writer.maintain()
     assert await client.ttl(key) <= 5
-    fleet.on_status("w", make_status("w", "e1"))
+    registry.on_status("w", make_status("w", "e1"))
     await writer.maintain()
     assert await client.ttl(key) > 90
 
@@ -145,7 +145,7 @@ async def test_wiped_redis_is_rebuilt_from_the_stream(
         for _ in history:
             await applied.get()
     assert await members(client) == {2, 3, 4, 5}
-    assert await client.exists(index_keys.MARKER)
+    assert await client.exists(redis_keys.MARKER)
     await writer.maintain()
     assert applied.empty()
 
@@ -154,13 +154,13 @@ async def test_one_router_rebuilds(
     client: Redis, bus: Bus, consumed: tuple[IndexWriter, asyncio.Queue[kv_event_pb2.KvEvent]]
 ) -> None:
     writer, _ = consumed
-    await client.set(index_keys.REBUILD_LOCK, "another router")
+    await client.set(redis_keys.REBUILD_LOCK, "another router")
     await writer.maintain()
-    assert not await client.exists(index_keys.MARKER)
+    assert not await client.exists(redis_keys.MARKER)
 
 
 async def test_hashes_are_stored_as_they_are(client: Redis, bus: Bus) -> None:
     writer, _ = make_writer(client, bus)
     await writer.apply([make_event([7])])
-    key = index_keys.blocks("w", "e1", IndexTier.DEVICE)
+    key = redis_keys.blocks("w", "e1", IndexTier.DEVICE)
     assert await client.smembers(key) == set(hashes([7]))

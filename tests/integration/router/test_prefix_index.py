@@ -11,7 +11,7 @@ from integration.router.index_events import hashes
 from redis.asyncio import BlockingConnectionPool, Connection, Redis
 
 from pagoda_router.errors import IndexUnavailableError
-from pagoda_router.index import keys as index_keys
+from pagoda_router.index import redis_keys
 from pagoda_router.index.breaker import Breaker
 from pagoda_router.index.prefix_index import PrefixIndex, SetGroup
 from pagoda_runtime.configuration.settings import CommonSettings
@@ -47,7 +47,7 @@ async def test_runs_of_several_workers_and_their_kvstore(client: Redis) -> None:
 async def test_marker_tells_a_whole_index_from_a_wiped_one(client: Redis) -> None:
     index = make_index(client)
     assert not (await index.match([SetGroup(("a",))], hashes([1]))).is_whole
-    await client.set(index_keys.MARKER, "1")
+    await client.set(redis_keys.MARKER, "1")
     assert (await index.match([SetGroup(("a",))], hashes([1]))).is_whole
 
 

@@ -8,16 +8,16 @@ import json
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from integration.kvstore.service_process import ServiceProcess, running_service
 from integration.router.index_events import DEVICE, make_event, pack
 from redis.asyncio import Redis
 from support.servers import Server
+from support.span_files import read_spans
 
 from pagoda.rpc.v1 import kv_event_pb2, route_pb2, status_pb2
-from pagoda_router.index import keys as index_keys
+from pagoda_router.index import redis_keys
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -142,7 +142,7 @@ async def test_wiped_redis_is_rebuilt_and_a_dead_one_is_survived(
         await until_matched(bus, "prefill-1", 7)
         await client.flushall()
         await until_matched(bus, "prefill-1", 7)
-        assert await client.exists(index_keys.MARKER)
+        assert await client.exists(redis_keys.MARKER)
         redis.stop(kill=True)
         for _ in range(20):
             assert (await ask(bus, make_request())).status == route_pb2.ROUTE_STATUS_PLACED
@@ -199,11 +199,3 @@ async def test_spans_hang_together_and_explain(
     ]
     assert attributes["pagoda.route.decode_worker_id"] == "decode-1"
     assert attributes["pagoda.route.margin_ms"] >= 0
-
-
-def read_spans(folder: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for path in folder.glob("*.jsonl")
-        for line in path.read_text().splitlines()
-    ]

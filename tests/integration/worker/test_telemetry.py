@@ -1,11 +1,11 @@
 """Spans, KV events and heartbeats of one request."""
 
-import json
 from pathlib import Path
 
 import pytest
 from opentelemetry import trace
 from support.otlp_sink import otlp_sink
+from support.span_files import read_spans
 from support.worker_cluster import Cluster
 
 from pagoda.rpc.v1 import kv_event_pb2, status_pb2
@@ -54,11 +54,12 @@ async def test_every_stage_is_a_span_under_the_gateways(
     finally:
         shutdown_telemetry()
 
-    lines = (tmp_path / "traces" / "test-1.jsonl").read_text().splitlines()
-    spans = {span["name"]: span for span in map(json.loads, lines)}
+    assert (tmp_path / "traces" / "test-1.jsonl").is_file()
+    written = read_spans(tmp_path / "traces")
+    spans = {span["name"]: span for span in written}
     root = spans.pop("gateway.request")
     assert set(spans) == expected
-    assert len(lines) == len(expected) + 1
+    assert len(written) == len(expected) + 1
     assert {span["trace_id"] for span in spans.values()} == {root["trace_id"]}
     assert {span["parent_span_id"] for span in spans.values()} == {root["span_id"]}
     assert all(s["end_unix_seconds"] >= s["start_unix_seconds"] for s in spans.values())

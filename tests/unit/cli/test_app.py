@@ -6,6 +6,8 @@ from typer.testing import CliRunner
 
 from pagoda_cli.app import COMMANDS, make_app
 
+MEMBERS = ("pagoda_runtime", "pagoda_gateway", "pagoda_router", "pagoda_worker", "pagoda_engine")
+SERVICES = ("torch", "fastapi", "sqlalchemy", "redis", "nats", "grpc", *MEMBERS)
 HEAVY = ("torch", "nats", "grpc", "aiohttp", "uvicorn", "redis", "sqlalchemy")
 
 
@@ -31,19 +33,39 @@ def test_an_unknown_command_is_named() -> None:
     assert "upp" in result.output
 
 
-@pytest.mark.slow
-def test_help_imports_nothing_heavy() -> None:
+def run_pagoda(arguments: list[str], *, before: str = "", after: str = "") -> str:
+    """Run the command in an interpreter of its own; return what it and `after` print."""
     script = (
-        "import sys; sys.argv = ['pagoda', '--help']; from pagoda_cli.app import main\n"
-        "try: main()\nexcept SystemExit: pass\n"
-        f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules])"
+        f"import sys; sys.path[:0] = {sys.path!r}\n"
+        f"sys.argv = ['pagoda', *{arguments!r}]\n{before}\n"
+        "from pagoda_cli.app import main\n"
+        "try: main()\nexcept SystemExit as end: print('end:', end)\n" + after
     )
-    output = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{script}"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
     ).stdout
 
-    assert "heavy: []" in output
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "unwanted"),
+    [
+        (["--help"], HEAVY),
+        *((["chat", "--help"], SERVICES), (["trace", "--help"], SERVICES)),
+        (["bench", "--help"], SERVICES),
+    ],
+)
+def test_help_imports_nothing_heavy(arguments: list[str], unwanted: tuple[str, ...]) -> None:
+    after = f"print('heavy:', [name for name in {unwanted!r} if name in sys.modules])"
+
+    assert "heavy: []" in run_pagoda(arguments, after=after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["up"], ["serve", "router"]])
+def test_without_the_services_one_line_says_what_to_install(arguments: list[str]) -> None:
+    hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in MEMBERS)
+    output = run_pagoda(arguments, before=hidden)
+
+    assert output.startswith("end: pagoda: pagoda_r")
+    assert output.endswith("is not installed: `pip install 'pagoda-cli[up]'`\n")

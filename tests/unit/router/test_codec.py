@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from support.router_workers import IDENTITY, POLICY, decode, make_request, prefill
+from support.router_workers import IDENTITY, SETTINGS, decode, make_request, prefill
 
 from pagoda.rpc.v1 import route_pb2
 from pagoda_router import codec
@@ -11,7 +11,7 @@ from pagoda_router.placement.planner import compare
 
 def test_answer_carries_the_whole_comparison() -> None:
     workers = [prefill("p"), decode("d1"), decode("d2", num_context_tokens=1000)]
-    comparison = compare(make_request(160), workers, {}, POLICY)
+    comparison = compare(make_request(160), workers, {}, SETTINGS)
     response = codec.encode_comparison(comparison, router_id="r")
     assert response.status == route_pb2.ROUTE_STATUS_PLACED
     assert (response.decode_worker_id, response.decode_epoch) == ("d1", "e1")
@@ -21,14 +21,14 @@ def test_answer_carries_the_whole_comparison() -> None:
 
 
 def test_refusal_names_no_worker() -> None:
-    response = codec.encode_comparison(compare(make_request(), [], {}, POLICY), router_id="r")
+    response = codec.encode_comparison(compare(make_request(), [], {}, SETTINGS), router_id="r")
     assert response.status == route_pb2.ROUTE_STATUS_NO_WORKER
     assert (response.decode_worker_id, "none is alive" in response.message) == ("", True)
 
 
 def test_explanation_is_json_best_first() -> None:
     workers = [decode("d1"), decode("d2", num_context_tokens=1000), decode("d3", is_ready=False)]
-    explained = json.loads(codec.explain(compare(make_request(), workers, {}, POLICY)))
+    explained = json.loads(codec.explain(compare(make_request(), workers, {}, SETTINGS)))
     assert [entry["decode"] for entry in explained] == ["d1", "d2", "d3"]
     assert explained[0]["cost_ms"] < explained[1]["cost_ms"]
     assert explained[2] == {"decode": "d3", "prefill": "", "reason": "draining"}

@@ -10,7 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pagoda_gateway.gateway import Gateway
-from pagoda_runtime.process.background_tasks import BackgroundTasks
+from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 
 logger = logging.getLogger(__name__)
 

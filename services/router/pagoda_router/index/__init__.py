@@ -1,1 +1,4 @@
-"""The prefix index in Redis: its names, its reader, its writer."""
+"""The prefix index in Redis: its names, its reader, its writer.
+
+Owns which worker holds which block hash, as far as events said so. Knows no load and no cost.
+"""

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from pagoda_router.errors import IndexUnavailableError
-from pagoda_router.index import keys as index_keys
+from pagoda_router.index import redis_keys
 from pagoda_router.index.breaker import Breaker
 
 # KEYS: the marker, then the sets of every source. ARGV: the hashes in one string; the number of
@@ -109,7 +109,7 @@ class PrefixIndex:
             raise IndexUnavailableError("the breaker is open: Redis failed lately")
         sources = {group.keys: None for group in groups}  # ordered, each once
         numbers = {keys: number for number, keys in enumerate(sources, start=1)}
-        keys = [index_keys.MARKER, *(key for source in sources for key in source)]
+        keys = [redis_keys.MARKER, *(key for source in sources for key in source)]
         arguments: list[bytes | str] = [
             b"".join(block_hashes),
             " ".join(str(len(source)) for source in sources),

@@ -15,9 +15,9 @@ from redis.exceptions import RedisError
 
 from pagoda.rpc.v1 import kv_event_pb2
 from pagoda_router import metrics
-from pagoda_router.index import keys as index_keys
-from pagoda_router.index.keys import IndexTier
-from pagoda_router.workers.registry import Fleet
+from pagoda_router.index import redis_keys
+from pagoda_router.index.redis_keys import IndexTier
+from pagoda_router.workers.registry import WorkerRegistry
 from pagoda_runtime.block_hash import split_hashes
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
@@ -41,10 +41,16 @@ class IndexWriter:
     """Writes the index; one per router, any of them may do each part."""
 
     def __init__(
-        self, redis: Redis, bus: Bus, fleet: Fleet, *, ttl_seconds: int, check_seconds: float
+        self,
+        redis: Redis,
+        bus: Bus,
+        registry: WorkerRegistry,
+        *,
+        ttl_seconds: int,
+        check_seconds: float,
     ) -> None:
         """Write to `redis`; sets of workers that are not alive expire after `ttl_seconds`."""
-        self._redis, self._bus, self._fleet = redis, bus, fleet
+        self._redis, self._bus, self._registry = redis, bus, registry
         self._ttl_seconds, self._check_seconds = ttl_seconds, check_seconds
         self._retired: list[tuple[str, str]] = []
         self._wake = asyncio.Event()
@@ -95,17 +101,17 @@ class IndexWriter:
             BusError: the events cannot be replayed now.
             TimeoutError: Redis did not answer.
         """
-        workers = self._fleet.everyone()
-        keys = [key for w in workers for key in index_keys.all_blocks(w.worker_id, w.epoch)]
+        workers = self._registry.everyone()
+        keys = [key for w in workers for key in redis_keys.all_blocks(w.worker_id, w.epoch)]
         retired, self._retired = self._retired, []
         async with asyncio.timeout(_REDIS_SECONDS), self._redis.pipeline(transaction=False) as pipe:
-            pipe.expire(index_keys.MARKER, self._ttl_seconds)
+            pipe.expire(redis_keys.MARKER, self._ttl_seconds)
             for key in keys:
                 pipe.expire(key, self._ttl_seconds)
             for key in keys:
                 pipe.scard(key)
             for worker_id, epoch in retired:
-                pipe.unlink(*index_keys.all_blocks(worker_id, epoch))
+                pipe.unlink(*redis_keys.all_blocks(worker_id, epoch))
             is_whole, *answers = await pipe.execute()
         sizes = answers[len(keys) : 2 * len(keys)]
         for position, tier in enumerate(IndexTier):
@@ -118,7 +124,7 @@ class IndexWriter:
         token = secrets.token_hex(8)
         async with asyncio.timeout(_REDIS_SECONDS):
             has_lock = await self._redis.set(
-                index_keys.REBUILD_LOCK, token, nx=True, ex=_LOCK_SECONDS
+                redis_keys.REBUILD_LOCK, token, nx=True, ex=_LOCK_SECONDS
             )
         if not has_lock:
             return
@@ -126,17 +132,17 @@ class IndexWriter:
         try:
             await self._bus.replay(subjects.KV_EVENTS_STREAM, DURABLE)
             async with asyncio.timeout(_REDIS_SECONDS):
-                await self._redis.set(index_keys.MARKER, token, ex=self._ttl_seconds)
+                await self._redis.set(redis_keys.MARKER, token, ex=self._ttl_seconds)
             metrics.REPLAYS.inc()
         finally:
             async with asyncio.timeout(_REDIS_SECONDS):
-                await self._redis.delete(index_keys.REBUILD_LOCK)
+                await self._redis.delete(redis_keys.REBUILD_LOCK)
 
     def _is_current(self, event: kv_event_pb2.KvEvent) -> bool:
-        return event.tier in _TIERS and not self._fleet.is_outdated(event.worker_id, event.epoch)
+        return event.tier in _TIERS and not self._registry.is_outdated(event.worker_id, event.epoch)
 
     def _queue(self, pipeline: Pipeline, event: kv_event_pb2.KvEvent) -> None:
-        key = index_keys.blocks(event.worker_id, event.epoch, _TIERS[event.tier])
+        key = redis_keys.blocks(event.worker_id, event.epoch, _TIERS[event.tier])
         if event.is_snapshot:
             pipeline.unlink(key)
         for hashes in _chunks(event.stored):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pagoda_router.workers.worker import Worker
+from pagoda_router.workers.snapshot import WorkerSnapshot
 
 MAX_CANDIDATES = 64
 
@@ -69,8 +69,8 @@ class Comparison:
     candidates: tuple[Candidate, ...]
     message: str = ""
     retry_after_seconds: float = 0.0
-    decode: Worker | None = field(default=None, repr=False)
-    prefill: Worker | None = field(default=None, repr=False)
+    decode: WorkerSnapshot | None = field(default=None, repr=False)
+    prefill: WorkerSnapshot | None = field(default=None, repr=False)
 
     @property
     def chosen(self) -> Candidate | None:

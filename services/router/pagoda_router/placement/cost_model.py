@@ -11,7 +11,7 @@ bound.
 import math
 from dataclasses import dataclass
 
-from pagoda_router.workers.worker import Worker
+from pagoda_router.workers.snapshot import WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class DecodeCost:
 
 
 def prefill_cost(
-    worker: Worker,
+    worker: WorkerSnapshot,
     *,
     num_prompt_tokens: int,
     num_device_blocks: int,
@@ -52,7 +52,7 @@ def prefill_cost(
     The last prompt token is always computed, so a block that holds it is no hit.
 
     Args:
-        worker: with its in-flight load.
+        worker: with its pending load.
         num_prompt_tokens: of the sequence.
         num_device_blocks: leading blocks in the worker's own pool.
         num_kvstore_blocks: leading blocks on the device or in the host's kvstore.
@@ -82,7 +82,9 @@ def prefill_cost(
     )
 
 
-def decode_cost(worker: Worker, *, num_prompt_tokens: int, num_output_tokens: int) -> DecodeCost:
+def decode_cost(
+    worker: WorkerSnapshot, *, num_prompt_tokens: int, num_output_tokens: int
+) -> DecodeCost:
     """Predict generating on `worker`; `num_output_tokens` is what a sequence is expected to give.
 
     A full batch frees one place for every `num_output_tokens / num_running` steps.
@@ -102,7 +104,7 @@ def decode_cost(worker: Worker, *, num_prompt_tokens: int, num_output_tokens: in
     return DecodeCost(queue_ms, tpot_ms)
 
 
-def step_time_ms(worker: Worker, *, num_sequences: int, num_new_tokens: int) -> float:
+def step_time_ms(worker: WorkerSnapshot, *, num_sequences: int, num_new_tokens: int) -> float:
     """Return the time of one decode step with `num_new_tokens` more context."""
     speeds = worker.speeds
     return (
@@ -113,7 +115,11 @@ def step_time_ms(worker: Worker, *, num_sequences: int, num_new_tokens: int) -> 
 
 
 def transfer_ms(
-    producer: Worker, consumer: Worker, *, num_prompt_tokens: int, num_consumer_blocks: int
+    producer: WorkerSnapshot,
+    consumer: WorkerSnapshot,
+    *,
+    num_prompt_tokens: int,
+    num_consumer_blocks: int,
 ) -> float:
     """Predict moving the prompt's KV, less the leading blocks that the consumer holds."""
     num_blocks = math.ceil(num_prompt_tokens / consumer.block_size) - num_consumer_blocks
@@ -121,14 +127,14 @@ def transfer_ms(
     return 1000.0 * num_bytes / producer.speeds.transfer_bytes_per_second
 
 
-def _num_ahead_for_a_place(worker: Worker) -> int:
+def _num_ahead_for_a_place(worker: WorkerSnapshot) -> int:
     """Sequences that must finish before a new one has a place in the batch."""
     if not worker.max_num_seqs:
         return 0
     return max(0, worker.num_sequences + 1 - worker.max_num_seqs)
 
 
-def _num_ahead_for_blocks(worker: Worker, *, num_tokens: int) -> int:
+def _num_ahead_for_blocks(worker: WorkerSnapshot, *, num_tokens: int) -> int:
     """Sequences that must finish before enough blocks are free."""
     num_missing = math.ceil(num_tokens / worker.block_size) - worker.num_free_blocks
     if num_missing <= 0 or not worker.num_running:

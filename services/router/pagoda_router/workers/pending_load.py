@@ -6,12 +6,29 @@ Without it every request within one heartbeat would see the same idle worker.
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from pagoda_router.workers.worker import Charge
+
+@dataclass(frozen=True, slots=True)
+class PendingLoad:
+    """Load that a choice puts on a worker."""
+
+    num_sequences: int = 0
+    num_prefill_tokens: int = 0
+    num_context_tokens: int = 0
+    num_blocks: int = 0
+
+    def __add__(self, other: "PendingLoad") -> "PendingLoad":
+        return PendingLoad(
+            self.num_sequences + other.num_sequences,
+            self.num_prefill_tokens + other.num_prefill_tokens,
+            self.num_context_tokens + other.num_context_tokens,
+            self.num_blocks + other.num_blocks,
+        )
 
 
-class InFlight:
-    """Charges by worker. A charge ends with the first heartbeat that can include it, or by age."""
+class PendingLoads:
+    """Loads by worker; each ends with the first heartbeat that can include it, or by age."""
 
     def __init__(
         self,
@@ -24,31 +41,31 @@ class InFlight:
 
         Args:
             settle_seconds: a heartbeat that arrives this long after a choice includes it.
-            max_seconds: a charge never counts longer than this.
+            max_seconds: a load never counts longer than this.
             clock: seconds; ours, so workers' clocks do not matter.
         """
         self._settle_seconds, self._max_seconds, self._clock = settle_seconds, max_seconds, clock
-        self._charges: dict[str, deque[tuple[float, Charge]]] = {}
+        self._pending: dict[str, deque[tuple[float, PendingLoad]]] = {}
 
-    def add(self, worker_id: str, charge: Charge) -> None:
-        """Count `charge` as load of a worker from now on."""
-        self._charges.setdefault(worker_id, deque()).append((self._clock(), charge))
+    def add(self, worker_id: str, load: PendingLoad) -> None:
+        """Count `load` as load of a worker from now on."""
+        self._pending.setdefault(worker_id, deque()).append((self._clock(), load))
 
     def on_heartbeat(self, worker_id: str) -> None:
         """Drop what the heartbeat that just arrived includes."""
         self._drop_older(worker_id, self._settle_seconds)
 
-    def charge(self, worker_id: str) -> Charge:
+    def of(self, worker_id: str) -> PendingLoad:
         """Return the load to add to what a worker reported."""
         self._drop_older(worker_id, self._max_seconds)
-        return sum((charge for _, charge in self._charges.get(worker_id, ())), Charge())
+        return sum((load for _, load in self._pending.get(worker_id, ())), PendingLoad())
 
     def _drop_older(self, worker_id: str, seconds: float) -> None:
-        charges = self._charges.get(worker_id)
-        if charges is None:
+        pending = self._pending.get(worker_id)
+        if pending is None:
             return
         oldest = self._clock() - seconds
-        while charges and charges[0][0] <= oldest:
-            charges.popleft()
-        if not charges:
-            del self._charges[worker_id]
+        while pending and pending[0][0] <= oldest:
+            pending.popleft()
+        if not pending:
+            del self._pending[worker_id]

@@ -7,27 +7,27 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from pagoda.rpc.v1.status_pb2 import WorkerStatus
-from pagoda_router.codec import decode_worker
 from pagoda_router.config import RouterSettings
-from pagoda_router.workers.pending_load import InFlight
-from pagoda_router.workers.worker import Worker, WorkerRole
+from pagoda_router.workers.heartbeat import decode_worker
+from pagoda_router.workers.pending_load import PendingLoads
+from pagoda_router.workers.snapshot import WorkerRole, WorkerSnapshot
 
 # Epochs of workers that are gone, kept so that their late events are recognised.
 _MAX_EPOCHS = 4096
 
 
-class Fleet:
+class WorkerRegistry:
     """Alive workers by id."""
 
     def __init__(
         self,
         settings: RouterSettings,
-        in_flight: InFlight,
+        pending_loads: PendingLoads,
         on_retired: Callable[[str, str], None] = lambda worker_id, epoch: None,
     ) -> None:
         """Call `on_retired(worker_id, epoch)` when a worker came back under a newer epoch."""
-        self._settings, self._in_flight, self._on_retired = settings, in_flight, on_retired
-        self._workers: dict[str, Worker] = {}
+        self._settings, self._pending_loads, self._on_retired = settings, pending_loads, on_retired
+        self._workers: dict[str, WorkerSnapshot] = {}
         self._epochs: OrderedDict[str, str] = OrderedDict()
 
     def on_status(self, worker_id: str, status: WorkerStatus | None) -> None:
@@ -44,17 +44,17 @@ class Fleet:
         if len(self._epochs) > _MAX_EPOCHS:
             self._epochs.popitem(last=False)
         self._workers[worker_id] = worker
-        self._in_flight.on_heartbeat(worker_id)
+        self._pending_loads.on_heartbeat(worker_id)
 
-    def workers(self) -> list[Worker]:
-        """Return prefill and decode workers with their in-flight load."""
+    def workers(self) -> list[WorkerSnapshot]:
+        """Return prefill and decode workers with their pending load."""
         return [
-            worker.plus(self._in_flight.charge(worker.worker_id))
+            worker.plus(self._pending_loads.of(worker.worker_id))
             for worker in self._workers.values()
             if worker.role is not WorkerRole.KVSTORE
         ]
 
-    def kvstores(self) -> dict[str, Worker]:
+    def kvstores(self) -> dict[str, WorkerSnapshot]:
         """Return the kvstore of each host."""
         return {
             worker.host_id: worker
@@ -62,7 +62,7 @@ class Fleet:
             if worker.role is WorkerRole.KVSTORE and worker.is_ready
         }
 
-    def everyone(self) -> list[Worker]:
+    def everyone(self) -> list[WorkerSnapshot]:
         """Return every process alive, kvstores included."""
         return list(self._workers.values())
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pagoda_cli.bench.client import Outcome
-from pagoda_cli.bench.results import Recorder, Slo
+from pagoda_cli.bench.results import ResultRecorder, Slo
 from pagoda_cli.bench.statistics import Samples, percentile
 
 
@@ -69,7 +69,7 @@ def test_single_token_has_no_tpot() -> None:
 
 
 def test_goodput_counts_failures_as_misses() -> None:
-    recorder = Recorder(slo=Slo(ttft_ms=200, tpot_ms=30))
+    recorder = ResultRecorder(slo=Slo(ttft_ms=200, tpot_ms=30))
     recorder.add(outcome(ttft_ms=100, tpot_ms=20))
     recorder.add(outcome(ttft_ms=300, tpot_ms=20))
     recorder.add(outcome(ttft_ms=100, tpot_ms=40))
@@ -96,11 +96,11 @@ def test_slo(slo: Slo, is_met: bool) -> None:
 
 
 def test_no_objective_no_goodput() -> None:
-    assert Recorder().results(1.0).goodput is None
+    assert ResultRecorder().results(1.0).goodput is None
 
 
 def test_failures_are_counted_by_kind_and_keep_out_of_the_latencies() -> None:
-    recorder = Recorder()
+    recorder = ResultRecorder()
     recorder.add(outcome(ttft_ms=100, tpot_ms=20))
     for kind in ("http_429", "http_503", "http_503", "timeout"):
         recorder.add(Outcome(failure=kind, message="m", ttft_seconds=9.0, num_output_tokens=99))
@@ -115,7 +115,7 @@ def test_failures_are_counted_by_kind_and_keep_out_of_the_latencies() -> None:
 
 
 def test_rates() -> None:
-    recorder = Recorder()
+    recorder = ResultRecorder()
     for _ in range(4):
         recorder.add(outcome(ttft_ms=100, tpot_ms=20))
     results = recorder.results(2.0)
@@ -125,7 +125,7 @@ def test_rates() -> None:
 
 
 def test_example_messages_are_few_and_different() -> None:
-    recorder = Recorder()
+    recorder = ResultRecorder()
     for index in range(100):
         recorder.add(Outcome(failure="timeout", message=f"m{index % 50}"))
     assert recorder.results(1.0).failure_examples == [f"timeout: m{index}" for index in range(5)]

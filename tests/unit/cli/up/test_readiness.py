@@ -1,7 +1,8 @@
 from support.servers import free_port
 
 from pagoda_cli.up.readiness import waiting_for
-from pagoda_runtime.process.health import Health, health_server
+from pagoda_runtime.process.health import Health
+from pagoda_runtime.process.health_server import health_server
 
 
 async def test_who_is_not_ready_is_named_with_its_reason() -> None:

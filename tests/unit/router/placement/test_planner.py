@@ -3,24 +3,26 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from support.router_workers import POLICY, decode, make_request, prefill
+from support.router_workers import SETTINGS, decode, make_request, prefill
 
 from pagoda_router.placement.candidate import PrefixMatch, RouteOutcome
-from pagoda_router.placement.planner import Policy, compare
-from pagoda_router.workers.pending_load import InFlight
-from pagoda_router.workers.worker import Charge, Worker
+from pagoda_router.placement.planner import PlacementSettings, compare
+from pagoda_router.workers.pending_load import PendingLoad, PendingLoads
+from pagoda_router.workers.snapshot import WorkerSnapshot
 
-AUTO = Policy("auto", 10, 2.0, 1.5, 4)
+AUTO = PlacementSettings("auto", 10, 2.0, 1.5, 4)
 
 
-def names(workers: list[Worker], policy: Policy = POLICY, **changes: Any) -> tuple[str, str]:
-    comparison = compare(make_request(**changes), workers, {}, policy)
+def names(
+    workers: list[WorkerSnapshot], settings: PlacementSettings = SETTINGS, **changes: Any
+) -> tuple[str, str]:
+    comparison = compare(make_request(**changes), workers, {}, settings)
     assert comparison.chosen is not None
     return comparison.chosen.decode_worker_id, comparison.chosen.prefill_worker_id
 
 
 def test_cost_is_ttft_plus_expected_tokens() -> None:
-    comparison = compare(make_request(160), [prefill("p"), decode("d")], {}, POLICY)
+    comparison = compare(make_request(160), [prefill("p"), decode("d")], {}, SETTINGS)
     chosen = comparison.chosen
     assert chosen is not None
     # 160 ms to compute, 10 blocks to move; a step takes 10 + 2 + 1.6
@@ -32,33 +34,33 @@ def test_cost_is_ttft_plus_expected_tokens() -> None:
 
 def test_short_outputs_count_as_short() -> None:
     request = make_request(160, max_tokens=2)
-    comparison = compare(request, [prefill("p"), decode("d")], {}, POLICY)
+    comparison = compare(request, [prefill("p"), decode("d")], {}, SETTINGS)
     assert comparison.candidates[0].cost_ms == pytest.approx(170 + 2 * 13.6)
 
 
 def test_prefix_wins_over_an_idle_worker() -> None:
     workers = [prefill("cold"), prefill("warm", num_waiting_tokens=50), decode("d")]
-    comparison = compare(make_request(160), workers, {"warm": PrefixMatch(8, 8)}, POLICY)
+    comparison = compare(make_request(160), workers, {"warm": PrefixMatch(8, 8)}, SETTINGS)
     assert comparison.candidates[0].prefill_worker_id == "warm"
     assert comparison.margin_ms == pytest.approx(160 - (50 + 32))
 
 
 def test_load_wins_over_a_prefix_once_the_queue_costs_more() -> None:
     workers = [prefill("cold"), prefill("warm", num_waiting_tokens=200), decode("d")]
-    comparison = compare(make_request(160), workers, {"warm": PrefixMatch(8, 8)}, POLICY)
+    comparison = compare(make_request(160), workers, {"warm": PrefixMatch(8, 8)}, SETTINGS)
     assert comparison.candidates[0].prefill_worker_id == "cold"
 
 
 def test_decode_worker_that_holds_the_prefix_saves_the_transfer() -> None:
     workers = [prefill("p"), decode("d1"), decode("d2")]
-    comparison = compare(make_request(160), workers, {"d2": PrefixMatch(9, 9)}, POLICY)
+    comparison = compare(make_request(160), workers, {"d2": PrefixMatch(9, 9)}, SETTINGS)
     assert comparison.candidates[0].decode_worker_id == "d2"
     assert comparison.candidates[0].transfer_ms == pytest.approx(1.0)
 
 
 def test_off_sends_every_prompt_through_a_prefill_worker() -> None:
     workers = [prefill("p", num_waiting_tokens=3000), decode("d")]
-    comparison = compare(make_request(), workers, {"d": PrefixMatch(9, 9)}, POLICY)
+    comparison = compare(make_request(), workers, {"d": PrefixMatch(9, 9)}, SETTINGS)
     assert [c.prefill_worker_id for c in comparison.candidates] == ["p"]
 
 
@@ -76,7 +78,9 @@ def test_auto_prefills_locally_where_that_is_faster() -> None:
         prefill("p", model="other"),
     ],
 )
-def test_without_a_usable_prefill_worker_decode_prefills(prefill_worker: Worker | None) -> None:
+def test_without_a_usable_prefill_worker_decode_prefills(
+    prefill_worker: WorkerSnapshot | None,
+) -> None:
     workers = [decode("d"), *([prefill_worker] if prefill_worker else [])]
     assert names(workers) == ("d", "")
 
@@ -99,7 +103,7 @@ def test_excluded_prefill_worker_leaves_local_prefill() -> None:
 def test_unusable_workers_are_listed_with_the_reason(
     changes: dict[str, object], reason: str
 ) -> None:
-    comparison = compare(make_request(160), [decode("bad", **changes), decode("ok")], {}, POLICY)
+    comparison = compare(make_request(160), [decode("bad", **changes), decode("ok")], {}, SETTINGS)
     assert comparison.candidates[0].decode_worker_id == "ok"
     assert comparison.candidates[1].decode_worker_id == "bad"
     assert reason in comparison.candidates[1].reason
@@ -107,26 +111,26 @@ def test_unusable_workers_are_listed_with_the_reason(
 
 def test_excluded_worker_is_ruled_out() -> None:
     request = make_request(excluded_worker_ids=frozenset({"d1"}))
-    comparison = compare(request, [decode("d1"), decode("d2")], {}, POLICY)
+    comparison = compare(request, [decode("d1"), decode("d2")], {}, SETTINGS)
     assert comparison.candidates[0].decode_worker_id == "d2"
     assert comparison.candidates[1].reason == "failed this request before"
 
 
 def test_no_worker_says_why() -> None:
-    comparison = compare(make_request(), [decode("d", is_ready=False)], {}, POLICY)
+    comparison = compare(make_request(), [decode("d", is_ready=False)], {}, SETTINGS)
     assert comparison.outcome is RouteOutcome.NO_WORKER
     assert "d: draining" in comparison.message
-    assert compare(make_request(), [], {}, POLICY).message.endswith("none is alive")
+    assert compare(make_request(), [], {}, SETTINGS).message.endswith("none is alive")
 
 
 def test_prefill_worker_alone_is_no_plan() -> None:
-    assert compare(make_request(), [prefill("p")], {}, POLICY).outcome is RouteOutcome.NO_WORKER
+    assert compare(make_request(), [prefill("p")], {}, SETTINGS).outcome is RouteOutcome.NO_WORKER
 
 
 def test_full_queues_are_overload_with_the_predicted_wait() -> None:
     full = {"num_running": 8, "num_waiting": 16}
     slow = decode("slow", **full, num_context_tokens=10_000)
-    comparison = compare(make_request(), [decode("d", **full), slow], {}, POLICY)
+    comparison = compare(make_request(), [decode("d", **full), slow], {}, SETTINGS)
     assert comparison.outcome is RouteOutcome.OVERLOADED
     # 17 must finish; a step takes 10 + 2 * 8 = 26 ms; a place is free every 10 / 8 steps
     assert comparison.retry_after_seconds == pytest.approx(max(1.0, 17 * 10 * 26 / 8 / 1000))
@@ -136,7 +140,7 @@ def test_full_queues_are_overload_with_the_predicted_wait() -> None:
 
 def test_full_prefill_queue_is_overload_when_local_prefill_is_off() -> None:
     workers = [prefill("p", num_waiting=16, num_waiting_tokens=4000), decode("d")]
-    comparison = compare(make_request(), workers, {}, POLICY)
+    comparison = compare(make_request(), workers, {}, SETTINGS)
     assert comparison.outcome is RouteOutcome.OVERLOADED
     assert comparison.retry_after_seconds == pytest.approx(4.0)
     assert compare(make_request(), workers, {}, AUTO).outcome is RouteOutcome.PLACED
@@ -154,7 +158,7 @@ def test_equal_costs_are_broken_by_the_prompt_not_by_the_name() -> None:
 
 def test_many_workers_make_at_most_64_candidates() -> None:
     workers = [prefill(f"p{i}") for i in range(40)] + [decode(f"d{i}") for i in range(40)]
-    assert len(compare(make_request(), workers, {}, POLICY).candidates) == 64
+    assert len(compare(make_request(), workers, {}, SETTINGS).candidates) == 64
 
 
 def test_cheapest_pair_is_found_among_many_workers() -> None:
@@ -164,21 +168,21 @@ def test_cheapest_pair_is_found_among_many_workers() -> None:
 
 
 def spread(
-    num_requests: int, workers: list[Worker], matches: dict[str, PrefixMatch]
+    num_requests: int, workers: list[WorkerSnapshot], matches: dict[str, PrefixMatch]
 ) -> Counter[str]:
     """Place requests one after another with no heartbeat in between."""
-    in_flight = InFlight(settle_seconds=0.1, max_seconds=1.0, clock=lambda: 0.0)
+    pending_loads = PendingLoads(settle_seconds=0.1, max_seconds=1.0, clock=lambda: 0.0)
     chosen: Counter[str] = Counter()
     for _ in range(num_requests):
-        loaded = [worker.plus(in_flight.charge(worker.worker_id)) for worker in workers]
-        comparison = compare(make_request(160), loaded, matches, POLICY)
+        loaded = [worker.plus(pending_loads.of(worker.worker_id)) for worker in workers]
+        comparison = compare(make_request(160), loaded, matches, SETTINGS)
         assert comparison.chosen is not None
         for worker_id in (
             comparison.chosen.decode_worker_id,
             comparison.chosen.prefill_worker_id,
         ):
             chosen[worker_id] += 1
-            in_flight.add(worker_id, Charge(num_sequences=1, num_prefill_tokens=16))
+            pending_loads.add(worker_id, PendingLoad(num_sequences=1, num_prefill_tokens=16))
     return chosen
 
 
@@ -200,7 +204,7 @@ def test_burst_within_one_heartbeat_spreads_evenly() -> None:
 def test_share_follows_capacity() -> None:
     workers = [decode("small", max_num_seqs=4, num_running=4, max_num_waiting=64)]
     workers += [decode("large", max_num_seqs=28, num_running=6)]
-    comparison = compare(make_request(), workers, {"small": PrefixMatch(9, 9)}, POLICY)
+    comparison = compare(make_request(), workers, {"small": PrefixMatch(9, 9)}, SETTINGS)
     assert comparison.candidates[0].decode_worker_id == "large"
     assert "over its share: 4 sequences, bound 4" in comparison.candidates[1].reason
 

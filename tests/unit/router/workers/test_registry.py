@@ -2,9 +2,8 @@ from support.router_workers import IDENTITY
 
 from pagoda.rpc.v1 import status_pb2
 from pagoda_router.config import RouterSettings
-from pagoda_router.workers.pending_load import InFlight
-from pagoda_router.workers.registry import Fleet
-from pagoda_router.workers.worker import Charge
+from pagoda_router.workers.pending_load import PendingLoad, PendingLoads
+from pagoda_router.workers.registry import WorkerRegistry
 
 SETTINGS = RouterSettings(prior_prefill_tokens_per_second=123.0, prior_step_base_ms=7.0)
 
@@ -24,56 +23,58 @@ def make_status(
     )
 
 
-def make_fleet(retired: list[tuple[str, str]] | None = None) -> tuple[Fleet, InFlight]:
-    in_flight = InFlight(settle_seconds=0.0, max_seconds=1.0, clock=lambda: 0.0)
+def make_registry(
+    retired: list[tuple[str, str]] | None = None,
+) -> tuple[WorkerRegistry, PendingLoads]:
+    pending_loads = PendingLoads(settle_seconds=0.0, max_seconds=1.0, clock=lambda: 0.0)
     lives = [] if retired is None else retired
-    return Fleet(SETTINGS, in_flight, lambda *life: lives.append(life)), in_flight
+    return WorkerRegistry(SETTINGS, pending_loads, lambda *life: lives.append(life)), pending_loads
 
 
 def test_workers_come_and_go() -> None:
-    fleet, _ = make_fleet()
-    fleet.on_status("d", make_status())
-    assert [worker.worker_id for worker in fleet.workers()] == ["d"]
-    fleet.on_status("d", None)
-    assert fleet.workers() == []
+    registry, _ = make_registry()
+    registry.on_status("d", make_status())
+    assert [worker.worker_id for worker in registry.workers()] == ["d"]
+    registry.on_status("d", None)
+    assert registry.workers() == []
 
 
 def test_priors_stand_in_for_what_was_not_measured() -> None:
-    fleet, _ = make_fleet()
+    registry, _ = make_registry()
     status = make_status()
     status.speed.step_per_sequence_ms = 3.0
-    fleet.on_status("d", status)
-    (worker,) = fleet.workers()
+    registry.on_status("d", status)
+    (worker,) = registry.workers()
     assert worker.speeds.prefill_tokens_per_second == 123.0
     assert (worker.speeds.step_base_ms, worker.speeds.step_per_sequence_ms) == (0.0, 3.0)
-    fleet.on_status("d", make_status())
-    assert fleet.workers()[0].speeds.step_base_ms == 7.0
+    registry.on_status("d", make_status())
+    assert registry.workers()[0].speeds.step_base_ms == 7.0
 
 
 def test_kvstore_is_found_by_host_and_is_no_worker() -> None:
-    fleet, _ = make_fleet()
-    fleet.on_status("kv", make_status("kv", role=status_pb2.ROLE_KVSTORE))
-    assert fleet.workers() == []
-    assert fleet.kvstores()["host-a"].worker_id == "kv"
+    registry, _ = make_registry()
+    registry.on_status("kv", make_status("kv", role=status_pb2.ROLE_KVSTORE))
+    assert registry.workers() == []
+    assert registry.kvstores()["host-a"].worker_id == "kv"
 
 
 def test_new_epoch_retires_the_old_one() -> None:
     retired: list[tuple[str, str]] = []
-    fleet, _ = make_fleet(retired)
-    fleet.on_status("d", make_status(epoch="e1"))
-    fleet.on_status("d", None)
-    fleet.on_status("d", make_status(epoch="e2"))
+    registry, _ = make_registry(retired)
+    registry.on_status("d", make_status(epoch="e1"))
+    registry.on_status("d", None)
+    registry.on_status("d", make_status(epoch="e2"))
     assert retired == [("d", "e1")]
-    assert fleet.is_outdated("d", "e1")
-    assert not fleet.is_outdated("d", "e2")
-    assert not fleet.is_outdated("d", "e3")
-    assert not fleet.is_outdated("unknown", "e1")
+    assert registry.is_outdated("d", "e1")
+    assert not registry.is_outdated("d", "e2")
+    assert not registry.is_outdated("d", "e3")
+    assert not registry.is_outdated("unknown", "e1")
 
 
 def test_heartbeat_ends_charges() -> None:
-    fleet, in_flight = make_fleet()
-    fleet.on_status("d", make_status())
-    in_flight.add("d", Charge(num_sequences=1))
-    assert fleet.workers()[0].num_waiting == 1
-    fleet.on_status("d", make_status())
-    assert fleet.workers()[0].num_waiting == 0
+    registry, pending_loads = make_registry()
+    registry.on_status("d", make_status())
+    pending_loads.add("d", PendingLoad(num_sequences=1))
+    assert registry.workers()[0].num_waiting == 1
+    registry.on_status("d", make_status())
+    assert registry.workers()[0].num_waiting == 0

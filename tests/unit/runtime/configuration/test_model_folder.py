@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from pagoda_runtime.configuration.model_folder import find_demo_model
-from pagoda_runtime.configuration.settings import CommonSettings, resolve_model_folder
+from pagoda_runtime.configuration.model_folder import find_demo_model, resolve_model_folder
+from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import ModelFolderError
 
 

@@ -2,8 +2,11 @@ import asyncio
 import json
 
 import httpx
+import pytest
 
-from pagoda_runtime.process.health import Health, health_server
+from pagoda_runtime.process import health_server as health_server_module
+from pagoda_runtime.process.health import Health
+from pagoda_runtime.process.health_server import health_server
 
 
 async def get(port: int, path: str) -> httpx.Response:
@@ -55,3 +58,31 @@ async def test_nonsense_does_not_stop_the_server() -> None:
         writer.close()
 
         assert json.loads((await get(port, "/healthz")).content) == {"alive": True}
+
+
+async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_server_module, "CONNECTION_SECONDS", 0.05)
+    async with health_server(Health(), host="127.0.0.1", port=0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+async def test_each_answer_ends_its_connection() -> None:
+    async with health_server(Health(), host="127.0.0.1", port=0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"HEAD /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert answer.endswith(b"\r\n\r\n")
+
+
+async def test_an_open_connection_does_not_hold_up_the_end() -> None:
+    async with asyncio.timeout(5):
+        async with health_server(Health(), host="127.0.0.1", port=0) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()

@@ -1,17 +1,19 @@
-import json
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.otlp_sink import otlp_sink
 from support.servers import free_port
+from support.span_files import parse_line, read_spans
 
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.telemetry.span_file import SpanFileExporter
@@ -32,10 +34,6 @@ def _no_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", raising=False)
     yield
     shutdown_telemetry()
-
-
-def read_spans(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for file in folder.iterdir() for line in file.read_text().splitlines()]
 
 
 def test_without_set_up_nothing_is_recorded() -> None:
@@ -78,6 +76,34 @@ def test_spans_go_to_a_file(tmp_path: Path) -> None:
     assert spans["parent"]["service"] == "gateway"
 
 
+def test_a_line_is_what_opentelemetry_encodes(tmp_path: Path) -> None:
+    exporter, memory = SpanFileExporter(tmp_path / "s.jsonl"), InMemorySpanExporter()
+    provider = TracerProvider(
+        resource=Resource({"service.name": "pagoda-router"}), shutdown_on_exit=False
+    )
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    values = {"text": "é", "flag": True, "count": 1 << 40, "ratio": 0.5, "list": ["a", "b"]}
+    linked = trace.get_current_span(
+        extract({"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
+    )
+    with provider.get_tracer("pagoda").start_as_current_span(
+        "a", attributes=values, links=[trace.Link(linked.get_span_context(), {"n": 1})]
+    ) as span:
+        span.add_event("happened", {"x": 1.5})
+        provider.get_tracer("pagoda").start_span("b").end()
+        span.set_status(trace.StatusCode.ERROR, "it broke")
+
+    lines = (tmp_path / "s.jsonl").read_text().splitlines()
+    for line, expected in zip(lines, memory.get_finished_spans(), strict=True):
+        message = encode_spans([expected])
+        for encoded in message.resource_spans[0].scope_spans[0].spans:
+            encoded.flags = 0  # optional, and of no use to a reader of files
+            for link in encoded.links:
+                link.flags = 0
+        assert parse_line(line) == message
+
+
 def test_record_span_takes_the_context_given(tmp_path: Path) -> None:
     setup_telemetry("decode", CommonSettings(trace_dir=tmp_path), instance_id="d1")
     context = extract({"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
@@ -100,7 +126,7 @@ def test_attached_makes_the_context_current() -> None:
 
 def test_the_file_rotates_once(tmp_path: Path) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
-    exporter = SpanFileExporter(tmp_path / "s.jsonl", "s", max_bytes=4000)
+    exporter = SpanFileExporter(tmp_path / "s.jsonl", max_bytes=4000)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     for _ in range(100):
         provider.get_tracer("t").start_span("x").end()

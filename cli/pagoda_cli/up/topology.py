@@ -1,7 +1,11 @@
-"""How many workers of each kind `pagoda up` starts."""
+"""How many workers of each kind `pagoda up` starts: PAGODA_TOPOLOGY, which no service reads."""
 
 import re
 from dataclasses import dataclass
+
+from pydantic import field_validator
+
+from pagoda_runtime.configuration.settings import CommonSettings
 
 MAX_WORKERS = 64
 _COUNTS = re.compile(r"(?P<role>prefill|decode)=(?P<count>\d+)")
@@ -34,3 +38,13 @@ def parse_topology(text: str) -> Topology:
             f"and at most {MAX_WORKERS} of each"
         )
     return Topology(num_prefill=counts.get("prefill", 0), num_decode=counts["decode"])
+
+
+class StackSettings(CommonSettings):
+    """What every process shares, the topology checked."""
+
+    @field_validator("topology")
+    @classmethod
+    def _check_topology(cls, text: str) -> str:
+        parse_topology(text)
+        return text

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from pagoda_runtime.process.cancellation import cancellation_kept
+from pagoda_runtime.tasks.cancellation import cancellation_kept
 
 
 async def swallow(answer: asyncio.Future[str]) -> str:

@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from pagoda_runtime.process.background_tasks import BackgroundTasks
+from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 
 
 async def test_close_cancels_and_awaits() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from pagoda_runtime.configuration.topology import Topology, parse_topology
+from pagoda_cli.up.topology import Topology, parse_topology
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from pagoda_router.workers.pending_load import PendingLoad
+
 
 class WorkerRole(Enum):
     """What a process does."""
@@ -25,25 +27,7 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
-    """Load that a choice puts on a worker."""
-
-    num_sequences: int = 0
-    num_prefill_tokens: int = 0
-    num_context_tokens: int = 0
-    num_blocks: int = 0
-
-    def __add__(self, other: "Charge") -> "Charge":
-        return Charge(
-            self.num_sequences + other.num_sequences,
-            self.num_prefill_tokens + other.num_prefill_tokens,
-            self.num_context_tokens + other.num_context_tokens,
-            self.num_blocks + other.num_blocks,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerSnapshot:
     """One heartbeat, converted. A kvstore has no model and no load."""
 
     worker_id: str
@@ -76,20 +60,20 @@ class Worker:
         """Whether it would refuse another sequence."""
         return 0 < self.max_num_waiting <= self.num_waiting
 
-    def plus(self, charge: Charge) -> "Worker":
+    def plus(self, load: PendingLoad) -> "WorkerSnapshot":
         """Return this worker with load that it has not reported yet.
 
         New sequences take free places in the batch first and wait when there is none.
         """
-        if not charge.num_sequences:
+        if not load.num_sequences:
             return self
         num_places = max(0, self.max_num_seqs - self.num_sequences)
-        num_admitted = min(charge.num_sequences, num_places)
+        num_admitted = min(load.num_sequences, num_places)
         return replace(
             self,
             num_running=self.num_running + num_admitted,
-            num_waiting=self.num_waiting + charge.num_sequences - num_admitted,
-            num_waiting_tokens=self.num_waiting_tokens + charge.num_prefill_tokens,
-            num_context_tokens=self.num_context_tokens + charge.num_context_tokens,
-            num_free_blocks=max(0, self.num_free_blocks - charge.num_blocks),
+            num_waiting=self.num_waiting + load.num_sequences - num_admitted,
+            num_waiting_tokens=self.num_waiting_tokens + load.num_prefill_tokens,
+            num_context_tokens=self.num_context_tokens + load.num_context_tokens,
+            num_free_blocks=max(0, self.num_free_blocks - load.num_blocks),
         )

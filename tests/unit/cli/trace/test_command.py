@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 import typer
+from support.span_files import write_line
 from typer.testing import CliRunner
 
 from pagoda_cli.trace.command import trace
+from pagoda_cli.trace.span_files import SpanFiles
 from pagoda_cli.trace.span_search import TraceNotFoundError, find_request
 from pagoda_cli.trace.span_tree import bar, walk
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.telemetry.tracing import (
+    record_span,
+    setup_telemetry,
+    shutdown_telemetry,
+    tracer,
+)
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PLANS = [
@@ -93,9 +102,9 @@ def home(tmp_path: Path) -> Path:
     folder = tmp_path / "traces"
     folder.mkdir()
     for name, spans in SPANS.items():
-        (folder / name).write_text("".join(json.dumps(record) + "\n" for record in spans))
+        (folder / name).write_text("".join(write_line([record]) for record in spans))
     with (folder / "decode-1.jsonl").open("a") as file:
-        file.write("not json\n" + json.dumps(ROOT)[:40])  # torn by a kill
+        file.write("not json\n" + write_line([ROOT])[:40])  # torn by a kill
     return tmp_path
 
 
@@ -195,13 +204,15 @@ def test_waits_for_spans_that_are_not_flushed_yet(tmp_path: Path) -> None:
     def flush() -> None:
         path = tmp_path / "gateway.jsonl"
         if clock.num_sleeps == 2:
-            path.write_text(json.dumps(ROOT) + "\n")
+            path.write_text(write_line([ROOT]))
         if clock.num_sleeps == 3:
-            late = json.dumps(span("gateway.settle", "s", "a", 90, 95)) + "\n"
+            late = write_line([span("gateway.settle", "s", "a", 90, 95)])
             path.write_text(path.read_text() + late)
 
     clock.on_sleep = flush
-    spans = find_request(tmp_path, "01REQ", wait_seconds=3, clock=clock, sleep=clock.sleep)
+    spans = find_request(
+        SpanFiles(tmp_path), "01REQ", wait_seconds=3, clock=clock, sleep=clock.sleep
+    )
     assert [span.name for span in spans] == ["gateway.request", "gateway.settle"]
     assert clock.now <= 103
 
@@ -209,25 +220,41 @@ def test_waits_for_spans_that_are_not_flushed_yet(tmp_path: Path) -> None:
 def test_waiting_is_bounded(tmp_path: Path) -> None:
     clock = SteppedClock(100.0)
     with pytest.raises(TraceNotFoundError):
-        find_request(tmp_path, "01REQ", wait_seconds=3, clock=clock, sleep=clock.sleep)
+        find_request(SpanFiles(tmp_path), "01REQ", wait_seconds=3, clock=clock, sleep=clock.sleep)
     assert clock.now == pytest.approx(103, abs=0.2)
 
 
 def test_old_request_is_not_waited_for(home: Path) -> None:
     clock = SteppedClock(1000.0)
-    find_request(home / "traces", "01REQ", wait_seconds=3, clock=clock, sleep=clock.sleep)
+    find_request(
+        SpanFiles(home / "traces"), "01REQ", wait_seconds=3, clock=clock, sleep=clock.sleep
+    )
     assert clock.num_sleeps == 0
 
 
 def test_newest_request_of_an_id_wins(home: Path) -> None:
     newer = ROOT | {"trace_id": "ee" * 16, "start_unix_seconds": 200.0, "end_unix_seconds": 201.0}
-    (home / "traces" / "gateway-0.jsonl").write_text(json.dumps(newer) + "\n")
-    spans = find_request(home / "traces", "01REQ", wait_seconds=0)
+    (home / "traces" / "gateway-0.jsonl").write_text(write_line([newer]))
+    spans = find_request(SpanFiles(home / "traces"), "01REQ", wait_seconds=0)
     assert {span.trace_id for span in spans} == {"ee" * 16}
 
 
+def test_what_a_service_wrote_is_read(tmp_path: Path) -> None:
+    setup_telemetry("gateway", CommonSettings(trace_dir=tmp_path), instance_id="g1")
+    attributes = {"pagoda.request_id": "01REQ", "ratio": 0.5, "hit": True, "ids": [1, 2]}
+    with tracer().start_as_current_span("gateway.request", attributes=attributes) as root:
+        root.add_event("happened", {"n": 1})
+        record_span("gateway.admit", start_seconds=100.0, end_seconds=101.5)
+    shutdown_telemetry()
+
+    admit, found = find_request(SpanFiles(tmp_path), "01REQ", wait_seconds=0)
+    assert (found.service, found.attributes) == ("gateway", attributes)
+    assert (found.events[0]["name"], found.events[0]["attributes"]) == ("happened", {"n": 1})
+    assert (admit.parent_span_id, admit.start, admit.end) == (found.span_id, 100.0, 101.5)
+
+
 def test_walk_gives_every_span_once(home: Path) -> None:
-    spans = find_request(home / "traces", "01REQ", wait_seconds=0)
+    spans = find_request(SpanFiles(home / "traces"), "01REQ", wait_seconds=0)
     walked = [span for _, span, _ in walk(spans)]
     assert sorted(span.span_id for span in walked) == sorted(span.span_id for span in spans)
 

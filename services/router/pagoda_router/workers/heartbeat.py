@@ -1,0 +1,65 @@
+"""A worker's heartbeat -> its snapshot, with priors for speeds that it has not measured."""
+
+from pagoda.rpc.v1 import status_pb2
+from pagoda_router.config import RouterSettings
+from pagoda_router.workers.snapshot import Speeds, WorkerRole, WorkerSnapshot
+
+_ROLES = {
+    status_pb2.ROLE_PREFILL: WorkerRole.PREFILL,
+    status_pb2.ROLE_DECODE: WorkerRole.DECODE,
+    status_pb2.ROLE_KVSTORE: WorkerRole.KVSTORE,
+}
+
+
+def decode_worker(
+    status: status_pb2.WorkerStatus, settings: RouterSettings
+) -> WorkerSnapshot | None:
+    """Return the worker, priors for speeds it has not measured; None if its role is unknown."""
+    role = _ROLES.get(status.role)
+    if role is None:
+        return None
+    model, load = status.model, status.load
+    return WorkerSnapshot(
+        worker_id=status.worker_id,
+        epoch=status.epoch,
+        role=role,
+        is_ready=status.state == status_pb2.WORKER_STATE_READY,
+        host_id=status.host_id,
+        model=model.name,
+        kv_identity=model.kv_identity,
+        block_size=model.block_size,
+        block_bytes=model.block_bytes,
+        max_model_len=model.max_model_len,
+        num_waiting=load.num_waiting,
+        num_running=load.num_running,
+        num_waiting_tokens=load.num_waiting_tokens,
+        num_blocks=load.num_blocks,
+        num_free_blocks=load.num_free_blocks,
+        num_context_tokens=load.num_context_tokens,
+        max_num_seqs=load.max_num_seqs,
+        max_num_waiting=load.max_num_waiting,
+        speeds=_decode_speeds(status.speed, settings),
+    )
+
+
+def _decode_speeds(speed: status_pb2.Speed, settings: RouterSettings) -> Speeds:
+    has_steps = speed.step_base_ms or speed.step_per_sequence_ms or speed.step_per_context_token_ms
+    steps = (
+        (speed.step_base_ms, speed.step_per_sequence_ms, speed.step_per_context_token_ms)
+        if has_steps
+        else (
+            settings.prior_step_base_ms,
+            settings.prior_step_per_sequence_ms,
+            settings.prior_step_per_context_token_ms,
+        )
+    )
+    return Speeds(
+        _positive(speed.prefill_tokens_per_second, settings.prior_prefill_tokens_per_second),
+        *steps,
+        _positive(speed.transfer_bytes_per_second, settings.prior_transfer_bytes_per_second),
+        _positive(speed.fetch_bytes_per_second, settings.prior_fetch_bytes_per_second),
+    )
+
+
+def _positive(measured: float, prior: float) -> float:
+    return measured if measured > 0 else prior
