@@ -13,8 +13,8 @@ from pagoda_engine.cache.block_pool import BlockPool, OnEvict
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.device import DeviceQueue, InlineQueue
+from pagoda_engine.engine_load import EngineLoad
 from pagoda_engine.errors import InvalidSequenceError, QueueFullError, SequenceStateError
-from pagoda_engine.load import EngineLoad
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling import SampleRow, SamplingState, TokenCounts
 from pagoda_engine.scheduler.scheduler import ScheduledStep, Scheduler
@@ -48,6 +48,7 @@ class Engine:
     writes of ``kv_cache``, which any thread may make for blocks that it was given.
 
     Attributes:
+        model: as given.
         config: as given.
         kv_cache: bytes of the blocks.
         max_model_len: the smaller of the configuration's and the model's.
@@ -90,7 +91,7 @@ class Engine:
             torch.set_num_threads(config.num_threads)
         self.config = config
         self.max_model_len = min(config.max_model_len, model.decoder.max_positions)
-        self._model = model
+        self.model = model
         self._clock = clock
         if kv_cache is None:
             kv_cache = KvCache(kv_layout(model, config), config.num_blocks, model.device)
@@ -158,13 +159,13 @@ class Engine:
             request,
             self.config,
             max_model_len=self.max_model_len,
-            vocab_size=self._model.vocab_size,
+            vocab_size=self.model.vocab_size,
         )
         num_waiting = len(self._scheduler.waiting)
         if num_waiting >= self.config.max_num_waiting:
             raise QueueFullError(num_waiting, self.config.max_num_waiting)
         self._num_arrivals += 1
-        sampling_state = SamplingState(request.sampling, eos_token_ids=self._model.eos_token_ids)
+        sampling_state = SamplingState(request.sampling, eos_token_ids=self.model.eos_token_ids)
         self._scheduler.add(
             Sequence(
                 request,
@@ -354,8 +355,8 @@ class Engine:
             state.counts = TokenCounts(
                 tokens[:num_prompt],
                 tokens[num_prompt:],
-                self._model.vocab_size,
-                self._model.device,
+                self.model.vocab_size,
+                self.model.device,
             )
         allowed = None if mask is None else mask.allowed(tokens[num_prompt:])
         return SampleRow(state, sequence.num_tokens - num_prompt, allowed)
@@ -365,9 +366,9 @@ class Engine:
             raise InvalidSequenceError(
                 "first_token_id", token_id, "None for a prefill_only sequence"
             )
-        if not 0 <= token_id < self._model.vocab_size:
+        if not 0 <= token_id < self.model.vocab_size:
             raise InvalidSequenceError(
-                "first_token_id", token_id, f"in [0, {self._model.vocab_size})"
+                "first_token_id", token_id, f"in [0, {self.model.vocab_size})"
             )
 
     def _take_first_token(self, sequence: Sequence, token_id: int) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2
-from pagoda_engine import EngineError, KvSource
-from pagoda_engine.validation import check_request
+from pagoda_engine import EngineError, KvSource, check_request
 from pagoda_worker import codec
 from pagoda_worker.errors import EngineLoopError, RequestFormatError
 from pagoda_worker.sequences import LiveSequence, sequence_id_of
@@ -60,14 +59,14 @@ def admit(
         request = codec.sequence_request(
             message,
             sequence_id=sequence_id,
-            block_size=worker.block_size,
+            block_size=worker.model.block_size,
             kv_source=KvSource.IMPORT if is_import else KvSource.COMPUTE,
             prefill_only=prefill_only,
         )
         check_request(
             request,
-            worker.config,
-            max_model_len=worker.max_model_len,
+            worker.model.config,
+            max_model_len=worker.model.max_model_len,
             vocab_size=worker.model.vocab_size,
         )
     except (RequestFormatError, EngineError) as error:

@@ -5,9 +5,14 @@ import struct
 from collections.abc import Iterable
 
 from pagoda.rpc.v1 import generate_pb2
-from pagoda_engine.sampling_params import SamplingParams
-from pagoda_engine.sequence_request import KvSource, SequenceRequest
-from pagoda_engine.step.result import FinishReason, SequenceOutput, TokenLogprobs
+from pagoda_engine import (
+    FinishReason,
+    KvSource,
+    SamplingParams,
+    SequenceOutput,
+    SequenceRequest,
+    TokenLogprobs,
+)
 from pagoda_runtime.block_hash import HASH_BYTES, split_hashes
 from pagoda_worker.errors import RequestFormatError
 from pagoda_worker.sequences import CachedTokens, LiveSequence, Stages

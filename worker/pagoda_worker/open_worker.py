@@ -3,23 +3,20 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from pagoda.rpc.v1 import status_pb2
-from pagoda_engine import CheckpointError, InvalidConfigError
-from pagoda_engine.step.layer_export import OnLayers
+from pagoda_engine import Engine, OnLayers, StartUp, load_engine
 from pagoda_runtime.block_hash import hash_block
-from pagoda_runtime.configuration.names import variable_names
-from pagoda_runtime.configuration.settings import CommonSettings, resolve_model_folder
-from pagoda_runtime.errors import ModelFolderError, SettingsError
+from pagoda_runtime.configuration.settings import resolve_model_folder
 from pagoda_runtime.identity import new_epoch
 from pagoda_runtime.process.health import Health
-from pagoda_runtime.process.service import ServiceContext
+from pagoda_runtime.process.service import ServiceContext, StoppedError
 from pagoda_runtime.rpc_client import grpc_channel
-from pagoda_worker.errors import MemoryBudgetError
-from pagoda_worker.load_engine import LoadedEngine, load_engine
+from pagoda_worker.engine_options import engine_options, settings_errors
+from pagoda_worker.kv_transfer.nixl_pool import read_buffer_bytes
+from pagoda_worker.served_model import ServedModel
 from pagoda_worker.settings import WorkerSettings
-from pagoda_worker.start_up import StartUp
 from pagoda_worker.telemetry.metrics import WorkerMetrics
 from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
 from pagoda_worker.worker import Worker, WorkerIdentity
@@ -50,12 +47,12 @@ async def open_worker(
     """
     metrics = metrics or WorkerMetrics()
     resident, parents = ResidentBlocks(), ParentHashes(MAX_PARENT_HASHES)
-    start_up = StartUp(_reporter(context.health), is_stopped=context.stop.is_set)
-    with _settings_errors(settings):
+    start_up = StartUp(_reporter(context.health), check_stop=_stop_check(context))
+    with settings_errors(type(settings)):
         loading = asyncio.to_thread(
             _load, context, settings, resident, parents, start_up, on_layers, shares_pool
         )
-        loaded = await context.unless_stopped(loading)
+        engine = await context.unless_stopped(loading)
     for phase, seconds in start_up.seconds.items():
         metrics.startup_seconds.labels(phase.replace(" ", "_").lower()).set(seconds)
     logger.info("%s", start_up.summary())
@@ -72,7 +69,8 @@ async def open_worker(
             stack.push_async_callback(kvstore.close)
         yield Worker(
             identity=identity,
-            loaded=loaded,
+            engine=engine,
+            model=ServedModel.of(engine, context.common.served_model_name),
             resident=resident,
             parents=parents,
             settings=settings,
@@ -90,7 +88,7 @@ def _load(
     start_up: StartUp,
     on_layers: OnLayers | None,
     shares_pool: bool,
-) -> LoadedEngine:
+) -> Engine:
     def hash_and_remember(parent: bytes, token_ids: Sequence[int]) -> bytes:
         block_hash = hash_block(parent, token_ids)
         parents.add(parent, block_hash)
@@ -98,30 +96,14 @@ def _load(
 
     return load_engine(
         resolve_model_folder(context.common),
-        settings,
-        model_name=context.common.served_model_name,
-        dtype=context.common.dtype,
+        engine_options(settings, dtype=context.common.dtype),
         hash_block=hash_and_remember,
         on_evict=resident.on_evict,
         on_layers=on_layers,
         shares_pool=shares_pool,
+        read_buffer_bytes=read_buffer_bytes,
         start_up=start_up,
     )
-
-
-@contextlib.contextmanager
-def _settings_errors(settings: WorkerSettings) -> Iterator[None]:
-    """Say which setting is to blame, by the name of its variable."""
-    names = variable_names(CommonSettings) | variable_names(type(settings))
-    try:
-        yield
-    except MemoryBudgetError as error:
-        raise SettingsError([str(error).replace("\n", "\n  ")]) from error
-    except InvalidConfigError as error:
-        name = names.get(error.what, error.what)
-        raise SettingsError([f"{name} is {error.value!r}, must be {error.limit}"]) from error
-    except CheckpointError as error:
-        raise ModelFolderError(str(error)) from error
 
 
 def _reporter(health: Health) -> Callable[[str], None]:
@@ -132,3 +114,13 @@ def _reporter(health: Health) -> Callable[[str], None]:
         loop.call_soon_threadsafe(health.set_ready, "model", False, text)
 
     return report
+
+
+def _stop_check(context: ServiceContext) -> Callable[[], None]:
+    """Return what ends a start in another thread once the service is told to stop."""
+
+    def check() -> None:
+        if context.stop.is_set():
+            raise StoppedError
+
+    return check

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from opentelemetry.context import Context
 from opentelemetry.trace import Link
 
-from pagoda_engine.sequence_request import SequenceRequest
-from pagoda_engine.step.result import ComputedBlocks, ComputedLayers, SequenceOutput
+from pagoda_engine import ComputedBlocks, ComputedLayers, SequenceOutput, SequenceRequest
 from pagoda_worker.kv_transfer.leases import Lease
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pagoda_engine.step.result import StepStats
+from pagoda_engine import StepStats
 
 DECAY = 0.995  # per step: a half-life of about 140 steps
 MIN_STEPS = 8

@@ -20,7 +20,7 @@ def make_status(worker: "Worker") -> status_pb2.WorkerStatus:
         epoch=worker.identity.epoch,
         role=worker.identity.role,
         state=state,
-        model=worker.card,
+        model=worker.model.card(),
         host_id=host_id(),
         load=status_pb2.Load(
             num_waiting=max(load.num_waiting, worker.sequences.num_waiting),
@@ -29,7 +29,7 @@ def make_status(worker: "Worker") -> status_pb2.WorkerStatus:
             num_blocks=load.num_blocks,
             num_free_blocks=load.num_free_blocks,
             num_context_tokens=load.num_context_tokens,
-            max_num_seqs=worker.config.max_num_seqs,
+            max_num_seqs=worker.model.config.max_num_seqs,
             max_num_waiting=worker.settings.max_num_waiting,
         ),
         speed=status_pb2.Speed(

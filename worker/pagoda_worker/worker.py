@@ -32,8 +32,8 @@ from pagoda_runtime.status import Heartbeat
 from pagoda_worker.engine_loop import EngineLoop
 from pagoda_worker.errors import EngineFailedError, EngineLoopError
 from pagoda_worker.frames import FramePublisher
-from pagoda_worker.load_engine import LoadedEngine
 from pagoda_worker.sequences import LiveSequence, SequenceTable
+from pagoda_worker.served_model import ServedModel
 from pagoda_worker.settings import WorkerSettings
 from pagoda_worker.speed_model import Rate, SpeedModel
 from pagoda_worker.status import make_status
@@ -98,7 +98,8 @@ class Worker:
         self,
         *,
         identity: WorkerIdentity,
-        loaded: LoadedEngine,
+        engine: Engine,
+        model: ServedModel,
         resident: ResidentBlocks,
         parents: ParentHashes,
         settings: WorkerSettings,
@@ -112,13 +113,8 @@ class Worker:
         self.bus = bus
         self.metrics = metrics
         self.clock = clock
-        self.model = loaded.model
-        self.card = loaded.card
-        self.kv_identity = loaded.kv_identity
-        self.kv_cache = loaded.engine.kv_cache
-        self.block_size = settings.block_size
-        self.max_model_len = loaded.engine.max_model_len
-        self.config = loaded.engine.config
+        self.model = model
+        self.kv_cache = engine.kv_cache
         self.sequences = SequenceTable()
         self.parents = parents
         self.executor = ThreadPoolExecutor(NUM_COPY_THREADS, thread_name_prefix="kv-copy")
@@ -136,25 +132,25 @@ class Worker:
         self.failure: asyncio.Future[EngineFailedError] = asyncio.get_running_loop().create_future()
         self.is_draining = False
         self.tasks = BackgroundTasks()
-        self.load: EngineLoad = loaded.engine.load()
+        self.load: EngineLoad = engine.load()
         self.heartbeat = Heartbeat(bus, lambda: make_status(self))
         self.tier = None
         self.write_through = None
         if kvstore is not None:
-            self.tier = TierClient(kvstore, kv_identity=self.kv_identity, executor=self.executor)
+            self.tier = TierClient(kvstore, kv_identity=model.kv_identity, executor=self.executor)
             if settings.write_through_bytes:
                 self.write_through = WriteThrough(
                     kvstore,
                     kv_cache=self.kv_cache,
                     resident=resident,
                     parents=parents,
-                    kv_identity=self.kv_identity,
+                    kv_identity=model.kv_identity,
                     executor=self.executor,
                     max_bytes=settings.write_through_bytes,
                     on_dropped=metrics.write_through_dropped.inc,
                 )
         metrics.kv_pool_bytes.set(self.load.num_blocks * self.kv_cache.block_bytes)
-        register_gpu_metrics(metrics.registry, self.model.device)
+        register_gpu_metrics(metrics.registry, engine.model.device)
         self.frames = FramePublisher(
             bus.publish,
             worker_id=identity.worker_id,
@@ -165,10 +161,10 @@ class Worker:
             self._publish_event,
             worker_id=identity.worker_id,
             epoch=identity.epoch,
-            kv_identity=self.kv_identity,
+            kv_identity=model.kv_identity,
         )
         self.loop: EngineLoop[Engine] = EngineLoop(
-            loaded.engine,
+            engine,
             on_step=self._on_step,
             on_failure=self._on_failure,
             after_step=resident.after_step,

@@ -12,13 +12,7 @@ from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2, status_pb2
 from pagoda_decode.remote_prefill import RemotePrefill
-from pagoda_engine import (
-    ComputedBlocks,
-    FinishReason,
-    KvSource,
-    Reservation,
-    SequenceOutput,
-)
+from pagoda_engine import ComputedBlocks, FinishReason, KvSource, Reservation, SequenceOutput
 from pagoda_worker import codec
 from pagoda_worker.admission import Refusal, admit
 from pagoda_worker.kv_transfer.leases import LeaseOutcome, LeaseTable, Settlement
@@ -91,7 +85,7 @@ class Generation:
             sequence.blocks = ReservedBlocks(
                 self.worker.kv_cache,
                 reservation.block_ids,
-                first_block=reservation.num_cached_tokens // self.worker.block_size,
+                first_block=reservation.num_cached_tokens // self.worker.model.block_size,
             )
             sequence.task = self.worker.tasks.start(
                 self._import(sequence, sequence.blocks), name=f"import {sequence.sequence_id}"
@@ -167,7 +161,7 @@ class Generation:
     def _join(self, sequence: LiveSequence, settlement: Settlement) -> bool:
         """Let a sequence whose KV is complete run. False: it is not complete."""
         result, lease = settlement.result, sequence.lease
-        num_blocks = -(-sequence.num_known_tokens // self.worker.block_size)
+        num_blocks = -(-sequence.num_known_tokens // self.worker.model.block_size)
         if result is None or lease is None or settlement.num_valid_blocks < num_blocks:
             return False
         if result.num_computed_tokens != sequence.num_known_tokens:
@@ -214,7 +208,7 @@ class Generation:
         sequence.stages.fetch_started = sequence.stages.fetched = self.worker.clock()
 
     def _num_valid_tokens(self, sequence: LiveSequence, num_valid_blocks: int) -> int:
-        return min(num_valid_blocks * self.worker.block_size, sequence.num_known_tokens)
+        return min(num_valid_blocks * self.worker.model.block_size, sequence.num_known_tokens)
 
     def _forget(self, sequence: LiveSequence, reason: FinishReason | None) -> None:
         name = "prefill" if reason is None else reason.value

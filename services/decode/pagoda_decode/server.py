@@ -35,7 +35,7 @@ async def serve(
         consumer = KvConsumer(
             generation.leases,
             kv_cache=worker.kv_cache,
-            kv_identity=worker.kv_identity,
+            kv_identity=worker.model.kv_identity,
             executor=worker.executor,
             on_bad_blocks=worker.metrics.bad_digests.labels("transfer").inc,
         )

@@ -101,7 +101,7 @@ class Prefilling:
             sequence.blocks = ReservedBlocks(
                 self.worker.kv_cache,
                 reservation.block_ids,
-                first_block=reservation.num_cached_tokens // self.worker.block_size,
+                first_block=reservation.num_cached_tokens // self.worker.model.block_size,
             )
             self.worker.tasks.start(
                 self._fetch(sequence, sequence.blocks), name=f"fetch {sequence.sequence_id}"
@@ -152,7 +152,7 @@ class Prefilling:
             num_valid_tokens = await fetch_planned_blocks(self.worker, sequence, blocks)
         except Exception:  # whatever went wrong, the sequence must not wait for ever
             logger.exception("%s: fetching failed", sequence.sequence_id)
-            num_valid_tokens = blocks.close() * self.worker.block_size
+            num_valid_tokens = blocks.close() * self.worker.model.block_size
             sequence.stages.fetched = self.worker.clock()
         if not sequence.is_ending:
             self.worker.post_import_finished(sequence, num_computed_tokens=num_valid_tokens)

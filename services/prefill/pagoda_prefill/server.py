@@ -4,7 +4,7 @@ import contextlib
 import logging
 
 from pagoda.rpc.v1 import generate_pb2, status_pb2
-from pagoda_engine.cache.peer_pool import PeerPoolError, PoolExport
+from pagoda_engine.cache import PeerPoolError, PoolExport
 from pagoda_prefill.config import PrefillSettings
 from pagoda_prefill.layer_events import LayerEvents
 from pagoda_prefill.prefilling import Prefilling
@@ -49,7 +49,7 @@ async def serve(
         token = context.common.cluster_token.get_secret_value()
         producer = producer_class(
             worker.kv_cache,
-            kv_identity=worker.kv_identity,
+            kv_identity=worker.model.kv_identity,
             open_channel=lambda endpoint: grpc_channel(endpoint, token=token),
             executor=worker.executor,
             pool=_export_pool(worker, settings),

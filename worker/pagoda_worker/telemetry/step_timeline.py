@@ -10,7 +10,7 @@ from collections.abc import Callable
 from opentelemetry import trace
 from opentelemetry.context import Context
 
-from pagoda_engine.step.result import StepResult, StepStats
+from pagoda_engine import StepResult, StepStats
 from pagoda_runtime.telemetry.tracing import record_span, tracer
 from pagoda_worker.sequences import LiveSequence, SequenceTable
 from pagoda_worker.telemetry.metrics import STEP_PARTS, WorkerMetrics

@@ -25,8 +25,8 @@ async def fetch_planned_blocks(
             fetched = await worker.tier.fetch(
                 hashes, blocks, first_block=first, timeout_seconds=max(timeout, 0.001)
             )
-        sequence.cached.cpu = fetched.num_cpu_blocks * worker.block_size
-        sequence.cached.nvme = fetched.num_nvme_blocks * worker.block_size
+        sequence.cached.cpu = fetched.num_cpu_blocks * worker.model.block_size
+        sequence.cached.nvme = fetched.num_nvme_blocks * worker.model.block_size
         worker.fetch_rate.add(fetched.num_bytes, fetched.seconds)
         worker.metrics.fetched_blocks.labels("cpu").inc(fetched.num_cpu_blocks)
         worker.metrics.fetched_blocks.labels("nvme").inc(fetched.num_nvme_blocks)
@@ -35,4 +35,4 @@ async def fetch_planned_blocks(
             worker.write_through.mark_known(hashes[: fetched.num_blocks])
     num_valid_blocks = blocks.close()
     stages.fetched = worker.clock()
-    return min(num_valid_blocks * worker.block_size, sequence.num_known_tokens)
+    return min(num_valid_blocks * worker.model.block_size, sequence.num_known_tokens)

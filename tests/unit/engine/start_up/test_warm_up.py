@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.engine_driver import hash_block
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import Engine, EngineConfig, KvCache, LoadedModel, load_model
-from pagoda_runtime.block_hash import hash_block
-from pagoda_worker.warm_up import SAMPLINGS, prompt_lengths, warm_engine, warm_kernels
+from pagoda_engine.start_up.warm_up import SAMPLINGS, prompt_lengths, warm_engine, warm_kernels
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,14 @@ from pagoda_engine import EngineConfig, LoadedModel, load_model
 from pagoda_engine.cache.copy_lanes import NUM_LANES
 from pagoda_engine.engine import kv_layout
 from pagoda_engine.models.decoder import Decoder
-from pagoda_engine.step.decode_graphs import chosen_sizes
-from pagoda_worker import profile_memory
-from pagoda_worker.kv_transfer import nixl_pool
-from pagoda_worker.profile_memory import (
+from pagoda_engine.start_up import profile_memory
+from pagoda_engine.start_up.profile_memory import (
     GRAPH_BYTES,
     MAX_OTHER_BYTES,
     budget_before_load,
     measure_budget,
 )
+from pagoda_engine.step.decode_graphs import chosen_sizes
 
 GIB = 2**30
 TOKEN_BYTES, ROW_BYTES, WEIGHTS = 1000, 7, 3 * GIB
@@ -164,7 +163,6 @@ def test_copies_take_a_chunk_or_a_block_in_each_lane(
     model: LoadedModel, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile_memory, "DEVICE_CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr(nixl_pool, "find_spec", lambda name: None)
     budget = measure_budget(model, CONFIG, CountingMemory(), utilization=0.5)
 
     block_bytes = kv_layout(model, CONFIG).block_bytes
@@ -172,19 +170,21 @@ def test_copies_take_a_chunk_or_a_block_in_each_lane(
     assert budget.copy_bytes == NUM_LANES * max(chunk_bytes, block_bytes)
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 2**20])
-def test_reads_by_nixl_take_a_buffer_for_each_lane(
-    model: LoadedModel, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("buffer_bytes", [1, 2**20])
+def test_a_buffer_of_the_reader_is_taken_for_each_lane(
+    model: LoadedModel, buffer_bytes: int
 ) -> None:
-    monkeypatch.setattr(nixl_pool, "CHUNK_BYTES", chunk_bytes)
-    budgets = []
-    for found in (None, object()):
-        monkeypatch.setattr(nixl_pool, "find_spec", lambda name, found=found: found)
-        budgets.append(measure_budget(model, CONFIG, CountingMemory(), utilization=0.5))
-
-    without, with_nixl = (budget.copy_bytes for budget in budgets)
     block_bytes = kv_layout(model, CONFIG).block_bytes
-    assert with_nixl - without == NUM_LANES * max(chunk_bytes, block_bytes)
+    without = measure_budget(model, CONFIG, CountingMemory(), utilization=0.5).copy_bytes
+    with_buffers = measure_budget(
+        model,
+        CONFIG,
+        CountingMemory(),
+        utilization=0.5,
+        read_buffer_bytes=lambda num_bytes: max(buffer_bytes, num_bytes),
+    ).copy_bytes
+
+    assert with_buffers - without == NUM_LANES * max(buffer_bytes, block_bytes)
 
 
 def test_neighbours_count_as_this_process_up_to_a_bound(model: LoadedModel) -> None:

@@ -1,30 +1,38 @@
-"""Makes an engine from settings: device, limits, weights, KV pool, graphs, identity."""
+"""Makes an engine from options: device, limits, weights, KV pool, graphs.
+
+Tells `StartUp` what goes on. Knows nothing of who listens.
+"""
 
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from pagoda.rpc.v1 import status_pb2
-from pagoda_engine import BlockHasher, Engine, EngineConfig, LoadedModel, load_model
 from pagoda_engine.cache.block_pool import OnEvict
 from pagoda_engine.cache.peer_pool import exportable_cache
-from pagoda_engine.engine import kv_layout
+from pagoda_engine.config import EngineConfig
+from pagoda_engine.engine import Engine, kv_layout
+from pagoda_engine.errors import MemoryBudgetError
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families import read_description
-from pagoda_engine.models.model_folder import resolve_device, resolve_dtype
+from pagoda_engine.models.model_folder import (
+    LoadedModel,
+    load_model,
+    resolve_device,
+    resolve_dtype,
+)
+from pagoda_engine.scheduler.sequence_blocks import BlockHasher
+from pagoda_engine.start_up.device_memory import CudaMemory, DeviceMemory
+from pagoda_engine.start_up.memory_budget import MemoryBudget, format_bytes
+from pagoda_engine.start_up.options import EngineOptions
+from pagoda_engine.start_up.phases import StartUp
+from pagoda_engine.start_up.pool_plan import PoolPlanner
+from pagoda_engine.start_up.profile_memory import budget_before_load, measure_budget
+from pagoda_engine.start_up.step_limits import CPU_LIMITS, StepLimits, cuda_limits
+from pagoda_engine.start_up.warm_up import warm_engine, warm_kernels
 from pagoda_engine.step.layer_export import OnLayers
-from pagoda_runtime.block_hash import kv_identity
-from pagoda_worker.device_memory import CudaMemory, DeviceMemory
-from pagoda_worker.errors import MemoryBudgetError
-from pagoda_worker.memory_budget import MemoryBudget, format_bytes
-from pagoda_worker.pool_plan import PoolPlanner
-from pagoda_worker.profile_memory import budget_before_load, measure_budget
-from pagoda_worker.settings import WorkerSettings
-from pagoda_worker.start_up import StartUp
-from pagoda_worker.step_limits import CPU_LIMITS, StepLimits, cuda_limits
-from pagoda_worker.warm_up import warm_engine, warm_kernels
 
 logger = logging.getLogger(__name__)
 
@@ -32,47 +40,36 @@ UNLIMITED_MODEL_LEN = 2**31 - 1  # the engine takes the smaller of this and the 
 CUDA_LAYER_GROUPS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """An engine and what others must know of its model."""
-
-    engine: Engine
-    model: LoadedModel
-    kv_identity: bytes
-    card: status_pb2.ModelCard
-
-
 def load_engine(
     folder: Path,
-    settings: WorkerSettings,
+    options: EngineOptions,
     *,
-    model_name: str,
-    dtype: str,
     hash_block: BlockHasher,
     on_evict: OnEvict,
     on_layers: OnLayers | None = None,
     shares_pool: bool = False,
+    read_buffer_bytes: Callable[[int], int] = lambda block_bytes: 0,
     start_up: StartUp,
-) -> LoadedEngine:
+) -> Engine:
     """Load a model folder, allocate its KV blocks, capture graphs and warm up.
 
     Args:
         folder: of the model.
-        settings: limits; what they leave open is chosen by the device.
-        model_name: for the card.
-        dtype: of weights and KV, or ``auto``.
+        options: what they leave open is chosen by the device.
         hash_block: see `Engine`.
         on_evict: see `Engine`.
         on_layers: see `Engine`.
         shares_pool: let other processes of this host read the KV pool, if they can.
+        read_buffer_bytes: bytes of a block -> those of a further buffer that each lane of copies
+            will have, for which room must be left.
         start_up: told what goes on.
 
     Raises:
         EngineError: the folder or a limit cannot be used.
         MemoryBudgetError: the model, or its longest sequence, does not fit.
-        StoppedError: `start_up` was told to stop.
+        Exception: what `start_up` ends the start with.
     """
-    loading = _Loading(folder, settings, dtype, start_up)
+    loading = _Loading(folder, options, read_buffer_bytes, start_up)
     try:
         with start_up.phase("loading weights"):
             model = load_model(folder, loading.config, on_progress=start_up.percent)
@@ -95,34 +92,29 @@ def load_engine(
             warm_engine(engine)
     except torch.OutOfMemoryError as error:
         raise loading.out_of_memory() from error
-    identity = kv_identity(fingerprint=model.fingerprint, layout=engine.layout)
-    card = status_pb2.ModelCard(
-        name=model_name,
-        kv_identity=identity,
-        block_size=settings.block_size,
-        block_bytes=engine.kv_cache.block_bytes,
-        max_model_len=engine.max_model_len,
-        vocab_size=model.vocab_size,
-        dtype=str(model.dtype).removeprefix("torch."),
-    )
-    return LoadedEngine(engine, model, identity, card)
+    return engine
 
 
 class _Loading:
     """What is known before the weights are read, and what is decided from it and measurements."""
 
     def __init__(
-        self, folder: Path, settings: WorkerSettings, dtype: str, start_up: StartUp
+        self,
+        folder: Path,
+        options: EngineOptions,
+        read_buffer_bytes: Callable[[int], int],
+        start_up: StartUp,
     ) -> None:
         """Choose the limits of a step, and refuse a model that cannot fit before it is read."""
-        self._settings = settings
+        self._options = options
+        self._read_buffer_bytes = read_buffer_bytes
         self._start_up = start_up
         description = read_description(folder / "config.json")
-        device = resolve_device(_device_name(settings))
-        torch_dtype = resolve_dtype(dtype, description.dtype, device)
+        device = resolve_device(_device_name(options))
+        torch_dtype = resolve_dtype(options.dtype, description.dtype, device)
         self._planner = PoolPlanner(
-            settings,
-            block_bytes=description.kv_bytes_per_token(torch_dtype) * settings.block_size,
+            options,
+            block_bytes=description.kv_bytes_per_token(torch_dtype) * options.block_size,
             model_limit=description.max_position_embeddings,
         )
         self._memory: DeviceMemory | None = None
@@ -132,12 +124,12 @@ class _Loading:
             self._memory = CudaMemory(device)
             self._budget = budget_before_load(
                 self._memory,
-                utilization=settings.gpu_memory_utilization,
+                utilization=options.gpu_memory_utilization,
                 weight_bytes=description.weight_bytes(torch_dtype),
             )
             limits = step_limits_of(description, torch_dtype, self._budget.pool_bytes)
         self._planner.plan(self._budget)
-        self.config = _config(settings, dtype, device, limits)
+        self.config = _config(options, device, limits)
 
     def sized_config(self, model: LoadedModel) -> EngineConfig:
         """Run all kinds of steps; return the configuration with the blocks that there is room for.
@@ -149,12 +141,17 @@ class _Loading:
             warm_kernels(model, self.config, self._start_up.count)
         if self._memory is not None:
             with self._start_up.phase("profiling memory"):
-                share = self._settings.gpu_memory_utilization
-                self._budget = measure_budget(model, self.config, self._memory, utilization=share)
+                self._budget = measure_budget(
+                    model,
+                    self.config,
+                    self._memory,
+                    utilization=self._options.gpu_memory_utilization,
+                    read_buffer_bytes=self._read_buffer_bytes,
+                )
         pool = self._planner.plan(self._budget)
         logger.info("%s", self._planner.explain(pool, self._budget))
         max_model_len = self._planner.max_model_len(pool)
-        if max_model_len < model.max_position_embeddings and not self._settings.max_model_len:
+        if max_model_len < model.max_position_embeddings and not self._options.max_model_len:
             logger.warning(
                 "sequences have %d tokens at most, for which the KV pool has room, not the model's "
                 "%d",
@@ -209,30 +206,28 @@ def step_limits_of(
     )
 
 
-def _device_name(settings: WorkerSettings) -> str:
-    if settings.device != "auto":
-        return settings.device
+def _device_name(options: EngineOptions) -> str:
+    if options.device != "auto":
+        return options.device
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _config(
-    settings: WorkerSettings, dtype: str, device: torch.device, limits: StepLimits
-) -> EngineConfig:
+def _config(options: EngineOptions, device: torch.device, limits: StepLimits) -> EngineConfig:
     """Return the configuration; the number of blocks is not known yet."""
-    max_num_seqs = settings.max_num_seqs or limits.max_num_seqs
+    max_num_seqs = options.max_num_seqs or limits.max_num_seqs
     return EngineConfig(
-        block_size=settings.block_size,
+        block_size=options.block_size,
         num_blocks=1,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens or limits.max_num_batched_tokens,
-        max_model_len=settings.max_model_len or UNLIMITED_MODEL_LEN,
-        # The worker counts arrivals itself; preempted sequences wait beside them.
-        max_num_waiting=settings.max_num_waiting + max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens or limits.max_num_batched_tokens,
+        max_model_len=options.max_model_len or UNLIMITED_MODEL_LEN,
+        # Who asks counts arrivals; preempted sequences wait beside them.
+        max_num_waiting=options.max_num_waiting + max_num_seqs,
         device=str(device),
-        dtype=dtype,
-        num_threads=settings.num_threads,
-        enforce_eager=settings.enforce_eager,
-        graph_batch_sizes=settings.graph_batch_sizes or None,
-        num_layer_groups=settings.num_layer_groups
+        dtype=options.dtype,
+        num_threads=options.num_threads,
+        enforce_eager=options.enforce_eager,
+        graph_batch_sizes=options.graph_batch_sizes or None,
+        num_layer_groups=options.num_layer_groups
         or (CUDA_LAYER_GROUPS if device.type == "cuda" else 1),
     )

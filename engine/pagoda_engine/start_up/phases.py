@@ -1,4 +1,4 @@
-"""The phases of a worker's start: what it is doing now, and how long each took.
+"""The phases of a start: what it is doing now, and how long each took.
 
 Knows names and times. Knows nothing of what a phase does or of who listens.
 """
@@ -7,16 +7,12 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from pagoda_runtime.process.service import StoppedError
-
 REPORT_SECONDS = 1.0
 """Progress within a phase is told this often at most."""
 
 
 class StartUp:
     """Tells what goes on, takes the time, and ends the start when told to. One thread at a time.
-
-    Whatever reports to it raises StoppedError once `is_stopped` says so.
 
     Attributes:
         current: name of the phase that began last.
@@ -27,12 +23,19 @@ class StartUp:
         self,
         report: Callable[[str], None],
         *,
-        is_stopped: Callable[[], bool] = lambda: False,
+        check_stop: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Begin.
+
+        Args:
+            report: called with what goes on, in words.
+            check_stop: called before; what it raises ends the start.
+            clock: seconds.
+        """
         self.seconds: dict[str, float] = {}
         self._report = report
-        self._is_stopped = is_stopped
+        self._check_stop = check_stop
         self._clock = clock
         self.current = ""
         self._told_at = 0.0
@@ -40,7 +43,7 @@ class StartUp:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Be in a phase, e.g. ``loading weights``, while the context lasts; once or repeatedly."""
-        self._end_if_stopped()
+        self._check_stop()
         started = self._clock()
         self.current = name
         self._tell("", started)
@@ -61,14 +64,10 @@ class StartUp:
         return f"started in {sum(self.seconds.values()):.2f} s: {parts}"
 
     def _progress(self, text: str) -> None:
-        self._end_if_stopped()
+        self._check_stop()
         now = self._clock()
         if now - self._told_at >= REPORT_SECONDS:
             self._tell(text, now)
-
-    def _end_if_stopped(self) -> None:
-        if self._is_stopped():
-            raise StoppedError
 
     def _tell(self, text: str, now: float) -> None:
         self._told_at = now

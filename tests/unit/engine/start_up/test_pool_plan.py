@@ -1,11 +1,12 @@
 import dataclasses
+from typing import Any
 
 import pytest
+from support.engine_options import make_options
 
-from pagoda_decode.config import DecodeSettings
-from pagoda_worker.errors import MemoryBudgetError
-from pagoda_worker.memory_budget import GIB, KvPool, MemoryBudget
-from pagoda_worker.pool_plan import DEFAULT_CPU_BYTES, PoolPlanner
+from pagoda_engine.errors import MemoryBudgetError
+from pagoda_engine.start_up.memory_budget import GIB, KvPool, MemoryBudget
+from pagoda_engine.start_up.pool_plan import DEFAULT_CPU_BYTES, PoolPlanner
 
 BLOCK_BYTES = 2 * 2**20  # of 16 tokens: Llama-3.1-8B in bf16
 GPU = MemoryBudget(
@@ -21,10 +22,9 @@ GPU = MemoryBudget(
 )
 
 
-def planner(*, block_bytes: int = BLOCK_BYTES, **settings: object) -> PoolPlanner:
-    return PoolPlanner(
-        DecodeSettings.model_validate(settings), block_bytes=block_bytes, model_limit=131072
-    )
+def planner(*, block_bytes: int = BLOCK_BYTES, **fields: Any) -> PoolPlanner:
+    options = make_options(**fields)
+    return PoolPlanner(options, block_bytes=block_bytes, model_limit=131072)
 
 
 def refusal(planner: PoolPlanner, budget: MemoryBudget | None) -> MemoryBudgetError:
@@ -51,14 +51,14 @@ def test_a_size_that_is_set_must_be_free() -> None:
     error = refusal(planner(kv_cache_bytes=59 * GIB), GPU)
 
     assert error.reason == "there is no room for a KV pool of 59.00 GiB"
-    assert "unset PAGODA_DECODE_KV_CACHE_BYTES" in str(error)
+    assert "unset `kv_cache_bytes`" in str(error)
 
 
 def test_no_room_for_a_block_names_the_setting_of_a_cpu() -> None:
     error = refusal(planner(kv_cache_bytes=100), None)
 
     assert error.reason == "there is no room for a KV block"
-    assert f"raise PAGODA_DECODE_KV_CACHE_BYTES to {BLOCK_BYTES} or more" in str(error)
+    assert f"raise `kv_cache_bytes` to {BLOCK_BYTES} or more" in str(error)
 
 
 def test_weights_above_the_share_say_which_share_would_do() -> None:
@@ -66,15 +66,14 @@ def test_weights_above_the_share_say_which_share_would_do() -> None:
 
     assert error.reason == "there is no room for a KV block"
     assert "share                   12.00 GiB" in error.arithmetic
-    assert "raise PAGODA_DECODE_GPU_MEMORY_UTILIZATION from 0.15 to 0.22 or more" in str(error)
+    assert "raise `gpu_memory_utilization` from 0.15 to 0.22 or more" in str(error)
 
 
 def test_weights_above_the_whole_gpu_do_not_ask_for_a_share() -> None:
     error = refusal(planner(), dataclasses.replace(GPU, weight_bytes=140 * GIB, free_bytes=-60))
 
     assert error.remedies == (
-        "lower PAGODA_DECODE_MAX_NUM_BATCHED_TOKENS or PAGODA_DECODE_MAX_NUM_SEQS "
-        "(8192 tokens of 256 sequences)",
+        "lower `max_num_batched_tokens` or `max_num_seqs` (8192 tokens of 256 sequences)",
         "take a device with more memory, or a smaller model",
     )
 
@@ -92,8 +91,8 @@ def test_the_longest_sequence_that_was_asked_for_must_fit() -> None:
 
     assert error.reason == "there is no room for one sequence of max_model_len 131072 tokens"
     assert "90112 tokens, 0.7 sequences of 131072 tokens" in error.arithmetic
-    assert "lower PAGODA_DECODE_MAX_MODEL_LEN to 90112 or less" in error.remedies
-    assert "raise PAGODA_DECODE_GPU_MEMORY_UTILIZATION from 0.35 to 0.42 or more" in error.remedies
+    assert "lower `max_model_len` to 90112 or less" in error.remedies
+    assert "raise `gpu_memory_utilization` from 0.35 to 0.42 or more" in error.remedies
 
 
 def test_the_share_that_an_error_asks_for_is_enough() -> None:
@@ -107,7 +106,7 @@ def test_the_longest_sequence_must_fit_on_a_cpu_too() -> None:
     needed = 4096 // 16 * BLOCK_BYTES
 
     assert "2048 tokens, 0.5 sequences of 4096 tokens" in error.arithmetic
-    assert f"raise PAGODA_DECODE_KV_CACHE_BYTES to {needed} or more" in error.remedies
+    assert f"raise `kv_cache_bytes` to {needed} or more" in error.remedies
     assert planner(max_model_len=4096, kv_cache_bytes=needed).plan(None).num_tokens == 4096
 
 
@@ -115,8 +114,8 @@ def test_a_number_of_blocks_that_is_too_small_names_its_own_setting() -> None:
     error = refusal(planner(max_model_len=100, num_blocks=6), None)
 
     assert error.remedies == (
-        "raise PAGODA_DECODE_NUM_BLOCKS to 7 or more",
-        "lower PAGODA_DECODE_MAX_MODEL_LEN to 96 or less",
+        "raise `num_blocks` to 7 or more",
+        "lower `max_model_len` to 96 or less",
     )
 
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda_worker.step_limits import (
+from pagoda_engine.start_up.step_limits import (
     CPU_LIMITS,
     CUDA_LIMITS,
     MAX_ROOM_SHARE,

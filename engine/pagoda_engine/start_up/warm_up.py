@@ -8,15 +8,13 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from pagoda_engine import (
-    Engine,
-    EngineConfig,
-    KvCache,
-    LoadedModel,
-    SamplingParams,
-    SequenceRequest,
-)
-from pagoda_worker.scratch_engine import NUM_OUTPUT_TOKENS, ScratchEngine
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.config import EngineConfig
+from pagoda_engine.engine import Engine
+from pagoda_engine.models.model_folder import LoadedModel
+from pagoda_engine.sampling_params import SamplingParams
+from pagoda_engine.sequence_request import SequenceRequest
+from pagoda_engine.start_up.scratch_engine import NUM_OUTPUT_TOKENS, ScratchEngine
 
 MAX_PROMPT_TOKENS = 16384
 """Longer contexts launch the same kernels."""

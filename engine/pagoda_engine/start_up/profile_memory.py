@@ -1,4 +1,4 @@
-"""Measures what a worker needs of a device beside KV: weights, the largest step, graphs, the rest.
+"""Measures what an engine needs of a device beside KV: weights, the largest step, graphs, the rest.
 
 Runs the largest step that the limits allow and reads the allocator. Knows no settings.
 """
@@ -6,15 +6,16 @@ Runs the largest step that the limits allow and reads the allocator. Knows no se
 from collections.abc import Callable
 from dataclasses import replace
 
-from pagoda_engine import EngineConfig, LoadedModel, SamplingParams
 from pagoda_engine.cache.copy_lanes import DEVICE_CHUNK_BYTES, NUM_LANES
+from pagoda_engine.config import EngineConfig
 from pagoda_engine.engine import kv_layout
+from pagoda_engine.models.model_folder import LoadedModel
+from pagoda_engine.sampling_params import SamplingParams
+from pagoda_engine.start_up.device_memory import DeviceMemory
+from pagoda_engine.start_up.memory_budget import MemoryBudget
+from pagoda_engine.start_up.scratch_engine import NUM_OUTPUT_TOKENS, ScratchEngine
+from pagoda_engine.start_up.step_limits import StepLimits
 from pagoda_engine.step.decode_graphs import chosen_sizes
-from pagoda_worker.device_memory import DeviceMemory
-from pagoda_worker.kv_transfer.nixl_pool import read_buffer_bytes
-from pagoda_worker.memory_budget import MemoryBudget
-from pagoda_worker.scratch_engine import NUM_OUTPUT_TOKENS, ScratchEngine
-from pagoda_worker.step_limits import StepLimits
 
 GRAPH_BYTES = 16 * 2**20
 """Of one captured graph: nodes and their arguments. All graphs share one set of activations."""
@@ -47,7 +48,12 @@ def budget_before_load(
 
 
 def measure_budget(
-    model: LoadedModel, config: EngineConfig, memory: DeviceMemory, *, utilization: float
+    model: LoadedModel,
+    config: EngineConfig,
+    memory: DeviceMemory,
+    *,
+    utilization: float,
+    read_buffer_bytes: Callable[[int], int] = lambda block_bytes: 0,
 ) -> MemoryBudget:
     """Run the largest step and return what it left for KV.
 
@@ -56,6 +62,7 @@ def measure_budget(
         config: of the engine to come; ``num_blocks`` does not matter.
         memory: of the model's device.
         utilization: share of the device, in (0, 1].
+        read_buffer_bytes: see `load_engine`.
 
     Raises:
         torch.OutOfMemoryError: the step does not fit.

@@ -1,6 +1,6 @@
 """How many KV blocks a device has room for, and the arithmetic behind it in words.
 
-Numbers in, numbers and text out. Knows no torch, no device and no settings.
+Numbers in, numbers and text out. Knows no torch, no device and no options.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What a worker may use of a device and what of that it needs for other things than KV.
+    """What an engine may use of a device and what of that it needs for other things than KV.
 
     All but `utilization` are bytes.
 
@@ -19,7 +19,7 @@ class MemoryBudget:
         total_bytes: memory of the whole device.
         free_bytes: what is free beside `weight_bytes` and `other_bytes`, which are taken; below 0
             if they are not taken yet and there is no room for them.
-        utilization: this worker's share of the whole device, in (0, 1], whatever its neighbours do.
+        utilization: its share of the whole device, in (0, 1], whatever its neighbours do.
         weight_bytes: weights of the model.
         other_bytes: memory of this process that torch did not allocate: context, libraries.
         activation_bytes: peak of the largest step above all the rest, with what libraries keep for
@@ -42,7 +42,7 @@ class MemoryBudget:
 
     @property
     def share_bytes(self) -> int:
-        """This worker's part of the device."""
+        """This process's part of the device."""
         return int(self.total_bytes * self.utilization)
 
     @property

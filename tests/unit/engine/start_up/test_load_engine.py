@@ -2,37 +2,35 @@ import dataclasses
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from support.engine_driver import hash_block
+from support.engine_options import make_options
 from support.tiny_checkpoints import make_tiny_checkpoint
 
-from pagoda_decode.config import DecodeSettings
-from pagoda_engine import LoadedModel
+from pagoda_engine import Engine, LoadedModel, MemoryBudgetError
 from pagoda_engine.models.families import read_description
-from pagoda_runtime.block_hash import hash_block
-from pagoda_worker import load_engine as module
-from pagoda_worker.errors import MemoryBudgetError
-from pagoda_worker.load_engine import LoadedEngine, load_engine, step_limits_of
-from pagoda_worker.start_up import StartUp
-from pagoda_worker.step_limits import CUDA_LIMITS
+from pagoda_engine.start_up import load_engine as module
+from pagoda_engine.start_up.load_engine import load_engine, step_limits_of
+from pagoda_engine.start_up.phases import StartUp
+from pagoda_engine.start_up.step_limits import CUDA_LIMITS
 
 GIB = 2**30
 
 
-def load(folder: Path, evicted: list[bytes] | None = None, **settings: object) -> LoadedEngine:
+def load(folder: Path, evicted: list[bytes] | None = None, **fields: Any) -> Engine:
     phases: list[str] = []
-    loaded = load_engine(
+    engine = load_engine(
         folder,
-        DecodeSettings.model_validate({"num_blocks": 64, "device": "cpu", **settings}),
-        model_name="tiny",
-        dtype="float32",
+        make_options(**{"num_blocks": 64, "device": "cpu", "dtype": "float32", **fields}),
         hash_block=hash_block,
         on_evict=lambda block_hash, _: ([] if evicted is None else evicted).append(block_hash),
         start_up=StartUp(phases.append),
     )
     assert {phase.split(" ")[0] for phase in phases} == {"loading", "allocating", "warming"}
-    return loaded
+    return engine
 
 
 @pytest.fixture
@@ -42,23 +40,16 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_start_leaves_nothing_behind(folder: Path) -> None:
     evicted: list[bytes] = []
-    loaded = load(folder, evicted)
+    engine = load(folder, evicted)
 
-    assert loaded.engine.num_free_blocks == 64
-    assert not loaded.engine.has_work()
+    assert engine.num_free_blocks == 64
+    assert not engine.has_work()
     assert evicted == []
-    assert loaded.engine.step().stored == ()
-
-
-def test_card_says_what_is_served(folder: Path) -> None:
-    card = load(folder).card
-
-    assert (card.name, card.block_size, card.max_model_len) == ("tiny", 16, 512)
-    assert len(card.kv_identity) == 16
+    assert engine.step().stored == ()
 
 
 def test_limits_that_nobody_set_are_those_of_a_cpu(folder: Path) -> None:
-    config = load(folder).engine.config
+    config = load(folder).config
 
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (64, 512)
     assert (config.num_layer_groups, config.graph_batch_sizes) == (1, None)
@@ -66,8 +57,8 @@ def test_limits_that_nobody_set_are_those_of_a_cpu(folder: Path) -> None:
 
 
 def test_limits_that_are_set_win(folder: Path) -> None:
-    settings = {"max_num_seqs": 3, "max_num_batched_tokens": 5, "graph_batch_sizes": [1, 2]}
-    config = load(folder, **settings, num_layer_groups=2, enforce_eager=True).engine.config
+    settings = {"max_num_seqs": 3, "max_num_batched_tokens": 5, "graph_batch_sizes": (1, 2)}
+    config = load(folder, **settings, num_layer_groups=2, enforce_eager=True).config
 
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (3, 5)
     assert (config.num_layer_groups, config.graph_batch_sizes) == (2, (1, 2))
@@ -86,9 +77,9 @@ def test_the_arithmetic_is_logged_once(folder: Path, caplog: pytest.LogCaptureFi
 def test_a_sequence_is_as_long_as_the_pool_where_no_limit_is_set(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loaded = load(folder, num_blocks=8)
+    engine = load(folder, num_blocks=8)
 
-    assert loaded.card.max_model_len == 8 * 16
+    assert engine.max_model_len == 8 * 16
     assert "128 tokens at most" in caplog.text
 
 
@@ -100,7 +91,7 @@ def test_a_limit_that_does_not_fit_is_refused_before_a_weight_is_read(folder: Pa
 
 
 def test_a_pool_without_room_for_a_block_says_what_it_needs(folder: Path) -> None:
-    with pytest.raises(MemoryBudgetError, match="PAGODA_DECODE_KV_CACHE_BYTES"):
+    with pytest.raises(MemoryBudgetError, match="`kv_cache_bytes`"):
         load(folder, num_blocks=0, kv_cache_bytes=100)
 
 
@@ -143,21 +134,19 @@ def test_on_a_gpu_the_pool_is_what_the_profile_leaves(
 ) -> None:
     on_gpu.setattr(module, "CudaMemory", lambda _: SmallGpu(2 * GIB))
     phases: list[str] = []
-    settings = {"gpu_memory_utilization": 0.9, "device": "cuda", "graph_batch_sizes": [1]}
-    loaded = load_engine(
+    options = make_options(device="cuda", dtype="float32", graph_batch_sizes=(1,))
+    engine = load_engine(
         folder,
-        DecodeSettings.model_validate(settings),
-        model_name="tiny",
-        dtype="float32",
+        options,
         hash_block=hash_block,
         on_evict=lambda *_: None,
         start_up=StartUp(phases.append),
     )
 
-    config = loaded.engine.config
+    config = engine.config
     # 0.9 of 2 GiB, less a quarter each for weights and the rest; the step, a graph, copies
     later = 1000 + (1000 + 16 * 2**20) + 64 * 2**20
-    assert config.num_blocks == (int(2 * GIB * 0.9) - GIB - later) // loaded.card.block_bytes
+    assert config.num_blocks == (int(2 * GIB * 0.9) - GIB - later) // engine.kv_cache.block_bytes
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (256, 8192)
     assert config.num_layer_groups == 4
     begun = [phase for phase in phases if not phase[-1].isdigit() and not phase.endswith("%")]
@@ -198,12 +187,10 @@ def test_memory_that_runs_out_is_no_crash(
     on_gpu.setattr(module, "CudaMemory", lambda _: SmallGpu(2 * GIB))
     on_gpu.setattr(module, name, out_of_memory)
 
-    with pytest.raises(MemoryBudgetError, match="PAGODA_DECODE_MAX_NUM_BATCHED_TOKENS") as raised:
+    with pytest.raises(MemoryBudgetError, match="`max_num_batched_tokens`") as raised:
         load_engine(
             folder,
-            DecodeSettings.model_validate({"device": "cuda", "max_num_seqs": 9}),
-            model_name="tiny",
-            dtype="float32",
+            make_options(device="cuda", dtype="float32", max_num_seqs=9),
             hash_block=hash_block,
             on_evict=lambda *_: None,
             start_up=StartUp(lambda _: None),

@@ -1,22 +1,18 @@
 """An engine for steps whose tokens nobody wants: to measure them, or to get ready for real ones.
 
-Knows the engine. Knows nothing of devices' limits or of settings.
+Knows the engine. Knows nothing of devices' limits or of options.
 """
 
 from dataclasses import replace
 
 import torch
 
-from pagoda_engine import (
-    Engine,
-    EngineConfig,
-    KvCache,
-    KvLayout,
-    LoadedModel,
-    SamplingParams,
-    SequenceRequest,
-)
-from pagoda_engine.engine import kv_layout
+from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.config import EngineConfig
+from pagoda_engine.engine import Engine, kv_layout
+from pagoda_engine.models.model_folder import LoadedModel
+from pagoda_engine.sampling_params import SamplingParams
+from pagoda_engine.sequence_request import SequenceRequest
 
 NUM_OUTPUT_TOKENS = 3
 """Of every scratch sequence: the prefill gives one, two come from decodes."""

@@ -1,7 +1,10 @@
 import pytest
 
-from pagoda_runtime.process.service import StoppedError
-from pagoda_worker.start_up import StartUp
+from pagoda_engine.start_up.phases import StartUp
+
+
+class StoppedError(Exception):
+    pass
 
 
 class Clock:
@@ -65,7 +68,12 @@ def test_progress_is_a_percentage_or_a_count() -> None:
 def test_whatever_reports_ends_once_the_start_is_stopped() -> None:
     told: list[str] = []
     stopped: list[bool] = []
-    start_up = StartUp(told.append, is_stopped=lambda: bool(stopped))
+
+    def check_stop() -> None:
+        if stopped:
+            raise StoppedError
+
+    start_up = StartUp(told.append, check_stop=check_stop)
     with start_up.phase("loading weights"):
         start_up.percent(1, 2)
         stopped.append(True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda_worker.memory_budget import GIB, KvPool, MemoryBudget, format_bytes
+from pagoda_engine.start_up.memory_budget import GIB, KvPool, MemoryBudget, format_bytes
 
 HALF = MemoryBudget(
     device="gpu",

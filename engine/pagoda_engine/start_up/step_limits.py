@@ -1,4 +1,4 @@
-"""How much one step computes at most, where the settings leave it open.
+"""How much one step computes at most, where the options leave it open.
 
 A larger step uses a device better; its activations take memory from the KV pool, and the sequences
 that decode wait for it. Knows numbers. Knows no torch.
