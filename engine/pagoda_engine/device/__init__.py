@@ -1,4 +1,7 @@
-"""How a step's work gets to the device and its tokens back."""
+"""How a step's work gets to the device and its tokens back: queues, events, graph capture.
+
+Knows streams and clocks. Knows nothing of what the work computes.
+"""
 
 from pagoda_engine.device.queue import DeviceQueue, InlineQueue, LaunchedWork, Recorder, Work
 
