@@ -31,12 +31,12 @@ from pagoda_runtime.process.background_tasks import BackgroundTasks
 from pagoda_runtime.status import Heartbeat
 from pagoda_worker.engine_loop import EngineLoop
 from pagoda_worker.errors import EngineFailedError, EngineLoopError
-from pagoda_worker.frames import FramePublisher
+from pagoda_worker.frame_publisher import FramePublisher
+from pagoda_worker.heartbeat.speed_model import Rate, SpeedModel
+from pagoda_worker.heartbeat.status import make_status
 from pagoda_worker.sequences import LiveSequence, SequenceTable
 from pagoda_worker.served_model import ServedModel
 from pagoda_worker.settings import WorkerSettings
-from pagoda_worker.speed_model import Rate, SpeedModel
-from pagoda_worker.status import make_status
 from pagoda_worker.telemetry.gpu_metrics import register_gpu_metrics
 from pagoda_worker.telemetry.metrics import WorkerMetrics
 from pagoda_worker.telemetry.spans import StageRecorder

@@ -7,7 +7,7 @@ import grpc.aio
 
 from pagoda.rpc.v1 import generate_pb2, kv_transfer_pb2_grpc, status_pb2
 from pagoda_decode.config import DecodeSettings
-from pagoda_decode.generation import Generation
+from pagoda_decode.decode_handler import DecodeHandler
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.rpc_server import grpc_server
@@ -31,9 +31,9 @@ async def serve(
         open_worker(context, settings, role=status_pb2.ROLE_DECODE, metrics=metrics) as worker,
         contextlib.AsyncExitStack() as stack,
     ):
-        generation = Generation(worker, lease_seconds=settings.lease_seconds)
+        handler = DecodeHandler(worker, lease_seconds=settings.lease_seconds)
         consumer = KvConsumer(
-            generation.leases,
+            handler.leases,
             kv_cache=worker.kv_cache,
             kv_identity=worker.model.kv_identity,
             executor=worker.executor,
@@ -52,24 +52,24 @@ async def serve(
                 add=add,
             )
         )
-        generation.endpoint = f"{settings.advertised_host}:{port}"
+        handler.endpoint = f"{settings.advertised_host}:{port}"
         directory = WorkerDirectory()
-        directory.add_listener(generation.on_worker)  # settles leases before their pool is closed
+        directory.add_listener(handler.on_worker)  # settles leases before their pool is closed
         directory.add_listener(consumer.on_worker)
-        await stack.enter_async_context(worker.running(generation, context.tasks))
+        await stack.enter_async_context(worker.running(handler, context.tasks))
         worker_id = worker.identity.worker_id
         for subscription in (
             await directory.subscribe(worker.bus),
             await worker.bus.subscribe(
-                subjects.cancel(worker_id), generate_pb2.CancelRequest, generation.on_cancel
+                subjects.cancel(worker_id), generate_pb2.CancelRequest, handler.on_cancel
             ),
             await worker.bus.serve(
-                subjects.decode(worker_id), generate_pb2.GenerateRequest, generation.on_generate
+                subjects.decode(worker_id), generate_pb2.GenerateRequest, handler.on_generate
             ),
         ):
             stack.push_async_callback(subscription.unsubscribe)
         await stack.enter_async_context(worker.announced(context.tasks))
         context.health.set_ready("decode", True)
-        logger.info("takes sequences as %s, KV at %s", worker_id, generation.endpoint)
+        logger.info("takes sequences as %s, KV at %s", worker_id, handler.endpoint)
         await worker.wait_until_failed_or(context.stop)
         await worker.drain()

@@ -7,7 +7,7 @@ from pagoda.rpc.v1 import generate_pb2, status_pb2
 from pagoda_engine.cache import PeerPoolError, PoolExport
 from pagoda_prefill.config import PrefillSettings
 from pagoda_prefill.layer_events import LayerEvents
-from pagoda_prefill.prefilling import Prefilling
+from pagoda_prefill.prefill_handler import PrefillHandler
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.rpc_client import grpc_channel
@@ -65,19 +65,19 @@ async def _serve(
     layer_events: LayerEvents,
     stack: contextlib.AsyncExitStack,
 ) -> None:
-    prefilling = Prefilling(worker, producer)
-    layer_events.listener = prefilling.on_layers
+    handler = PrefillHandler(worker, producer)
+    layer_events.listener = handler.on_layers
     directory = WorkerDirectory()
-    directory.add_listener(prefilling.on_worker)
-    await stack.enter_async_context(worker.running(prefilling, context.tasks))
+    directory.add_listener(handler.on_worker)
+    await stack.enter_async_context(worker.running(handler, context.tasks))
     worker_id = worker.identity.worker_id
     for subscription in (
         await directory.subscribe(worker.bus),
         await worker.bus.subscribe(
-            subjects.cancel(worker_id), generate_pb2.CancelRequest, prefilling.on_cancel
+            subjects.cancel(worker_id), generate_pb2.CancelRequest, handler.on_cancel
         ),
         await worker.bus.serve(
-            subjects.prefill(worker_id), generate_pb2.PrefillRequest, prefilling.on_prefill
+            subjects.prefill(worker_id), generate_pb2.PrefillRequest, handler.on_prefill
         ),
     ):
         stack.push_async_callback(subscription.unsubscribe)

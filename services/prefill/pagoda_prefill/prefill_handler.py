@@ -20,9 +20,9 @@ from pagoda_engine import (
 )
 from pagoda_prefill.exported_layers import ExportedLayers
 from pagoda_runtime.telemetry.tracing import attached
-from pagoda_worker import codec
-from pagoda_worker.admission import Refusal, admit
+from pagoda_worker import engine_messages
 from pagoda_worker.errors import PushError
+from pagoda_worker.intake import Refusal, admit
 from pagoda_worker.kv_transfer.base import KvProducer, KvPush, LeaseTarget, PushTrailer
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 from pagoda_worker.sequences import LiveSequence
@@ -36,7 +36,7 @@ MAX_PUSH_SECONDS = 600.0
 Events = asyncio.Queue[ComputedBlocks | ComputedLayers | SequenceOutput]
 
 
-class Prefilling:
+class PrefillHandler:
     """The prefill role."""
 
     def __init__(self, worker: Worker, producer: KvProducer) -> None:
@@ -125,9 +125,9 @@ class Prefilling:
         if output.token_ids and not sequence.is_ending:
             sequence.num_output_tokens += len(output.token_ids)
             sequence.stages.first_token = self.worker.clock()
-            frame = codec.frame(sequence, output)
-            frame.cached.CopyFrom(codec.cached_message(sequence.cached))
-            frame.stages.CopyFrom(codec.prefill_stages(sequence.stages))
+            frame = engine_messages.frame(sequence, output)
+            frame.cached.CopyFrom(engine_messages.cached_message(sequence.cached))
+            frame.stages.CopyFrom(engine_messages.prefill_stages(sequence.stages))
             self.worker.frames.add(sequence.gateway_id, frame)
             self.worker.stages.record_prefill(sequence)
         sequence.events.put_nowait(output)

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from pagoda_engine import StepStats
-from pagoda_worker.speed_model import Rate, SpeedModel
+from pagoda_worker.heartbeat.speed_model import Rate, SpeedModel
 
 
 def decode_step(num_sequences: int, context: int, seconds: float) -> StepStats:

@@ -13,8 +13,8 @@ from opentelemetry.context import Context
 from pagoda.rpc.v1 import generate_pb2, status_pb2
 from pagoda_decode.remote_prefill import RemotePrefill
 from pagoda_engine import ComputedBlocks, FinishReason, KvSource, Reservation, SequenceOutput
-from pagoda_worker import codec
-from pagoda_worker.admission import Refusal, admit
+from pagoda_worker import engine_messages
+from pagoda_worker.intake import Refusal, admit
 from pagoda_worker.kv_transfer.leases import LeaseOutcome, LeaseTable, Settlement
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 from pagoda_worker.sequences import LiveSequence
@@ -24,7 +24,7 @@ from pagoda_worker.worker import Worker
 logger = logging.getLogger(__name__)
 
 
-class Generation:
+class DecodeHandler:
     """The decode role. `endpoint` must be set before the first request."""
 
     def __init__(self, worker: Worker, *, lease_seconds: float) -> None:
@@ -99,17 +99,17 @@ class Generation:
         stages = sequence.stages
         if sequence.is_ending and output.finish_reason is FinishReason.ABORT:
             output = dataclasses.replace(output, error=sequence.end_error)
-        frame = codec.frame(sequence, output)
+        frame = engine_messages.frame(sequence, output)
         sequence.num_output_tokens += len(output.token_ids)
         if output.token_ids and not stages.joined:  # the first token, and it was computed here
             stages.first_token = stages.joined = self.worker.clock()
-            frame.cached.CopyFrom(codec.cached_message(sequence.cached))
-            frame.stages.CopyFrom(codec.prefill_stages(stages))
+            frame.cached.CopyFrom(engine_messages.cached_message(sequence.cached))
+            frame.stages.CopyFrom(engine_messages.prefill_stages(stages))
             self.worker.stages.record_prefill(sequence)
         if output.finish_reason is not None:
             stages.ended = self.worker.clock()
             is_local = sequence.is_local_prefill
-            frame.stages.MergeFrom(codec.decode_stages(stages, is_local_prefill=is_local))
+            frame.stages.MergeFrom(engine_messages.decode_stages(stages, is_local_prefill=is_local))
             self._forget(sequence, output.finish_reason)
         self.worker.frames.add(sequence.gateway_id, frame)
 

@@ -11,7 +11,7 @@ from pagoda_engine import (
     TokenLogprobs,
 )
 from pagoda_runtime.block_hash import hash_prompt
-from pagoda_worker import codec
+from pagoda_worker import engine_messages
 from pagoda_worker.errors import RequestFormatError
 from pagoda_worker.sequences import CachedTokens, LiveSequence, Stages
 
@@ -26,7 +26,7 @@ def make_message(**fields: object) -> generate_pb2.GenerateRequest:
         output_token_ids=[7, 8],
         cache_root=ROOT,
         block_hashes=b"".join(hash_prompt(ROOT, PROMPT, 16)),
-        sampling=codec.sampling_message(SamplingParams(max_tokens=5)),
+        sampling=engine_messages.sampling_message(SamplingParams(max_tokens=5)),
     )
     for name, value in fields.items():
         setattr(message, name, value)
@@ -48,7 +48,7 @@ def make_sequence() -> LiveSequence:
 
 
 def decode(message: generate_pb2.GenerateRequest) -> SequenceRequest:
-    return codec.sequence_request(
+    return engine_messages.sequence_request(
         message, sequence_id="s", block_size=16, kv_source=KvSource.IMPORT, prefill_only=True
     )
 
@@ -76,19 +76,19 @@ def decode(message: generate_pb2.GenerateRequest) -> SequenceRequest:
     ],
 )
 def test_sampling_survives_the_wire(params: SamplingParams) -> None:
-    wire = codec.sampling_message(params).SerializeToString()
-    assert codec.sampling_params(generate_pb2.SamplingParams.FromString(wire)) == params
+    wire = engine_messages.sampling_message(params).SerializeToString()
+    assert engine_messages.sampling_params(generate_pb2.SamplingParams.FromString(wire)) == params
 
 
 def test_absent_sampling_fields_are_off() -> None:
-    params = codec.sampling_params(generate_pb2.SamplingParams(max_tokens=3))
+    params = engine_messages.sampling_params(generate_pb2.SamplingParams(max_tokens=3))
     assert params == SamplingParams(max_tokens=3, temperature=0.0)
 
 
 @pytest.mark.parametrize("value", [0.7, 1e-5, 123.456, 0.0, 2.0, float("inf")])
 def test_as_decimal_finds_what_was_written(value: float) -> None:
     wire = generate_pb2.SamplingParams(temperature=value)
-    assert codec.as_decimal(wire.temperature) == value
+    assert engine_messages.as_decimal(wire.temperature) == value
 
 
 def test_request_survives_the_wire() -> None:
@@ -128,7 +128,7 @@ def test_frame_carries_tokens_and_the_end() -> None:
         matched_stop_token_id=9,
     )
 
-    frame = codec.frame(make_sequence(), output)
+    frame = engine_messages.frame(make_sequence(), output)
 
     assert (frame.request_id, frame.sequence_index, frame.attempt) == ("r", 1, 2)
     assert (frame.first_index, list(frame.token_ids)) == (4, [9])
@@ -139,7 +139,7 @@ def test_frame_carries_tokens_and_the_end() -> None:
 
 
 def test_unfinished_frame_has_no_reason() -> None:
-    frame = codec.frame(make_sequence(), SequenceOutput("r.1.2", 0, (1,)))
+    frame = engine_messages.frame(make_sequence(), SequenceOutput("r.1.2", 0, (1,)))
     assert frame.finish_reason == generate_pb2.FINISH_REASON_UNSPECIFIED
     assert not frame.HasField("matched_stop_token_id")
 
@@ -156,16 +156,16 @@ def test_stage_times_are_differences() -> None:
         joined=12.5,
         ended=14.0,
     )
-    assert codec.prefill_stages(stages) == generate_pb2.StageTimes(
+    assert engine_messages.prefill_stages(stages) == generate_pb2.StageTimes(
         prefill_queue_ms=500, kv_fetch_ms=250, prefill_compute_ms=1250
     )
-    assert codec.decode_stages(stages, is_local_prefill=False) == generate_pb2.StageTimes(
+    assert engine_messages.decode_stages(stages, is_local_prefill=False) == generate_pb2.StageTimes(
         kv_transfer_ms=1500, decode_queue_ms=500, decode_generate_ms=1500
     )
-    assert codec.decode_stages(stages, is_local_prefill=True).decode_queue_ms == 0
-    assert codec.prefill_stages(Stages()) == generate_pb2.StageTimes()
+    assert engine_messages.decode_stages(stages, is_local_prefill=True).decode_queue_ms == 0
+    assert engine_messages.prefill_stages(Stages()) == generate_pb2.StageTimes()
 
 
 def test_cached_tokens_are_by_tier() -> None:
-    message = codec.cached_message(CachedTokens(device=16, cpu=32, nvme=48))
+    message = engine_messages.cached_message(CachedTokens(device=16, cpu=32, nvme=48))
     assert (message.device, message.cpu, message.nvme) == (16, 32, 48)

@@ -2,7 +2,7 @@ import asyncio
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_runtime.errors import BusDisconnectedError
-from pagoda_worker.frames import FramePublisher
+from pagoda_worker.frame_publisher import FramePublisher
 
 
 class Recorder:

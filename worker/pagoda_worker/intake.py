@@ -8,7 +8,7 @@ from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_engine import EngineError, KvSource, check_request
-from pagoda_worker import codec
+from pagoda_worker import engine_messages
 from pagoda_worker.errors import EngineLoopError, RequestFormatError
 from pagoda_worker.sequences import LiveSequence, sequence_id_of
 from pagoda_worker.worker import Worker
@@ -56,7 +56,7 @@ def admit(
     if message.deadline_unix_seconds and now >= message.deadline_unix_seconds:
         return _invalid(f"its deadline passed {now - message.deadline_unix_seconds:.3f} s ago")
     try:
-        request = codec.sequence_request(
+        request = engine_messages.sequence_request(
             message,
             sequence_id=sequence_id,
             block_size=worker.model.block_size,
