@@ -15,11 +15,13 @@ from pagoda_runtime.process.service import ServiceContext, StoppedError
 from pagoda_runtime.rpc_client import grpc_channel
 from pagoda_worker.engine_options import engine_options, settings_errors
 from pagoda_worker.kv_transfer.nixl_pool import read_buffer_bytes
+from pagoda_worker.sequences import S
 from pagoda_worker.served_model import ServedModel
 from pagoda_worker.settings import WorkerSettings
 from pagoda_worker.telemetry.metrics import WorkerMetrics
 from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
-from pagoda_worker.worker import Worker, WorkerIdentity
+from pagoda_worker.worker import Worker
+from pagoda_worker.worker_identity import WorkerIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -30,15 +32,16 @@ MAX_PARENT_HASHES = 262_144
 async def open_worker(
     context: ServiceContext,
     settings: WorkerSettings,
+    sequence_class: type[S],
     *,
     role: "status_pb2.Role.ValueType",
     metrics: WorkerMetrics | None = None,
     on_layers: OnLayers | None = None,
     shares_pool: bool = False,
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[Worker[S]]:
     """Yield a worker that has its model but does not step yet; see `Worker.running`.
 
-    `on_layers` and `shares_pool` are `load_engine`'s.
+    `sequence_class` is the role's; `on_layers` and `shares_pool` are `load_engine`'s.
 
     Raises:
         SettingsError: the memory does not suffice for the settings and the model, or a setting does
@@ -68,6 +71,7 @@ async def open_worker(
             kvstore = grpc_channel(settings.kvstore_endpoint, token=token)
             stack.push_async_callback(kvstore.close)
         yield Worker(
+            sequence_class,
             identity=identity,
             engine=engine,
             model=ServedModel.of(engine, context.common.served_model_name),

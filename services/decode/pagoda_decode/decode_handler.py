@@ -11,38 +11,44 @@ import time
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2, status_pb2
+from pagoda_decode.decode_sequence import DecodeSequence
 from pagoda_decode.remote_prefill import RemotePrefill
-from pagoda_engine import ComputedBlocks, FinishReason, KvSource, Reservation, SequenceOutput
+from pagoda_engine import ComputedBlocks, FinishReason, SequenceOutput
 from pagoda_worker import engine_messages
-from pagoda_worker.intake import Refusal, admit
+from pagoda_worker.intake import Refusal
 from pagoda_worker.kv_transfer.leases import LeaseOutcome, LeaseTable, Settlement
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
-from pagoda_worker.sequences import LiveSequence
-from pagoda_worker.tiers.fetch import fetch_planned_blocks
+from pagoda_worker.role_handler import RoleHandler
 from pagoda_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 
-class DecodeHandler:
+class DecodeHandler(RoleHandler[DecodeSequence]):
     """The decode role. `endpoint` must be set before the first request."""
 
-    def __init__(self, worker: Worker, *, lease_seconds: float) -> None:
-        self.worker = worker
+    def __init__(self, worker: Worker[DecodeSequence], *, lease_seconds: float) -> None:
+        super().__init__(worker)
         self.leases = LeaseTable(
             worker.identity.epoch, lease_seconds=lease_seconds, clock=time.monotonic
         )
         self.endpoint = ""
-        self._remote = RemotePrefill(worker, self.leases)
+        self._remote = RemotePrefill(
+            self.leases,
+            bus=worker.bus,
+            tasks=worker.tasks,
+            metrics=worker.metrics,
+            stages=worker.stages,
+            clock=worker.clock,
+        )
 
     async def on_generate(
         self, message: generate_pb2.GenerateRequest, context: Context
     ) -> generate_pb2.GenerateResponse:
         """Take a sequence in, or say why not."""
         plan = message.plan
-        can_fetch = self.worker.tier is not None and plan.num_fetch_blocks > 0
-        admitted = admit(
-            self.worker,
+        can_fetch = self.worker.tiers.can_fetch and plan.num_fetch_blocks > 0
+        admitted = self.admit(
             message,
             context,
             is_import=bool(plan.prefill_worker_id) or can_fetch,
@@ -55,16 +61,9 @@ class DecodeHandler:
             response.status = admitted.status
             response.message = admitted.message
         elif admitted is not None and plan.prefill_worker_id:
-            self._remote.remember(admitted, message)
+            admitted.prefill_worker_id = plan.prefill_worker_id
+            admitted.message = message
         return response
-
-    async def on_cancel(self, message: generate_pb2.CancelRequest, context: Context) -> None:
-        """End the sequences that a gateway no longer wants."""
-        attempt = message.attempt if message.HasField("attempt") else None
-        for sequence in self.worker.sequences.attempts(
-            message.request_id, message.sequence_indices, attempt
-        ):
-            self.end(sequence, f"cancelled: {message.reason}")
 
     def on_worker(self, worker_id: str, status: status_pb2.WorkerStatus | None) -> None:
         """A worker was heard of (status) or lost (None)."""
@@ -76,25 +75,16 @@ class DecodeHandler:
         self.leases.sweep()
         self.worker.metrics.num_leases.set(len(self.leases))
 
-    def on_reserved(self, sequence: LiveSequence, reservation: Reservation) -> None:
-        """Blocks are there: get their KV from elsewhere if so planned."""
-        sequence.cached.device = reservation.num_cached_tokens
-        if sequence.request.kv_source is KvSource.COMPUTE:
-            sequence.stages.fetch_started = sequence.stages.fetched = sequence.stages.reserved
-        elif not sequence.is_ending:
-            sequence.blocks = ReservedBlocks(
-                self.worker.kv_cache,
-                reservation.block_ids,
-                first_block=reservation.num_cached_tokens // self.worker.model.block_size,
-            )
-            sequence.task = self.worker.tasks.start(
-                self._import(sequence, sequence.blocks), name=f"import {sequence.sequence_id}"
-            )
+    def start_import(self, sequence: DecodeSequence, blocks: ReservedBlocks) -> None:
+        """Get the KV of reserved blocks from a prefill worker or the kvstore."""
+        sequence.task = self.worker.tasks.start(
+            self._import(sequence, blocks), name=f"import {sequence.sequence_id}"
+        )
 
-    def on_computed(self, sequence: LiveSequence, computed: ComputedBlocks) -> None:
+    def on_computed(self, sequence: DecodeSequence, computed: ComputedBlocks) -> None:
         """Decode sequences export nothing."""
 
-    def on_output(self, sequence: LiveSequence, output: SequenceOutput) -> None:
+    def on_output(self, sequence: DecodeSequence, output: SequenceOutput) -> None:
         """Publish tokens; at the end say how long everything took."""
         stages = sequence.stages
         if sequence.is_ending and output.finish_reason is FinishReason.ABORT:
@@ -105,7 +95,7 @@ class DecodeHandler:
             stages.first_token = stages.joined = self.worker.clock()
             frame.cached.CopyFrom(engine_messages.cached_message(sequence.cached))
             frame.stages.CopyFrom(engine_messages.prefill_stages(stages))
-            self.worker.stages.record_prefill(sequence)
+            self.worker.stages.record_prefill(sequence, fallback_reason=sequence.fallback_reason)
         if output.finish_reason is not None:
             stages.ended = self.worker.clock()
             is_local = sequence.is_local_prefill
@@ -113,7 +103,7 @@ class DecodeHandler:
             self._forget(sequence, output.finish_reason)
         self.worker.frames.add(sequence.gateway_id, frame)
 
-    def end(self, sequence: LiveSequence, error: str) -> None:
+    def end(self, sequence: DecodeSequence, error: str) -> None:
         """End a sequence: nobody writes its blocks any more, then the engine frees them."""
         if sequence.is_ending:
             return
@@ -127,7 +117,7 @@ class DecodeHandler:
             sequence.blocks.close()
         self.worker.post_abort(sequence)
 
-    def fail(self, sequence: LiveSequence, error: str) -> None:
+    def fail(self, sequence: DecodeSequence, error: str) -> None:
         """The engine does not have it (any more): say so in its place."""
         self.end(sequence, error)
         output = SequenceOutput(
@@ -139,17 +129,17 @@ class DecodeHandler:
         )
         self.on_output(sequence, output)
 
-    async def _import(self, sequence: LiveSequence, blocks: ReservedBlocks) -> None:
+    async def _import(self, sequence: DecodeSequence, blocks: ReservedBlocks) -> None:
         """Fill reserved blocks from a prefill worker or the kvstore; the rest is computed here."""
         try:
-            if sequence.plan_prefill_worker_id:
+            if sequence.prefill_worker_id:
                 settlement = await self._remote.run(sequence, blocks, self.endpoint)
                 if sequence.is_ending or self._join(sequence, settlement):
                     return
                 self._fall_back(sequence, settlement)
                 num_valid_tokens = self._num_valid_tokens(sequence, settlement.num_valid_blocks)
             else:
-                num_valid_tokens = await fetch_planned_blocks(self.worker, sequence, blocks)
+                num_valid_tokens = await self.worker.tiers.fetch_planned(sequence, blocks)
         except Exception:  # whatever went wrong, the sequence must not wait for ever
             logger.exception("%s: its KV could not be imported", sequence.sequence_id)
             num_valid_tokens = self._num_valid_tokens(sequence, blocks.close())
@@ -158,7 +148,7 @@ class DecodeHandler:
             sequence.stages.fetched = now
         self.worker.post_import_finished(sequence, num_computed_tokens=num_valid_tokens)
 
-    def _join(self, sequence: LiveSequence, settlement: Settlement) -> bool:
+    def _join(self, sequence: DecodeSequence, settlement: Settlement) -> bool:
         """Let a sequence whose KV is complete run. False: it is not complete."""
         result, lease = settlement.result, sequence.lease
         num_blocks = -(-sequence.num_known_tokens // self.worker.model.block_size)
@@ -176,8 +166,7 @@ class DecodeHandler:
             logger.error("lease %s: %d is no token", lease.lease_id, result.first_token_id)
             return False
         sequence.stages.joined = self.worker.clock()
-        if self.worker.write_through is not None:  # the producer writes them
-            self.worker.write_through.mark_known(sequence.request.block_hashes)
+        self.worker.tiers.mark_known(sequence.request.block_hashes)  # the producer writes them
         if result.is_finished:  # and the producer's frame has said so
             sequence.stages.ended = sequence.stages.joined
             self.worker.post_abort(sequence)
@@ -190,7 +179,7 @@ class DecodeHandler:
             )
         return True
 
-    def _fall_back(self, sequence: LiveSequence, settlement: Settlement) -> None:
+    def _fall_back(self, sequence: DecodeSequence, settlement: Settlement) -> None:
         outcome = settlement.outcome.value
         if settlement.outcome is LeaseOutcome.RECEIVED:
             outcome = "bad blocks"
@@ -200,18 +189,20 @@ class DecodeHandler:
         logger.warning(
             "%s: prefill on %s failed (%s); %d of its tokens are valid, the rest is computed here",
             sequence.sequence_id,
-            sequence.plan_prefill_worker_id,
+            sequence.prefill_worker_id,
             sequence.fallback_reason,
             self._num_valid_tokens(sequence, settlement.num_valid_blocks),
         )
         self.worker.metrics.local_fallbacks.labels(outcome).inc()
         sequence.stages.fetch_started = sequence.stages.fetched = self.worker.clock()
 
-    def _num_valid_tokens(self, sequence: LiveSequence, num_valid_blocks: int) -> int:
+    def _num_valid_tokens(self, sequence: DecodeSequence, num_valid_blocks: int) -> int:
         return min(num_valid_blocks * self.worker.model.block_size, sequence.num_known_tokens)
 
-    def _forget(self, sequence: LiveSequence, reason: FinishReason | None) -> None:
+    def _forget(self, sequence: DecodeSequence, reason: FinishReason | None) -> None:
         name = "prefill" if reason is None else reason.value
-        self.worker.stages.record_decode(sequence, finish_reason=name)
+        self.worker.stages.record_decode(
+            sequence, finish_reason=name, is_local_prefill=sequence.is_local_prefill
+        )
         self.worker.metrics.sequences_ended.labels(name).inc()
         self.worker.sequences.remove(sequence)

@@ -14,33 +14,29 @@ from pagoda_engine import (
     ComputedBlocks,
     ComputedLayers,
     FinishReason,
-    KvSource,
-    Reservation,
     SequenceOutput,
 )
 from pagoda_prefill.exported_layers import ExportedLayers
+from pagoda_prefill.prefill_sequence import PrefillSequence
 from pagoda_runtime.telemetry.tracing import attached
 from pagoda_worker import engine_messages
 from pagoda_worker.errors import PushError
-from pagoda_worker.intake import Refusal, admit
+from pagoda_worker.intake import Refusal
 from pagoda_worker.kv_transfer.base import KvProducer, KvPush, LeaseTarget, PushTrailer
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
-from pagoda_worker.sequences import LiveSequence
-from pagoda_worker.tiers.fetch import fetch_planned_blocks
+from pagoda_worker.role_handler import RoleHandler
 from pagoda_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 MAX_PUSH_SECONDS = 600.0
 
-Events = asyncio.Queue[ComputedBlocks | ComputedLayers | SequenceOutput]
 
-
-class PrefillHandler:
+class PrefillHandler(RoleHandler[PrefillSequence]):
     """The prefill role."""
 
-    def __init__(self, worker: Worker, producer: KvProducer) -> None:
-        self.worker = worker
+    def __init__(self, worker: Worker[PrefillSequence], producer: KvProducer) -> None:
+        super().__init__(worker)
         self._producer = producer
         self._epochs: dict[str, str] = {}  # of the consumers alive
 
@@ -49,8 +45,8 @@ class PrefillHandler:
     ) -> generate_pb2.PrefillResponse:
         """Take a prompt in, or say why not."""
         generate, lease = message.generate, message.lease
-        is_import = self.worker.tier is not None and generate.plan.num_fetch_blocks > 0
-        admitted = admit(self.worker, generate, context, is_import=is_import, prefill_only=True)
+        is_import = self.worker.tiers.can_fetch and generate.plan.num_fetch_blocks > 0
+        admitted = self.admit(generate, context, is_import=is_import, prefill_only=True)
         response = generate_pb2.PrefillResponse(
             status=generate_pb2.ADMIT_STATUS_ACCEPTED, epoch=self.worker.identity.epoch
         )
@@ -60,22 +56,13 @@ class PrefillHandler:
         elif admitted is not None:
             admitted.lease_id, admitted.lease_epoch = lease.lease_id, lease.epoch
             admitted.first_block = message.first_block
-            admitted.events = asyncio.Queue()  # bounded by chunks and layer groups of its prompt
             target = LeaseTarget(lease.lease_id, lease.epoch, lease.endpoint)
             admitted.task = self.worker.tasks.start(
-                self._export(admitted, admitted.events, target),
+                self._export(admitted, target),
                 name=f"export {admitted.sequence_id}",
             )
             admitted.task.add_done_callback(lambda _: self._forget(admitted))
         return response
-
-    async def on_cancel(self, message: generate_pb2.CancelRequest, context: Context) -> None:
-        """End the sequences that a consumer no longer wants."""
-        attempt = message.attempt if message.HasField("attempt") else None
-        for sequence in self.worker.sequences.attempts(
-            message.request_id, message.sequence_indices, attempt
-        ):
-            self.end(sequence, f"cancelled: {message.reason}")
 
     def on_worker(self, worker_id: str, status: status_pb2.WorkerStatus | None) -> None:
         """A worker was heard of (status) or lost (None): its leases are void then."""
@@ -89,39 +76,23 @@ class PrefillHandler:
             if sequence.lease_epoch == epoch:
                 self.end(sequence, f"its consumer {worker_id} is gone")
 
-    def on_housekeeping(self) -> None:
-        """Nothing of its own."""
-
-    def on_reserved(self, sequence: LiveSequence, reservation: Reservation) -> None:
-        """The engine took a prompt up."""
-        sequence.cached.device = reservation.num_cached_tokens
-        if sequence.request.kv_source is KvSource.COMPUTE:
-            sequence.stages.fetch_started = sequence.stages.fetched = sequence.stages.reserved
-        elif not sequence.is_ending:
-            sequence.blocks = ReservedBlocks(
-                self.worker.kv_cache,
-                reservation.block_ids,
-                first_block=reservation.num_cached_tokens // self.worker.model.block_size,
-            )
-            self.worker.tasks.start(
-                self._fetch(sequence, sequence.blocks), name=f"fetch {sequence.sequence_id}"
-            )
+    def start_import(self, sequence: PrefillSequence, blocks: ReservedBlocks) -> None:
+        """Fetch the KV of reserved blocks from the kvstore, beside the task that exports."""
+        self.worker.tasks.start(self._fetch(sequence, blocks), name=f"fetch {sequence.sequence_id}")
 
     def on_layers(self, layers: tuple[ComputedLayers, ...]) -> None:
         """Hand finished layers of blocks to their sequences' tasks."""
         for computed in layers:
             sequence = self.worker.sequences.get(computed.sequence_id)
-            if sequence is not None and sequence.events is not None:
+            if sequence is not None:
                 sequence.events.put_nowait(computed)
 
-    def on_computed(self, sequence: LiveSequence, computed: ComputedBlocks) -> None:
+    def on_computed(self, sequence: PrefillSequence, computed: ComputedBlocks) -> None:
         """Hand finished blocks to the sequence's task."""
-        assert sequence.events is not None
         sequence.events.put_nowait(computed)
 
-    def on_output(self, sequence: LiveSequence, output: SequenceOutput) -> None:
+    def on_output(self, sequence: PrefillSequence, output: SequenceOutput) -> None:
         """Publish the first token at once; the transfer goes on."""
-        assert sequence.events is not None
         if output.token_ids and not sequence.is_ending:
             sequence.num_output_tokens += len(output.token_ids)
             sequence.stages.first_token = self.worker.clock()
@@ -129,10 +100,10 @@ class PrefillHandler:
             frame.cached.CopyFrom(engine_messages.cached_message(sequence.cached))
             frame.stages.CopyFrom(engine_messages.prefill_stages(sequence.stages))
             self.worker.frames.add(sequence.gateway_id, frame)
-            self.worker.stages.record_prefill(sequence)
+            self.worker.stages.record_prefill(sequence, lease_id=sequence.lease_id)
         sequence.events.put_nowait(output)
 
-    def end(self, sequence: LiveSequence, error: str) -> None:
+    def end(self, sequence: PrefillSequence, error: str) -> None:
         """End a sequence; its task lets go of its blocks."""
         if sequence.is_ending:
             return
@@ -143,13 +114,13 @@ class PrefillHandler:
         if sequence.task is not None:
             sequence.task.cancel()
 
-    def fail(self, sequence: LiveSequence, error: str) -> None:
+    def fail(self, sequence: PrefillSequence, error: str) -> None:
         """The engine does not have it (any more): its consumer computes it."""
         self.end(sequence, error)
 
-    async def _fetch(self, sequence: LiveSequence, blocks: ReservedBlocks) -> None:
+    async def _fetch(self, sequence: PrefillSequence, blocks: ReservedBlocks) -> None:
         try:
-            num_valid_tokens = await fetch_planned_blocks(self.worker, sequence, blocks)
+            num_valid_tokens = await self.worker.tiers.fetch_planned(sequence, blocks)
         except Exception:  # whatever went wrong, the sequence must not wait for ever
             logger.exception("%s: fetching failed", sequence.sequence_id)
             num_valid_tokens = blocks.close() * self.worker.model.block_size
@@ -157,19 +128,14 @@ class PrefillHandler:
         if not sequence.is_ending:
             self.worker.post_import_finished(sequence, num_computed_tokens=num_valid_tokens)
 
-    async def _export(
-        self,
-        sequence: LiveSequence,
-        events: Events,
-        target: LeaseTarget,
-    ) -> None:
+    async def _export(self, sequence: PrefillSequence, target: LeaseTarget) -> None:
         """Push a sequence's blocks as they are computed, then its result."""
         timeout = min(sequence.deadline - self.worker.clock(), MAX_PUSH_SECONDS)
         reason = "failed"
         with attached(sequence.context):
             push = self._producer.push(target, timeout_seconds=max(timeout, 0.001))
             try:
-                reason = await self._push_all(sequence, events, push)
+                reason = await self._push_all(sequence, push)
             except PushError as error:
                 logger.warning("%s: %s", sequence.sequence_id, error)
                 reason = "refused"
@@ -182,11 +148,11 @@ class PrefillHandler:
             finally:
                 await self._close(sequence, push, target, reason)
 
-    async def _push_all(self, sequence: LiveSequence, events: Events, push: KvPush) -> str:
+    async def _push_all(self, sequence: PrefillSequence, push: KvPush) -> str:
         """Returns an empty reason when the consumer has everything, else why it has not."""
         exported = ExportedLayers(push, self.worker.kv_cache.num_layers, sequence.first_block)
         while True:
-            event = await events.get()
+            event = await sequence.events.get()
             if isinstance(event, ComputedLayers):
                 await exported.send_layers(event)
             elif isinstance(event, ComputedBlocks):
@@ -197,7 +163,9 @@ class PrefillHandler:
                 await self._finish(sequence, push, event)
                 return ""
 
-    async def _finish(self, sequence: LiveSequence, push: KvPush, output: SequenceOutput) -> None:
+    async def _finish(
+        self, sequence: PrefillSequence, push: KvPush, output: SequenceOutput
+    ) -> None:
         summary = await push.finish(
             PushTrailer(
                 num_computed_tokens=sequence.num_known_tokens,
@@ -205,7 +173,7 @@ class PrefillHandler:
                 is_finished=output.finish_reason is not None,
             )
         )
-        self.worker.transfer_rate.add(summary.num_bytes, summary.seconds)
+        self.worker.speed.transfer.add(summary.num_bytes, summary.seconds)
         self.worker.metrics.transfer_bytes.labels("sent").inc(summary.num_bytes)
         if summary.bad_blocks:
             self.worker.metrics.bad_digests.labels("transfer").inc(len(summary.bad_blocks))
@@ -214,7 +182,7 @@ class PrefillHandler:
             )
 
     async def _close(
-        self, sequence: LiveSequence, push: KvPush, target: LeaseTarget, reason: str
+        self, sequence: PrefillSequence, push: KvPush, target: LeaseTarget, reason: str
     ) -> None:
         await push.close()
         ended = FinishReason.ABORT.value if reason else "prefill"
@@ -222,7 +190,7 @@ class PrefillHandler:
         if reason:
             await self._producer.give_up(target, reason)
 
-    def _forget(self, sequence: LiveSequence) -> None:
+    def _forget(self, sequence: PrefillSequence) -> None:
         """The task has ended (perhaps before it began): nobody reads the blocks now."""
         self.worker.post_abort(sequence)  # frees in any state; a finished one was only held
         self.worker.sequences.remove(sequence)
