@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from pagoda_engine.cache.block_pool import BlockPool
+from pagoda_engine.scheduler.scheduler import Scheduler
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
@@ -23,3 +26,19 @@ class EngineLoad:
     num_blocks: int
     num_free_blocks: int
     num_context_tokens: int
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, pool: BlockPool) -> "EngineLoad":
+        """Count what waits, runs and is held."""
+        waiting_tokens = sum(len(s.token_ids) for s in scheduler.waiting)
+        for sequence in (*scheduler.running, *scheduler.importing.values()):
+            if sequence.is_prefilling:
+                waiting_tokens += sequence.num_uncomputed_tokens
+        return cls(
+            num_waiting=len(scheduler.waiting),
+            num_running=len(scheduler.running) + len(scheduler.importing),
+            num_waiting_tokens=waiting_tokens,
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free_blocks,
+            num_context_tokens=sum(s.num_computed_tokens for s in scheduler.running),
+        )
