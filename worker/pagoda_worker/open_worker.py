@@ -14,6 +14,7 @@ from pagoda_runtime.process.health import Health
 from pagoda_runtime.process.service import ServiceContext, StoppedError
 from pagoda_runtime.rpc_client import grpc_channel
 from pagoda_worker.engine_options import engine_options, settings_errors
+from pagoda_worker.heartbeat.status import WorkerIdentity
 from pagoda_worker.kv_transfer.nixl_pool import read_buffer_bytes
 from pagoda_worker.sequences import S
 from pagoda_worker.served_model import ServedModel
@@ -21,7 +22,6 @@ from pagoda_worker.settings import WorkerSettings
 from pagoda_worker.telemetry.metrics import WorkerMetrics
 from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
 from pagoda_worker.worker import Worker
-from pagoda_worker.worker_identity import WorkerIdentity
 
 logger = logging.getLogger(__name__)
 

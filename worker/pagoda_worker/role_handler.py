@@ -6,23 +6,23 @@ Knows the worker. Knows nothing of what sets the roles apart.
 import abc
 import asyncio
 import logging
-from typing import Generic
 
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2
-from pagoda_engine import ComputedBlocks, KvSource, Reservation, SequenceOutput, SequenceRequest
+from pagoda_engine import KvSource, Reservation, SequenceRequest
 from pagoda_worker.errors import EngineLoopError
 from pagoda_worker.intake import Refusal, check_message
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
+from pagoda_worker.sequence_handler import SequenceHandler
 from pagoda_worker.sequences import S, sequence_id_of
 from pagoda_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 
-class RoleHandler(abc.ABC, Generic[S]):
-    """A role: implements `SequenceHandler` for sequences of its own class."""
+class RoleHandler(SequenceHandler[S]):
+    """A role, for sequences of its own class."""
 
     def __init__(self, worker: Worker[S]) -> None:
         self.worker = worker
@@ -54,22 +54,6 @@ class RoleHandler(abc.ABC, Generic[S]):
     @abc.abstractmethod
     def start_import(self, sequence: S, blocks: ReservedBlocks) -> None:
         """Begin to fill reserved blocks; ends with `Worker.post_import_finished`."""
-
-    @abc.abstractmethod
-    def on_computed(self, sequence: S, computed: ComputedBlocks) -> None:
-        """See `SequenceHandler.on_computed`."""
-
-    @abc.abstractmethod
-    def on_output(self, sequence: S, output: SequenceOutput) -> None:
-        """See `SequenceHandler.on_output`."""
-
-    @abc.abstractmethod
-    def end(self, sequence: S, error: str) -> None:
-        """See `SequenceHandler.end`."""
-
-    @abc.abstractmethod
-    def fail(self, sequence: S, error: str) -> None:
-        """See `SequenceHandler.fail`."""
 
     def admit(
         self,

@@ -23,7 +23,7 @@ from pagoda_runtime.status import Heartbeat
 from pagoda_worker.engine_loop import EngineLoop
 from pagoda_worker.errors import EngineFailedError, EngineLoopError
 from pagoda_worker.frame_publisher import FramePublisher
-from pagoda_worker.heartbeat.status import Speed, make_status
+from pagoda_worker.heartbeat.status import Speed, WorkerIdentity, make_status
 from pagoda_worker.sequence_handler import SequenceHandler
 from pagoda_worker.sequences import S, SequenceTable
 from pagoda_worker.served_model import ServedModel
@@ -33,9 +33,8 @@ from pagoda_worker.telemetry.metrics import WorkerMetrics
 from pagoda_worker.telemetry.spans import StageRecorder
 from pagoda_worker.telemetry.step_timeline import StepTimeline
 from pagoda_worker.tiers.kv_events import KvEventPublisher
-from pagoda_worker.tiers.lower_tiers import open_tiers
+from pagoda_worker.tiers.lower_tiers import LowerTiers
 from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
-from pagoda_worker.worker_identity import WorkerIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ class Worker(Generic[S]):
         self.stages = StageRecorder(identity.worker_id, identity.epoch, metrics)
         self.speed = Speed()
         self.is_draining = False
-        self.tiers = open_tiers(
+        self.tiers = LowerTiers(
             kvstore,
             model=model,
             kv_cache=self.kv_cache,

@@ -1,4 +1,4 @@
-"""A worker's heartbeat: what it serves, how busy and how fast it is."""
+"""A worker's heartbeat: who it is, what it serves, how busy and how fast it is."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,15 @@ from pagoda_engine import EngineLoad
 from pagoda_runtime.identity import host_id
 from pagoda_worker.heartbeat.speed_model import Rate, SpeedModel
 from pagoda_worker.served_model import ServedModel
-from pagoda_worker.worker_identity import WorkerIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Who this worker is; the epoch is new at each start."""
+
+    worker_id: str
+    epoch: str
+    role: "status_pb2.Role.ValueType"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,13 @@ class LowerTiers:
     """Both directions of one worker.
 
     Args:
-        client: fetches; None without a kvstore.
-        write_through: writes; None without a kvstore, or where the settings write nothing.
-        block_size: tokens of a block.
+        kvstore: None: there are no lower tiers.
+        model: whose KV it is.
+        kv_cache: blocks are read from it.
+        resident: what lies in it.
+        parents: of blocks in their chains.
+        executor: threads that copy and digest.
+        max_bytes: KV of blocks that wait to be written at most; 0: none is written.
         fetch_rate: learns how fast fetches are.
         metrics: count them.
         clock: unix seconds.
@@ -37,17 +41,33 @@ class LowerTiers:
 
     def __init__(
         self,
-        client: TierClient | None,
-        write_through: WriteThrough | None,
+        kvstore: grpc.aio.Channel | None,
         *,
-        block_size: int,
+        model: ServedModel,
+        kv_cache: ReadableBlocks,
+        resident: ResidentBlocks,
+        parents: ParentHashes,
+        executor: Executor,
+        max_bytes: int,
         fetch_rate: Rate,
         metrics: WorkerMetrics,
         clock: Callable[[], float],
     ) -> None:
-        self._client = client
-        self._write_through = write_through
-        self._block_size = block_size
+        self._client = self._write_through = None
+        if kvstore is not None:
+            self._client = TierClient(kvstore, kv_identity=model.kv_identity, executor=executor)
+            if max_bytes:
+                self._write_through = WriteThrough(
+                    kvstore,
+                    kv_cache=kv_cache,
+                    resident=resident,
+                    parents=parents,
+                    kv_identity=model.kv_identity,
+                    executor=executor,
+                    max_bytes=max_bytes,
+                    on_dropped=metrics.write_through_dropped.inc,
+                )
+        self._block_size = model.block_size
         self._fetch_rate = fetch_rate
         self._metrics = metrics
         self._clock = clock
@@ -97,54 +117,3 @@ class LowerTiers:
         """Write what was offered, until cancelled."""
         if self._write_through is not None:
             await self._write_through.run()
-
-
-def open_tiers(
-    kvstore: grpc.aio.Channel | None,
-    *,
-    model: ServedModel,
-    kv_cache: ReadableBlocks,
-    resident: ResidentBlocks,
-    parents: ParentHashes,
-    executor: Executor,
-    max_bytes: int,
-    fetch_rate: Rate,
-    metrics: WorkerMetrics,
-    clock: Callable[[], float],
-) -> LowerTiers:
-    """Return the tiers behind a channel, if there is one; `WriteThrough` explains the rest.
-
-    Args:
-        kvstore: None: no lower tiers.
-        model: whose KV it is.
-        kv_cache: blocks are read from it.
-        resident: what lies in it.
-        parents: of blocks.
-        executor: copies and digests.
-        max_bytes: of blocks that wait to be written; 0: none is.
-        fetch_rate: see `LowerTiers`.
-        metrics: see `LowerTiers`.
-        clock: see `LowerTiers`.
-    """
-    client, write_through = None, None
-    if kvstore is not None:
-        client = TierClient(kvstore, kv_identity=model.kv_identity, executor=executor)
-        if max_bytes:
-            write_through = WriteThrough(
-                kvstore,
-                kv_cache=kv_cache,
-                resident=resident,
-                parents=parents,
-                kv_identity=model.kv_identity,
-                executor=executor,
-                max_bytes=max_bytes,
-                on_dropped=metrics.write_through_dropped.inc,
-            )
-    return LowerTiers(
-        client,
-        write_through,
-        block_size=model.block_size,
-        fetch_rate=fetch_rate,
-        metrics=metrics,
-        clock=clock,
-    )
