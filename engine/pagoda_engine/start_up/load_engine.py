@@ -221,7 +221,7 @@ def _config(options: EngineOptions, device: torch.device, limits: StepLimits) ->
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens or limits.max_num_batched_tokens,
         max_model_len=options.max_model_len or UNLIMITED_MODEL_LEN,
-        # Who asks counts arrivals; preempted sequences wait beside them.
+        # Whoever feeds the engine counts arrivals; preempted sequences wait beside them.
         max_num_waiting=options.max_num_waiting + max_num_seqs,
         device=str(device),
         dtype=options.dtype,
