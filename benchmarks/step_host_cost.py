@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from pagoda_engine import Engine, EngineConfig, SamplingParams, SequenceRequest, load_model
-from pagoda_engine.step.decode_graphs import Forward
+from pagoda_engine.device import Forward
 
 MODEL = Path(__file__).parents[1] / "demo" / "model"
 PROMPT_TOKENS = 32

@@ -21,7 +21,7 @@ from orphans import end_with_parent
 from support.engine_driver import hash_block
 
 from pagoda_engine import Engine, EngineConfig, load_model
-from pagoda_worker.warm_up import warm_engine, warm_kernels
+from pagoda_engine.start_up.warm_up import warm_engine, warm_kernels
 
 MAX_MODEL_LEN = 8192
 

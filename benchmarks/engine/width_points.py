@@ -16,7 +16,7 @@ from shapes import SHAPES, with_layers
 from support.engine_driver import make_request
 
 from pagoda_engine import EngineConfig, SamplingParams, TokenLogprobs
-from pagoda_worker.warm_up import warm_kernels
+from pagoda_engine.start_up.warm_up import warm_kernels
 
 NUM_LAYERS = 2
 NUM_PROMPT_TOKENS = 16

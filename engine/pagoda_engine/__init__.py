@@ -1,24 +1,33 @@
-"""Pagoda's engine: models, scheduler, KV blocks, sampling. Knows no network and no tokenizer."""
+"""Pagoda's engine: models, scheduler, KV blocks, sampling. Knows no network and no tokenizer.
+
+Here is what starts and runs an engine; how the bytes of its blocks travel is said by
+`pagoda_engine.cache`.
+"""
 
 from pagoda_engine.cache.block_pool import OnEvict
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.config import EngineConfig
-from pagoda_engine.engine import Engine
+from pagoda_engine.engine import Engine, kv_layout
+from pagoda_engine.engine_load import EngineLoad
 from pagoda_engine.errors import (
     BlockPoolError,
     CheckpointError,
     EngineError,
     InvalidConfigError,
     InvalidSequenceError,
+    MemoryBudgetError,
     QueueFullError,
     SequenceStateError,
     UnsupportedModelError,
 )
-from pagoda_engine.load import EngineLoad
 from pagoda_engine.models.model_folder import LoadedModel, load_model
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
+from pagoda_engine.start_up.load_engine import load_engine
+from pagoda_engine.start_up.options import EngineOptions
+from pagoda_engine.start_up.phases import StartUp
+from pagoda_engine.step.layer_export import OnLayers
 from pagoda_engine.step.result import (
     ComputedBlocks,
     ComputedLayers,
@@ -42,6 +51,7 @@ __all__ = [
     "EngineConfig",
     "EngineError",
     "EngineLoad",
+    "EngineOptions",
     "FinishReason",
     "InvalidConfigError",
     "InvalidSequenceError",
@@ -49,18 +59,23 @@ __all__ = [
     "KvLayout",
     "KvSource",
     "LoadedModel",
+    "MemoryBudgetError",
     "OnEvict",
+    "OnLayers",
     "QueueFullError",
     "Reservation",
     "SamplingParams",
     "SequenceOutput",
     "SequenceRequest",
     "SequenceStateError",
+    "StartUp",
     "StepResult",
     "StepStats",
     "TokenLogprobs",
     "TokenMask",
     "UnsupportedModelError",
     "check_request",
+    "kv_layout",
+    "load_engine",
     "load_model",
 ]

@@ -12,9 +12,9 @@ import torch
 from pagoda_engine.cache.block_pool import BlockPool, OnEvict
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.config import EngineConfig
-from pagoda_engine.device import DeviceQueue, InlineQueue
+from pagoda_engine.device import DeviceQueue, GraphCapture, device_parts
+from pagoda_engine.engine_load import EngineLoad
 from pagoda_engine.errors import InvalidSequenceError, QueueFullError, SequenceStateError
-from pagoda_engine.load import EngineLoad
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling import SampleRow, SamplingState, TokenCounts
 from pagoda_engine.scheduler.scheduler import ScheduledStep, Scheduler
@@ -22,7 +22,7 @@ from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
 from pagoda_engine.step.commit import commit_step, end_of, final_output
-from pagoda_engine.step.decode_graphs import GraphCapture, Progress
+from pagoda_engine.step.decode_graphs import Progress
 from pagoda_engine.step.launched import LaunchedStep
 from pagoda_engine.step.layer_export import LayerExport, OnLayers
 from pagoda_engine.step.result import (
@@ -34,7 +34,7 @@ from pagoda_engine.step.result import (
     StepStats,
 )
 from pagoda_engine.step.runner import Runner
-from pagoda_engine.validation import check_config, check_request
+from pagoda_engine.validation import check_config, check_import, check_request
 
 
 class Engine:
@@ -48,6 +48,7 @@ class Engine:
     writes of ``kv_cache``, which any thread may make for blocks that it was given.
 
     Attributes:
+        model: as given.
         config: as given.
         kv_cache: bytes of the blocks.
         max_model_len: the smaller of the configuration's and the model's.
@@ -90,7 +91,7 @@ class Engine:
             torch.set_num_threads(config.num_threads)
         self.config = config
         self.max_model_len = min(config.max_model_len, model.decoder.max_positions)
-        self._model = model
+        self.model = model
         self._clock = clock
         if kv_cache is None:
             kv_cache = KvCache(kv_layout(model, config), config.num_blocks, model.device)
@@ -103,8 +104,12 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._scheduler = Scheduler(config, self._blocks)
-        self._queue, graph_capture = _device_parts(
-            model.device, config, queue, graph_capture, clock
+        self._queue, graph_capture = device_parts(
+            model.device,
+            queue,
+            graph_capture,
+            enforce_eager=config.enforce_eager,
+            clock=clock,
         )
         with self._queue.preparing():
             self._runner = Runner(
@@ -158,13 +163,13 @@ class Engine:
             request,
             self.config,
             max_model_len=self.max_model_len,
-            vocab_size=self._model.vocab_size,
+            vocab_size=self.model.vocab_size,
         )
         num_waiting = len(self._scheduler.waiting)
         if num_waiting >= self.config.max_num_waiting:
             raise QueueFullError(num_waiting, self.config.max_num_waiting)
         self._num_arrivals += 1
-        sampling_state = SamplingState(request.sampling, eos_token_ids=self._model.eos_token_ids)
+        sampling_state = SamplingState(request.sampling, eos_token_ids=self.model.eos_token_ids)
         self._scheduler.add(
             Sequence(
                 request,
@@ -214,17 +219,10 @@ class Engine:
             return
         if sequence.state is not SequenceState.IMPORTING:
             raise SequenceStateError(sequence_id, sequence.state.value, "importing")
-        num_tokens = len(sequence.token_ids)
-        lowest = sequence.num_cached_tokens if first_token_id is None else num_tokens
-        if not lowest <= num_computed_tokens <= num_tokens:
-            raise InvalidSequenceError(
-                "num_computed_tokens", num_computed_tokens, f"in [{lowest}, {num_tokens}]"
-            )
+        check_import(sequence, num_computed_tokens, first_token_id, self.model.vocab_size)
         if first_token_id is None:
             # Without its logits nothing can be sampled, so the last token is computed again.
-            num_computed_tokens = min(num_computed_tokens, num_tokens - 1)
-        else:
-            self._check_first_token(sequence, first_token_id)
+            num_computed_tokens = min(num_computed_tokens, len(sequence.token_ids) - 1)
         sequence.num_computed_tokens = sequence.num_launched_tokens = num_computed_tokens
         self._blocks.register_computed(sequence)
         self._scheduler.start_running(sequence)
@@ -290,19 +288,7 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """Return how busy the engine is."""
-        scheduler = self._scheduler
-        waiting_tokens = sum(len(s.token_ids) for s in scheduler.waiting)
-        for sequence in (*scheduler.running, *scheduler.importing.values()):
-            if sequence.is_prefilling:
-                waiting_tokens += sequence.num_uncomputed_tokens
-        return EngineLoad(
-            num_waiting=len(scheduler.waiting),
-            num_running=len(scheduler.running) + len(scheduler.importing),
-            num_waiting_tokens=waiting_tokens,
-            num_blocks=self._pool.num_blocks,
-            num_free_blocks=self._pool.num_free_blocks,
-            num_context_tokens=sum(s.num_computed_tokens for s in scheduler.running),
-        )
+        return EngineLoad.of(self._scheduler, self._pool)
 
     def match_prefix(self, block_hashes: Iterable[bytes]) -> int:
         """Return how many leading blocks are on the device. No side effect."""
@@ -354,21 +340,11 @@ class Engine:
             state.counts = TokenCounts(
                 tokens[:num_prompt],
                 tokens[num_prompt:],
-                self._model.vocab_size,
-                self._model.device,
+                self.model.vocab_size,
+                self.model.device,
             )
         allowed = None if mask is None else mask.allowed(tokens[num_prompt:])
         return SampleRow(state, sequence.num_tokens - num_prompt, allowed)
-
-    def _check_first_token(self, sequence: Sequence, token_id: int) -> None:
-        if sequence.request.prefill_only:
-            raise InvalidSequenceError(
-                "first_token_id", token_id, "None for a prefill_only sequence"
-            )
-        if not 0 <= token_id < self._model.vocab_size:
-            raise InvalidSequenceError(
-                "first_token_id", token_id, f"in [0, {self._model.vocab_size})"
-            )
 
     def _take_first_token(self, sequence: Sequence, token_id: int) -> None:
         reason = end_of(sequence, token_id)
@@ -389,21 +365,3 @@ def kv_layout(model: LoadedModel, config: EngineConfig) -> KvLayout:
         head_dim=shape.head_dim,
         dtype=model.dtype,
     )
-
-
-def _device_parts(
-    device: torch.device,
-    config: EngineConfig,
-    queue: DeviceQueue | None,
-    capture: GraphCapture | None,
-    clock: Callable[[], float],
-) -> tuple[DeviceQueue, GraphCapture | None]:
-    """Return the given ones, or what this kind of device works best with."""
-    if device.type == "cuda" and queue is None:
-        from pagoda_engine.device.cuda_graphs import CudaGraphCapture
-        from pagoda_engine.device.cuda_queue import CudaQueue
-
-        queue = CudaQueue(device)
-        if capture is None and not config.enforce_eager:
-            capture = CudaGraphCapture(queue.stream)
-    return queue or InlineQueue(clock), capture

@@ -4,6 +4,7 @@
     ├── CheckpointError            a model folder that cannot be read as one
     │   └── UnsupportedModelError  a well-formed one whose architecture or option is not implemented
     ├── InvalidConfigError         an EngineConfig that cannot work
+    ├── MemoryBudgetError          the model, or the longest sequence, does not fit in the memory
     ├── InvalidSequenceError       a SequenceRequest (or a call about one) that can never be served
     ├── QueueFullError             too many sequences wait already; try again later
     ├── SequenceStateError         a call that does not fit what the sequence is doing
@@ -12,6 +13,7 @@
 Aborts, full pools and preemptions are no errors: they are values or nothing at all.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -48,6 +50,17 @@ class InvalidConfigError(EngineError):
         self.value = value
         self.limit = limit
         super().__init__(f"{what} is {value!r}, must be {limit}")
+
+
+class MemoryBudgetError(EngineError):
+    """Something does not fit; carries the arithmetic and what to change.
+
+    The remedies have options in backticks, by their names in `EngineOptions`.
+    """
+
+    def __init__(self, reason: str, arithmetic: str, remedies: Sequence[str]) -> None:
+        self.reason, self.arithmetic, self.remedies = reason, arithmetic, tuple(remedies)
+        super().__init__(f"{reason}\n{arithmetic}\nWhat helps: {'; or '.join(remedies)}")
 
 
 class InvalidSequenceError(EngineError):

@@ -1,6 +1,6 @@
 """Checks at the engine's door, so that nothing inside meets a value it cannot serve.
 
-Knows requests and limits. Changes nothing.
+Knows requests, limits and what an import says. Changes nothing.
 """
 
 import math
@@ -8,6 +8,7 @@ import math
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.errors import InvalidConfigError, InvalidSequenceError
 from pagoda_engine.sampling_params import SamplingParams
+from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.sequence_request import SequenceRequest
 
 _HASH_BYTES = 16
@@ -95,6 +96,33 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     for name, is_met, limit in rules:
         if not is_met:
             raise InvalidSequenceError(name, getattr(params, name), limit)
+
+
+def check_import(
+    sequence: Sequence, num_computed_tokens: int, first_token_id: int | None, vocab_size: int
+) -> None:
+    """Raise InvalidSequenceError if this cannot be what an import ended with.
+
+    Args:
+        sequence: that waits for it.
+        num_computed_tokens: see `Engine.import_finished`.
+        first_token_id: see `Engine.import_finished`.
+        vocab_size: token ids are below it.
+    """
+    num_tokens = len(sequence.token_ids)
+    lowest = sequence.num_cached_tokens if first_token_id is None else num_tokens
+    if not lowest <= num_computed_tokens <= num_tokens:
+        raise InvalidSequenceError(
+            "num_computed_tokens", num_computed_tokens, f"in [{lowest}, {num_tokens}]"
+        )
+    if first_token_id is None:
+        return
+    if sequence.request.prefill_only:
+        raise InvalidSequenceError(
+            "first_token_id", first_token_id, "None for a prefill_only sequence"
+        )
+    if not 0 <= first_token_id < vocab_size:
+        raise InvalidSequenceError("first_token_id", first_token_id, f"in [0, {vocab_size})")
 
 
 def _check_hashes(request: SequenceRequest, config: EngineConfig) -> None:

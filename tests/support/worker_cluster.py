@@ -26,7 +26,7 @@ from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.process.service import ServiceContext
-from pagoda_worker import codec
+from pagoda_worker import engine_messages
 from pagoda_worker.settings import WorkerSettings
 from pagoda_worker.telemetry.metrics import WorkerMetrics
 from support.engine_driver import EngineDriver
@@ -169,7 +169,7 @@ class Cluster:
             output_token_ids=output_token_ids,
             cache_root=root,
             block_hashes=b"".join(hash_prompt(root, prompt, BLOCK_SIZE)),
-            sampling=codec.sampling_message(sampling),
+            sampling=engine_messages.sampling_message(sampling),
             plan=generate_pb2.KvPlan(
                 prefill_worker_id=prefill_worker_id, num_fetch_blocks=num_fetch_blocks
             ),

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from pagoda_engine.step.result import StepResult
+from pagoda_engine import StepResult
 from pagoda_worker.errors import EngineFailedError, EngineLoopError
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,6 @@
 """Errors of the workers. Every message says what, which value, which limit, what to do.
 
 WorkerError
-├── MemoryBudgetError        the model, or the longest sequence, does not fit in the device's memory
 ├── EngineLoopError          the step loop takes no command: stopped, failed, or its queue is full
 ├── EngineFailedError        a step raised; the process must restart
 ├── RequestFormatError       a message that contradicts itself
@@ -11,19 +10,9 @@ WorkerError
 └── PushError                the producer could not deliver its blocks
 """
 
-from collections.abc import Sequence
-
 
 class WorkerError(Exception):
     """Root of the workers' errors."""
-
-
-class MemoryBudgetError(WorkerError):
-    """Something does not fit; carries the arithmetic and what to change."""
-
-    def __init__(self, reason: str, arithmetic: str, remedies: Sequence[str]) -> None:
-        self.reason, self.arithmetic, self.remedies = reason, arithmetic, tuple(remedies)
-        super().__init__(f"{reason}\n{arithmetic}\nWhat helps: {'; or '.join(remedies)}")
 
 
 class EngineLoopError(WorkerError):

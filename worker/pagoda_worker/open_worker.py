@@ -3,27 +3,25 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from pagoda.rpc.v1 import status_pb2
-from pagoda_engine import CheckpointError, InvalidConfigError
-from pagoda_engine.step.layer_export import OnLayers
+from pagoda_engine import Engine, OnLayers, StartUp, load_engine
 from pagoda_runtime.block_hash import hash_block
 from pagoda_runtime.configuration.model_folder import resolve_model_folder
-from pagoda_runtime.configuration.names import variable_names
-from pagoda_runtime.configuration.settings import CommonSettings
-from pagoda_runtime.errors import ModelFolderError, SettingsError
 from pagoda_runtime.identity import new_epoch
 from pagoda_runtime.process.health import Health
-from pagoda_runtime.process.service import ServiceContext
+from pagoda_runtime.process.service import ServiceContext, StoppedError
 from pagoda_runtime.rpc_client import grpc_channel
-from pagoda_worker.errors import MemoryBudgetError
-from pagoda_worker.load_engine import LoadedEngine, load_engine
+from pagoda_worker.engine_options import engine_options, settings_errors
+from pagoda_worker.heartbeat.status import WorkerIdentity
+from pagoda_worker.kv_transfer.nixl_pool import read_buffer_bytes
+from pagoda_worker.sequences import S
+from pagoda_worker.served_model import ServedModel
 from pagoda_worker.settings import WorkerSettings
-from pagoda_worker.start_up import StartUp
 from pagoda_worker.telemetry.metrics import WorkerMetrics
 from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
-from pagoda_worker.worker import Worker, WorkerIdentity
+from pagoda_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +32,16 @@ MAX_PARENT_HASHES = 262_144
 async def open_worker(
     context: ServiceContext,
     settings: WorkerSettings,
+    sequence_class: type[S],
     *,
     role: "status_pb2.Role.ValueType",
     metrics: WorkerMetrics | None = None,
     on_layers: OnLayers | None = None,
     shares_pool: bool = False,
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[Worker[S]]:
     """Yield a worker that has its model but does not step yet; see `Worker.running`.
 
-    `on_layers` and `shares_pool` are `load_engine`'s.
+    `sequence_class` is the role's; `on_layers` and `shares_pool` are `load_engine`'s.
 
     Raises:
         SettingsError: the memory does not suffice for the settings and the model, or a setting does
@@ -51,12 +50,12 @@ async def open_worker(
     """
     metrics = metrics or WorkerMetrics()
     resident, parents = ResidentBlocks(), ParentHashes(MAX_PARENT_HASHES)
-    start_up = StartUp(_reporter(context.health), is_stopped=context.stop.is_set)
-    with _settings_errors(settings):
+    start_up = StartUp(_reporter(context.health), check_stop=_stop_check(context))
+    with settings_errors(type(settings)):
         loading = asyncio.to_thread(
             _load, context, settings, resident, parents, start_up, on_layers, shares_pool
         )
-        loaded = await context.unless_stopped(loading)
+        engine = await context.unless_stopped(loading)
     for phase, seconds in start_up.seconds.items():
         metrics.startup_seconds.labels(phase.replace(" ", "_").lower()).set(seconds)
     logger.info("%s", start_up.summary())
@@ -72,8 +71,10 @@ async def open_worker(
             kvstore = grpc_channel(settings.kvstore_endpoint, token=token)
             stack.push_async_callback(kvstore.close)
         yield Worker(
+            sequence_class,
             identity=identity,
-            loaded=loaded,
+            engine=engine,
+            model=ServedModel.of(engine, context.common.served_model_name),
             resident=resident,
             parents=parents,
             settings=settings,
@@ -91,7 +92,7 @@ def _load(
     start_up: StartUp,
     on_layers: OnLayers | None,
     shares_pool: bool,
-) -> LoadedEngine:
+) -> Engine:
     def hash_and_remember(parent: bytes, token_ids: Sequence[int]) -> bytes:
         block_hash = hash_block(parent, token_ids)
         parents.add(parent, block_hash)
@@ -99,30 +100,14 @@ def _load(
 
     return load_engine(
         resolve_model_folder(context.common),
-        settings,
-        model_name=context.common.served_model_name,
-        dtype=context.common.dtype,
+        engine_options(settings, dtype=context.common.dtype),
         hash_block=hash_and_remember,
         on_evict=resident.on_evict,
         on_layers=on_layers,
         shares_pool=shares_pool,
+        read_buffer_bytes=read_buffer_bytes,
         start_up=start_up,
     )
-
-
-@contextlib.contextmanager
-def _settings_errors(settings: WorkerSettings) -> Iterator[None]:
-    """Say which setting is to blame, by the name of its variable."""
-    names = variable_names(CommonSettings) | variable_names(type(settings))
-    try:
-        yield
-    except MemoryBudgetError as error:
-        raise SettingsError([str(error).replace("\n", "\n  ")]) from error
-    except InvalidConfigError as error:
-        name = names.get(error.what, error.what)
-        raise SettingsError([f"{name} is {error.value!r}, must be {error.limit}"]) from error
-    except CheckpointError as error:
-        raise ModelFolderError(str(error)) from error
 
 
 def _reporter(health: Health) -> Callable[[str], None]:
@@ -133,3 +118,13 @@ def _reporter(health: Health) -> Callable[[str], None]:
         loop.call_soon_threadsafe(health.set_ready, "model", False, text)
 
     return report
+
+
+def _stop_check(context: ServiceContext) -> Callable[[], None]:
+    """Return what ends a start in another thread once the service is told to stop."""
+
+    def check() -> None:
+        if context.stop.is_set():
+            raise StoppedError
+
+    return check

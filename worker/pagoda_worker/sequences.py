@@ -1,19 +1,18 @@
 """The sequences one worker holds: whose they are, how far they got, and when.
 
-Book-keeping only. Runs on the event loop; knows nothing of threads, blocks' bytes or messages on
-the wire.
+Book-keeping only; a role's own sequences add what only that role has. Runs on the event loop; knows
+nothing of threads, blocks' bytes or messages on the wire.
 """
 
 import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Link
 
-from pagoda_engine.sequence_request import SequenceRequest
-from pagoda_engine.step.result import ComputedBlocks, ComputedLayers, SequenceOutput
-from pagoda_worker.kv_transfer.leases import Lease
+from pagoda_engine import SequenceRequest
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 
 
@@ -49,17 +48,12 @@ class LiveSequence:
         sequence_id: unique on this worker, attempt included.
         context: the trace context the gateway sent.
         deadline: unix seconds.
-        plan_prefill_worker_id: where the router wants the prefill; empty = here.
         plan_num_fetch_blocks: leading blocks the router wants fetched from the kvstore.
         cached: filled by the side that prefills.
         blocks: fence around blocks that are being written from outside, if any.
-        lease: promise to a producer, decode only.
-        lease_id: of the consumer that waits for this prefill, prefill only.
-        events: what the engine computed, for the task that exports it, prefill only.
-        task: fetches, transfers or exports for this sequence.
+        task: what runs for this sequence and ends with it.
         is_ending: an abort is on its way to the engine.
         end_error: what the last frame says about an abort.
-        fallback_reason: why the prefill planned elsewhere happened here.
         step_links: to the first traced steps that computed it.
     """
 
@@ -71,27 +65,15 @@ class LiveSequence:
     context: Context
     deadline: float
     request: SequenceRequest
-    plan_prefill_worker_id: str = ""
     plan_num_fetch_blocks: int = 0
     stages: Stages = field(default_factory=Stages)
     cached: CachedTokens = field(default_factory=CachedTokens)
     blocks: ReservedBlocks | None = None
-    lease: Lease | None = None
-    lease_id: str = ""
-    lease_epoch: str = ""
-    first_block: int = 0
-    events: "asyncio.Queue[ComputedBlocks | ComputedLayers | SequenceOutput] | None" = None
     task: "asyncio.Task[None] | None" = None
     num_output_tokens: int = 0
     is_ending: bool = False
     end_error: str = ""
-    fallback_reason: str = ""
     step_links: list[Link] = field(default_factory=list)
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """What all attempts of this sequence share."""
-        return self.request_id, self.sequence_index
 
     @property
     def num_known_tokens(self) -> int:
@@ -99,14 +81,12 @@ class LiveSequence:
         return len(self.request.prompt_token_ids) + len(self.request.output_token_ids)
 
     @property
-    def is_local_prefill(self) -> bool:
-        """Whether the decode worker prefilled it as planned, not as a fallback."""
-        return bool(self.stages.first_token) and not self.fallback_reason
-
-    @property
     def is_waiting(self) -> bool:
         """Whether the engine has not admitted it yet."""
         return not self.stages.reserved
+
+
+S = TypeVar("S", bound=LiveSequence)
 
 
 def sequence_id_of(request_id: str, sequence_index: int, attempt: int) -> str:
@@ -114,31 +94,31 @@ def sequence_id_of(request_id: str, sequence_index: int, attempt: int) -> str:
     return f"{request_id}.{sequence_index}.{attempt}"
 
 
-class SequenceTable:
+class SequenceTable(Generic[S]):
     """All live sequences by id. `empty` is set while there are none."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, LiveSequence] = {}
+        self._by_id: dict[str, S] = {}
         self.empty = asyncio.Event()
         self.empty.set()
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __iter__(self) -> Iterator[LiveSequence]:
+    def __iter__(self) -> Iterator[S]:
         return iter(tuple(self._by_id.values()))
 
-    def get(self, sequence_id: str) -> LiveSequence | None:
+    def get(self, sequence_id: str) -> S | None:
         """Return a live sequence, or None."""
         return self._by_id.get(sequence_id)
 
-    def add(self, sequence: LiveSequence) -> None:
+    def add(self, sequence: S) -> None:
         """Take in a sequence whose id is new."""
         assert sequence.sequence_id not in self._by_id
         self._by_id[sequence.sequence_id] = sequence
         self.empty.clear()
 
-    def remove(self, sequence: LiveSequence) -> None:
+    def remove(self, sequence: S) -> None:
         """Forget a sequence. Idempotent."""
         self._by_id.pop(sequence.sequence_id, None)
         if not self._by_id:
@@ -151,7 +131,7 @@ class SequenceTable:
 
     def attempts(
         self, request_id: str, indices: Iterable[int] = (), attempt: int | None = None
-    ) -> list[LiveSequence]:
+    ) -> list[S]:
         """Return these sequences of a request; no indices = all, no attempt = every one."""
         wanted = frozenset(indices)
         return [
@@ -162,6 +142,6 @@ class SequenceTable:
             and attempt in (None, sequence.attempt)
         ]
 
-    def overdue(self, now: float) -> list[LiveSequence]:
+    def overdue(self, now: float) -> list[S]:
         """Return the sequences whose deadline has passed."""
         return [s for s in self._by_id.values() if now >= s.deadline and not s.is_ending]

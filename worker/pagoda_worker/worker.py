@@ -10,41 +10,31 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic
 
 import grpc.aio
 
 from pagoda.rpc.v1 import kv_event_pb2, status_pb2
-from pagoda_engine import (
-    ComputedBlocks,
-    Engine,
-    EngineLoad,
-    KvSource,
-    Reservation,
-    SequenceOutput,
-    StepResult,
-)
+from pagoda_engine import Engine, EngineLoad, KvSource, StepResult
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.status import Heartbeat
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_worker.engine_loop import EngineLoop
 from pagoda_worker.errors import EngineFailedError, EngineLoopError
-from pagoda_worker.frames import FramePublisher
-from pagoda_worker.load_engine import LoadedEngine
-from pagoda_worker.sequences import LiveSequence, SequenceTable
+from pagoda_worker.frame_publisher import FramePublisher
+from pagoda_worker.heartbeat.status import Speed, WorkerIdentity, make_status
+from pagoda_worker.sequence_handler import SequenceHandler
+from pagoda_worker.sequences import S, SequenceTable
+from pagoda_worker.served_model import ServedModel
 from pagoda_worker.settings import WorkerSettings
-from pagoda_worker.speed_model import Rate, SpeedModel
-from pagoda_worker.status import make_status
 from pagoda_worker.telemetry.gpu_metrics import register_gpu_metrics
 from pagoda_worker.telemetry.metrics import WorkerMetrics
 from pagoda_worker.telemetry.spans import StageRecorder
 from pagoda_worker.telemetry.step_timeline import StepTimeline
-from pagoda_worker.tiers.client import TierClient
 from pagoda_worker.tiers.kv_events import KvEventPublisher
+from pagoda_worker.tiers.lower_tiers import LowerTiers
 from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
-from pagoda_worker.tiers.write_through import WriteThrough
 
 logger = logging.getLogger(__name__)
 
@@ -54,51 +44,35 @@ FLUSH_SECONDS = 2.0
 NUM_COPY_THREADS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """Who this worker is; the epoch is new at each start."""
+class Worker(Generic[S]):
+    """One engine and everything around it; use it within `running`.
 
-    worker_id: str
-    epoch: str
-    role: "status_pb2.Role.ValueType"
-
-
-class SequenceHandler(Protocol):
-    """What a role does with its sequences. Called on the event loop; must not block."""
-
-    def on_reserved(self, sequence: LiveSequence, reservation: Reservation) -> None:
-        """The engine admitted a sequence."""
-        ...
-
-    def on_computed(self, sequence: LiveSequence, computed: ComputedBlocks) -> None:
-        """KV of a prefill_only sequence can be exported."""
-        ...
-
-    def on_output(self, sequence: LiveSequence, output: SequenceOutput) -> None:
-        """A sequence has new tokens, or ended."""
-        ...
-
-    def on_housekeeping(self) -> None:
-        """About every 250 ms."""
-        ...
-
-    def end(self, sequence: LiveSequence, error: str) -> None:
-        """End a sequence and free what it holds. Idempotent."""
-        ...
-
-    def fail(self, sequence: LiveSequence, error: str) -> None:
-        """Forget a sequence that the engine does not have: not taken, or the engine failed."""
-        ...
-
-
-class Worker:
-    """One engine and everything around it; use it within `running`."""
+    Attributes:
+        sequence_class: of the role.
+        identity: who it is.
+        model: what it serves.
+        settings: as given.
+        bus: to everybody else.
+        metrics: of all parts.
+        clock: unix seconds.
+        kv_cache: bytes of the engine's blocks.
+        sequences: that live here.
+        executor: threads that copy KV.
+        tasks: of sequences; ended with the worker.
+        stages: records what sequences went through.
+        speed: measured so far.
+        tiers: below the pool.
+        frames: on their way to gateways.
+        is_draining: nothing new is taken.
+    """
 
     def __init__(
         self,
+        sequence_class: type[S],
         *,
         identity: WorkerIdentity,
-        loaded: LoadedEngine,
+        engine: Engine,
+        model: ServedModel,
         resident: ResidentBlocks,
         parents: ParentHashes,
         settings: WorkerSettings,
@@ -107,84 +81,76 @@ class Worker:
         metrics: WorkerMetrics,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self.sequence_class = sequence_class
         self.identity = identity
+        self.model = model
         self.settings = settings
         self.bus = bus
         self.metrics = metrics
         self.clock = clock
-        self.model = loaded.model
-        self.card = loaded.card
-        self.kv_identity = loaded.kv_identity
-        self.kv_cache = loaded.engine.kv_cache
-        self.block_size = settings.block_size
-        self.max_model_len = loaded.engine.max_model_len
-        self.config = loaded.engine.config
-        self.sequences = SequenceTable()
-        self.parents = parents
+        self.kv_cache = engine.kv_cache
+        self.sequences: SequenceTable[S] = SequenceTable()
         self.executor = ThreadPoolExecutor(NUM_COPY_THREADS, thread_name_prefix="kv-copy")
+        self.tasks = BackgroundTasks()
         self.stages = StageRecorder(identity.worker_id, identity.epoch, metrics)
-        self.timeline = StepTimeline(
+        self.speed = Speed()
+        self.is_draining = False
+        self.tiers = LowerTiers(
+            kvstore,
+            model=model,
+            kv_cache=self.kv_cache,
+            resident=resident,
+            parents=parents,
+            executor=self.executor,
+            max_bytes=settings.write_through_bytes,
+            fetch_rate=self.speed.fetch,
+            metrics=metrics,
+            clock=clock,
+        )
+        self._parents = parents
+        self._timeline = StepTimeline(
             identity.worker_id,
             identity.epoch,
             metrics,
             trace_interval=settings.step_trace_interval,
             clock=clock,
         )
-        self.speed = SpeedModel()
-        self.transfer_rate = Rate()
-        self.fetch_rate = Rate()
-        self.failure: asyncio.Future[EngineFailedError] = asyncio.get_running_loop().create_future()
-        self.is_draining = False
-        self.tasks = BackgroundTasks()
-        self.load: EngineLoad = loaded.engine.load()
-        self.heartbeat = Heartbeat(bus, lambda: make_status(self))
-        self.tier = None
-        self.write_through = None
-        if kvstore is not None:
-            self.tier = TierClient(kvstore, kv_identity=self.kv_identity, executor=self.executor)
-            if settings.write_through_bytes:
-                self.write_through = WriteThrough(
-                    kvstore,
-                    kv_cache=self.kv_cache,
-                    resident=resident,
-                    parents=parents,
-                    kv_identity=self.kv_identity,
-                    executor=self.executor,
-                    max_bytes=settings.write_through_bytes,
-                    on_dropped=metrics.write_through_dropped.inc,
-                )
-        metrics.kv_pool_bytes.set(self.load.num_blocks * self.kv_cache.block_bytes)
-        register_gpu_metrics(metrics.registry, self.model.device)
+        self._failure: asyncio.Future[EngineFailedError] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._load: EngineLoad = engine.load()
+        self._heartbeat = Heartbeat(bus, self._status)
+        metrics.kv_pool_bytes.set(self._load.num_blocks * self.kv_cache.block_bytes)
+        register_gpu_metrics(metrics.registry, engine.model.device)
         self.frames = FramePublisher(
             bus.publish,
             worker_id=identity.worker_id,
             epoch=identity.epoch,
             on_dropped=metrics.frames_dropped.inc,
         )
-        self.kv_events = KvEventPublisher(
+        self._kv_events = KvEventPublisher(
             self._publish_event,
             worker_id=identity.worker_id,
             epoch=identity.epoch,
-            kv_identity=self.kv_identity,
+            kv_identity=model.kv_identity,
         )
-        self.loop: EngineLoop[Engine] = EngineLoop(
-            loaded.engine,
+        self._loop: EngineLoop[Engine] = EngineLoop(
+            engine,
             on_step=self._on_step,
             on_failure=self._on_failure,
             after_step=resident.after_step,
             observe=self._observe,
         )
-        self._handler: SequenceHandler | None = None
+        self._role: SequenceHandler[S] | None = None
 
     @property
-    def handler(self) -> SequenceHandler:
-        """The role."""
-        assert self._handler is not None
-        return self._handler
+    def _handler(self) -> SequenceHandler[S]:
+        assert self._role is not None
+        return self._role
 
     @contextlib.asynccontextmanager
     async def running(
-        self, handler: SequenceHandler, tasks: asyncio.TaskGroup
+        self, handler: SequenceHandler[S], tasks: asyncio.TaskGroup
     ) -> AsyncIterator[None]:
         """Step, publish and report until the context ends; what lives then is ended.
 
@@ -192,7 +158,7 @@ class Worker:
             handler: the role.
             tasks: gets the background loops; one that fails ends the service.
         """
-        self._handler = handler
+        self._role = handler
         await self.bus.ensure_stream(
             subjects.KV_EVENTS_STREAM,
             [subjects.KV_EVENTS_ALL],
@@ -200,14 +166,13 @@ class Worker:
             max_age_seconds=None,
             discard_old=True,
         )
-        self.loop.start()
+        self._loop.start()
         loops: list[Coroutine[Any, Any, None]] = [
             self.frames.run(),
-            self.kv_events.run(),
+            self._kv_events.run(),
             self._keep_house(),
+            self.tiers.run(),
         ]
-        if self.write_through is not None:
-            loops.append(self.write_through.run())
         running = [tasks.create_task(work) for work in loops]
         try:
             yield
@@ -217,28 +182,40 @@ class Worker:
     @contextlib.asynccontextmanager
     async def announced(self, tasks: asyncio.TaskGroup) -> AsyncIterator[None]:
         """Send heartbeats, so that work comes; say goodbye at the end. Begin once all is served."""
-        task = tasks.create_task(self.heartbeat.run(), name="heartbeat")
+        task = tasks.create_task(self._heartbeat.run(), name="heartbeat")
         try:
             yield
         finally:
             task.cancel()
             await asyncio.wait([task])
 
-    def post_abort(self, sequence: LiveSequence) -> None:
+    def add(self, sequence: S) -> "asyncio.Future[None]":
+        """Hand a new sequence to the engine; the future tells whether it took it.
+
+        Raises:
+            EngineLoopError: no step will come, or too many commands wait.
+        """
+        request = sequence.request
+        added = self._loop.call(lambda engine: engine.add(request))
+        self.sequences.add(sequence)
+        self._parents.add_chain(request.cache_root, request.block_hashes)
+        return added
+
+    def post_abort(self, sequence: S) -> None:
         """Let the engine forget a sequence in any state; its blocks are free then."""
         with contextlib.suppress(EngineLoopError):  # a loop that stopped holds nothing for anybody
-            self.loop.post(lambda engine: engine.abort(sequence.sequence_id))
+            self._loop.post(lambda engine: engine.abort(sequence.sequence_id))
 
     def post_import_finished(
         self,
-        sequence: LiveSequence,
+        sequence: S,
         *,
         num_computed_tokens: int,
         first_token_id: int | None = None,
     ) -> None:
         """Let a sequence that waits for its import run."""
         with contextlib.suppress(EngineLoopError):
-            self.loop.post(
+            self._loop.post(
                 lambda engine: engine.import_finished(
                     sequence.sequence_id,
                     num_computed_tokens=num_computed_tokens,
@@ -249,7 +226,7 @@ class Worker:
     async def drain(self) -> None:
         """Take nothing new; wait for what runs; end the rest, for another worker to go on."""
         self.is_draining = True
-        await self.heartbeat.publish_now()
+        await self._heartbeat.publish_now()
         try:
             async with asyncio.timeout(self.settings.drain_seconds):
                 await self.sequences.empty.wait()
@@ -273,19 +250,19 @@ class Worker:
         """
         waiting = asyncio.ensure_future(stop.wait())
         try:
-            both: list[asyncio.Future[Any]] = [waiting, self.failure]
+            both: list[asyncio.Future[Any]] = [waiting, self._failure]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
-        if self.failure.done():
+        if self._failure.done():
             await self.frames.drain(FLUSH_SECONDS)
-            raise self.failure.result()
+            raise self._failure.result()
 
     def _observe(self, engine: Engine) -> None:
-        self.load = engine.load()
+        self._load = engine.load()
 
     def _on_step(self, result: StepResult) -> None:
-        self.timeline.begin(result, self.sequences)
+        self._timeline.begin(result, self.sequences)
         now = self.clock()
         for reservation in result.reserved:
             sequence = self.sequences.get(reservation.sequence_id)
@@ -294,20 +271,19 @@ class Worker:
                 is_computed = sequence.request.kv_source is KvSource.COMPUTE
                 reserved = now - result.seconds if is_computed else now
                 sequence.stages.reserved = max(reserved, sequence.stages.accepted)
-                self.handler.on_reserved(sequence, reservation)
+                self._handler.on_reserved(sequence, reservation)
         for computed in result.computed:
             sequence = self.sequences.get(computed.sequence_id)
             if sequence is not None:
-                self.handler.on_computed(sequence, computed)
+                self._handler.on_computed(sequence, computed)
         for output in result.outputs:
             sequence = self.sequences.get(output.sequence_id)
             if sequence is not None:
-                self.handler.on_output(sequence, output)
+                self._handler.on_output(sequence, output)
         self.frames.flush()
-        self.timeline.end(result.stats)
-        self.kv_events.add((block_hash for block_hash, _ in result.stored), result.evicted)
-        if self.write_through is not None:
-            self.write_through.offer(result.stored)
+        self._timeline.end(result.stats)
+        self._kv_events.add((block_hash for block_hash, _ in result.stored), result.evicted)
+        self.tiers.offer(result.stored)
         self._count(result)
 
     def _count(self, result: StepResult) -> None:
@@ -315,38 +291,51 @@ class Worker:
         self.metrics.preemptions.inc(stats.num_preempted)
         if not stats.num_sequences:
             return
-        self.speed.add(stats)
+        self.speed.steps.add(stats)
         self.metrics.prefill_tokens.inc(stats.num_prefill_tokens)
         self.metrics.decode_tokens.inc(stats.num_decode_tokens)
 
     def _on_failure(self, failure: EngineFailedError) -> None:
         self.is_draining = True
         for sequence in self.sequences:
-            self.handler.fail(sequence, str(failure))
+            self._handler.fail(sequence, str(failure))
         self.frames.flush()
-        if not self.failure.done():
-            self.failure.set_result(failure)
+        if not self._failure.done():
+            self._failure.set_result(failure)
 
     def _end_all(self, error: str) -> None:
         for sequence in self.sequences:
-            self.handler.end(sequence, error)
+            self._handler.end(sequence, error)
+
+    def _status(self) -> status_pb2.WorkerStatus:
+        return make_status(
+            self.identity,
+            self.model,
+            self._load,
+            self.speed,
+            num_waiting=self.sequences.num_waiting,
+            max_num_waiting=self.settings.max_num_waiting,
+            is_draining=self.is_draining,
+        )
 
     async def _keep_house(self) -> None:
         while True:
-            self.keep_house()
+            self._end_overdue()
+            self._handler.on_housekeeping()
+            self._refresh_gauges()
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
-    def keep_house(self) -> None:
-        """End what is overdue and refresh the gauges."""
+    def _end_overdue(self) -> None:
         for sequence in self.sequences.overdue(self.clock()):
-            self.handler.end(sequence, "the request's deadline has passed")
-        self.handler.on_housekeeping()
-        load = self.load
+            self._handler.end(sequence, "the request's deadline has passed")
+
+    def _refresh_gauges(self) -> None:
+        load = self._load
         self.metrics.num_requests_waiting.set(max(load.num_waiting, self.sequences.num_waiting))
         self.metrics.num_requests_running.set(load.num_running)
         self.metrics.num_free_blocks.set(load.num_free_blocks)
         self.metrics.kv_cache_usage_ratio.set(1 - load.num_free_blocks / load.num_blocks)
-        self.metrics.transfer_bytes_per_second.set(self.transfer_rate.per_second)
+        self.metrics.transfer_bytes_per_second.set(self.speed.transfer.per_second)
 
     async def _publish_event(self, event: kv_event_pb2.KvEvent, message_id: str) -> None:
         await self.bus.publish_durable(
@@ -362,5 +351,5 @@ class Worker:
         for task in running:
             task.cancel()
         await asyncio.wait(running)
-        await self.loop.stop()
+        await self._loop.stop()
         self.executor.shutdown(wait=False, cancel_futures=True)

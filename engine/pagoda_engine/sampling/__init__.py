@@ -1,4 +1,8 @@
-"""From logits to tokens: each row's result is a function of its own logits and state."""
+"""From logits to tokens: each row's result is a function of its own logits and state.
+
+Knows parameters, penalties and random numbers by (seed, index). Knows nothing of the model, or of
+which sequences share a batch.
+"""
 
 from pagoda_engine.sampling.row_plan import RowPlan, SampleRow, plan_rows
 from pagoda_engine.sampling.sampler import SampledToken, sample, to_tokens

@@ -1,4 +1,7 @@
-"""Which sequences run in the next step, and whose KV blocks they use."""
+"""Which sequences run in the next step, and whose KV blocks they use.
+
+Knows queues, budgets and block ids. Knows no tensor, no device and no logits.
+"""
 
 from pagoda_engine.scheduler.scheduler import ScheduledSequence, ScheduledStep, Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState

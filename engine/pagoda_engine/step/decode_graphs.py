@@ -7,13 +7,13 @@ Knows nothing of sampling or of when sequences end.
 import functools
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.device import Forward, GraphCapture
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.scheduler.scheduler import ScheduledSequence
 from pagoda_engine.step.decode_rows import DecodeRows
@@ -21,16 +21,7 @@ from pagoda_engine.step.inputs import KNOWN
 from pagoda_kernels import PAD_SLOT, decode_batch
 from pagoda_kernels.host_copy import to_device
 
-Forward = Callable[[], torch.Tensor]
 Progress = Callable[[int, int], None]
-
-
-class GraphCapture(Protocol):
-    """Makes a forward repeatable at the cost of one launch; `CudaGraphCapture` implements it."""
-
-    def capture(self, forward: Forward) -> Forward:
-        """Return what does the same work over the same buffers, into the same output."""
-        ...
 
 
 class DecodeGraphs:

@@ -12,11 +12,11 @@ import torch
 
 from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.config import EngineConfig
-from pagoda_engine.device.queue import Recorder, Work
+from pagoda_engine.device import GraphCapture, Recorder, Work
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling import SampleRow, plan_rows, sample
 from pagoda_engine.scheduler.scheduler import ScheduledSequence
-from pagoda_engine.step.decode_graphs import DecodeGraphs, GraphCapture, Progress, chosen_sizes
+from pagoda_engine.step.decode_graphs import DecodeGraphs, Progress, chosen_sizes
 from pagoda_engine.step.inputs import KNOWN, flatten
 from pagoda_kernels import plan_attention
 from pagoda_kernels.host_copy import to_device

@@ -3,14 +3,18 @@
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 
 from pagoda.rpc.v1 import generate_pb2
+from pagoda_decode.decode_sequence import DecodeSequence
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.process.background_tasks import BackgroundTasks
 from pagoda_worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable, Settlement
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
-from pagoda_worker.sequences import LiveSequence
-from pagoda_worker.worker import Worker
+from pagoda_worker.telemetry.metrics import WorkerMetrics
+from pagoda_worker.telemetry.spans import StageRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -21,29 +25,33 @@ CANCEL_SECONDS = 1.0
 class RemotePrefill:
     """The consumer's side of one sequence's prefill elsewhere."""
 
-    def __init__(self, worker: Worker, leases: LeaseTable) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        leases: LeaseTable,
+        *,
+        bus: Bus,
+        tasks: BackgroundTasks,
+        metrics: WorkerMetrics,
+        stages: StageRecorder,
+        clock: Callable[[], float],
+    ) -> None:
         self._leases = leases
-        self._requests: dict[str, generate_pb2.GenerateRequest] = {}
-
-    def remember(self, sequence: LiveSequence, message: generate_pb2.GenerateRequest) -> None:
-        """Keep a request until its blocks are reserved: the prefill worker gets it as it came."""
-        self._requests[sequence.sequence_id] = message
-        if (
-            len(self._requests) > 2 * len(self._worker.sequences) + 64
-        ):  # of those that ended in the queue
-            live = {s.sequence_id for s in self._worker.sequences}
-            self._requests = {k: v for k, v in self._requests.items() if k in live}
+        self._bus = bus
+        self._tasks = tasks
+        self._metrics = metrics
+        self._stages = stages
+        self._clock = clock
 
     async def run(
-        self, sequence: LiveSequence, blocks: ReservedBlocks, endpoint: str
+        self, sequence: DecodeSequence, blocks: ReservedBlocks, endpoint: str
     ) -> Settlement:
         """Return what became of the prefill. The blocks are fenced then, however it ended."""
-        message = self._requests.pop(sequence.sequence_id)
+        message, sequence.message = sequence.message, None
+        assert message is not None
         lease = self._leases.open(
             secrets.token_hex(12),
             sequence_id=sequence.sequence_id,
-            producer_id=sequence.plan_prefill_worker_id,
+            producer_id=sequence.prefill_worker_id,
             blocks=blocks,
         )
         sequence.lease = lease
@@ -65,12 +73,12 @@ class RemotePrefill:
 
     async def _request(
         self,
-        sequence: LiveSequence,
+        sequence: DecodeSequence,
         lease: Lease,
         message: generate_pb2.GenerateRequest,
         endpoint: str,
     ) -> None:
-        now = self._worker.clock()
+        now = self._clock()
         request = generate_pb2.PrefillRequest(
             generate=message,
             lease=generate_pb2.Lease(
@@ -82,8 +90,8 @@ class RemotePrefill:
             first_block=lease.blocks.first_block,
         )
         try:
-            response = await self._worker.bus.request(
-                subjects.prefill(sequence.plan_prefill_worker_id),
+            response = await self._bus.request(
+                subjects.prefill(sequence.prefill_worker_id),
                 request,
                 generate_pb2.PrefillResponse,
                 timeout_seconds=min(REQUEST_SECONDS, max(sequence.deadline - now, 0.001)),
@@ -98,17 +106,16 @@ class RemotePrefill:
                 lease, LeaseOutcome.REFUSED, reason=f"{name} {response.message}".strip()
             )
 
-    def _note(self, sequence: LiveSequence, lease: Lease) -> None:
+    def _note(self, sequence: DecodeSequence, lease: Lease) -> None:
         """Record the transfer, as far as it came."""
-        worker = self._worker
         outcome = lease.settled.result().outcome.value if lease.settled.done() else "unsettled"
-        worker.metrics.leases_settled.labels(outcome).inc()
-        worker.metrics.transfer_bytes.labels("received").inc(lease.num_received_bytes)
+        self._metrics.leases_settled.labels(outcome).inc()
+        self._metrics.transfer_bytes.labels("received").inc(lease.num_received_bytes)
         if not lease.started_unix_seconds:
             return
         sequence.stages.transfer_started = lease.started_unix_seconds
-        sequence.stages.transferred = worker.clock()
-        worker.stages.record_transfer(
+        sequence.stages.transferred = self._clock()
+        self._stages.record_transfer(
             sequence,
             {
                 "pagoda.lease_id": lease.lease_id,
@@ -121,7 +128,7 @@ class RemotePrefill:
             },
         )
 
-    def _tell_producer(self, sequence: LiveSequence) -> None:
+    def _tell_producer(self, sequence: DecodeSequence) -> None:
         """Let the prefill worker stop; it would find out by itself when it pushes."""
         request = generate_pb2.CancelRequest(
             request_id=sequence.request_id,
@@ -129,17 +136,17 @@ class RemotePrefill:
             attempt=sequence.attempt,
             reason=sequence.end_error or "lease expired",
         )
-        self._worker.tasks.start(
+        self._tasks.start(
             self._publish_cancel(sequence, request), name=f"cancel {sequence.sequence_id}"
         )
 
     async def _publish_cancel(
-        self, sequence: LiveSequence, request: generate_pb2.CancelRequest
+        self, sequence: DecodeSequence, request: generate_pb2.CancelRequest
     ) -> None:
         try:
             async with asyncio.timeout(CANCEL_SECONDS):
-                await self._worker.bus.publish(
-                    subjects.cancel(sequence.plan_prefill_worker_id),
+                await self._bus.publish(
+                    subjects.cancel(sequence.prefill_worker_id),
                     request,
                     context=sequence.context,
                 )

@@ -1,4 +1,4 @@
-"""Wires the decode worker to NATS and gRPC, and drains it."""
+"""Puts a decode worker together and serves it: its gRPC server takes KV."""
 
 import contextlib
 import logging
@@ -7,13 +7,15 @@ import grpc.aio
 
 from pagoda.rpc.v1 import generate_pb2, kv_transfer_pb2_grpc, status_pb2
 from pagoda_decode.config import DecodeSettings
-from pagoda_decode.generation import Generation
+from pagoda_decode.decode_handler import DecodeHandler
+from pagoda_decode.decode_sequence import DecodeSequence
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.rpc_server import grpc_server
 from pagoda_runtime.status import WorkerDirectory
 from pagoda_worker.kv_transfer.consumer import KvConsumer
 from pagoda_worker.open_worker import open_worker
+from pagoda_worker.serve_role import serve_role
 from pagoda_worker.telemetry.metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
@@ -28,14 +30,16 @@ async def serve(
         EngineFailedError: the engine failed; its sequences were told.
     """
     async with (
-        open_worker(context, settings, role=status_pb2.ROLE_DECODE, metrics=metrics) as worker,
+        open_worker(
+            context, settings, DecodeSequence, role=status_pb2.ROLE_DECODE, metrics=metrics
+        ) as worker,
         contextlib.AsyncExitStack() as stack,
     ):
-        generation = Generation(worker, lease_seconds=settings.lease_seconds)
+        handler = DecodeHandler(worker, lease_seconds=settings.lease_seconds)
         consumer = KvConsumer(
-            generation.leases,
+            handler.leases,
             kv_cache=worker.kv_cache,
-            kv_identity=worker.kv_identity,
+            kv_identity=worker.model.kv_identity,
             executor=worker.executor,
             on_bad_blocks=worker.metrics.bad_digests.labels("transfer").inc,
         )
@@ -52,24 +56,19 @@ async def serve(
                 add=add,
             )
         )
-        generation.endpoint = f"{settings.advertised_host}:{port}"
+        handler.endpoint = f"{settings.advertised_host}:{port}"
         directory = WorkerDirectory()
-        directory.add_listener(generation.on_worker)  # settles leases before their pool is closed
+        directory.add_listener(handler.on_worker)  # settles leases before their pool is closed
         directory.add_listener(consumer.on_worker)
-        await stack.enter_async_context(worker.running(generation, context.tasks))
         worker_id = worker.identity.worker_id
-        for subscription in (
-            await directory.subscribe(worker.bus),
-            await worker.bus.subscribe(
-                subjects.cancel(worker_id), generate_pb2.CancelRequest, generation.on_cancel
+        await serve_role(
+            context,
+            handler,
+            directory,
+            subjects.decode(worker_id),
+            generate_pb2.GenerateRequest,
+            handler.on_generate,
+            on_ready=lambda: logger.info(
+                "takes sequences as %s, KV at %s", worker_id, handler.endpoint
             ),
-            await worker.bus.serve(
-                subjects.decode(worker_id), generate_pb2.GenerateRequest, generation.on_generate
-            ),
-        ):
-            stack.push_async_callback(subscription.unsubscribe)
-        await stack.enter_async_context(worker.announced(context.tasks))
-        context.health.set_ready("decode", True)
-        logger.info("takes sequences as %s, KV at %s", worker_id, generation.endpoint)
-        await worker.wait_until_failed_or(context.stop)
-        await worker.drain()
+        )

@@ -1,23 +1,24 @@
-"""Wires the prefill worker to NATS, and drains it."""
+"""Puts a prefill worker together and serves it."""
 
 import contextlib
 import logging
 
 from pagoda.rpc.v1 import generate_pb2, status_pb2
-from pagoda_engine.cache.peer_pool import PeerPoolError, PoolExport
+from pagoda_engine import KvCache
+from pagoda_engine.cache import PeerPoolError, PoolExport
 from pagoda_prefill.config import PrefillSettings
 from pagoda_prefill.layer_events import LayerEvents
-from pagoda_prefill.prefilling import Prefilling
+from pagoda_prefill.prefill_handler import PrefillHandler
+from pagoda_prefill.prefill_sequence import PrefillSequence
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.rpc_client import grpc_channel
 from pagoda_runtime.status import WorkerDirectory
-from pagoda_worker.kv_transfer.base import KvProducer
 from pagoda_worker.kv_transfer.grpc_producer import ExportedPool, GrpcProducer
 from pagoda_worker.kv_transfer.nixl_pool import NixlExport
 from pagoda_worker.open_worker import open_worker
+from pagoda_worker.serve_role import serve_role
 from pagoda_worker.telemetry.metrics import WorkerMetrics
-from pagoda_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ async def serve(
         open_worker(
             context,
             settings,
+            PrefillSequence,
             role=status_pb2.ROLE_PREFILL,
             metrics=metrics,
             on_layers=layer_events,
@@ -49,51 +51,34 @@ async def serve(
         token = context.common.cluster_token.get_secret_value()
         producer = producer_class(
             worker.kv_cache,
-            kv_identity=worker.kv_identity,
+            kv_identity=worker.model.kv_identity,
             open_channel=lambda endpoint: grpc_channel(endpoint, token=token),
             executor=worker.executor,
-            pool=_export_pool(worker, settings),
+            pool=_export_pool(worker.kv_cache, settings),
         )
         stack.push_async_callback(producer.close)
-        await _serve(context, worker, producer, layer_events, stack)
+        handler = PrefillHandler(worker, producer)
+        layer_events.listener = handler.on_layers
+        directory = WorkerDirectory()
+        directory.add_listener(handler.on_worker)
+        worker_id = worker.identity.worker_id
+        await serve_role(
+            context,
+            handler,
+            directory,
+            subjects.prefill(worker_id),
+            generate_pb2.PrefillRequest,
+            handler.on_prefill,
+            on_ready=lambda: logger.info("takes prompts as %s", worker_id),
+        )
 
 
-async def _serve(
-    context: ServiceContext,
-    worker: Worker,
-    producer: KvProducer,
-    layer_events: LayerEvents,
-    stack: contextlib.AsyncExitStack,
-) -> None:
-    prefilling = Prefilling(worker, producer)
-    layer_events.listener = prefilling.on_layers
-    directory = WorkerDirectory()
-    directory.add_listener(prefilling.on_worker)
-    await stack.enter_async_context(worker.running(prefilling, context.tasks))
-    worker_id = worker.identity.worker_id
-    for subscription in (
-        await directory.subscribe(worker.bus),
-        await worker.bus.subscribe(
-            subjects.cancel(worker_id), generate_pb2.CancelRequest, prefilling.on_cancel
-        ),
-        await worker.bus.serve(
-            subjects.prefill(worker_id), generate_pb2.PrefillRequest, prefilling.on_prefill
-        ),
-    ):
-        stack.push_async_callback(subscription.unsubscribe)
-    await stack.enter_async_context(worker.announced(context.tasks))
-    context.health.set_ready("prefill", True)
-    logger.info("takes prompts as %s", worker_id)
-    await worker.wait_until_failed_or(context.stop)
-    await worker.drain()
-
-
-def _export_pool(worker: Worker, settings: PrefillSettings) -> ExportedPool | None:
+def _export_pool(kv_cache: KvCache, settings: PrefillSettings) -> ExportedPool | None:
     try:
         if settings.kv_transfer == "host":
-            return PoolExport(worker.kv_cache)
+            return PoolExport(kv_cache)
         if settings.kv_transfer == "nixl":
-            return NixlExport(worker.kv_cache)
+            return NixlExport(kv_cache)
         return None
     except PeerPoolError as error:
         logger.warning("KV travels as gRPC payloads: %s", error)

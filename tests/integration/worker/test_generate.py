@@ -10,7 +10,7 @@ from support.worker_cluster import GREEDY, Cluster
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_engine import SamplingParams
-from pagoda_worker import status
+from pagoda_worker.heartbeat import status
 
 pytestmark = pytest.mark.integration
 

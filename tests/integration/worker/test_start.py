@@ -16,6 +16,7 @@ from pagoda_runtime.errors import ModelFolderError, SettingsError
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.process.service import ServiceContext, StoppedError
 from pagoda_worker.open_worker import open_worker
+from pagoda_worker.sequences import LiveSequence
 from pagoda_worker.telemetry.metrics import WorkerMetrics
 
 pytestmark = pytest.mark.integration
@@ -47,6 +48,7 @@ async def start(
         async with open_worker(
             context,
             DecodeSettings.model_validate(SMALL | settings),
+            LiveSequence,
             role=status_pb2.ROLE_DECODE,
             metrics=WorkerMetrics(registry),
         ):

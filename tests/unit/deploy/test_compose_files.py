@@ -143,8 +143,8 @@ def test_workers_compute_on_a_gpu_or_end() -> None:
 
 def test_settings_that_the_page_and_refusals_name_reach_the_workers() -> None:
     page = (ROOT / "docs/howto/gpu.md").read_text()
-    refusals = (ROOT / "worker/pagoda_worker/pool_plan.py").read_text()
-    words = set(re.findall(r"`(\w+)`", page)) | set(re.findall(r'"(\w+)"', refusals))
+    refusals = (ROOT / "engine/pagoda_engine/start_up/pool_plan.py").read_text()
+    words = set(re.findall(r"`(\w+)`", page)) | set(re.findall(r"`(\w+)`", refusals))
     words |= {name.lower() for name in re.findall(r"PAGODA_(?:PREFILL|DECODE)_(\w+)", page)}
     fields = words & set(WorkerSettings.model_fields)
     assert {"num_blocks", "max_model_len", "graph_batch_sizes", "step_trace_interval"} <= fields

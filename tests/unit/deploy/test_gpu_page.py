@@ -10,14 +10,15 @@ from pagoda_cli.all_settings import all_settings
 from pagoda_decode.config import DecodeSettings
 from pagoda_engine.cache.copy_lanes import DEVICE_CHUNK_BYTES, NUM_LANES
 from pagoda_engine.models.families import read_description
+from pagoda_engine.start_up.memory_budget import GIB, MemoryBudget
+from pagoda_engine.start_up.pool_plan import PoolPlanner
+from pagoda_engine.start_up.profile_memory import GRAPH_BYTES
+from pagoda_engine.start_up.step_limits import CUDA_LIMITS
 from pagoda_engine.step.decode_graphs import chosen_sizes
 from pagoda_prefill.config import PrefillSettings
 from pagoda_runtime.configuration.names import variable_names
-from pagoda_worker.memory_budget import GIB, MemoryBudget
-from pagoda_worker.pool_plan import PoolPlanner
-from pagoda_worker.profile_memory import GRAPH_BYTES
+from pagoda_worker.engine_options import engine_options
 from pagoda_worker.settings import WorkerSettings
-from pagoda_worker.step_limits import CUDA_LIMITS
 from pagoda_worker.telemetry.metrics import STEP_PARTS
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +58,8 @@ def budget_and_planner(
         largest_step=str(CUDA_LIMITS),
     )
     block_bytes = description.kv_bytes_per_token(torch.bfloat16) * settings.block_size
-    return budget, PoolPlanner(settings, block_bytes=block_bytes, model_limit=131072)
+    options = engine_options(settings, dtype="bfloat16")
+    return budget, PoolPlanner(options, block_bytes=block_bytes, model_limit=131072)
 
 
 def test_the_arithmetic_of_prefill(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from pagoda_engine.engine import kv_layout
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
 from pagoda_engine.models.rope_scaling import RopeDescription
-from pagoda_worker.warm_up import prompt_lengths
+from pagoda_engine.start_up.warm_up import prompt_lengths
 
 VOCAB_SIZE = 151936
 DENSE = DecoderDescription(

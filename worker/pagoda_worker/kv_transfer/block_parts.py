@@ -7,7 +7,7 @@ import xxhash
 
 from pagoda.rpc.v1 import kv_transfer_pb2
 from pagoda_engine import KvCache
-from pagoda_engine.cache.copy_lanes import chunks
+from pagoda_engine.cache import chunks
 from pagoda_worker.kv_transfer.base import MESSAGE_BYTES
 from pagoda_worker.kv_transfer.pool_codec import DigestKind
 

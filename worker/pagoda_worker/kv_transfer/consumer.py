@@ -15,7 +15,7 @@ import grpc.aio
 
 from pagoda.rpc.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc
 from pagoda_engine import KvCache
-from pagoda_engine.cache.peer_pool import PeerPool, PeerPoolError
+from pagoda_engine.cache import PeerPool, PeerPoolError
 from pagoda_worker.errors import LeaseError, LeaseMismatchError, LeaseVoidError
 from pagoda_worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable, PrefillResult
 from pagoda_worker.kv_transfer.peer_pools import PeerPools

@@ -18,7 +18,7 @@ import grpc.aio
 
 from pagoda.rpc.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc
 from pagoda_engine import KvCache
-from pagoda_engine.cache.peer_pool import PoolHandle
+from pagoda_engine.cache import PoolHandle
 from pagoda_runtime.identity import host_id
 from pagoda_worker.errors import PushError
 from pagoda_worker.kv_transfer.base import LeaseTarget, PushSummary, PushTrailer

@@ -22,8 +22,14 @@ from typing import Any
 import torch
 
 from pagoda_engine import KvCache
-from pagoda_engine.cache.copy_lanes import NUM_LANES, borrowed
-from pagoda_engine.cache.peer_pool import PeerPoolError, PoolHandle, PoolKind, check_blocks
+from pagoda_engine.cache import (
+    NUM_LANES,
+    PeerPoolError,
+    PoolHandle,
+    PoolKind,
+    borrowed,
+    check_blocks,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from pagoda_engine import KvCache
-from pagoda_engine.cache.peer_pool import (
+from pagoda_engine.cache import (
     Opener,
     PeerPool,
     PeerPoolError,

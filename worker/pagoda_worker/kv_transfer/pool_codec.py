@@ -4,7 +4,7 @@ import enum
 from collections.abc import Iterable
 
 from pagoda.rpc.v1 import kv_transfer_pb2
-from pagoda_engine.cache.peer_pool import PeerPoolError, PoolHandle, PoolKind
+from pagoda_engine.cache import PeerPoolError, PoolHandle, PoolKind
 from pagoda_worker.errors import LeaseMismatchError
 
 _KINDS = {

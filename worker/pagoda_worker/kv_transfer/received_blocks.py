@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from pagoda.rpc.v1 import kv_transfer_pb2
-from pagoda_engine.cache.copy_lanes import chunks
-from pagoda_engine.cache.peer_pool import PeerPool, PeerPoolError, check_blocks
+from pagoda_engine.cache import PeerPool, PeerPoolError, check_blocks, chunks
 from pagoda_worker.errors import LeaseMismatchError
 from pagoda_worker.kv_transfer.digests import DIGEST_BYTES, digest_blocks
 from pagoda_worker.kv_transfer.pool_codec import DigestKind

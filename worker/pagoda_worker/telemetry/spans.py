@@ -51,20 +51,28 @@ class StageRecorder:
             links=links,
         )
 
-    def record_prefill(self, sequence: LiveSequence) -> None:
-        """prefill.queue, kv.fetch and prefill.compute, by the side that prefilled."""
+    def record_prefill(
+        self, sequence: LiveSequence, *, lease_id: str = "", fallback_reason: str = ""
+    ) -> None:
+        """prefill.queue, kv.fetch and prefill.compute, by the side that prefilled.
+
+        Args:
+            sequence: whose first token is here.
+            lease_id: of the consumer that it was computed for.
+            fallback_reason: why the consumer computed it after all.
+        """
         stages, cached = sequence.stages, sequence.cached
         num_tokens = sequence.num_known_tokens
         num_cached = cached.device + cached.cpu + cached.nvme
         extra: dict[str, AttributeValue] = {}
-        if sequence.lease_id:
-            extra["pagoda.lease_id"] = sequence.lease_id
-        if sequence.fallback_reason:
-            extra["pagoda.fallback_reason"] = sequence.fallback_reason
+        if lease_id:
+            extra["pagoda.lease_id"] = lease_id
+        if fallback_reason:
+            extra["pagoda.fallback_reason"] = fallback_reason
         queue_end = stages.reserved
-        if sequence.fallback_reason:  # decode.queue covers the wait for admission already
+        if fallback_reason:  # decode.queue covers the wait for admission already
             queue_end = stages.fetch_started
-        queue_start = queue_end if sequence.fallback_reason else stages.accepted
+        queue_start = queue_end if fallback_reason else stages.accepted
         self.record("prefill.queue", sequence, queue_start, queue_end, extra)
         self.record(
             "kv.fetch",
@@ -103,10 +111,12 @@ class StageRecorder:
             "kv.transfer", sequence, stages.transfer_started, stages.transferred, attributes
         )
 
-    def record_decode(self, sequence: LiveSequence, *, finish_reason: str) -> None:
+    def record_decode(
+        self, sequence: LiveSequence, *, finish_reason: str, is_local_prefill: bool
+    ) -> None:
         """decode.queue and decode.generate. A local prefill waited in prefill.queue."""
         stages = sequence.stages
-        if sequence.is_local_prefill:
+        if is_local_prefill:
             self.record("decode.queue", sequence, stages.joined, stages.joined)
         else:
             self.record("decode.queue", sequence, stages.accepted, stages.reserved)

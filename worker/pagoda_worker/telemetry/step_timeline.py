@@ -10,9 +10,9 @@ from collections.abc import Callable
 from opentelemetry import trace
 from opentelemetry.context import Context
 
-from pagoda_engine.step.result import StepResult, StepStats
+from pagoda_engine import StepResult, StepStats
 from pagoda_runtime.telemetry.tracing import record_span, tracer
-from pagoda_worker.sequences import LiveSequence, SequenceTable
+from pagoda_worker.sequences import S, SequenceTable
 from pagoda_worker.telemetry.metrics import STEP_PARTS, WorkerMetrics
 
 MAX_LINKS = 8
@@ -57,7 +57,7 @@ class StepTimeline:
         self._unix_offset = 0.0  # of the step that is being traced
         self._root: trace.Span | None = None
 
-    def begin(self, result: StepResult, sequences: SequenceTable) -> None:
+    def begin(self, result: StepResult, sequences: SequenceTable[S]) -> None:
         """A step's result has come: from here on it is being published."""
         self._arrived = self._engine_clock()
         if not result.stats.num_sequences:
@@ -103,7 +103,7 @@ class StepTimeline:
         self._device_ended = min(started + seconds, self._arrived)
         return self._device_ended - seconds
 
-    def _start_trace(self, result: StepResult, sequences: SequenceTable) -> None:
+    def _start_trace(self, result: StepResult, sequences: SequenceTable[S]) -> None:
         stats = result.stats
         computed = _sequences_of(result, sequences)
         contexts = [trace.get_current_span(s.context).get_span_context() for s in computed]
@@ -156,7 +156,7 @@ class StepTimeline:
         root.end(end_time=int((ended + offset) * 1e9))
 
 
-def _sequences_of(result: StepResult, sequences: SequenceTable) -> list[LiveSequence]:
+def _sequences_of(result: StepResult, sequences: SequenceTable[S]) -> list[S]:
     """Return some that the step computed tokens or whole blocks for: those with fewest links."""
     ids = [output.sequence_id for output in result.outputs if output.token_ids]
     ids += [computed.sequence_id for computed in result.computed]

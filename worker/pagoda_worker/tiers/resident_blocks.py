@@ -8,7 +8,7 @@ block's parent in its chain.
 import threading
 from collections.abc import Iterable, Sequence
 
-from pagoda_engine.step.result import StepResult
+from pagoda_engine import StepResult
 
 
 class ResidentBlocks:

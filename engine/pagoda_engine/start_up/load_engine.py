@@ -1,0 +1,233 @@
+"""Makes an engine from options: device, limits, weights, KV pool, graphs.
+
+Tells `StartUp` what goes on. Knows nothing of who listens.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from pagoda_engine.cache.block_pool import OnEvict
+from pagoda_engine.cache.peer_pool import exportable_cache
+from pagoda_engine.config import EngineConfig
+from pagoda_engine.engine import Engine, kv_layout
+from pagoda_engine.errors import MemoryBudgetError
+from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.families import read_description
+from pagoda_engine.models.model_folder import (
+    LoadedModel,
+    load_model,
+    resolve_device,
+    resolve_dtype,
+)
+from pagoda_engine.scheduler.sequence_blocks import BlockHasher
+from pagoda_engine.start_up.device_memory import CudaMemory, DeviceMemory
+from pagoda_engine.start_up.memory_budget import MemoryBudget, format_bytes
+from pagoda_engine.start_up.options import EngineOptions
+from pagoda_engine.start_up.phases import StartUp
+from pagoda_engine.start_up.pool_plan import PoolPlanner
+from pagoda_engine.start_up.profile_memory import budget_before_load, measure_budget
+from pagoda_engine.start_up.step_limits import CPU_LIMITS, StepLimits, cuda_limits
+from pagoda_engine.start_up.warm_up import warm_engine, warm_kernels
+from pagoda_engine.step.layer_export import OnLayers
+
+logger = logging.getLogger(__name__)
+
+UNLIMITED_MODEL_LEN = 2**31 - 1  # the engine takes the smaller of this and the model's own
+CUDA_LAYER_GROUPS = 4
+
+
+def load_engine(
+    folder: Path,
+    options: EngineOptions,
+    *,
+    hash_block: BlockHasher,
+    on_evict: OnEvict,
+    on_layers: OnLayers | None = None,
+    shares_pool: bool = False,
+    read_buffer_bytes: Callable[[int], int] = lambda block_bytes: 0,
+    start_up: StartUp,
+) -> Engine:
+    """Load a model folder, allocate its KV blocks, capture graphs and warm up.
+
+    Args:
+        folder: of the model.
+        options: what they leave open is chosen by the device.
+        hash_block: see `Engine`.
+        on_evict: see `Engine`.
+        on_layers: see `Engine`.
+        shares_pool: let other processes of this host read the KV pool, if they can.
+        read_buffer_bytes: bytes of a block -> those of a further buffer that each lane of copies
+            will have, for which room must be left.
+        start_up: told what goes on.
+
+    Raises:
+        EngineError: the folder or a limit cannot be used.
+        MemoryBudgetError: the model, or its longest sequence, does not fit.
+        Exception: what `start_up` ends the start with.
+    """
+    loading = _Loading(folder, options, read_buffer_bytes, start_up)
+    try:
+        with start_up.phase("loading weights"):
+            model = load_model(folder, loading.config, on_progress=start_up.percent)
+        config = loading.sized_config(model)
+        with start_up.phase("allocating KV"):
+            kv_cache = None
+            if shares_pool:
+                layout = kv_layout(model, config)
+                kv_cache = exportable_cache(layout, config.num_blocks, model.device)
+            engine = Engine(
+                model,
+                config,
+                hash_block=hash_block,
+                on_evict=on_evict,
+                on_layers=on_layers,
+                kv_cache=kv_cache,
+            )
+        loading.capture(engine)
+        with start_up.phase("warming up"):
+            warm_engine(engine)
+    except torch.OutOfMemoryError as error:
+        raise loading.out_of_memory() from error
+    return engine
+
+
+class _Loading:
+    """What is known before the weights are read, and what is decided from it and measurements."""
+
+    def __init__(
+        self,
+        folder: Path,
+        options: EngineOptions,
+        read_buffer_bytes: Callable[[int], int],
+        start_up: StartUp,
+    ) -> None:
+        """Choose the limits of a step, and refuse a model that cannot fit before it is read."""
+        self._options = options
+        self._read_buffer_bytes = read_buffer_bytes
+        self._start_up = start_up
+        description = read_description(folder / "config.json")
+        device = resolve_device(_device_name(options))
+        torch_dtype = resolve_dtype(options.dtype, description.dtype, device)
+        self._planner = PoolPlanner(
+            options,
+            block_bytes=description.kv_bytes_per_token(torch_dtype) * options.block_size,
+            model_limit=description.max_position_embeddings,
+        )
+        self._memory: DeviceMemory | None = None
+        self._budget: MemoryBudget | None = None
+        limits = CPU_LIMITS
+        if device.type == "cuda":
+            self._memory = CudaMemory(device)
+            self._budget = budget_before_load(
+                self._memory,
+                utilization=options.gpu_memory_utilization,
+                weight_bytes=description.weight_bytes(torch_dtype),
+            )
+            limits = step_limits_of(description, torch_dtype, self._budget.pool_bytes)
+        self._planner.plan(self._budget)
+        self.config = _config(options, device, limits)
+
+    def sized_config(self, model: LoadedModel) -> EngineConfig:
+        """Run all kinds of steps; return the configuration with the blocks that there is room for.
+
+        Raises:
+            MemoryBudgetError: a step does not fit, or the blocks are too few.
+        """
+        with self._start_up.phase("warming up"):
+            warm_kernels(model, self.config, self._start_up.count)
+        if self._memory is not None:
+            with self._start_up.phase("profiling memory"):
+                self._budget = measure_budget(
+                    model,
+                    self.config,
+                    self._memory,
+                    utilization=self._options.gpu_memory_utilization,
+                    read_buffer_bytes=self._read_buffer_bytes,
+                )
+        pool = self._planner.plan(self._budget)
+        logger.info("%s", self._planner.explain(pool, self._budget))
+        max_model_len = self._planner.max_model_len(pool)
+        if max_model_len < model.max_position_embeddings and not self._options.max_model_len:
+            logger.warning(
+                "sequences have %d tokens at most, for which the KV pool has room, not the model's "
+                "%d",
+                max_model_len,
+                model.max_position_embeddings,
+            )
+        return replace(self.config, num_blocks=pool.num_blocks, max_model_len=max_model_len)
+
+    def capture(self, engine: Engine) -> None:
+        """Capture the graphs, if the device has any, and say what they took."""
+        if self._memory is None or self.config.enforce_eager:
+            return
+        free = self._memory.total_and_free()[1]
+        with self._start_up.phase("capturing graphs"):
+            engine.capture(self._start_up.count)
+        taken = free - self._memory.total_and_free()[1]
+        allowed = 0 if self._budget is None else self._budget.graph_bytes
+        # Not exact where a neighbour started meanwhile.
+        logger.info(
+            "graphs took %s, %s were allowed for them", format_bytes(taken), format_bytes(allowed)
+        )
+
+    def out_of_memory(self) -> MemoryBudgetError:
+        """Return the error for an allocation that failed: of a step, or because others grew."""
+        assert self._budget is not None, "torch raises it for devices only"
+        limits = StepLimits(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        return MemoryBudgetError(
+            f"the memory ran out while {self._start_up.current}",
+            self._budget.explain(),
+            [
+                *self._planner.step_remedies(str(limits)),
+                "give its neighbours on the device less: all shares add up to 1 at most",
+            ],
+        )
+
+
+def step_limits_of(
+    description: DecoderDescription, dtype: torch.dtype, room_bytes: int
+) -> StepLimits:
+    """Return what a step should compute at most on a GPU with that much room beside the weights."""
+    q_width = description.num_heads * description.head_dim
+    kv_width = description.num_kv_heads * description.head_dim
+    inner = description.intermediate_size
+    if description.experts is not None:
+        experts = description.experts
+        inner = max(inner, experts.num_experts_per_tok * experts.intermediate_size)
+    widest = max(2 * q_width + 2 * kv_width, 3 * inner)  # attention; gate, up and their product
+    return cuda_limits(
+        room_bytes=room_bytes,
+        token_bytes=(2 * description.hidden_size + widest) * dtype.itemsize,
+        row_bytes=description.vocab_size * (dtype.itemsize + 3 * torch.float32.itemsize),
+    )
+
+
+def _device_name(options: EngineOptions) -> str:
+    if options.device != "auto":
+        return options.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _config(options: EngineOptions, device: torch.device, limits: StepLimits) -> EngineConfig:
+    """Return the configuration; the number of blocks is not known yet."""
+    max_num_seqs = options.max_num_seqs or limits.max_num_seqs
+    return EngineConfig(
+        block_size=options.block_size,
+        num_blocks=1,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens or limits.max_num_batched_tokens,
+        max_model_len=options.max_model_len or UNLIMITED_MODEL_LEN,
+        # Whoever feeds the engine counts arrivals; preempted sequences wait beside them.
+        max_num_waiting=options.max_num_waiting + max_num_seqs,
+        device=str(device),
+        dtype=options.dtype,
+        num_threads=options.num_threads,
+        enforce_eager=options.enforce_eager,
+        graph_batch_sizes=options.graph_batch_sizes or None,
+        num_layer_groups=options.num_layer_groups
+        or (CUDA_LAYER_GROUPS if device.type == "cuda" else 1),
+    )

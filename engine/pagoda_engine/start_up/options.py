@@ -1,0 +1,44 @@
+"""What whoever starts an engine may choose; what is left open, the device decides.
+
+Values only. Knows nothing of where they come from.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Options of one start. Errors name them as they are called here.
+
+    Attributes:
+        block_size: see `EngineConfig`.
+        max_num_waiting: sequences that wait for their first admission at most.
+        gpu_memory_utilization: share of the whole GPU, in (0, 1].
+        device: ``auto`` | ``cpu`` | ``cuda``; auto is cuda if there is one.
+        dtype: see `EngineConfig`.
+        num_threads: see `EngineConfig`.
+        num_blocks: KV blocks in the pool; 0: from `kv_cache_bytes`.
+        kv_cache_bytes: of the pool; 0: a fixed size on CPU, else what the share leaves.
+        max_model_len: tokens of one sequence, for which there must be room; 0: the model's limit,
+            or what the pool holds if that is less.
+        max_num_seqs: sequences in one step at most; 0: by the device.
+        max_num_batched_tokens: new tokens in one step at most; 0: by the device.
+        enforce_eager: see `EngineConfig`.
+        graph_batch_sizes: see `EngineConfig`; empty: chosen up to `max_num_seqs`.
+        num_layer_groups: see `EngineConfig`; 0: by the device.
+    """
+
+    block_size: int
+    max_num_waiting: int
+    gpu_memory_utilization: float
+    device: str = "auto"
+    dtype: str = "auto"
+    num_threads: int = 0
+    num_blocks: int = 0
+    kv_cache_bytes: int = 0
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    enforce_eager: bool = False
+    graph_batch_sizes: tuple[int, ...] = ()
+    num_layer_groups: int = 0

@@ -1,0 +1,114 @@
+"""The size of the KV pool and the longest sequence: from the options and the memory there is.
+
+Refuses what cannot work, with the arithmetic and the options to change. Knows no torch.
+"""
+
+import math
+from typing import NoReturn
+
+from pagoda_engine.errors import MemoryBudgetError
+from pagoda_engine.start_up.memory_budget import KvPool, MemoryBudget, format_bytes
+from pagoda_engine.start_up.options import EngineOptions
+
+DEFAULT_CPU_BYTES = 256 * 2**20
+
+
+class PoolPlanner:
+    """One engine's choice; asked before the weights are read, and again once all is measured."""
+
+    def __init__(self, options: EngineOptions, *, block_bytes: int, model_limit: int) -> None:
+        """Take what does not depend on measurements.
+
+        Args:
+            options: of the start.
+            block_bytes: of one KV block, all layers.
+            model_limit: tokens of the longest sequence that the model was made for.
+        """
+        self._options = options
+        self._block_bytes = block_bytes
+        self._limit = min(options.max_model_len or model_limit, model_limit)
+
+    def plan(self, budget: MemoryBudget | None) -> KvPool:
+        """Return the pool.
+
+        Args:
+            budget: of the device; None where memory is not shared out: on a CPU.
+
+        Raises:
+            MemoryBudgetError: no block fits, or not the longest sequence that the options name.
+        """
+        options = self._options
+        if options.num_blocks:
+            num_blocks = options.num_blocks
+        elif options.kv_cache_bytes or budget is None:
+            num_blocks = (options.kv_cache_bytes or DEFAULT_CPU_BYTES) // self._block_bytes
+        else:
+            num_blocks = budget.pool_bytes // self._block_bytes
+        pool = KvPool(num_blocks, self._block_bytes, options.block_size)
+        num_bytes = num_blocks * self._block_bytes
+        if num_blocks < 1:
+            self._refuse("there is no room for a KV block", pool, budget)
+        if budget is not None and num_bytes > budget.free_pool_bytes:
+            self._refuse(
+                f"there is no room for a KV pool of {format_bytes(num_bytes)}", pool, budget
+            )
+        if pool.num_tokens < self._required_tokens:
+            self._refuse(
+                f"there is no room for one sequence of max_model_len {self._limit} tokens",
+                pool,
+                budget,
+            )
+        return pool
+
+    def max_model_len(self, pool: KvPool) -> int:
+        """Return the limit of a sequence; one that nobody set is lowered to what fits."""
+        return min(self._limit, pool.num_tokens)
+
+    def explain(self, pool: KvPool, budget: MemoryBudget | None) -> str:
+        """Return the arithmetic that led to the pool."""
+        lines = [] if budget is None else [budget.explain()]
+        return "\n".join([*lines, pool.explain(self._limit)])
+
+    def step_remedies(self, largest_step: str) -> list[str]:
+        """Return what makes the largest step smaller."""
+        return [f"lower `max_num_batched_tokens` or `max_num_seqs` ({largest_step})"]
+
+    @property
+    def _required_tokens(self) -> int:
+        """Tokens of a sequence for which there must be room: as many as were asked for."""
+        return self._limit if self._options.max_model_len else 1
+
+    def _refuse(self, reason: str, pool: KvPool, budget: MemoryBudget | None) -> NoReturn:
+        needed = pool.bytes_for(self._required_tokens)
+        remedies = self._pool_remedies(needed, budget)
+        if 0 < pool.num_tokens < self._required_tokens:
+            remedies.append(f"lower `max_model_len` to {pool.num_tokens} or less")
+        if budget is not None:
+            remedies += self._device_remedies(needed, budget)
+        raise MemoryBudgetError(reason, self.explain(pool, budget), remedies)
+
+    def _pool_remedies(self, needed: int, budget: MemoryBudget | None) -> list[str]:
+        options = self._options
+        if budget is not None and (options.num_blocks or options.kv_cache_bytes):
+            name = "`num_blocks`" if options.num_blocks else "`kv_cache_bytes`"
+            return [f"unset {name}, so that the pool takes what is left"]
+        if options.num_blocks:
+            return [f"raise `num_blocks` to {needed // self._block_bytes} or more"]
+        if budget is None:
+            return [f"raise `kv_cache_bytes` to {needed} or more"]
+        share = math.ceil(budget.utilization_for(needed) * 100) / 100
+        if budget.utilization < share <= 1:
+            now = f"{budget.utilization:g}"
+            return [f"raise `gpu_memory_utilization` from {now} to {share:g} or more"]
+        return []
+
+    def _device_remedies(self, needed: int, budget: MemoryBudget) -> list[str]:
+        remedies = []
+        if needed > budget.free_pool_bytes and budget.neighbour_bytes:
+            remedies.append(
+                f"give its neighbours on {budget.device} less than the "
+                f"{format_bytes(budget.neighbour_bytes)} they hold"
+            )
+        if budget.activation_bytes:
+            remedies += self.step_remedies(budget.largest_step)
+        return [*remedies, "take a device with more memory, or a smaller model"]

@@ -1,0 +1,107 @@
+"""Computes what nobody waits for, so that no user waits for what happens at first use only.
+
+On a GPU kernels are compiled for the facts that a launch depends on: whether a number is 1 or a
+multiple of 16, the next power of two, whether KV is split. So every such shape runs once.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.config import EngineConfig
+from pagoda_engine.engine import Engine
+from pagoda_engine.models.model_folder import LoadedModel
+from pagoda_engine.sampling_params import SamplingParams
+from pagoda_engine.sequence_request import SequenceRequest
+from pagoda_engine.start_up.scratch_engine import NUM_OUTPUT_TOKENS, ScratchEngine
+
+MAX_PROMPT_TOKENS = 16384
+"""Longer contexts launch the same kernels."""
+
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+SAMPLINGS = (
+    GREEDY,
+    SamplingParams(max_tokens=1, top_k=8, top_p=0.9, min_p=0.01),
+    replace(GREEDY, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1),
+    replace(GREEDY, logit_bias={0: 1.0}, stop_token_ids=(0,), min_tokens=NUM_OUTPUT_TOKENS),
+    replace(GREEDY, num_logprobs=2),
+)
+"""Every way of choosing a token."""
+
+
+def warm_kernels(
+    model: LoadedModel,
+    config: EngineConfig,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Run every kind of step once, on KV of its own: before the KV pool takes the memory.
+
+    Args:
+        model: to run.
+        config: of the engine to come; ``num_blocks`` does not matter.
+        on_progress: called with (lengths of prompts that ran, all lengths).
+    """
+    limit = min(config.max_model_len, model.decoder.max_positions) - NUM_OUTPUT_TOKENS
+    limit = min(limit, MAX_PROMPT_TOKENS if model.device.type == "cuda" else 2)
+    if limit < 1:
+        return
+    scratch = ScratchEngine(model, config, num_tokens=limit + NUM_OUTPUT_TOKENS)
+    for sampling in SAMPLINGS:
+        scratch.add(1, sampling)
+    scratch.step()
+    for sampling in SAMPLINGS:  # prefills beside decodes
+        scratch.add(min(2, limit), sampling)
+    scratch.finish()
+    lengths = list(prompt_lengths(limit))
+    for done, num_tokens in enumerate(lengths):
+        on_progress(done, len(lengths))
+        scratch.add(num_tokens, GREEDY)
+        scratch.finish()
+
+
+def prompt_lengths(limit: int) -> Iterator[int]:
+    """Yield powers of two and odd numbers between them, up to `limit`."""
+    num_tokens = 1
+    while num_tokens <= limit:
+        yield num_tokens
+        between = num_tokens + num_tokens // 2 + 1
+        if num_tokens > 2 and between <= limit:
+            yield between
+        num_tokens *= 2
+
+
+def warm_engine(engine: Engine) -> None:
+    """Take the engine's own queue, graphs and copies into use. Leaves no trace in its blocks."""
+    _copy_block(engine.kv_cache, engine.config.num_layer_groups)
+    _run_sequence(engine)
+
+
+def _copy_block(cache: KvCache, num_layer_groups: int) -> None:
+    """Copy a block out and in as transfers and tiers do: whole, and in groups of layers."""
+    num_groups = min(num_layer_groups, cache.num_layers)
+    borders = [cache.num_layers * i // num_groups for i in range(num_groups + 1)]
+    sizes = {end - first for first, end in itertools.pairwise(borders)}
+    for layers in (None, *map(range, sizes)):
+        rows, digests = cache.read_blocks_with_digest([0], layers)
+        cache.write_blocks([0], rows, layers, expected=digests)
+        cache.write_blocks([0], rows, layers)
+        cache.digest_blocks([0], layers)
+        cache.copy_blocks(cache.tensor, [0], [0], layers, expected=digests)  # onto itself
+
+
+def _run_sequence(engine: Engine) -> None:
+    """Compute a short sequence, if no block gets full by it."""
+    num_prompt_tokens = engine.config.block_size - NUM_OUTPUT_TOKENS
+    if num_prompt_tokens < 1 or engine.config.block_size >= engine.max_model_len:
+        return
+    request = SequenceRequest(
+        sequence_id="warm-up",
+        prompt_token_ids=(0,) * num_prompt_tokens,
+        block_hashes=(),
+        cache_root=bytes(16),
+        sampling=replace(GREEDY, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True),
+    )
+    engine.add(request)
+    while engine.has_work():
+        engine.step()

@@ -1,0 +1,208 @@
+"""What a decode worker does with its sequences, from the request to the last frame.
+
+Every reserved block has one owner at any time: the engine's sequence. Writers from outside pass a
+fence (`ReservedBlocks`), which is closed before the engine may free the blocks.
+"""
+
+import dataclasses
+import logging
+import time
+
+from opentelemetry.context import Context
+
+from pagoda.rpc.v1 import generate_pb2, status_pb2
+from pagoda_decode.decode_sequence import DecodeSequence
+from pagoda_decode.remote_prefill import RemotePrefill
+from pagoda_engine import ComputedBlocks, FinishReason, SequenceOutput
+from pagoda_worker import engine_messages
+from pagoda_worker.intake import Refusal
+from pagoda_worker.kv_transfer.leases import LeaseOutcome, LeaseTable, Settlement
+from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
+from pagoda_worker.role_handler import RoleHandler
+from pagoda_worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeHandler(RoleHandler[DecodeSequence]):
+    """The decode role. `endpoint` must be set before the first request."""
+
+    def __init__(self, worker: Worker[DecodeSequence], *, lease_seconds: float) -> None:
+        super().__init__(worker)
+        self.leases = LeaseTable(
+            worker.identity.epoch, lease_seconds=lease_seconds, clock=time.monotonic
+        )
+        self.endpoint = ""
+        self._remote = RemotePrefill(
+            self.leases,
+            bus=worker.bus,
+            tasks=worker.tasks,
+            metrics=worker.metrics,
+            stages=worker.stages,
+            clock=worker.clock,
+        )
+
+    async def on_generate(
+        self, message: generate_pb2.GenerateRequest, context: Context
+    ) -> generate_pb2.GenerateResponse:
+        """Take a sequence in, or say why not."""
+        plan = message.plan
+        can_fetch = self.worker.tiers.can_fetch and plan.num_fetch_blocks > 0
+        admitted = self.admit(
+            message,
+            context,
+            is_import=bool(plan.prefill_worker_id) or can_fetch,
+            prefill_only=False,
+        )
+        response = generate_pb2.GenerateResponse(
+            status=generate_pb2.ADMIT_STATUS_ACCEPTED, epoch=self.worker.identity.epoch
+        )
+        if isinstance(admitted, Refusal):
+            response.status = admitted.status
+            response.message = admitted.message
+        elif admitted is not None and plan.prefill_worker_id:
+            admitted.prefill_worker_id = plan.prefill_worker_id
+            admitted.message = message
+        return response
+
+    def on_worker(self, worker_id: str, status: status_pb2.WorkerStatus | None) -> None:
+        """A worker was heard of (status) or lost (None)."""
+        if status is None:
+            self.leases.lose_producer(worker_id)
+
+    def on_housekeeping(self) -> None:
+        """Let leases expire."""
+        self.leases.sweep()
+        self.worker.metrics.num_leases.set(len(self.leases))
+
+    def start_import(self, sequence: DecodeSequence, blocks: ReservedBlocks) -> None:
+        """Get the KV of reserved blocks from a prefill worker or the kvstore."""
+        sequence.task = self.worker.tasks.start(
+            self._import(sequence, blocks), name=f"import {sequence.sequence_id}"
+        )
+
+    def on_computed(self, sequence: DecodeSequence, computed: ComputedBlocks) -> None:
+        """Decode sequences export nothing."""
+
+    def on_output(self, sequence: DecodeSequence, output: SequenceOutput) -> None:
+        """Publish tokens; at the end say how long everything took."""
+        stages = sequence.stages
+        if sequence.is_ending and output.finish_reason is FinishReason.ABORT:
+            output = dataclasses.replace(output, error=sequence.end_error)
+        frame = engine_messages.frame(sequence, output)
+        sequence.num_output_tokens += len(output.token_ids)
+        if output.token_ids and not stages.joined:  # the first token, and it was computed here
+            stages.first_token = stages.joined = self.worker.clock()
+            frame.cached.CopyFrom(engine_messages.cached_message(sequence.cached))
+            frame.stages.CopyFrom(engine_messages.prefill_stages(stages))
+            self.worker.stages.record_prefill(sequence, fallback_reason=sequence.fallback_reason)
+        if output.finish_reason is not None:
+            stages.ended = self.worker.clock()
+            is_local = sequence.is_local_prefill
+            frame.stages.MergeFrom(engine_messages.decode_stages(stages, is_local_prefill=is_local))
+            self._forget(sequence, output.finish_reason)
+        self.worker.frames.add(sequence.gateway_id, frame)
+
+    def end(self, sequence: DecodeSequence, error: str) -> None:
+        """End a sequence: nobody writes its blocks any more, then the engine frees them."""
+        if sequence.is_ending:
+            return
+        sequence.is_ending = True
+        sequence.end_error = error
+        if sequence.lease is not None:
+            self.leases.settle(sequence.lease, LeaseOutcome.CANCELLED, reason=error)
+        if sequence.task is not None:
+            sequence.task.cancel()
+        if sequence.blocks is not None:
+            sequence.blocks.close()
+        self.worker.post_abort(sequence)
+
+    def fail(self, sequence: DecodeSequence, error: str) -> None:
+        """The engine does not have it (any more): say so in its place."""
+        self.end(sequence, error)
+        output = SequenceOutput(
+            sequence_id=sequence.sequence_id,
+            first_index=len(sequence.request.output_token_ids) + sequence.num_output_tokens,
+            token_ids=(),
+            finish_reason=FinishReason.ERROR,
+            error=error,
+        )
+        self.on_output(sequence, output)
+
+    async def _import(self, sequence: DecodeSequence, blocks: ReservedBlocks) -> None:
+        """Fill reserved blocks from a prefill worker or the kvstore; the rest is computed here."""
+        try:
+            if sequence.prefill_worker_id:
+                settlement = await self._remote.run(sequence, blocks, self.endpoint)
+                if sequence.is_ending or self._join(sequence, settlement):
+                    return
+                self._fall_back(sequence, settlement)
+                num_valid_tokens = self._num_valid_tokens(sequence, settlement.num_valid_blocks)
+            else:
+                num_valid_tokens = await self.worker.tiers.fetch_planned(sequence, blocks)
+        except Exception:  # whatever went wrong, the sequence must not wait for ever
+            logger.exception("%s: its KV could not be imported", sequence.sequence_id)
+            num_valid_tokens = self._num_valid_tokens(sequence, blocks.close())
+            now = self.worker.clock()
+            sequence.stages.fetch_started = sequence.stages.fetch_started or now
+            sequence.stages.fetched = now
+        self.worker.post_import_finished(sequence, num_computed_tokens=num_valid_tokens)
+
+    def _join(self, sequence: DecodeSequence, settlement: Settlement) -> bool:
+        """Let a sequence whose KV is complete run. False: it is not complete."""
+        result, lease = settlement.result, sequence.lease
+        num_blocks = -(-sequence.num_known_tokens // self.worker.model.block_size)
+        if result is None or lease is None or settlement.num_valid_blocks < num_blocks:
+            return False
+        if result.num_computed_tokens != sequence.num_known_tokens:
+            logger.error(
+                "lease %s: the producer computed %d tokens of %d",
+                lease.lease_id,
+                result.num_computed_tokens,
+                sequence.num_known_tokens,
+            )
+            return False
+        if not 0 <= result.first_token_id < self.worker.model.vocab_size:
+            logger.error("lease %s: %d is no token", lease.lease_id, result.first_token_id)
+            return False
+        sequence.stages.joined = self.worker.clock()
+        self.worker.tiers.mark_known(sequence.request.block_hashes)  # the producer writes them
+        if result.is_finished:  # and the producer's frame has said so
+            sequence.stages.ended = sequence.stages.joined
+            self.worker.post_abort(sequence)
+            self._forget(sequence, None)
+        else:
+            self.worker.post_import_finished(
+                sequence,
+                num_computed_tokens=result.num_computed_tokens,
+                first_token_id=result.first_token_id,
+            )
+        return True
+
+    def _fall_back(self, sequence: DecodeSequence, settlement: Settlement) -> None:
+        outcome = settlement.outcome.value
+        if settlement.outcome is LeaseOutcome.RECEIVED:
+            outcome = "bad blocks"
+        sequence.fallback_reason = (
+            f"{outcome}: {settlement.reason}" if settlement.reason else outcome
+        )
+        logger.warning(
+            "%s: prefill on %s failed (%s); %d of its tokens are valid, the rest is computed here",
+            sequence.sequence_id,
+            sequence.prefill_worker_id,
+            sequence.fallback_reason,
+            self._num_valid_tokens(sequence, settlement.num_valid_blocks),
+        )
+        self.worker.metrics.local_fallbacks.labels(outcome).inc()
+        sequence.stages.fetch_started = sequence.stages.fetched = self.worker.clock()
+
+    def _num_valid_tokens(self, sequence: DecodeSequence, num_valid_blocks: int) -> int:
+        return min(num_valid_blocks * self.worker.model.block_size, sequence.num_known_tokens)
+
+    def _forget(self, sequence: DecodeSequence, reason: FinishReason | None) -> None:
+        name = "prefill" if reason is None else reason.value
+        self.worker.stages.record_decode(
+            sequence, finish_reason=name, is_local_prefill=sequence.is_local_prefill
+        )
+        self.worker.metrics.sequences_ended.labels(name).inc()
+        self.worker.sequences.remove(sequence)

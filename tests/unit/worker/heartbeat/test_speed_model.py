@@ -1,0 +1,129 @@
+import random
+
+import pytest
+
+from pagoda_engine import StepStats
+from pagoda_worker.heartbeat.speed_model import Rate, SpeedModel
+
+
+def decode_step(num_sequences: int, context: int, seconds: float) -> StepStats:
+    return StepStats(
+        num_sequences=num_sequences,
+        num_decode_tokens=num_sequences,
+        num_context_tokens=context,
+        forward_seconds=seconds,
+    )
+
+
+def prefill_step(num_tokens: int, seconds: float, num_decodes: int = 0) -> StepStats:
+    return StepStats(
+        num_sequences=1 + num_decodes,
+        num_prefill_tokens=num_tokens,
+        num_decode_tokens=num_decodes,
+        forward_seconds=seconds,
+    )
+
+
+def test_a_step_costs_the_devices_time_and_the_gap_before_it() -> None:
+    model = SpeedModel()
+    for _ in range(20):
+        model.add(
+            StepStats(
+                num_sequences=1,
+                num_decode_tokens=1,
+                num_context_tokens=10,
+                schedule_seconds=1.0,
+                launch_seconds=1.0,
+                wait_seconds=1.0,
+                commit_seconds=1.0,
+                forward_seconds=3e-3,
+                sample_seconds=0.5e-3,
+                gap_seconds=0.5e-3,
+            )
+        )
+    assert model.step_time.predict(1, 10) == pytest.approx(4e-3, rel=0.01)
+
+
+def train(model: SpeedModel, base: float, a: float, b: float, *, noise: float = 0.0) -> None:
+    rng = random.Random(1)
+    for _ in range(400):
+        s = rng.randint(1, 32)
+        context = s * rng.randint(10, 2000)
+        seconds = (base + a * s + b * context) * (1 + noise * rng.uniform(-1, 1))
+        model.add(decode_step(s, context, seconds))
+
+
+def test_nothing_measured_is_zero() -> None:
+    model = SpeedModel()
+    assert model.prefill_tokens_per_second == 0
+    assert model.step_time.predict(4, 100) == 0
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_fit_finds_the_coefficients(noise: float) -> None:
+    model = SpeedModel()
+    train(model, 4e-3, 2e-4, 1e-7, noise=noise)
+
+    fitted = model.step_time
+
+    tolerance = 1e-4 if noise == 0 else 0.15
+    assert fitted.predict(16, 16_000) == pytest.approx(
+        4e-3 + 16 * 2e-4 + 16_000 * 1e-7, rel=tolerance
+    )
+    assert fitted.predict(1, 100) == pytest.approx(4.21e-3, rel=tolerance)
+
+
+def test_coefficients_are_never_negative() -> None:
+    model = SpeedModel()
+    rng = random.Random(2)
+    for _ in range(100):
+        model.add(decode_step(rng.randint(1, 8), rng.randint(1, 4000), 5e-3))
+
+    fitted = model.step_time
+
+    assert min(fitted.base, fitted.per_sequence, fitted.per_context_token) >= 0
+    assert fitted.predict(4, 2000) == pytest.approx(5e-3, rel=0.05)
+
+
+def test_single_batch_size_still_predicts_itself() -> None:
+    model = SpeedModel()
+    for step in range(50):
+        model.add(decode_step(1, 100 + step, 3e-3))
+    assert model.step_time.predict(1, 120) == pytest.approx(3e-3, rel=0.02)
+
+
+def test_stall_does_not_move_the_fit_much() -> None:
+    model = SpeedModel()
+    train(model, 4e-3, 2e-4, 0.0)
+    model.add(decode_step(1, 100, 30.0))
+    assert model.step_time.predict(1, 100) == pytest.approx(4.2e-3, rel=0.1)
+
+
+def test_old_speeds_are_forgotten() -> None:
+    model = SpeedModel()
+    train(model, 4e-3, 2e-4, 0.0)
+    for _ in range(4):
+        train(model, 8e-3, 4e-4, 0.0)
+    assert model.step_time.predict(8, 1000) == pytest.approx(8e-3 + 8 * 4e-4, rel=0.05)
+
+
+def test_prefill_rate_leaves_out_the_decodes_of_mixed_steps() -> None:
+    model = SpeedModel()
+    train(model, 4e-3, 2e-4, 0.0)
+    for _ in range(50):
+        model.add(prefill_step(512, 0.5 + 4e-3 + 8 * 2e-4, num_decodes=8))
+    assert model.prefill_tokens_per_second == pytest.approx(1024, rel=0.01)
+
+
+def test_tiny_prefills_say_nothing_of_throughput() -> None:
+    model = SpeedModel()
+    model.add(prefill_step(2, 0.5))
+    assert model.prefill_tokens_per_second == 0
+
+
+def test_rate_weighs_by_amount() -> None:
+    rate = Rate(decay=1.0)
+    rate.add(1000, 1.0)
+    rate.add(10, 1.0)
+    rate.add(0, 5.0)
+    assert rate.per_second == pytest.approx(505)

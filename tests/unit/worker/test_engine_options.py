@@ -1,0 +1,44 @@
+"""The engine names its options; what a user reads names variables."""
+
+from dataclasses import fields
+
+import pytest
+
+from pagoda_decode.config import DecodeSettings
+from pagoda_engine import EngineOptions, InvalidConfigError, MemoryBudgetError
+from pagoda_prefill.config import PrefillSettings
+from pagoda_runtime.errors import SettingsError
+from pagoda_worker.engine_options import engine_options, settings_errors
+from pagoda_worker.settings import WorkerSettings
+
+OPTIONS = [field.name for field in fields(EngineOptions)]
+
+
+def test_every_option_has_the_value_of_its_setting() -> None:
+    settings = DecodeSettings(num_blocks=7, graph_batch_sizes=(1, 2), device="cpu")
+    options = engine_options(settings, dtype="float32")
+
+    assert options.dtype == "float32"
+    for name in set(OPTIONS) - {"dtype"}:
+        assert getattr(options, name) == getattr(settings, name)
+
+
+@pytest.mark.parametrize("settings_class", [DecodeSettings, PrefillSettings])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_remedy_names_the_variable(settings_class: type[WorkerSettings], option: str) -> None:
+    error = MemoryBudgetError("no room", "gpu:\n  0 GiB", [f"raise `{option}` to 7", "a device"])
+    with pytest.raises(SettingsError) as raised, settings_errors(settings_class):
+        raise error
+
+    prefix = settings_class.model_config["env_prefix"]
+    variable = "PAGODA_DTYPE" if option == "dtype" else f"{prefix}{option.upper()}"
+    assert f"no room\n  gpu:\n    0 GiB\n  What helps: raise {variable} to 7; or a device" in str(
+        raised.value
+    )
+
+
+def test_a_limit_out_of_range_names_the_variable() -> None:
+    with pytest.raises(SettingsError) as raised, settings_errors(DecodeSettings):
+        raise InvalidConfigError("block_size", 0, "at least 1")
+
+    assert "PAGODA_DECODE_BLOCK_SIZE is 0, must be at least 1" in str(raised.value)

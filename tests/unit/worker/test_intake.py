@@ -1,0 +1,91 @@
+"""What a worker refuses before its engine hears of it."""
+
+from typing import Any
+
+import pytest
+from opentelemetry.context import Context
+
+from pagoda.rpc.v1 import generate_pb2
+from pagoda_engine import EngineConfig, SequenceRequest
+from pagoda_runtime.block_hash import hash_prompt
+from pagoda_worker.intake import Refusal, check_message
+from pagoda_worker.sequences import LiveSequence
+from pagoda_worker.served_model import ServedModel
+
+ROOT = bytes(16)
+MODEL = ServedModel(
+    name="tiny",
+    kv_identity=bytes(16),
+    config=EngineConfig(),
+    max_model_len=64,
+    vocab_size=256,
+    block_bytes=1024,
+    dtype="float32",
+)
+
+
+def make_message(num_tokens: int = 20, **fields: Any) -> generate_pb2.GenerateRequest:
+    prompt = range(num_tokens)
+    return generate_pb2.GenerateRequest(
+        request_id="r",
+        prompt_token_ids=prompt,
+        cache_root=ROOT,
+        block_hashes=b"".join(hash_prompt(ROOT, prompt, MODEL.block_size)),
+        sampling=generate_pb2.SamplingParams(max_tokens=4),
+        **fields,
+    )
+
+
+def check(
+    message: generate_pb2.GenerateRequest, *others: LiveSequence, num_waiting: int = 0
+) -> SequenceRequest | Refusal:
+    return check_message(
+        message,
+        MODEL,
+        others,
+        num_waiting=num_waiting,
+        max_num_waiting=2,
+        now=100.0,
+        is_import=False,
+        prefill_only=False,
+    )
+
+
+def test_what_can_be_served_is_the_engines_request() -> None:
+    request = check(make_message(deadline_unix_seconds=100.5))
+
+    assert isinstance(request, SequenceRequest)
+    assert request.sequence_id == "r.0.0"
+    assert len(request.block_hashes) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "num_waiting", "status", "text"),
+    [
+        (make_message(), 2, generate_pb2.ADMIT_STATUS_OVERLOADED, "max_num_waiting is 2"),
+        (make_message(80), 0, generate_pb2.ADMIT_STATUS_INVALID, "64"),
+        (
+            make_message(deadline_unix_seconds=99.5),
+            0,
+            generate_pb2.ADMIT_STATUS_INVALID,
+            "its deadline passed 0.500 s ago",
+        ),
+    ],
+)
+def test_a_refusal_says_why(
+    message: generate_pb2.GenerateRequest, num_waiting: int, status: int, text: str
+) -> None:
+    refusal = check(message, num_waiting=num_waiting)
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.status == status
+    assert text in refusal.message
+
+
+@pytest.mark.parametrize(("is_ending", "is_refused"), [(False, True), (True, False)])
+def test_an_attempt_is_refused_while_a_later_one_lives(is_ending: bool, is_refused: bool) -> None:
+    request = check(make_message())
+    assert isinstance(request, SequenceRequest)
+    later = LiveSequence("r.0.1", "r", 0, 1, "g", Context(), 200.0, request, is_ending=is_ending)
+
+    assert isinstance(check(make_message(), later), Refusal) is is_refused

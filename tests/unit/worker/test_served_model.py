@@ -1,0 +1,20 @@
+from pathlib import Path
+
+from support.engine_driver import hash_block
+from support.tiny_checkpoints import make_tiny_checkpoint
+
+from pagoda_engine import Engine, EngineConfig, load_model
+from pagoda_worker.served_model import ServedModel
+
+
+def test_card_says_what_is_served(tmp_path: Path) -> None:
+    config = EngineConfig(dtype="float32")
+    engine = Engine(
+        load_model(make_tiny_checkpoint(tmp_path), config), config, hash_block=hash_block
+    )
+    card = ServedModel.of(engine, "tiny").card()
+
+    assert (card.name, card.block_size, card.max_model_len) == ("tiny", 16, 512)
+    assert len(card.kv_identity) == 16
+    assert (card.vocab_size, card.dtype) == (engine.model.vocab_size, "float32")
+    assert card.block_bytes == engine.kv_cache.block_bytes

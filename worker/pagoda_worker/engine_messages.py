@@ -1,0 +1,181 @@
+"""Protobuf messages <-> the engine's values. The only place that knows both."""
+
+import math
+import struct
+from collections.abc import Iterable
+
+from pagoda.rpc.v1 import generate_pb2
+from pagoda_engine import (
+    FinishReason,
+    KvSource,
+    SamplingParams,
+    SequenceOutput,
+    SequenceRequest,
+    TokenLogprobs,
+)
+from pagoda_runtime.block_hash import HASH_BYTES, split_hashes
+from pagoda_worker.errors import RequestFormatError
+from pagoda_worker.sequences import CachedTokens, LiveSequence, Stages
+
+FINISH_REASONS = {
+    FinishReason.STOP: generate_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: generate_pb2.FINISH_REASON_ABORT,
+    FinishReason.ERROR: generate_pb2.FINISH_REASON_ERROR,
+}
+
+
+def sampling_params(message: generate_pb2.SamplingParams) -> SamplingParams:
+    """Return the engine's form. Where 0 cannot be meant (top_p, repetition_penalty) it is "off"."""
+    return SamplingParams(
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        temperature=as_decimal(message.temperature),
+        top_k=message.top_k,
+        top_p=as_decimal(message.top_p) or 1.0,
+        min_p=as_decimal(message.min_p),
+        repetition_penalty=as_decimal(message.repetition_penalty) or 1.0,
+        frequency_penalty=as_decimal(message.frequency_penalty),
+        presence_penalty=as_decimal(message.presence_penalty),
+        logit_bias={token_id: as_decimal(bias) for token_id, bias in message.logit_bias.items()},
+        seed=message.seed,
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def sampling_message(params: SamplingParams) -> generate_pb2.SamplingParams:
+    """Return the wire's form."""
+    return generate_pb2.SamplingParams(
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        logit_bias=dict(params.logit_bias),
+        seed=params.seed,
+        num_logprobs=params.num_logprobs,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+    )
+
+
+def sequence_request(
+    message: generate_pb2.GenerateRequest,
+    *,
+    sequence_id: str,
+    block_size: int,
+    kv_source: KvSource,
+    prefill_only: bool,
+) -> SequenceRequest:
+    """Return the engine's form of a request.
+
+    Raises:
+        RequestFormatError: hashes that do not fit the prompt.
+    """
+    num_full_blocks = len(message.prompt_token_ids) // block_size
+    try:
+        block_hashes = split_hashes(message.block_hashes)
+    except ValueError as error:
+        raise RequestFormatError(f"block_hashes: {error}") from error
+    if len(block_hashes) != num_full_blocks:
+        raise RequestFormatError(
+            f"{len(block_hashes)} block hashes for {num_full_blocks} full blocks of {block_size} "
+            f"tokens ({len(message.prompt_token_ids)} prompt tokens): hash with this block size"
+        )
+    if len(message.cache_root) != HASH_BYTES:
+        raise RequestFormatError(
+            f"cache_root has {len(message.cache_root)} bytes, must have {HASH_BYTES}"
+        )
+    return SequenceRequest(
+        sequence_id=sequence_id,
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        block_hashes=block_hashes,
+        cache_root=message.cache_root,
+        sampling=sampling_params(message.sampling),
+        output_token_ids=tuple(message.output_token_ids),
+        kv_source=kv_source,
+        prefill_only=prefill_only,
+    )
+
+
+def frame(sequence: LiveSequence, output: SequenceOutput) -> generate_pb2.Frame:
+    """Return one sequence's new tokens; the caller adds cached tokens and stages."""
+    message = generate_pb2.Frame(
+        request_id=sequence.request_id,
+        sequence_index=sequence.sequence_index,
+        attempt=sequence.attempt,
+        first_index=output.first_index,
+        token_ids=output.token_ids,
+        logprobs=map(position_logprobs, output.logprobs),
+        error=output.error,
+    )
+    if output.finish_reason is not None:
+        message.finish_reason = FINISH_REASONS[output.finish_reason]
+        if output.matched_stop_token_id is not None:
+            message.matched_stop_token_id = output.matched_stop_token_id
+    return message
+
+
+def position_logprobs(logprobs: TokenLogprobs) -> generate_pb2.PositionLogprobs:
+    """Return the wire's form of one position's log probabilities."""
+    return generate_pb2.PositionLogprobs(
+        chosen=generate_pb2.TokenLogprob(token_id=logprobs.token_id, logprob=logprobs.logprob),
+        top=token_logprobs(logprobs.top),
+    )
+
+
+def token_logprobs(pairs: Iterable[tuple[int, float]]) -> list[generate_pb2.TokenLogprob]:
+    """Return the wire's form of (token id, log probability) pairs."""
+    return [generate_pb2.TokenLogprob(token_id=t, logprob=p) for t, p in pairs]
+
+
+def cached_message(cached: CachedTokens) -> generate_pb2.CachedTokens:
+    """Return the wire's form."""
+    return generate_pb2.CachedTokens(device=cached.device, cpu=cached.cpu, nvme=cached.nvme)
+
+
+def prefill_stages(stages: Stages) -> generate_pb2.StageTimes:
+    """Return the stages that the side which prefilled reports, on the first frame."""
+    return generate_pb2.StageTimes(
+        prefill_queue_ms=milliseconds(stages.accepted, stages.reserved),
+        kv_fetch_ms=milliseconds(stages.fetch_started, stages.fetched),
+        prefill_compute_ms=milliseconds(stages.fetched, stages.first_token),
+    )
+
+
+def decode_stages(stages: Stages, *, is_local_prefill: bool) -> generate_pb2.StageTimes:
+    """Return the stages that a decode worker reports, on the last frame.
+
+    A sequence that was prefilled here waited for admission once, and its prefill stages said so.
+    """
+    queue_ms = 0.0 if is_local_prefill else milliseconds(stages.accepted, stages.reserved)
+    return generate_pb2.StageTimes(
+        kv_transfer_ms=milliseconds(stages.transfer_started, stages.transferred),
+        decode_queue_ms=queue_ms,
+        decode_generate_ms=milliseconds(stages.joined, stages.ended),
+    )
+
+
+def milliseconds(start: float, end: float) -> float:
+    """Return the time between two stamps; 0 if either was never reached."""
+    return max(end - start, 0.0) * 1e3 if start and end else 0.0
+
+
+def as_decimal(value: float) -> float:
+    """Undo float32 on the wire: return the shortest decimal with this float32, e.g. 0.7.
+
+    Both workers and the gateway then agree on the double the client wrote (up to seven digits).
+    """
+    if not math.isfinite(value) or value == int(value):
+        return value
+    for digits in range(1, 9):
+        candidate = float(f"{value:.{digits}g}")
+        if struct.pack("<f", candidate) == struct.pack("<f", value):
+            return candidate
+    return value

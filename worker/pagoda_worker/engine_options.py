@@ -1,0 +1,42 @@
+"""Between a worker's settings and the engine's options: values one way, names the other.
+
+The engine names its options; whoever reads an error set variables.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+
+from pagoda_engine import CheckpointError, EngineOptions, InvalidConfigError, MemoryBudgetError
+from pagoda_runtime.configuration.names import variable_names
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.errors import ModelFolderError, SettingsError
+from pagoda_worker.settings import WorkerSettings
+
+
+def engine_options(settings: WorkerSettings, *, dtype: str) -> EngineOptions:
+    """Return what the settings say of the engine; both have the same names."""
+    names = {field.name for field in fields(EngineOptions)} - {"dtype"}
+    return EngineOptions(dtype=dtype, **{name: getattr(settings, name) for name in names})
+
+
+@contextlib.contextmanager
+def settings_errors(settings_class: type[WorkerSettings]) -> Iterator[None]:
+    """Say which setting is to blame for an engine that does not start, by its variable's name.
+
+    Raises:
+        SettingsError: the memory does not suffice, or a setting does not suit this machine.
+        ModelFolderError: the model cannot be used.
+    """
+    names = variable_names(CommonSettings) | variable_names(settings_class)
+    try:
+        yield
+    except MemoryBudgetError as error:
+        text = re.sub(r"`(\w+)`", lambda option: names[option[1]], str(error))
+        raise SettingsError([text.replace("\n", "\n  ")]) from error
+    except InvalidConfigError as error:
+        name = names.get(error.what, error.what)
+        raise SettingsError([f"{name} is {error.value!r}, must be {error.limit}"]) from error
+    except CheckpointError as error:
+        raise ModelFolderError(str(error)) from error

@@ -1,0 +1,137 @@
+"""How fast this worker is, fitted from its own step timings while it serves.
+
+Old steps count less and less, so a change of clocks or neighbours is forgotten within some hundred
+steps. Knows numbers only.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda_engine import StepStats
+
+DECAY = 0.995  # per step: a half-life of about 140 steps
+MIN_STEPS = 8
+REFIT_STEPS = 16  # a fit takes some 100 us, so `add` is content with one this many steps old
+MIN_PREFILL_TOKENS = 16
+MAX_OUTLIER_RATIO = 8.0  # a step this many times slower than predicted says nothing of the model
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a decode step = base + per_sequence * S + per_context_token * context tokens."""
+
+    base: float = 0.0
+    per_sequence: float = 0.0
+    per_context_token: float = 0.0
+
+    def predict(self, num_sequences: int, num_context_tokens: int) -> float:
+        """Return seconds for one step."""
+        return (
+            self.base
+            + self.per_sequence * num_sequences
+            + self.per_context_token * num_context_tokens
+        )
+
+
+class Rate:
+    """A quantity per second: decayed sums, so that large samples weigh more. 0 until measured."""
+
+    def __init__(self, decay: float = 0.98) -> None:
+        self._decay = decay
+        self._amount = 0.0
+        self._seconds = 0.0
+
+    def add(self, amount: float, seconds: float) -> None:
+        """Count one sample."""
+        if amount <= 0 or seconds <= 0:
+            return
+        self._amount = self._amount * self._decay + amount
+        self._seconds = self._seconds * self._decay + seconds
+
+    @property
+    def per_second(self) -> float:
+        """The rate."""
+        return self._amount / self._seconds if self._seconds else 0.0
+
+
+class SpeedModel:
+    """Prefill tokens per second and step time, online.
+
+    Decode-only steps feed a least-squares fit whose coefficients cannot be negative (three of them,
+    so every subset is tried). Steps with prefill feed the prefill rate, less what their decodes are
+    predicted to cost.
+    """
+
+    def __init__(self) -> None:
+        self._gram: npt.NDArray[np.float64] = np.zeros((3, 3))
+        self._moment: npt.NDArray[np.float64] = np.zeros(3)
+        self._num_steps = 0
+        self._step_time = StepTime()
+        self._num_unfitted_steps = 0
+        self._prefill = Rate()
+
+    def add(self, stats: StepStats) -> None:
+        """Learn from one step."""
+        seconds = stats.seconds
+        if not stats.num_sequences or seconds <= 0:
+            return
+        if not stats.num_prefill_tokens:
+            self._add_decode(stats, seconds)
+        elif stats.num_prefill_tokens >= MIN_PREFILL_TOKENS:
+            if stats.num_decode_tokens:
+                decodes = self._recent_step_time().predict(stats.num_decode_tokens, 0)
+                seconds -= min(decodes, 0.9 * seconds)
+            self._prefill.add(stats.num_prefill_tokens, seconds)
+
+    def _add_decode(self, stats: StepStats, seconds: float) -> None:
+        # Each step weighs in relative error, else the few largest batches decide alone.
+        if self._num_steps >= MIN_STEPS:
+            recent = self._recent_step_time()
+            predicted = recent.predict(stats.num_sequences, stats.num_context_tokens)
+            seconds = min(seconds, MAX_OUTLIER_RATIO * predicted) if predicted else seconds
+        features = np.array([1.0, stats.num_sequences, stats.num_context_tokens]) / seconds
+        self._gram = DECAY * self._gram + np.outer(features, features)
+        self._moment = DECAY * self._moment + features
+        self._num_steps += 1
+        self._num_unfitted_steps += 1
+
+    def _recent_step_time(self) -> StepTime:
+        is_old = self._num_unfitted_steps >= REFIT_STEPS or not self._step_time.predict(1, 1)
+        return self.step_time if is_old else self._step_time
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """0 until measured."""
+        return self._prefill.per_second
+
+    @property
+    def step_time(self) -> StepTime:
+        """All zero until some steps were measured."""
+        if self._num_unfitted_steps and self._num_steps >= MIN_STEPS:
+            self._step_time = StepTime(*_fit(self._gram, self._moment))
+            self._num_unfitted_steps = 0
+        return self._step_time
+
+
+def _fit(
+    gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]
+) -> tuple[float, float, float]:
+    """Return the non-negative least-squares solution of ``gram x = moment``."""
+    scale = 1.0 / np.sqrt(np.maximum(np.diag(gram), 1e-30))
+    scaled = gram * np.outer(scale, scale) + 1e-9 * np.eye(3)
+    target = moment * scale
+    best, best_loss = np.zeros(3), np.inf
+    for size in (3, 2, 1):
+        for subset in itertools.combinations(range(3), size):
+            index = list(subset)
+            part = np.linalg.solve(scaled[np.ix_(index, index)], target[index])
+            loss = float(-target[index] @ part)  # up to a constant, the squared error
+            if (part >= 0).all() and loss < best_loss:
+                best = np.zeros(3)
+                best[index] = part
+                best_loss = loss
+    base, per_sequence, per_context_token = (best * scale).tolist()
+    return base, per_sequence, per_context_token

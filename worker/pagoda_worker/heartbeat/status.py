@@ -1,0 +1,83 @@
+"""A worker's heartbeat: who it is, what it serves, how busy and how fast it is."""
+
+from dataclasses import dataclass, field
+
+from pagoda.rpc.v1 import status_pb2
+from pagoda_engine import EngineLoad
+from pagoda_runtime.identity import host_id
+from pagoda_worker.heartbeat.speed_model import Rate, SpeedModel
+from pagoda_worker.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Who this worker is; the epoch is new at each start."""
+
+    worker_id: str
+    epoch: str
+    role: "status_pb2.Role.ValueType"
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a worker is at what it does, measured while it serves.
+
+    Attributes:
+        steps: of its engine.
+        transfer: bytes sent to consumers.
+        fetch: bytes fetched from the kvstore.
+    """
+
+    steps: SpeedModel = field(default_factory=SpeedModel)
+    transfer: Rate = field(default_factory=Rate)
+    fetch: Rate = field(default_factory=Rate)
+
+
+def make_status(
+    identity: WorkerIdentity,
+    model: ServedModel,
+    load: EngineLoad,
+    speed: Speed,
+    *,
+    num_waiting: int,
+    max_num_waiting: int,
+    is_draining: bool,
+) -> status_pb2.WorkerStatus:
+    """Return the status of this moment.
+
+    Args:
+        identity: of the worker.
+        model: that it serves.
+        load: of its engine.
+        speed: of all it does.
+        num_waiting: sequences that no step has taken up, as far as the event loop knows.
+        max_num_waiting: their limit.
+        is_draining: it takes nothing new.
+    """
+    step_time = speed.steps.step_time
+    return status_pb2.WorkerStatus(
+        worker_id=identity.worker_id,
+        epoch=identity.epoch,
+        role=identity.role,
+        state=status_pb2.WORKER_STATE_DRAINING if is_draining else status_pb2.WORKER_STATE_READY,
+        model=model.card(),
+        host_id=host_id(),
+        load=status_pb2.Load(
+            num_waiting=max(load.num_waiting, num_waiting),
+            num_running=load.num_running,
+            num_waiting_tokens=load.num_waiting_tokens,
+            num_blocks=load.num_blocks,
+            num_free_blocks=load.num_free_blocks,
+            num_context_tokens=load.num_context_tokens,
+            max_num_seqs=model.config.max_num_seqs,
+            max_num_waiting=max_num_waiting,
+        ),
+        speed=status_pb2.Speed(
+            prefill_tokens_per_second=speed.steps.prefill_tokens_per_second,
+            step_base_ms=step_time.base * 1e3,
+            step_per_sequence_ms=step_time.per_sequence * 1e3,
+            step_per_context_token_ms=step_time.per_context_token * 1e3,
+            transfer_bytes_per_second=speed.transfer.per_second,
+            fetch_bytes_per_second=speed.fetch.per_second,
+        ),
+    )

@@ -1,0 +1,74 @@
+"""Whether a worker takes a sequence, decided at once: the engine hears of it only afterwards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagoda.rpc.v1 import generate_pb2
+from pagoda_engine import EngineError, KvSource, SequenceRequest, check_request
+from pagoda_worker import engine_messages
+from pagoda_worker.errors import RequestFormatError
+from pagoda_worker.sequences import LiveSequence, sequence_id_of
+from pagoda_worker.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a sequence was not taken."""
+
+    status: "generate_pb2.AdmitStatus.ValueType"
+    message: str
+
+
+def check_message(
+    message: generate_pb2.GenerateRequest,
+    model: ServedModel,
+    others: Sequence[LiveSequence],
+    *,
+    num_waiting: int,
+    max_num_waiting: int,
+    now: float,
+    is_import: bool,
+    prefill_only: bool,
+) -> SequenceRequest | Refusal:
+    """Return what the engine is asked to do, or why nothing is.
+
+    Args:
+        message: as it came.
+        model: that the worker serves.
+        others: other attempts of the same sequence that are here.
+        num_waiting: sequences that wait for admission.
+        max_num_waiting: their limit.
+        now: unix seconds.
+        is_import: some of its KV comes from elsewhere.
+        prefill_only: see `SequenceRequest`.
+    """
+    if any(other.attempt > message.attempt and not other.is_ending for other in others):
+        return _invalid(f"attempt {message.attempt} of {message.request_id} has been superseded")
+    if num_waiting >= max_num_waiting:
+        return Refusal(
+            generate_pb2.ADMIT_STATUS_OVERLOADED,
+            f"{num_waiting} sequences wait, max_num_waiting is {max_num_waiting}",
+        )
+    if message.deadline_unix_seconds and now >= message.deadline_unix_seconds:
+        return _invalid(f"its deadline passed {now - message.deadline_unix_seconds:.3f} s ago")
+    try:
+        request = engine_messages.sequence_request(
+            message,
+            sequence_id=sequence_id_of(message.request_id, message.sequence_index, message.attempt),
+            block_size=model.block_size,
+            kv_source=KvSource.IMPORT if is_import else KvSource.COMPUTE,
+            prefill_only=prefill_only,
+        )
+        check_request(
+            request,
+            model.config,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+        )
+    except (RequestFormatError, EngineError) as error:
+        return _invalid(str(error))
+    return request
+
+
+def _invalid(message: str) -> Refusal:
+    return Refusal(generate_pb2.ADMIT_STATUS_INVALID, message)

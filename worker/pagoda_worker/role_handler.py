@@ -1,0 +1,129 @@
+"""What both roles do alike with their sequences: take them in, reserve for an import, cancel.
+
+Knows the worker. Knows nothing of what sets the roles apart.
+"""
+
+import abc
+import asyncio
+import logging
+
+from opentelemetry.context import Context
+
+from pagoda.rpc.v1 import generate_pb2
+from pagoda_engine import KvSource, Reservation, SequenceRequest
+from pagoda_worker.errors import EngineLoopError
+from pagoda_worker.intake import Refusal, check_message
+from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
+from pagoda_worker.sequence_handler import SequenceHandler
+from pagoda_worker.sequences import S, sequence_id_of
+from pagoda_worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+class RoleHandler(SequenceHandler[S]):
+    """A role, for sequences of its own class."""
+
+    def __init__(self, worker: Worker[S]) -> None:
+        self.worker = worker
+
+    async def on_cancel(self, message: generate_pb2.CancelRequest, context: Context) -> None:
+        """End the sequences that nobody wants any more."""
+        attempt = message.attempt if message.HasField("attempt") else None
+        for sequence in self.worker.sequences.attempts(
+            message.request_id, message.sequence_indices, attempt
+        ):
+            self.end(sequence, f"cancelled: {message.reason}")
+
+    def on_housekeeping(self) -> None:
+        """See `SequenceHandler.on_housekeeping`; nothing unless a role has something."""
+
+    def on_reserved(self, sequence: S, reservation: Reservation) -> None:
+        """Blocks are there: get their KV from elsewhere if so planned."""
+        sequence.cached.device = reservation.num_cached_tokens
+        if sequence.request.kv_source is KvSource.COMPUTE:
+            sequence.stages.fetch_started = sequence.stages.fetched = sequence.stages.reserved
+        elif not sequence.is_ending:
+            sequence.blocks = ReservedBlocks(
+                self.worker.kv_cache,
+                reservation.block_ids,
+                first_block=reservation.num_cached_tokens // self.worker.model.block_size,
+            )
+            self.start_import(sequence, sequence.blocks)
+
+    @abc.abstractmethod
+    def start_import(self, sequence: S, blocks: ReservedBlocks) -> None:
+        """Begin to fill reserved blocks; ends with `Worker.post_import_finished`."""
+
+    def admit(
+        self,
+        message: generate_pb2.GenerateRequest,
+        context: Context,
+        *,
+        is_import: bool,
+        prefill_only: bool,
+    ) -> S | Refusal | None:
+        """Take a sequence in. None: this very attempt is here already, so there is nothing to do.
+
+        Earlier attempts of the sequence are ended: the gateway has moved on. What a role adds to
+        the sequence it may set on return: nothing happens to a sequence before.
+        """
+        worker = self.worker
+        if worker.is_draining:
+            return Refusal(
+                generate_pb2.ADMIT_STATUS_DRAINING,
+                f"worker {worker.identity.worker_id} is stopping",
+            )
+        sequence_id = sequence_id_of(message.request_id, message.sequence_index, message.attempt)
+        if worker.sequences.get(sequence_id) is not None:
+            return None
+        others = worker.sequences.attempts(message.request_id, [message.sequence_index])
+        now = worker.clock()
+        request = check_message(
+            message,
+            worker.model,
+            others,
+            num_waiting=worker.sequences.num_waiting,
+            max_num_waiting=worker.settings.max_num_waiting,
+            now=now,
+            is_import=is_import,
+            prefill_only=prefill_only,
+        )
+        if isinstance(request, Refusal):
+            return request
+        for other in others:
+            self.end(other, f"superseded by attempt {message.attempt}")
+        return self._take_in(message, request, context, now)
+
+    def _take_in(
+        self,
+        message: generate_pb2.GenerateRequest,
+        request: SequenceRequest,
+        context: Context,
+        now: float,
+    ) -> S | Refusal:
+        sequence = self.worker.sequence_class(
+            sequence_id=request.sequence_id,
+            request_id=message.request_id,
+            sequence_index=message.sequence_index,
+            attempt=message.attempt,
+            gateway_id=message.gateway_id,
+            context=context,
+            deadline=message.deadline_unix_seconds or float("inf"),
+            request=request,
+            plan_num_fetch_blocks=min(message.plan.num_fetch_blocks, len(request.block_hashes)),
+        )
+        sequence.stages.accepted = now
+        try:
+            added = self.worker.add(sequence)
+        except EngineLoopError as error:
+            return Refusal(generate_pb2.ADMIT_STATUS_OVERLOADED, str(error))
+        added.add_done_callback(lambda future: self._on_added(sequence, future))
+        return sequence
+
+    def _on_added(self, sequence: S, added: "asyncio.Future[None]") -> None:
+        if added.cancelled() or (error := added.exception()) is None:
+            return
+        logger.error("the engine did not take %s: %s", sequence.sequence_id, error)
+        self.fail(sequence, str(error))
+        self.worker.frames.flush()

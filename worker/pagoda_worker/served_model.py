@@ -1,0 +1,64 @@
+"""What a worker serves: a model's limits and the identity of its KV.
+
+Values, said once the engine is loaded. Knows no sequence.
+"""
+
+from dataclasses import dataclass
+
+from pagoda.rpc.v1 import status_pb2
+from pagoda_engine import Engine, EngineConfig
+from pagoda_runtime.block_hash import kv_identity
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as its worker runs it.
+
+    Attributes:
+        name: that clients use.
+        kv_identity: workers with the same one can swap blocks.
+        config: the engine's limits.
+        max_model_len: tokens of one sequence at most.
+        vocab_size: token ids are below it.
+        block_bytes: of one KV block, all layers.
+        dtype: of weights and KV, e.g. ``bfloat16``.
+    """
+
+    name: str
+    kv_identity: bytes
+    config: EngineConfig
+    max_model_len: int
+    vocab_size: int
+    block_bytes: int
+    dtype: str
+
+    @classmethod
+    def of(cls, engine: Engine, name: str) -> "ServedModel":
+        """Return what an engine serves under a name."""
+        model = engine.model
+        return cls(
+            name=name,
+            kv_identity=kv_identity(fingerprint=model.fingerprint, layout=engine.layout),
+            config=engine.config,
+            max_model_len=engine.max_model_len,
+            vocab_size=model.vocab_size,
+            block_bytes=engine.kv_cache.block_bytes,
+            dtype=str(model.dtype).removeprefix("torch."),
+        )
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one KV block."""
+        return self.config.block_size
+
+    def card(self) -> status_pb2.ModelCard:
+        """Return the wire's form."""
+        return status_pb2.ModelCard(
+            name=self.name,
+            kv_identity=self.kv_identity,
+            block_size=self.block_size,
+            block_bytes=self.block_bytes,
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            dtype=self.dtype,
+        )
