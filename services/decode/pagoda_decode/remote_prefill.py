@@ -10,7 +10,7 @@ from pagoda_decode.decode_sequence import DecodeSequence
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
-from pagoda_runtime.process.background_tasks import BackgroundTasks
+from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable, Settlement
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 from pagoda_worker.telemetry.metrics import WorkerMetrics
