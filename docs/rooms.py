@@ -79,13 +79,24 @@ def arrows(graph: grimp.ImportGraph) -> dict[str, set[str]]:
 
 
 def circles(graph: grimp.ImportGraph) -> list[str]:
-    """Return a line for a circle of modules, if there is one; imports for types count."""
-    imports = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
-    try:
-        graphlib.TopologicalSorter(imports).prepare()
-    except graphlib.CycleError as error:
-        return ["a circle of imports: " + " -> ".join(reversed(error.args[1]))]
-    return []
+    """Return a line for a circle of modules and one for a circle of rooms, if there are any.
+
+    Imports for types count. A member's own level is no room here: it ties its rooms together, and
+    holds the errors and settings that they share.
+    """
+    modules = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
+    rooms = {
+        room: {other for other in others if other not in MEMBERS}
+        for room, others in arrows(graph).items()
+        if room not in MEMBERS
+    }
+    problems = []
+    for imports in (modules, rooms):
+        try:
+            graphlib.TopologicalSorter(imports).prepare()
+        except graphlib.CycleError as error:
+            problems.append("a circle of imports: " + " -> ".join(reversed(error.args[1])))
+    return problems
 
 
 def crowds(graph: grimp.ImportGraph) -> list[str]:
@@ -139,7 +150,8 @@ def short(member: str) -> str:
 def about(room: str) -> str:
     """Return the first line of a package's docstring."""
     spec = importlib.util.find_spec(room)
-    assert spec is not None and spec.origin is not None, f"{room} has no __init__.py"
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"{room} has no __init__.py to say what it is about")
     text = ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
     return text.split("\n")[0]
 

@@ -21,6 +21,7 @@ from pagoda_engine.errors import (
     UnsupportedModelError,
 )
 from pagoda_engine.models.model_folder import LoadedModel, load_model
+from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
@@ -36,7 +37,6 @@ from pagoda_engine.step.result import (
     SequenceOutput,
     StepResult,
     StepStats,
-    TokenLogprobs,
 )
 from pagoda_engine.token_mask import TokenMask
 from pagoda_engine.validation import check_request

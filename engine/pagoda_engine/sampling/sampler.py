@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from pagoda_engine.sampling.row_plan import Penalties, RowPlan, SampleRow
-from pagoda_engine.step.result import TokenLogprobs
+from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_kernels import penalise_logits, sample_tokens
 
 MIN_LOGPROB = -9999.0

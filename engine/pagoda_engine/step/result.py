@@ -4,6 +4,8 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pagoda_engine.sampling.token_logprobs import TokenLogprobs
+
 
 class FinishReason(enum.Enum):
     """Why a sequence ended."""
@@ -12,15 +14,6 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Natural logarithms of the model's own probabilities, before penalties and temperature."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()  # likeliest first
 
 
 @dataclass(frozen=True, slots=True)
