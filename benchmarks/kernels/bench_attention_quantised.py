@@ -6,8 +6,9 @@ import torch
 from case import Case, Launch
 from inputs import PagedCase, paged_case, poisoned_like, relative_error
 
-from pagoda_kernels import paged_attention, reference_attention
-from pagoda_kernels.kv_quantisation import quantise
+from pagoda_kernels import paged_attention
+from pagoda_kernels.attention import reference
+from pagoda_kernels.kv.quantisation import quantise
 
 HEADS, HEAD_DIM, BLOCK_SIZE = (32, 8), 128, 16
 SCALE = HEAD_DIM**-0.5
@@ -101,7 +102,7 @@ def _error(inputs: _Inputs) -> float:
     scales = {"k_scale": inputs.k_scale, "v_scale": inputs.v_scale}
     caches = inputs.k_cache, inputs.v_cache
     paged_attention(case.q, *caches, case.batch, scale=SCALE, out=out, **scales)
-    want = reference_attention.paged_attention(case.q, *caches, case.batch, scale=SCALE, **scales)
+    want = reference.paged_attention(case.q, *caches, case.batch, scale=SCALE, **scales)
     return relative_error(out, want)
 
 

@@ -7,8 +7,9 @@ import torch
 from case import Case, Launch
 from pool_case import NUM_LAYERS, different, pool_case, some_blocks
 
-from pagoda_kernels import copy_blocks, digest_blocks, gather_blocks, reference, scatter_blocks
-from pagoda_kernels.block_digest import as_bytes
+from pagoda_kernels import copy_blocks, digest_blocks, gather_blocks, scatter_blocks
+from pagoda_kernels.kv import reference
+from pagoda_kernels.kv.block_digest import as_bytes
 
 
 def cases(device: torch.device) -> list[Case]:

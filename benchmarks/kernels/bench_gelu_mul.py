@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda_kernels import reference_matmul as reference
-from pagoda_kernels.gelu_mul import APPROXIMATIONS, gelu_mul
+from pagoda_kernels.gate import reference
+from pagoda_kernels.gate.gelu_mul import APPROXIMATIONS, gelu_mul
 
 TOLERANCE = 4e-3
 

@@ -4,7 +4,8 @@ import torch
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda_kernels import reference, write_kv
+from pagoda_kernels import write_kv
+from pagoda_kernels.kv import reference
 
 NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 16
 

@@ -6,8 +6,9 @@ import torch
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda_kernels import apply_rope, reference_attention, rms_norm, write_kv
-from pagoda_kernels.kv_write_fused import write_qkv
+from pagoda_kernels import apply_rope, rms_norm, write_kv
+from pagoda_kernels.kv import reference
+from pagoda_kernels.kv.write_qkv import write_qkv
 
 HEADS, HEAD_DIM, BLOCK_SIZE = (32, 8), 128, 16
 MAX_POSITION = 8192
@@ -96,7 +97,7 @@ def _error(device: torch.device, num_tokens: int, kv_dtype: torch.dtype, seed: i
     torch.manual_seed(seed)
     inputs = _inputs(device, min(num_tokens, 2048), kv_dtype)
     want_cache, got_cache = inputs.cache.clone(), inputs.cache.clone()
-    want = reference_attention.write_qkv(
+    want = reference.write_qkv(
         inputs.qkv,
         inputs.positions,
         inputs.cos_sin,

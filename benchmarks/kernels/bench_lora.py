@@ -4,8 +4,8 @@ import torch
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda_kernels import reference_matmul as reference
-from pagoda_kernels.lora import add_lora
+from pagoda_kernels.lora import reference
+from pagoda_kernels.lora.add_lora import add_lora
 
 TOLERANCE = 8e-3
 Inputs = tuple[torch.Tensor, ...]

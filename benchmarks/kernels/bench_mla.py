@@ -5,9 +5,10 @@ import torch.nn.functional as F
 from case import Case, Launch
 from inputs import poisoned_like, relative_error
 
-from pagoda_kernels import AttentionBatch, plan_attention, reference_attention
-from pagoda_kernels.mla import mla_decode, mla_prefill
-from pagoda_kernels.varlen_batch import plan_varlen
+from pagoda_kernels import AttentionBatch, plan_attention
+from pagoda_kernels.attention import reference
+from pagoda_kernels.attention.mla import mla_decode, mla_prefill
+from pagoda_kernels.attention.varlen_batch import plan_varlen
 
 RANK, ROPE_DIM, BLOCK_SIZE = 512, 64, 64
 DIM_QK, DIM_V = 192, 128
@@ -86,7 +87,7 @@ def _decode_error(inputs: tuple[torch.Tensor, torch.Tensor, AttentionBatch]) -> 
     q, cache, batch = inputs
     out = poisoned_like(q[..., :RANK])
     mla_decode(q, cache, batch, scale=SCALE, kv_lora_rank=RANK, out=out)
-    want = reference_attention.mla_decode(q, cache, batch, scale=SCALE, kv_lora_rank=RANK)
+    want = reference.mla_decode(q, cache, batch, scale=SCALE, kv_lora_rank=RANK)
     return relative_error(out, want)
 
 
@@ -125,7 +126,7 @@ def _prefill_error(device: torch.device, num_tokens: int, num_heads: int, seed: 
     out = poisoned_like(v)
     mla_prefill(q, k, v, batch, scale=SCALE, out=out)
     parts = zip(*(x.split(HEADS_AT_ONCE, 1) for x in (q, k, v)), strict=True)
-    want = [reference_attention.mla_prefill(*part, lengths, lengths, scale=SCALE) for part in parts]
+    want = [reference.mla_prefill(*part, lengths, lengths, scale=SCALE) for part in parts]
     return relative_error(out, torch.cat(want, 1))
 
 

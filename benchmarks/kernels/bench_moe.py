@@ -9,11 +9,11 @@ from case import Case, Launch
 from inputs import relative_error
 from tunable import Tunable, tiles
 
-from pagoda_kernels.moe import fused_moe
-from pagoda_kernels.moe_routing import route_topk
-from pagoda_kernels.quant_pack import quantise_fp8_weight
-from pagoda_kernels.quant_weights import FP8, spread_blocks
-from pagoda_kernels.triton_ops.matmul_tiles import grouped_rows, tile_key
+from pagoda_kernels.matmul.pack import quantise_fp8_weight
+from pagoda_kernels.matmul.triton.matmul_tiles import grouped_rows, tile_key
+from pagoda_kernels.matmul.weights import FP8, spread_blocks
+from pagoda_kernels.moe.fused_moe import fused_moe
+from pagoda_kernels.moe.routing import route_topk
 
 HIDDEN, WIDTH, NUM_EXPERTS, TOP_K = 2048, 768, 128, 8
 """Qwen3-30B-A3B."""

@@ -12,10 +12,10 @@ from case import Case, Launch
 from inputs import relative_error
 from tunable import Tile, Tunable, tiles
 
-from pagoda_kernels import quant_pack
-from pagoda_kernels.quant_matmul import fp8_matmul, quant_matmul, quantise_fp8
-from pagoda_kernels.quant_weights import FP8_BLOCK, Fp8Weight, Int4Weight, Int8Weight, QuantWeight
-from pagoda_kernels.triton_ops.matmul_tiles import tile_key
+from pagoda_kernels.matmul import pack as quant_pack
+from pagoda_kernels.matmul.quant_matmul import fp8_matmul, quant_matmul, quantise_fp8
+from pagoda_kernels.matmul.triton.matmul_tiles import tile_key
+from pagoda_kernels.matmul.weights import FP8_BLOCK, Fp8Weight, Int4Weight, Int8Weight, QuantWeight
 
 BATCHES = (1, 16, 64)
 SHAPES = ((4096, 4096), (28672, 4096))

@@ -6,10 +6,12 @@ import torch
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda_kernels import add_rms_norm, reference_blocks, silu_mul
-from pagoda_kernels.quant_matmul import quantise_fp8
-from pagoda_kernels.rms_norm_quantised import add_rms_norm_quantised
-from pagoda_kernels.silu_mul_quantised import silu_mul_quantised
+from pagoda_kernels import add_rms_norm, silu_mul
+from pagoda_kernels.gate import reference as gate_reference
+from pagoda_kernels.gate.silu_mul_quantised import silu_mul_quantised
+from pagoda_kernels.matmul.quant_matmul import quantise_fp8
+from pagoda_kernels.norm import reference as norm_reference
+from pagoda_kernels.norm.rms_norm_quantised import add_rms_norm_quantised
 
 EPS = 1e-5
 TOLERANCE = 0.03
@@ -37,7 +39,7 @@ def norm_case(device: torch.device, num_tokens: int, width: int, goal: float | N
         baselines={
             "two kernels": lambda: _launch(_two_norms, *_norm_inputs(device, num_tokens, width)),
             "compile": lambda: _launch(
-                torch.compile(reference_blocks.add_rms_norm_quantised),
+                torch.compile(norm_reference.add_rms_norm_quantised),
                 *_norm_inputs(device, num_tokens, width),
             ),
         },
@@ -57,7 +59,7 @@ def gate_case(device: torch.device, num_tokens: int, width: int, goal: float | N
         baselines={
             "two kernels": lambda: _launch(_two_gates, _gate_inputs(device, num_tokens, width)),
             "compile": lambda: _launch(
-                torch.compile(reference_blocks.silu_mul_quantised),
+                torch.compile(gate_reference.silu_mul_quantised),
                 _gate_inputs(device, num_tokens, width),
             ),
         },

@@ -4,7 +4,8 @@ import torch
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda_kernels import apply_rope, reference
+from pagoda_kernels import apply_rope
+from pagoda_kernels.rope import reference
 
 HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
 MAX_POSITION = 32768

@@ -9,9 +9,9 @@ import torch
 from case import Case, Launch
 from inputs import relative_error
 
-from pagoda_kernels.reference_sampling import philox_uniform
-from pagoda_kernels.sampling import penalise_logits, sample_tokens
-from pagoda_kernels.sampling_rows import MASS_ONE, SamplingRows, plan_sampling
+from pagoda_kernels.sampling.reference import philox_uniform
+from pagoda_kernels.sampling.rows import MASS_ONE, SamplingRows, plan_sampling
+from pagoda_kernels.sampling.sample_tokens import penalise_logits, sample_tokens
 
 VOCAB_SIZE = 128256
 DIFFERING = 0.02

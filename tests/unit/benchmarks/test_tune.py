@@ -77,14 +77,14 @@ def test_tiles_are_all_combinations():
 @pytest.mark.parametrize(
     ("op", "module", "arguments"),
     [
-        ("attention_decode", "attention_decode", (128, 2)),
-        ("attention_prefill", "attention_prefill", (128, 2)),
+        ("attention_decode", "decode", (128, 2)),
+        ("attention_prefill", "prefill", (128, 2)),
         ("attention_prefill_described", "cache_descriptors", (128, 64)),
     ],
 )
 def test_attention_offers_the_parameters_its_launchers_ask_for(monkeypatch, op, module, arguments):
     asked = []
-    launcher = importlib.import_module(f"pagoda_kernels.triton_ops.{module}")
+    launcher = importlib.import_module(f"pagoda_kernels.attention.triton.{module}")
     monkeypatch.setattr(launcher, "tuned", lambda *key, **tile: asked.append((key, tile)))
     names = "tile_shape", "described_tile_shape"
     shape_of = next(getattr(launcher, name) for name in names if hasattr(launcher, name))

@@ -1,0 +1,141 @@
+"""Rotary position embedding: half rotation (GPT-NeoX, Hugging Face), interleaved (GPT-J), M-RoPE.
+
+Knows a table of cosines and sines. Knows nothing of how a model scales its frequencies.
+"""
+
+import torch
+
+from pagoda_kernels.checks import (
+    FLOAT_DTYPES,
+    check_float,
+    check_fp32,
+    check_index,
+    check_last_dim_dense,
+    check_same,
+    check_shape,
+)
+
+Sections = tuple[int, int, int]
+
+
+def apply_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    *,
+    interleaved: bool = False,
+    sections: Sections | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate dims ``(i, i + R / 2)`` of every head by its position's angle; dims from R on pass.
+
+    ``(a, b) -> (a cos - b sin, b cos + a sin)`` in fp32. The inputs are not changed.
+
+    Args:
+        q: ``[T, H, D]`` fp32, fp16 or bf16; any strides with a dense last dim.
+        k: ``[T, HK, D]``, dtype of q.
+        positions: ``[T]`` int32 or int64, each < max_position; ``[3, T]`` with `sections`.
+        cos_sin: ``[max_position, R]`` fp32 contiguous, R <= D even: cosines, then sines.
+        interleaved: rotate dims ``(2 i, 2 i + 1)`` instead (GPT-J); the table stays as it is.
+        sections: M-RoPE of Qwen2-VL: how many of the R / 2 angles follow the temporal, the vertical
+            and the horizontal position, in this order; each >= 0, the first >= 1.
+
+    Returns:
+        New (q, k) with a dense last dim; on CPU they share memory.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit.
+    """
+    _check(q, k, positions, cos_sin, sections)
+    if q.is_cuda:
+        from pagoda_kernels.rope.triton import apply_rope as apply_rope_triton
+
+        return apply_rope_triton(
+            q, k, positions, cos_sin, interleaved=interleaved, sections=sections
+        )
+    if sections is None:
+        angles = cos_sin.index_select(0, positions)
+    else:
+        angles = _angles_of_sections(positions, cos_sin, sections)
+    both = turned(torch.cat((q, k), 1), angles.unsqueeze(1), interleaved)
+    turned_q, turned_k = both.split_with_sizes((q.shape[1], k.shape[1]), 1)
+    return turned_q, turned_k
+
+
+def _angles_of_sections(
+    positions: torch.Tensor, cos_sin: torch.Tensor, sections: Sections
+) -> torch.Tensor:
+    """``[T, R]`` whose angles follow the positions of their section."""
+    sizes = list(sections * 2)
+    by_axis = [cos_sin.index_select(0, row).split_with_sizes(sizes, -1) for row in positions]
+    return torch.cat([by_axis[i % 3][i] for i in range(6)], -1)
+
+
+def turned(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Rotate ``[T, H, D]`` by ``[T, 1, R]``, in few calls: they are what one token costs."""
+    rot_dim, head_dim = angles.shape[-1], x.shape[-1]
+    cos, sin = angles.chunk(2, -1)
+    wide = (x if rot_dim == head_dim else x[..., :rot_dim]).float()
+    if interleaved:
+        first, second = wide[..., ::2], wide[..., 1::2]
+    else:
+        first, second = wide.chunk(2, -1)
+    turned_first = (first * cos).addcmul_(second, sin, value=-1)
+    turned_second = (second * cos).addcmul_(first, sin)
+    if interleaved:
+        joined = torch.stack((turned_first, turned_second), -1).flatten(-2)
+    else:
+        joined = torch.cat((turned_first, turned_second), -1)
+    rounded = joined.to(x.dtype)
+    return rounded if rot_dim == head_dim else torch.cat((rounded, x[..., rot_dim:]), -1)
+
+
+def check_cos_sin(cos_sin: torch.Tensor, head_dim: int, device: torch.device) -> None:
+    """Raise ValueError unless `cos_sin` is ``[max_position, R]`` fp32, R <= head_dim even."""
+    check_shape("cos_sin", cos_sin, (None, None))
+    check_fp32("cos_sin", cos_sin, device)
+    if cos_sin.shape[1] % 2 or cos_sin.shape[1] > head_dim:
+        raise ValueError(
+            f"cos_sin: expected an even width <= head_dim {head_dim}, got {cos_sin.shape[1]}"
+        )
+
+
+def _check(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    sections: Sections | None,
+) -> None:
+    if (
+        sections is None
+        and q.dim() == k.dim() == 3
+        and cos_sin.dim() == 2
+        and q.dtype in FLOAT_DTYPES
+        and k.dtype == q.dtype
+        and positions.dtype in (torch.int64, torch.int32)
+        and cos_sin.dtype == torch.float32
+        and q.shape[::2] == k.shape[::2]
+        and q.shape[:1] == positions.shape
+        and cos_sin.shape[1] % 2 == 0
+        and cos_sin.shape[1] <= q.shape[2]
+        and q.stride(2) == k.stride(2) == 1
+        and q.get_device() == k.get_device() == positions.get_device() == cos_sin.get_device()
+    ):
+        return  # what always holds, asked quickly; below what does not hold gets its message
+    check_shape("q", q, (None, None, None))
+    check_float("q", q)
+    check_shape("k", k, (q.shape[0], None, q.shape[2]))
+    check_same("k", k, "q", q)
+    check_last_dim_dense("q", q)
+    check_last_dim_dense("k", k)
+    check_shape("positions", positions, (q.shape[0],) if sections is None else (3, q.shape[0]))
+    check_index("positions", positions, q.device)
+    check_cos_sin(cos_sin, q.shape[2], q.device)
+    if sections is not None and (
+        min(sections) < 0 or not sections[0] or 2 * sum(sections) != cos_sin.shape[1]
+    ):
+        raise ValueError(
+            f"sections: expected three sizes >= 0 of {cos_sin.shape[1] // 2} angles in all, "
+            f"the first >= 1, got {sections}"
+        )
