@@ -1,4 +1,4 @@
-"""Rotary position embedding: half rotation (GPT-NeoX, Hugging Face), interleaved (GPT-J), M-RoPE.
+"""Rotary position embedding: half rotation (GPT-NeoX, Hugging Face) or interleaved (GPT-J).
 
 Knows a table of cosines and sines. Knows nothing of how a model scales its frequencies.
 """
@@ -15,8 +15,6 @@ from pagoda_kernels.checks import (
     check_shape,
 )
 
-Sections = tuple[int, int, int]
-
 
 def apply_rope(
     q: torch.Tensor,
@@ -25,7 +23,6 @@ def apply_rope(
     cos_sin: torch.Tensor,
     *,
     interleaved: bool = False,
-    sections: Sections | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate dims ``(i, i + R / 2)`` of every head by its position's angle; dims from R on pass.
 
@@ -34,11 +31,9 @@ def apply_rope(
     Args:
         q: ``[T, H, D]`` fp32, fp16 or bf16; any strides with a dense last dim.
         k: ``[T, HK, D]``, dtype of q.
-        positions: ``[T]`` int32 or int64, each < max_position; ``[3, T]`` with `sections`.
+        positions: ``[T]`` int32 or int64, each < max_position.
         cos_sin: ``[max_position, R]`` fp32 contiguous, R <= D even: cosines, then sines.
         interleaved: rotate dims ``(2 i, 2 i + 1)`` instead (GPT-J); the table stays as it is.
-        sections: M-RoPE of Qwen2-VL: how many of the R / 2 angles follow the temporal, the vertical
-            and the horizontal position, in this order; each >= 0, the first >= 1.
 
     Returns:
         New (q, k) with a dense last dim; on CPU they share memory.
@@ -46,29 +41,15 @@ def apply_rope(
     Raises:
         ValueError: shapes, dtypes or devices do not fit.
     """
-    _check(q, k, positions, cos_sin, sections)
+    _check(q, k, positions, cos_sin)
     if q.is_cuda:
         from pagoda_kernels.rope.triton import apply_rope as apply_rope_triton
 
-        return apply_rope_triton(
-            q, k, positions, cos_sin, interleaved=interleaved, sections=sections
-        )
-    if sections is None:
-        angles = cos_sin.index_select(0, positions)
-    else:
-        angles = _angles_of_sections(positions, cos_sin, sections)
+        return apply_rope_triton(q, k, positions, cos_sin, interleaved=interleaved)
+    angles = cos_sin.index_select(0, positions)
     both = turned(torch.cat((q, k), 1), angles.unsqueeze(1), interleaved)
     turned_q, turned_k = both.split_with_sizes((q.shape[1], k.shape[1]), 1)
     return turned_q, turned_k
-
-
-def _angles_of_sections(
-    positions: torch.Tensor, cos_sin: torch.Tensor, sections: Sections
-) -> torch.Tensor:
-    """``[T, R]`` whose angles follow the positions of their section."""
-    sizes = list(sections * 2)
-    by_axis = [cos_sin.index_select(0, row).split_with_sizes(sizes, -1) for row in positions]
-    return torch.cat([by_axis[i % 3][i] for i in range(6)], -1)
 
 
 def turned(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Tensor:
@@ -105,11 +86,9 @@ def _check(
     k: torch.Tensor,
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
-    sections: Sections | None,
 ) -> None:
     if (
-        sections is None
-        and q.dim() == k.dim() == 3
+        q.dim() == k.dim() == 3
         and cos_sin.dim() == 2
         and q.dtype in FLOAT_DTYPES
         and k.dtype == q.dtype
@@ -129,13 +108,6 @@ def _check(
     check_same("k", k, "q", q)
     check_last_dim_dense("q", q)
     check_last_dim_dense("k", k)
-    check_shape("positions", positions, (q.shape[0],) if sections is None else (3, q.shape[0]))
+    check_shape("positions", positions, (q.shape[0],))
     check_index("positions", positions, q.device)
     check_cos_sin(cos_sin, q.shape[2], q.device)
-    if sections is not None and (
-        min(sections) < 0 or not sections[0] or 2 * sum(sections) != cos_sin.shape[1]
-    ):
-        raise ValueError(
-            f"sections: expected three sizes >= 0 of {cos_sin.shape[1] // 2} angles in all, "
-            f"the first >= 1, got {sections}"
-        )

@@ -1,6 +1,4 @@
-"""Readable twin of the rotation, in every form."""
-
-from collections.abc import Sequence
+"""Readable twin of the rotation, in both forms."""
 
 import torch
 
@@ -12,22 +10,16 @@ def apply_rope(
     cos_sin: torch.Tensor,
     *,
     interleaved: bool = False,
-    sections: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One rotated pair of dims at a time."""
-    half = cos_sin.shape[1] // 2
-    axis_of = [axis for axis, size in enumerate(sections or [half]) for _ in range(size)]
-    places = positions.long().reshape(len(sections or [half]), -1)
+    """As transformers: ``x * cos + rotate_half(x) * sin`` on the first R dims, in fp32."""
+    rot_dim = cos_sin.shape[1]
+    cos, sin = cos_sin[positions.long()][:, None].chunk(2, -1)
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
-        out = x.clone()
-        for i in range(half):
-            angles = cos_sin[places[axis_of[i]]]
-            cos, sin = angles[:, i, None], angles[:, half + i, None]
-            first, second = (2 * i, 2 * i + 1) if interleaved else (i, half + i)
-            a, b = x[..., first].float(), x[..., second].float()
-            out[..., first] = (a * cos - b * sin).to(x.dtype)
-            out[..., second] = (b * cos + a * sin).to(x.dtype)
-        return out
+        wide, passed = x[..., :rot_dim].float(), x[..., rot_dim:]
+        first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
+        turned = (first * cos - second * sin, second * cos + first * sin)
+        joined = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+        return torch.cat([joined.to(x.dtype), passed], -1)
 
     return rotate(q), rotate(k)

@@ -1,7 +1,4 @@
-"""Rotary embedding of q and k in one launch.
-
-Reference: `reference.apply_rope`.
-"""
+"""Rotary embedding of q and k in one launch. Reference: `reference.apply_rope`."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import torch
@@ -75,8 +72,6 @@ def rope_kernel(
     HALF: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-    FIRST_END: tl.constexpr,
-    SECOND_END: tl.constexpr,
     BLOCK_HQ: tl.constexpr,
     BLOCK_HK: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -84,19 +79,14 @@ def rope_kernel(
 ):
     """``(a, b) -> (a cos - b sin, b cos + a sin)`` for dims ``(i, i + HALF)`` of all heads.
 
-    In fp32; INTERLEAVED turns dims ``(2 i, 2 i + 1)``. If FIRST_END is positive there
-    are three rows of positions, for ``i`` below FIRST_END, below SECOND_END and from there on.
+    In fp32; INTERLEAVED turns dims ``(2 i, 2 i + 1)``.
     Program (t, 0) turns the query heads of token t, tile [BLOCK_HQ, BLOCK_HALF], and program (t, 1)
     its KV heads.
     """
     token = tl.program_id(0).to(tl.int64)
     offs_d = tl.arange(0, BLOCK_HALF)[None, :]
     mask_d = offs_d < HALF
-    if FIRST_END > 0:
-        axis = (offs_d >= FIRST_END).to(tl.int64) + (offs_d >= SECOND_END).to(tl.int64)
-        position = tl.load(position_ptr + axis * tl.num_programs(0) + token).to(tl.int64)
-    else:
-        position = tl.load(position_ptr + token).to(tl.int64)
+    position = tl.load(position_ptr + token).to(tl.int64)
     # [1, BLOCK_HALF]
     row = cos_sin_ptr + position * (2 * HALF)
     cos = tl.load(row + offs_d, mask=mask_d, other=0.0)
@@ -142,7 +132,6 @@ def apply_rope(
     cos_sin: torch.Tensor,
     *,
     interleaved: bool = False,
-    sections: tuple[int, int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch two programs per token; arguments as `pagoda_kernels.apply_rope`."""
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -166,8 +155,6 @@ def apply_rope(
             HALF=rot_dim // 2,
             HEAD_DIM=head_dim,
             INTERLEAVED=interleaved,
-            FIRST_END=sections[0] if sections else 0,
-            SECOND_END=sections[0] + sections[1] if sections else 0,
             BLOCK_HQ=next_power_of_2(num_heads),
             BLOCK_HK=next_power_of_2(num_kv_heads),
             BLOCK_HALF=next_power_of_2(rot_dim // 2),

@@ -47,31 +47,6 @@ def test_interleaved_matches_reference(
     assert torch.equal(got[0][..., rot_dim:], q[..., rot_dim:])
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize(
-    ("head_dim", "sections"), [(128, (16, 24, 24)), (80, (40, 0, 0)), (96, (1, 2, 15))]
-)
-def test_sections_match_reference(path, device, dtype, head_dim, sections, interleaved):
-    q = torch.randn(63, 3, head_dim, device=device).to(dtype)
-    k = torch.randn(63, 1, head_dim, device=device).to(dtype)
-    positions = torch.randint(0, MAX_POSITION, (3, 63), device=device, dtype=torch.int32)
-    cos_sin = make_cos_sin(2 * sum(sections), device)
-    form = {"interleaved": interleaved, "sections": sections}
-    got = OPERATOR[path](q, k, positions, cos_sin, **form)
-    want = reference.apply_rope(q, k, positions, cos_sin, **form)
-    for mine, theirs in zip(got, want, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1.6e-2, atol=1e-5)
-
-
-def test_equal_positions_of_all_sections_are_plain_rope(path, device):
-    q = torch.randn(31, 2, 64, device=device)
-    positions = torch.randint(0, MAX_POSITION, (31,), device=device)
-    cos_sin = make_cos_sin(64, device)
-    got = OPERATOR[path](q, q, positions.expand(3, 31), cos_sin, sections=(8, 12, 12))
-    want = OPERATOR[path](q, q, positions, cos_sin)
-    assert torch.equal(got[0], want[0])
-
-
 def test_the_reference_is_the_formula_of_transformers():
     q = torch.randn(9, 2, 80)
     positions = torch.randint(0, MAX_POSITION, (9,))
@@ -83,11 +58,15 @@ def test_the_reference_is_the_formula_of_transformers():
     torch.testing.assert_close(got, torch.cat([turned, q[..., 64:]], -1))
 
 
-@pytest.mark.parametrize("sections", [(1, 1, 1), (0, 2, 2), (5, -1, 0)])
-def test_says_which_sections_do_not_fit(sections):
-    q = torch.ones(2, 4, 8)
-    with pytest.raises(ValueError, match="sections: expected three sizes >= 0 of 4 angles in all"):
-        apply_rope(q, q, torch.zeros(3, 2).long(), torch.ones(9, 8), sections=sections)
+def test_the_interleaved_reference_turns_complex_numbers():
+    q = torch.randn(9, 2, 80)
+    positions = torch.randint(0, MAX_POSITION, (9,))
+    cos_sin = make_cos_sin(64, "cpu")
+    cos, sin = cos_sin[positions][:, None].chunk(2, -1)
+    turned = torch.view_as_complex(q[..., :64].unflatten(-1, (32, 2))) * torch.complex(cos, sin)
+    got, _ = reference.apply_rope(q, q, positions, cos_sin, interleaved=True)
+    want = torch.cat([torch.view_as_real(turned).flatten(-2), q[..., 64:]], -1)
+    torch.testing.assert_close(got, want)
 
 
 def test_takes_q_and_k_sliced_out_of_a_projection(path, device, dtype, assert_close):
