@@ -49,7 +49,9 @@ def sample_tokens(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
     if rows.seeds.device != logits.device:
         raise ValueError(f"rows: expected on {logits.device}, got {rows.seeds.device}")
     if logits.is_cuda:
-        from pagoda_kernels.sampling.triton import sample_tokens as sample_tokens_triton
+        from pagoda_kernels.sampling.triton.sample_tokens import (
+            sample_tokens as sample_tokens_triton,
+        )
 
         return Sampled(*sample_tokens_triton(logits, rows))
     return Sampled(*cpu_sampling.sample_tokens(logits, rows))
@@ -96,7 +98,9 @@ def penalise_logits(
         check_fp32(name, factor, logits.device)
     arguments = logits, output_counts, in_prompt, repetition, frequency, presence
     if logits.is_cuda:
-        from pagoda_kernels.sampling.triton import penalise_logits as penalise_logits_triton
+        from pagoda_kernels.sampling.triton.penalise_logits import (
+            penalise_logits as penalise_logits_triton,
+        )
 
         check_last_dim_dense("logits", logits)
         return penalise_logits_triton(*arguments)

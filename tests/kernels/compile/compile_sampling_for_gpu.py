@@ -7,7 +7,8 @@ import torch
 from compile_for_gpu import compile_each
 
 from pagoda_kernels.sampling.rows import plan_sampling
-from pagoda_kernels.sampling.triton import penalise_logits, sample_tokens
+from pagoda_kernels.sampling.triton.penalise_logits import penalise_logits
+from pagoda_kernels.sampling.triton.sample_tokens import sample_tokens
 
 VOCAB_SIZE = 128256
 

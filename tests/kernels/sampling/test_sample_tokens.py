@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from pagoda_kernels.sampling import reference as reference_sampling
-from pagoda_kernels.sampling import triton as triton_sampling
 from pagoda_kernels.sampling.cpu import philox_mantissa
 from pagoda_kernels.sampling.rows import plan_sampling
 from pagoda_kernels.sampling.sample_tokens import penalise_logits, sample_tokens
+from pagoda_kernels.sampling.triton import penalise_logits as triton_penalties
+from pagoda_kernels.sampling.triton import sample_tokens as triton_sampling
 
 SAMPLE = {"cpu": sample_tokens, "triton": triton_sampling.sample_tokens}
-PENALISE = {"cpu": penalise_logits, "triton": triton_sampling.penalise_logits}
+PENALISE = {"cpu": penalise_logits, "triton": triton_penalties.penalise_logits}
 CPU = torch.device("cpu")
 OFF = {"temperatures": 1.0, "top_ks": 0, "top_ps": 1.0, "min_ps": 0.0, "seeds": 0, "indices": 0}
 
@@ -43,7 +44,7 @@ def small_tiles(monkeypatch):
     """Several tiles to a row, also in the interpreter."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(triton_sampling, "BLOCK_V", 128)
-        monkeypatch.setattr(triton_sampling, "PENALTY_BLOCK_V", 64)
+        monkeypatch.setattr(triton_penalties, "BLOCK_V", 64)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 63, 127, 300, 1500])
