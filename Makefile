@@ -74,7 +74,7 @@ bench: $(DEV_STAMP) ## Run the standard benchmarks into benchmarks/results/
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serving/standard.py
 
 check-gpu: ## On a GPU host: prove and measure kernels, engine and KV transfer, with the host's own torch and triton
-	$(PYTHON) benchmarks/kernels/check_gpu.py $(CHECK_GPU_ARGS)
+	$(PYTHON) benchmarks/gpu/check_gpu.py $(CHECK_GPU_ARGS)
 
 kernel-resources: $(DEV_STAMP) ## Record what every kernel compiles to: registers, spills, bytes per cycle
 	PYTHONPATH=tests:kernels $(BIN)/python -m support.compile_scripts benchmarks/results/compile/resources.json

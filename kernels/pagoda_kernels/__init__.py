@@ -1,39 +1,44 @@
-"""Operators of a paged-KV transformer. Triton is imported only when a CUDA tensor first arrives."""
+"""Operators of a paged-KV transformer, one folder a family.
 
-from pagoda_kernels.attention import paged_attention
-from pagoda_kernels.attention_batch import AttentionBatch
-from pagoda_kernels.attention_plan import PAD_SLOT, decode_batch, plan_attention
-from pagoda_kernels.block_copy import (
+In each folder lie, side by side: the operator, which checks its arguments and dispatches by device;
+its CPU path; its Triton kernels; its readable reference. Knows tensors. Knows nothing of models,
+sequences or networks. Triton is imported only when a CUDA tensor first arrives.
+"""
+
+from pagoda_kernels.attention.batch import AttentionBatch
+from pagoda_kernels.attention.mla import mla_decode, mla_prefill
+from pagoda_kernels.attention.paged_attention import paged_attention
+from pagoda_kernels.attention.plan import PAD_SLOT, decode_batch, plan_attention
+from pagoda_kernels.attention.varlen_batch import VarlenBatch, plan_varlen
+from pagoda_kernels.gate.gelu_mul import gelu_mul
+from pagoda_kernels.gate.silu_mul import silu_mul
+from pagoda_kernels.gate.silu_mul_quantised import silu_mul_quantised
+from pagoda_kernels.kv.block_copy import (
     copy_blocks,
     digest_pool,
     gather_blocks,
     scatter_blocks,
 )
-from pagoda_kernels.block_digest import DIGEST_BYTES, digest_blocks
-from pagoda_kernels.gelu_mul import gelu_mul
-from pagoda_kernels.kv_write import write_kv
-from pagoda_kernels.kv_write_fused import write_qkv
-from pagoda_kernels.lora import add_lora
-from pagoda_kernels.mla import mla_decode, mla_prefill
-from pagoda_kernels.moe import fused_moe
-from pagoda_kernels.moe_routing import route_topk
-from pagoda_kernels.quant_matmul import fp8_matmul, quant_matmul, quantise_fp8
-from pagoda_kernels.quant_pack import (
+from pagoda_kernels.kv.block_digest import DIGEST_BYTES, digest_blocks
+from pagoda_kernels.kv.write_kv import write_kv
+from pagoda_kernels.kv.write_qkv import write_qkv
+from pagoda_kernels.lora.add_lora import add_lora
+from pagoda_kernels.matmul.pack import (
     pack_awq,
     pack_gptq,
     quantise_fp8_weight,
     quantise_int4,
     quantise_int8,
 )
-from pagoda_kernels.quant_weights import Fp8Weight, Int4Weight, Int8Weight, QuantWeight
-from pagoda_kernels.rms_norm import add_rms_norm, rms_norm
-from pagoda_kernels.rms_norm_quantised import add_rms_norm_quantised, rms_norm_quantised
-from pagoda_kernels.rope import apply_rope
-from pagoda_kernels.sampling import Sampled, penalise_logits, sample_tokens
-from pagoda_kernels.sampling_rows import SamplingRows, plan_sampling
-from pagoda_kernels.silu_mul import silu_mul
-from pagoda_kernels.silu_mul_quantised import silu_mul_quantised
-from pagoda_kernels.varlen_batch import VarlenBatch, plan_varlen
+from pagoda_kernels.matmul.quant_matmul import fp8_matmul, quant_matmul, quantise_fp8
+from pagoda_kernels.matmul.weights import Fp8Weight, Int4Weight, Int8Weight, QuantWeight
+from pagoda_kernels.moe.fused_moe import fused_moe
+from pagoda_kernels.moe.routing import route_topk
+from pagoda_kernels.norm.rms_norm import add_rms_norm, rms_norm
+from pagoda_kernels.norm.rms_norm_quantised import add_rms_norm_quantised, rms_norm_quantised
+from pagoda_kernels.rope.apply_rope import apply_rope
+from pagoda_kernels.sampling.rows import SamplingRows, plan_sampling
+from pagoda_kernels.sampling.sample_tokens import Sampled, penalise_logits, sample_tokens
 
 __all__ = [
     "DIGEST_BYTES",

@@ -6,17 +6,21 @@ The memory is never filled: the tests touch a few pages of it.
 import pytest
 import torch
 
-from pagoda_kernels import plan_attention, reference, reference_attention
-from pagoda_kernels.block_digest import as_bytes, digest_blocks
-from pagoda_kernels.score_rule import ScoreRule
-from pagoda_kernels.triton_ops import attention, block_copy
-from pagoda_kernels.triton_ops.attention_prefill import prefill
-from pagoda_kernels.triton_ops.kv_write import write_kv
-from pagoda_kernels.triton_ops.kv_write_fused import write_qkv
-from pagoda_kernels.triton_ops.mla_decode import mla_decode
-from pagoda_kernels.triton_ops.mla_prefill import mla_prefill
-from pagoda_kernels.triton_ops.rope import apply_rope
-from pagoda_kernels.varlen_batch import plan_varlen
+from pagoda_kernels import plan_attention
+from pagoda_kernels.attention import reference as attention_reference
+from pagoda_kernels.attention.score_rule import ScoreRule
+from pagoda_kernels.attention.triton import paged_attention as attention
+from pagoda_kernels.attention.triton.mla_decode import mla_decode
+from pagoda_kernels.attention.triton.mla_prefill import mla_prefill
+from pagoda_kernels.attention.triton.prefill import prefill
+from pagoda_kernels.attention.varlen_batch import plan_varlen
+from pagoda_kernels.kv import reference as kv_reference
+from pagoda_kernels.kv.block_digest import as_bytes, digest_blocks
+from pagoda_kernels.kv.triton import block_copy
+from pagoda_kernels.kv.triton.write_kv import write_kv
+from pagoda_kernels.kv.triton.write_qkv import write_qkv
+from pagoda_kernels.rope import reference as rope_reference
+from pagoda_kernels.rope.triton import apply_rope
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FAR = 2**30
@@ -64,7 +68,7 @@ def test_attention_reads_blocks(pool, with_descriptors, assert_close):
     rule = ScoreRule(SCALE, k_scale=scale, v_scale=scale)
     attention.run(q, k_cache, v_cache, batch, rule, out)
     prefill(q, k_cache, v_cache, batch, rule, out, with_descriptors)
-    want = reference_attention.paged_attention(
+    want = attention_reference.paged_attention(
         q, k_cache, v_cache, batch, scale=SCALE, k_scale=scale, v_scale=scale
     )
     assert_close(out, want)
@@ -101,21 +105,21 @@ def test_new_tokens_are_written_to_blocks(pool):
 def test_blocks_are_copied_and_digested(pool):
     source = pool.movedim(0, 1)[:, None]
     ids = torch.tensor([2, 0], device=DEVICE)
-    want = reference.gather_blocks(source, ids)
+    want = kv_reference.gather_blocks(source, ids)
     digests = digest_blocks(as_bytes(want))
     got = torch.zeros_like(want)
     assert torch.equal(block_copy.gather_blocks_digest(source, ids, got), digests)
     assert torch.equal(got, want)
     assert torch.equal(block_copy.digest_pool(source, ids), digests)
     block_copy.scatter_blocks(source, ids, want.flip(0).contiguous())
-    assert torch.equal(reference.gather_blocks(source, ids), want.flip(0))
+    assert torch.equal(kv_reference.gather_blocks(source, ids), want.flip(0))
     assert torch.equal(block_copy.copy_blocks(source, ids, source, ids), digests.flip(0))
 
 
 def test_rope_turns_heads():
     q = apart(torch.randn(5, HEADS, HEAD_DIM).half(), 1)
     cos_sin, positions = torch.rand(9, HEAD_DIM, device=DEVICE), torch.arange(5, device=DEVICE)
-    want = reference.apply_rope(q, q[:, :1], positions, cos_sin)
+    want = rope_reference.apply_rope(q, q[:, :1], positions, cos_sin)
     got = apply_rope(q, q[:, :1], positions, cos_sin)
     assert torch.allclose(got[0].float(), want[0].float(), atol=2e-3)
 
@@ -133,7 +137,7 @@ def test_latent_attention_of_blocks_and_heads(num_splits, assert_close):
     q = apart(torch.randn(2, HEADS, 48).half(), 1)
     out = like(q[..., :32], 1)
     mla_decode(q, cache, batch, SCALE, out, num_splits)
-    want = reference_attention.mla_decode(q, cache, batch, scale=SCALE, kv_lora_rank=32)
+    want = attention_reference.mla_decode(q, cache, batch, scale=SCALE, kv_lora_rank=32)
     assert_close(out, want)
 
 
@@ -141,4 +145,4 @@ def test_expanded_latent_attention_of_heads(assert_close):
     q = apart(torch.randn(33, HEADS, 48).half(), 1)
     out = like(q, 1)
     mla_prefill(q, q, q, plan_varlen(seqlens_q=[33], seqlens_k=[33], device=DEVICE), SCALE, out)
-    assert_close(out, reference_attention.mla_prefill(q, q, q, [33], [33], scale=SCALE))
+    assert_close(out, attention_reference.mla_prefill(q, q, q, [33], [33], scale=SCALE))

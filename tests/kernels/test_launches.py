@@ -2,17 +2,14 @@
 
 import json
 import os
-import pkgutil
 import secrets
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
+from support.triton_modules import triton_modules
 from triton.runtime.autotuner import Autotuner, Heuristics
-
-import pagoda_kernels.triton_ops as triton_ops
 
 SCRIPT = Path(__file__).with_name("serving_launches.py")
 TESTS = SCRIPT.parents[1]
@@ -58,6 +55,6 @@ def test_sampling_is_one_launch(launched):
 
 
 def test_nothing_is_tuned_by_a_launch():
-    for module in pkgutil.iter_modules(triton_ops.__path__):
-        values = vars(import_module(f"{triton_ops.__name__}.{module.name}")).values()
-        assert not [value for value in values if isinstance(value, Autotuner | Heuristics)]
+    for module in triton_modules():
+        tuned = (Autotuner, Heuristics)
+        assert not [value for value in vars(module).values() if isinstance(value, tuned)]

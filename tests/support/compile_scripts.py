@@ -1,4 +1,4 @@
-"""Runs the compile scripts of tests/kernels and keeps what they report, once per process.
+"""Runs the scripts of tests/kernels/compile and keeps what they report, once per process.
 
 A script `compile*_for_gpu.py` compiles an operator family as it is launched and prints one JSON
 object per kernel. Run as a module it writes the table of resources:
@@ -19,8 +19,8 @@ from typing import Any
 
 from support.compiled_kernel import EVERYTHING_VARIABLE, MAIN_CAPABILITY, SHARED_BYTES
 
-KERNEL_TESTS = Path(__file__).resolve().parents[1] / "kernels"
-ROOT = KERNEL_TESTS.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "tests" / "kernels" / "compile"
 SPILLED_BYTES = 16
 """Stack per thread that is tolerated: a few addresses, no tile."""
 
@@ -40,7 +40,7 @@ Facts = dict[str, Any]
 
 def compile_scripts() -> tuple[Path, ...]:
     """Every compile script, sorted."""
-    return tuple(sorted(KERNEL_TESTS.glob("compile*_for_gpu.py")))
+    return tuple(sorted(SCRIPTS.glob("compile*_for_gpu.py")))
 
 
 @functools.cache

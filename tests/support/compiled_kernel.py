@@ -20,7 +20,7 @@ from triton.language import target_info
 from triton.runtime.jit import create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from pagoda_kernels.triton_ops import launch
+from pagoda_kernels.triton import launch
 from support.kernel_loops import innermost_loops
 
 CAPABILITIES = (80, 89, 90, 100)

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from pagoda_kernels import AttentionBatch, paged_attention, plan_attention, reference_attention
-from pagoda_kernels.score_rule import ScoreRule
-from pagoda_kernels.triton_ops import attention as triton_attention
+from pagoda_kernels import AttentionBatch, paged_attention, plan_attention
+from pagoda_kernels.attention import reference
+from pagoda_kernels.attention.score_rule import ScoreRule
+from pagoda_kernels.attention.triton import paged_attention as triton_attention
 
 
 @dataclass
@@ -22,7 +23,7 @@ class Case:
     v_scale: torch.Tensor | None = None
 
     def want(self, **options):
-        return reference_attention.paged_attention(
+        return reference.paged_attention(
             self.q,
             self.k_cache,
             self.v_cache,

@@ -3,7 +3,7 @@
 import os
 import time
 
-from points import Group, NotAvailableError, Point, Subject
+from gpu.harness.points import Group, NotAvailableError, Point, Subject
 
 
 class Plain(Subject):
@@ -69,5 +69,8 @@ GROUPS = [
 ]
 
 
-def groups_of(plan, size):
+PLAN = "support.unruly_points:groups_of"
+
+
+def groups_of(scope, device):
     return GROUPS

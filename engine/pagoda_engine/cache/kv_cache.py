@@ -17,8 +17,8 @@ from pagoda_engine.cache.copy_lanes import (
 )
 from pagoda_engine.cache.shared_memory import ByteArray, SharedMemory
 from pagoda_kernels import copy_blocks, digest_pool, gather_blocks, scatter_blocks
-from pagoda_kernels.block_digest import DIGEST_BYTES
 from pagoda_kernels.host_copy import to_device
+from pagoda_kernels.kv.block_digest import DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)

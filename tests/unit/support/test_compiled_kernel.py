@@ -21,7 +21,7 @@ SCRIPT = """
 import json
 import torch, triton, triton.language as tl
 from support.compiled_kernel import compile_launches
-from pagoda_kernels.triton_ops import launch
+from pagoda_kernels.triton import launch
 
 @triton.jit
 def add_kernel(x_ptr, y_ptr, n, scale, BLOCK: tl.constexpr):

@@ -7,7 +7,7 @@ from support.kv_pools import CPU, LAYOUT, fill, make_cache, maps_of
 from pagoda_engine import KvCache
 from pagoda_engine.cache.copy_lanes import CopyLanes, chunks
 from pagoda_engine.cache.shared_memory import SharedMemory
-from pagoda_kernels.block_digest import digest_blocks
+from pagoda_kernels.kv.block_digest import digest_blocks
 
 LAYERS = [None, range(0, 1), range(1, 3), range(0, 3)]
 

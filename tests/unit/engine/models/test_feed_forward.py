@@ -4,7 +4,7 @@ import torch
 from pagoda_engine.models import feed_forward as module
 from pagoda_engine.models.feed_forward import Experts
 from pagoda_engine.models.linear import Linear, can_pack
-from pagoda_kernels import reference_matmul
+from pagoda_kernels.moe import reference
 
 NUM_EXPERTS, PER_TOK, HIDDEN, WIDTH = 6, 2, 40, 24
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.02}
@@ -44,8 +44,8 @@ def test_experts_are_those_of_the_reference(
         monkeypatch.setattr(module, "can_pack", lambda dtype: False)
     experts, router, gate_up, down = make(seed, dtype, norm_topk_prob)
     x = torch.randn(num_tokens, HIDDEN).to(dtype)
-    weights, chosen = reference_matmul.route_topk(x @ router.T, PER_TOK, renormalise=norm_topk_prob)
-    want = reference_matmul.fused_moe(x, gate_up, down, weights, chosen)
+    weights, chosen = reference.route_topk(x @ router.T, PER_TOK, renormalise=norm_topk_prob)
+    want = reference.fused_moe(x, gate_up, down, weights, chosen)
     found = experts(x)
     assert found.dtype is dtype
     error = (found.double() - want.double()).norm() / want.double().norm()

@@ -17,7 +17,7 @@ from pagoda_engine.sampling import (
 )
 from pagoda_engine.sampling import sample as sample_on_device
 from pagoda_engine.sampling.sampler import MIN_LOGPROB
-from pagoda_kernels.reference_sampling import philox_uniform
+from pagoda_kernels.sampling.reference import philox_uniform
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 40

@@ -13,7 +13,7 @@ from pagoda_engine.cache.peer_pool import (
     exportable_cache,
     open_peer_pool,
 )
-from pagoda_kernels.block_digest import digest_blocks as kernel_digests
+from pagoda_kernels.kv.block_digest import digest_blocks as kernel_digests
 from pagoda_worker.errors import LeaseMismatchError
 from pagoda_worker.kv_transfer.digests import digest_blocks
 from pagoda_worker.kv_transfer.pool_codec import DigestKind

@@ -1,0 +1,13 @@
+"""Lets a bare checkout import these folders, Pagoda and what its tests share."""
+
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).resolve().parents[2]
+ROOT = BENCHMARKS.parent
+_FOLDERS = (BENCHMARKS, *(ROOT / name for name in ("kernels", "engine", "worker", "tests")))
+
+
+def missing_folders() -> list[str]:
+    """Return what has to be added to `sys.path`."""
+    return [folder for folder in map(str, _FOLDERS) if folder not in sys.path]

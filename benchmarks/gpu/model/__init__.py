@@ -1,0 +1,1 @@
+"""Models of known shape and random weights, and what a step of them must cost."""

@@ -1,0 +1,1 @@
+"""Triton kernels of attention: decodes in splits, prefills in tiles, latent attention of both."""

@@ -1,0 +1,4 @@
+"""Gates of feed-forward layers, SwiGLU and GEGLU, on a joined gate and up projection.
+
+Knows nothing of the matmuls around them.
+"""

@@ -1,0 +1,1 @@
+"""Triton kernels that write, copy and digest KV."""

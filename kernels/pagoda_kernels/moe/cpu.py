@@ -1,0 +1,48 @@
+"""Mixture of experts on the CPU: tokens sorted by expert, two matmuls per expert in use."""
+
+import torch
+import torch.nn.functional as F
+
+from pagoda_kernels.matmul.weights import spread_blocks
+
+
+def fused_moe(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up_scale: torch.Tensor | None,
+    down_scale: torch.Tensor | None,
+) -> torch.Tensor:
+    """As `pagoda_kernels.fused_moe`, arguments already checked."""
+    num_experts, top_k = len(gate_up), experts.shape[1]
+    flat = experts.flatten().long()
+    order = flat.argsort(stable=True)
+    order = order[int((flat < 0).sum()) :]
+    counts = torch.bincount(flat[order], minlength=num_experts).tolist()
+    tokens = order // top_k
+    rows = x.index_select(0, tokens)
+    parts = torch.empty(len(order), x.shape[1], dtype=x.dtype)
+    start = 0
+    for expert, count in enumerate(counts):
+        if count == 0:
+            continue
+        stop = start + count
+        wide_in = _widened(gate_up, gate_up_scale, expert, x.dtype)
+        wide_out = _widened(down, down_scale, expert, x.dtype)
+        gate, up = F.linear(rows[start:stop], wide_in).chunk(2, -1)
+        parts[start:stop] = F.linear(F.silu(gate).mul_(up), wide_out)
+        start = stop
+    out = torch.zeros(x.shape, dtype=torch.float32)
+    out.index_add_(0, tokens, parts.float() * weights.flatten()[order][:, None])
+    return out.to(x.dtype)
+
+
+def _widened(
+    weight: torch.Tensor, scale: torch.Tensor | None, expert: int, dtype: torch.dtype
+) -> torch.Tensor:
+    chosen = weight[expert]
+    if scale is None:
+        return chosen
+    return (chosen.float() * spread_blocks(scale[expert], *chosen.shape)).to(dtype)

@@ -1,0 +1,1 @@
+"""Triton kernels of penalties and sampling."""

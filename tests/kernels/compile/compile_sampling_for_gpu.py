@@ -1,0 +1,39 @@
+"""Compile the sampling kernels as they are launched, for a vocabulary of 128 k tokens.
+
+Run as a script without TRITON_INTERPRET; prints one JSON object per compiled kernel.
+"""
+
+import torch
+from compile_for_gpu import compile_each
+
+from pagoda_kernels.sampling.rows import plan_sampling
+from pagoda_kernels.sampling.triton.penalise_logits import penalise_logits
+from pagoda_kernels.sampling.triton.sample_tokens import sample_tokens
+
+VOCAB_SIZE = 128256
+
+
+def compile_sampling(dtype: torch.dtype) -> None:
+    """Both kernels for two rows."""
+    logits = torch.zeros(2, VOCAB_SIZE, dtype=dtype)
+    rows = plan_sampling(
+        temperatures=[1.0, 0.0],
+        top_ks=[0, 5],
+        top_ps=[0.9, 1.0],
+        min_ps=[0.0, 0.1],
+        seeds=[1, 2],
+        indices=[3, 4],
+        device=torch.device("cpu"),
+    )
+    counts, factors = torch.zeros(2, VOCAB_SIZE), torch.ones(2)
+
+    def launches() -> None:
+        sample_tokens(logits, rows)
+        penalise_logits(logits, counts, counts > 0, factors, factors, factors)
+
+    compile_each(f"V{VOCAB_SIZE} {dtype}", launches)
+
+
+if __name__ == "__main__":
+    compile_sampling(torch.float32)
+    compile_sampling(torch.bfloat16)

@@ -1,0 +1,263 @@
+import random
+
+import pytest
+import torch
+
+from pagoda_kernels.sampling import reference as reference_sampling
+from pagoda_kernels.sampling.cpu import philox_mantissa
+from pagoda_kernels.sampling.rows import plan_sampling
+from pagoda_kernels.sampling.sample_tokens import penalise_logits, sample_tokens
+from pagoda_kernels.sampling.triton import penalise_logits as triton_penalties
+from pagoda_kernels.sampling.triton import sample_tokens as triton_sampling
+
+SAMPLE = {"cpu": sample_tokens, "triton": triton_sampling.sample_tokens}
+PENALISE = {"cpu": penalise_logits, "triton": triton_penalties.penalise_logits}
+CPU = torch.device("cpu")
+OFF = {"temperatures": 1.0, "top_ks": 0, "top_ps": 1.0, "min_ps": 0.0, "seeds": 0, "indices": 0}
+
+
+def make_rows(num_rows, device, into=None, **columns):
+    """Rows of the given columns; a single value stands for all rows."""
+    filled = {
+        name: list(value) if hasattr(value, "__len__") else [value] * num_rows
+        for name, value in (OFF | columns).items()
+    }
+    return plan_sampling(**filled, device=device, into=into)
+
+
+def draw_columns(num_rows, seed):
+    """Random parameters, every kind of them on and off."""
+    rng = random.Random(seed)
+    choices = {
+        "temperatures": lambda: rng.choice([0.0, 0.01, 0.7, 1.0, 2.5]),
+        "top_ks": lambda: rng.choice([0, 0, 1, 5, 50, 10**6]),
+        "top_ps": lambda: rng.choice([1.0, 1.0, 0.0, 0.3, 0.9, 0.999]),
+        "min_ps": lambda: rng.choice([0.0, 0.0, 0.05, 0.5, 1.0]),
+        "seeds": lambda: rng.getrandbits(64),
+        "indices": lambda: rng.getrandbits(rng.choice([4, 32])),
+    }
+    return {name: [make() for _ in range(num_rows)] for name, make in choices.items()}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Several tiles to a row, also in the interpreter."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(triton_sampling, "BLOCK_V", 128)
+        monkeypatch.setattr(triton_penalties, "BLOCK_V", 64)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 63, 127, 300, 1500])
+def test_matches_reference(path, device, seed, vocab_size):
+    logits = 3 * torch.randn(16, vocab_size, device=device)
+    rows = make_rows(16, device, **draw_columns(16, seed))
+    token_ids, is_valid = SAMPLE[path](logits, rows)
+    want, _ = reference_sampling.sample_tokens(logits, rows)
+    assert token_ids.tolist() == want
+    assert token_ids.dtype == torch.int64
+    assert is_valid.all()
+
+
+def test_takes_every_dtype_and_rows_apart(path, device, dtype, seed):
+    logits = torch.randn(9, 300, device=device).to(dtype)[:, 20:151]
+    rows = make_rows(9, device, **draw_columns(9, seed))
+    before = logits.clone()
+    token_ids, _ = SAMPLE[path](logits, rows)
+    assert token_ids.tolist() == reference_sampling.sample_tokens(logits, rows)[0]
+    assert torch.equal(logits, before)
+
+
+def test_a_row_does_not_depend_on_the_others(path, device, seed):
+    logits = torch.randn(8, 127, device=device)
+    columns = draw_columns(8, seed)
+    together, _ = SAMPLE[path](logits, make_rows(8, device, **columns))
+    alone = []
+    for row in range(8):
+        mine = {name: values[row : row + 1] for name, values in columns.items()}
+        token_ids, _ = SAMPLE[path](logits[row : row + 1], make_rows(1, device, **mine))
+        alone += token_ids.tolist()
+    assert together.tolist() == alone
+
+
+@pytest.mark.parametrize("options", [{"top_ks": 3}, {"top_ps": 0.5}, {"min_ps": 1.0}])
+def test_equals_are_kept_together(path, device, options):
+    logits = torch.tensor([2.0, -1.0, 2.0, 2.0, -3.0, 2.0, 2.0], device=device).repeat(24, 1)
+    rows = make_rows(24, device, indices=range(24), **options)
+    token_ids, _ = SAMPLE[path](logits, rows)
+    assert set(token_ids.tolist()) <= {0, 2, 3, 5, 6}
+    assert len(set(token_ids.tolist())) > 2
+
+
+@pytest.mark.parametrize("options", [{"top_ks": 60}, {"top_ps": 0.8}, {"top_ks": 9, "top_ps": 0.6}])
+@pytest.mark.parametrize("num_levels", [2, 5, 50])
+def test_equals_at_a_threshold_are_kept_together(path, device, options, num_levels):
+    """Whatever part of the vocabulary a threshold is looked for in."""
+    levels = torch.randint(num_levels, (8, 600), device=device)
+    rows = make_rows(8, device, seeds=range(8), indices=range(8), **options)
+    logits = levels.float() * (4 / num_levels)
+    token_ids, _ = SAMPLE[path](logits, rows)
+    assert token_ids.tolist() == reference_sampling.sample_tokens(logits, rows)[0]
+
+
+def test_masked_logits_are_never_drawn(path, device):
+    logits = torch.randn(12, 150, device=device)
+    logits[:, ::2] = float("-inf")
+    token_ids, is_valid = SAMPLE[path](logits, make_rows(12, device, indices=range(12), top_ks=90))
+    assert all(token % 2 for token in token_ids.tolist())
+    assert is_valid.all()
+
+
+def test_says_which_rows_are_no_distribution(path, device):
+    logits = torch.randn(6, 70, device=device)
+    logits[0, 69] = float("nan")
+    logits[1, 3] = float("inf")
+    logits[2] = float("-inf")
+    logits[3] = float("nan")
+    rows = make_rows(6, device, temperatures=[1.0, 1.0, 1.0, 0.0, 1.0, 0.0])
+    token_ids, is_valid = SAMPLE[path](logits, rows)
+    assert is_valid.tolist() == [False] * 4 + [True] * 2
+    assert token_ids[:4].tolist() == [0] * 4
+
+
+def test_greedy_takes_the_first_of_the_largest(path, device):
+    logits = torch.zeros(2, 130, device=device)
+    logits[0, [5, 70, 129]] = 4.0
+    token_ids, _ = SAMPLE[path](logits, make_rows(2, device, temperatures=0.0))
+    assert token_ids.tolist() == [5, 0]
+
+
+@pytest.mark.parametrize("options", [{}, {"top_ks": 3}, {"top_ps": 0.5}, {"min_ps": 1.0}])
+def test_draws_the_bucket_of_the_philox_uniform(path, device, seed, options):
+    rng = random.Random(seed)
+    seeds = [0, 2**64 - 1, 2**63, *(rng.getrandbits(64) for _ in range(13))]
+    indices = [0, 2**32 - 1, 2**31, *(rng.getrandbits(32) for _ in range(13))]
+    rows = make_rows(16, device, seeds=seeds, indices=indices, **options)
+    token_ids, _ = SAMPLE[path](torch.zeros(16, 256, device=device), rows)  # all kept: equals
+    numbers = map(reference_sampling.philox_uniform, seeds, indices)
+    assert token_ids.tolist() == [int(number * 256) for number in numbers]
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # the interpreter's
+def test_temperatures_end_where_float32_does(path, device):
+    logits = torch.randn(8, 150, device=device)
+    logits[:, ::2] = float("-inf")
+    temperatures = [1e-50, 1e-38, 1e39, float("inf")] * 2
+    rows = make_rows(
+        8, device, temperatures=temperatures, top_ps=[1.0] * 4 + [0.9] * 4, indices=range(8)
+    )
+    token_ids, is_valid = SAMPLE[path](logits, rows)
+    want, _ = reference_sampling.sample_tokens(logits, rows)
+    assert token_ids.tolist() == want
+    assert torch.equal(token_ids[[0, 1, 4, 5]], logits.argmax(1)[[0, 1, 4, 5]])
+    assert all(token % 2 for token in want)
+    assert is_valid.all()
+
+
+def test_frequencies_follow_the_distribution(path, device):
+    num_draws = 128
+    probs = torch.tensor([0.5, 0.25, 0.125, 0.125], device=device)
+    rows = make_rows(num_draws, device, seeds=7, indices=range(num_draws))
+    token_ids, _ = SAMPLE[path](probs.log().repeat(num_draws, 1), rows)
+    share = torch.bincount(token_ids.cpu(), minlength=4) / num_draws
+    assert torch.allclose(share, probs.cpu(), atol=0.2)
+
+
+def test_uniforms_are_philox_s():
+    # Known answer of Random123: counter 0, key 0 -> 6627e8d5 e169c58d ...
+    want = (0x6627E8D5 >> 5 << 26) | (0xE169C58D >> 6)
+    assert philox_mantissa(0, 0) == want
+    assert reference_sampling.philox_uniform(0, 0) == want * 2.0**-53
+
+
+def test_uniforms_match_the_reference(seed):
+    rng = random.Random(seed)
+    for _ in range(99):
+        key, index = rng.getrandbits(64), rng.getrandbits(32)
+        signed = key - 2**64 if key >> 63 else key  # as the rows hold it
+        want = reference_sampling.philox_uniform(key, index)
+        assert philox_mantissa(signed, index) * 2.0**-53 == want
+
+
+def draw_penalties(num_rows, device):
+    repetition = torch.rand(num_rows, device=device) + 0.5
+    frequency, presence = torch.randn(2, num_rows, device=device)
+    return repetition, frequency, presence
+
+
+@pytest.mark.parametrize("count_dtype", [torch.float32, torch.int32])
+@pytest.mark.parametrize("vocab_size", [1, 63, 127])
+def test_penalties_match_reference(path, device, dtype, vocab_size, count_dtype, assert_close):
+    logits = (3 * torch.randn(5, vocab_size + 9, device=device)).to(dtype)[:, 4 : vocab_size + 4]
+    counts = torch.randint(0, 4, (5, vocab_size + 1), device=device).to(count_dtype)[:, 1:]
+    in_prompt = torch.rand(5, vocab_size, device=device) < 0.3
+    arguments = logits, counts, in_prompt, *draw_penalties(5, device)
+    got = PENALISE[path](*arguments)
+    assert got.is_contiguous()
+    assert_close(got, reference_sampling.penalise_logits(*arguments))
+
+
+def test_penalties_that_are_off_change_nothing(path, device):
+    logits = torch.randn(3, 100, device=device)
+    on, off = torch.ones(3, device=device), torch.zeros(3, device=device)
+    counts = torch.ones(3, 100, device=device)
+    assert torch.equal(PENALISE[path](logits, counts, counts > 0, on, off, off), logits)
+
+
+def test_a_plan_is_refilled_in_place(path, device, seed):
+    logits = torch.randn(8, 127, device=device)
+    rows = make_rows(8, device)
+    for step in range(3):
+        columns = draw_columns(8, seed + step)
+        refilled = make_rows(8, device, **columns, into=rows)
+        assert refilled is rows
+        token_ids, _ = SAMPLE[path](logits, rows)
+        want, _ = SAMPLE[path](logits, make_rows(8, device, **columns))
+        assert torch.equal(token_ids, want)
+
+
+def test_a_plan_is_one_copy(device):
+    rows = make_rows(3, device, seeds=[1, 2**64 - 1, 3], top_ps=0.5)
+    parts = (rows.temperature, rows.min_p, rows.top_k, rows.top_p, rows.seeds, rows.indices)
+    storages = {part.untyped_storage().data_ptr() for part in parts}
+    assert storages == {rows.storage.untyped_storage().data_ptr()}
+    assert rows.seeds.tolist() == [1, -1, 3]
+    assert rows.top_p.tolist() == [2**61] * 3
+
+
+def test_no_rows_give_no_tokens(path, device):
+    token_ids, is_valid = SAMPLE[path](torch.ones(0, 9, device=device), make_rows(0, device))
+    assert token_ids.shape == is_valid.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"seeds": [1, 2]}, "expected lists of one length, got 1 temperatures"),
+        ({"temperatures": [-1.0]}, r"temperatures\[0\]: expected 0.0 to inf, got -1.0"),
+        ({"temperatures": [float("nan")]}, r"temperatures\[0\]: expected 0.0 to inf, got nan"),
+        ({"top_ps": [1.1]}, r"top_ps\[0\]: expected 0.0 to 1.0, got 1.1"),
+        ({"top_ks": [-1]}, r"top_ks\[0\]: expected 0 to 2147483647, got -1"),
+        ({"seeds": [2**64]}, r"seeds\[0\]: expected 0 to 18446744073709551615"),
+        ({"indices": [2**32]}, r"indices\[0\]: expected 0 to 4294967295"),
+    ],
+)
+def test_plan_says_what_is_out_of_range(columns, message):
+    with pytest.raises(ValueError, match=message):
+        make_rows(1, CPU, **columns)
+
+
+def test_says_what_does_not_fit():
+    rows = make_rows(2, CPU)
+    with pytest.raises(ValueError, match="into: expected 3 rows on cpu, got 2 on cpu"):
+        make_rows(3, CPU, into=rows)
+    with pytest.raises(ValueError, match=r"rows\.seeds: expected shape \[3\], got \[2\]"):
+        sample_tokens(torch.ones(3, 9), rows)
+    with pytest.raises(ValueError, match="logits: expected a vocabulary of at least 1, got 0"):
+        sample_tokens(torch.ones(2, 0), rows)
+    ones = torch.ones(2)
+    with pytest.raises(ValueError, match=r"in_prompt: expected torch\.bool on cpu, got"):
+        penalise_logits(torch.ones(2, 9), torch.ones(2, 9), torch.ones(2, 9), ones, ones, ones)
+    with pytest.raises(ValueError, match=r"frequency: expected fp32 on cpu, got torch\.float64"):
+        penalise_logits(
+            torch.ones(2, 9), torch.ones(2, 9), torch.ones(2, 9) > 0, ones, ones.double(), ones
+        )
