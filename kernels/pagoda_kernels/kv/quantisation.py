@@ -6,9 +6,7 @@ Knows dtypes and scales. Knows nothing of slots, sequences or how scales were ca
 import torch
 
 from pagoda_kernels.checks import check_fp32, check_same
-
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-"""Dtypes of quantised caches and the largest magnitude each stores; larger values saturate."""
+from pagoda_kernels.one_byte_dtypes import LARGEST
 
 
 def check_cache_dtype(

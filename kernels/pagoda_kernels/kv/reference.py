@@ -3,8 +3,8 @@
 import torch
 
 from pagoda_kernels.kv.digest_keys import BASE, GAMMA, MASK, SEED, TILE_WORDS, mix
-from pagoda_kernels.kv.quantisation import LARGEST
 from pagoda_kernels.norm.reference import rms_norm
+from pagoda_kernels.one_byte_dtypes import LARGEST
 from pagoda_kernels.rope.reference import apply_rope
 
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagoda_kernels.kv.quantisation import LARGEST
+from pagoda_kernels.one_byte_dtypes import LARGEST
 from pagoda_kernels.triton import launch
 from pagoda_kernels.triton.one_byte_words import (
     e4m3_bits_to_fp16,
