@@ -4,6 +4,7 @@ Knows sequences and blocks. Knows nothing of tensors, models or sampling.
 """
 
 import bisect
+import itertools
 from collections import deque
 from dataclasses import dataclass
 from operator import attrgetter
@@ -11,6 +12,9 @@ from operator import attrgetter
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
+
+MAX_PASSED = 64
+"""Sequences that wait for another one's blocks and are passed by those behind them, at the most."""
 
 _BY_ARRIVAL = attrgetter("arrival")
 
@@ -52,10 +56,11 @@ class Scheduler:
     """Queues and the policy over them.
 
     A step takes decodes first, oldest first, then goes on with prefills that run already, then
-    admits the sequences that wait, first come first served. Admission reserves the blocks of all
-    tokens known so far, so only decodes ever ask for more; when none is left, the youngest running
-    sequence loses its blocks and goes back to the front of the queue. Its tokens are kept, so it
-    goes on as if nothing had happened.
+    admits the sequences that wait, first come first served; one whose next block another one is
+    making waits for it and is passed. Admission reserves the blocks of all tokens known so far, so
+    only decodes ever ask for more; when none is left, the youngest running sequence loses its
+    blocks and goes back to the front of the queue. Its tokens are kept, so it goes on as if nothing
+    had happened.
 
     ``max_num_seqs`` caps the running and importing sequences together: each of them is in a step
     sooner or later. Held ones are in none and do not count.
@@ -186,13 +191,12 @@ class Scheduler:
 
     def _admit(self, batch: list[ScheduledSequence], budget: int) -> list[Sequence]:
         reserved = []
-        while self.waiting and self._has_seat():
-            sequence = self.waiting[0]
+        while self._has_seat() and (sequence := self._first_in_line()) is not None:
             if sequence.num_unread_tokens or (not budget and not sequence.is_import_pending):
                 break
             if not self.blocks.reserve(sequence, self._num_spare_blocks()):
                 break
-            self.waiting.popleft()
+            self.waiting.remove(sequence)
             if not sequence.was_reserved:
                 sequence.was_reserved = True
                 reserved.append(sequence)
@@ -205,9 +209,20 @@ class Scheduler:
         return reserved
 
     def _can_admit(self) -> bool:
-        if not self.waiting or self.waiting[0].num_unread_tokens or not self._has_seat():
+        if not self.waiting or not self._has_seat():
             return False
-        return self.blocks.can_reserve(self.waiting[0], self._num_spare_blocks())
+        sequence = self._first_in_line()
+        if sequence is None or sequence.num_unread_tokens:
+            return False
+        return self.blocks.can_reserve(sequence, self._num_spare_blocks())
+
+    def _first_in_line(self) -> Sequence | None:
+        """Return the oldest that waits for nothing but blocks, a seat and budget.
+
+        Those with a prefix that another one is making let others pass: they will find it cached.
+        """
+        line = itertools.islice(self.waiting, MAX_PASSED + 1)
+        return next((s for s in line if not self.blocks.should_wait(s)), None)
 
     def _has_seat(self) -> bool:
         return len(self.running) + len(self.importing) < self._max_num_seqs
@@ -243,6 +258,7 @@ class Scheduler:
             self._check_sequence(sequence)
             for block_id in sequence.block_ids:
                 ref_counts[block_id] = ref_counts.get(block_id, 0) + 1
+        self.blocks.check_invariants(queued)
         self.blocks.pool.check_invariants(ref_counts)
 
     def _check_sequence(self, sequence: Sequence) -> None:

@@ -3,7 +3,7 @@
 Knows sequences and the pool. Knows nothing of queues or budgets.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
 from pagoda_engine.cache.block_pool import BlockPool
@@ -28,6 +28,8 @@ class SequenceBlocks:
         self.block_size = block_size
         self._hash_block = hash_block
         self._enable_prefix_caching = enable_prefix_caching
+        # Full blocks of known tokens whose KV is on its way: hash -> who computes or imports it.
+        self._producers: dict[bytes, Sequence] = {}
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that hold the KV of this many tokens."""
@@ -60,7 +62,26 @@ class SequenceBlocks:
         sequence.num_computed_tokens = sequence.num_launched_tokens = sequence.num_cached_tokens
         sequence.num_registered_blocks = len(hits)
         sequence.prefill_end = len(sequence.token_ids)
+        if self._enable_prefix_caching:
+            num_full_blocks = len(sequence.token_ids) // self.block_size
+            self._extend_hashes(sequence, num_full_blocks)
+            for block_hash in sequence.block_hashes[len(hits) : num_full_blocks]:
+                self._producers.setdefault(block_hash, sequence)
         return True
+
+    def should_wait(self, sequence: Sequence) -> bool:
+        """Tell whether the first block that `reserve` would not find is being made by another.
+
+        Waiting for one that is computed here costs nothing, since it is older or as far: its chunks
+        come first. An import takes as long as the prefill elsewhere and the transfer, so that is
+        waited for only by who needs nothing else.
+        """
+        hits = self._match(sequence)
+        wanted = sequence.block_hashes[len(hits) : (len(sequence.token_ids) - 1) // self.block_size]
+        producer = self._producers.get(wanted[0]) if wanted else None
+        if producer is None:
+            return False
+        return not producer.is_import_pending or wanted[-1] in self._producers
 
     def needs_block(self, sequence: Sequence) -> bool:
         """Tell whether the KV of the sequence's last token has no block yet."""
@@ -88,6 +109,7 @@ class SequenceBlocks:
         self._extend_hashes(sequence, num_full_blocks)
         for i in range(sequence.num_registered_blocks, num_full_blocks):
             self.pool.register(sequence.block_ids[i], sequence.block_hashes[i])
+            self._no_longer_producing(sequence, sequence.block_hashes[i])
         sequence.num_registered_blocks = num_full_blocks
 
     def forget(self, sequence: Sequence) -> None:
@@ -96,10 +118,23 @@ class SequenceBlocks:
 
     def free(self, sequence: Sequence) -> None:
         """Give all blocks back; full ones stay cached."""
+        for block_hash in sequence.block_hashes[sequence.num_registered_blocks :]:
+            self._no_longer_producing(sequence, block_hash)
         self.pool.free(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_computed_tokens = sequence.num_launched_tokens = 0
         sequence.num_registered_blocks = 0
+
+    def _no_longer_producing(self, sequence: Sequence, block_hash: bytes) -> None:
+        if self._producers.get(block_hash) is sequence:
+            del self._producers[block_hash]
+
+    def check_invariants(self, sequences: Iterable[Sequence]) -> None:
+        """Recount: each block on its way has a producer that holds blocks and has not made it."""
+        holders = {id(s): s for s in sequences if s.block_ids}
+        for block_hash, producer in self._producers.items():
+            assert id(producer) in holders, "a block is made by nobody"
+            assert block_hash in producer.block_hashes[producer.num_registered_blocks :]
 
     def _match(self, sequence: Sequence) -> SequenceOf[bytes]:
         if not self._enable_prefix_caching:

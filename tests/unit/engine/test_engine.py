@@ -180,11 +180,12 @@ def test_logprobs_are_bitwise_the_same_alone_and_in_a_batch(tiny_folder: Path, d
     prompts = [PROMPT[:n] for n in (3, 9, 21)] + [OTHER[:n] for n in (1, 8, 17)]
     params = greedy(12, num_logprobs=3)
     alone = []
+    limits = {"num_blocks": 64, "enable_prefix_caching": False}  # a shorter chunk may round else
     for prompt in prompts:
-        driver = make_driver(model, num_blocks=64)
+        driver = make_driver(model, **limits)
         driver.add("a", prompt, sampling=params)
         alone.append(driver.run()["a"].logprobs)
-    driver = make_driver(model, num_blocks=64)
+    driver = make_driver(model, **limits)
     driver.generate(prompts, sampling=params)
     assert [driver.sequences[str(i)].logprobs for i in range(len(prompts))] == alone
 

@@ -135,6 +135,42 @@ def test_prefix_of_a_running_sequence_is_shared() -> None:
     assert second.block_ids[2] != first.block_ids[2]
 
 
+def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
+    simulation = make_simulation(max_num_batched_tokens=6)
+    for name in "abc":
+        add(simulation, name, 14)
+    plans = [batch_of(simulation) for _ in range(3)]
+    assert plans == [{"a": 6}, {"a": 6}, {"a": 2, "b": 2, "c": 2}], "three blocks are shared"
+
+
+def test_who_waits_for_a_prefix_is_passed() -> None:
+    simulation = make_simulation(max_num_batched_tokens=12)
+    add(simulation, "a", 10)
+    add(simulation, "b", 10)
+    add(simulation, "c", 10, first_token=7)
+    assert batch_of(simulation) == {"a": 10, "c": 2}
+
+
+def test_who_waits_for_a_prefix_goes_on_when_its_producer_ends() -> None:
+    simulation = make_simulation(max_num_batched_tokens=4)
+    producer = add(simulation, "a", 14)
+    add(simulation, "b", 14)
+    assert batch_of(simulation) == {"a": 4}
+    simulation.scheduler.finish(producer)
+    assert batch_of(simulation) == {"b": 4}
+
+
+def test_an_import_is_waited_for_by_who_needs_nothing_else() -> None:
+    simulation = make_simulation()
+    first = add(simulation, "a", 10, kv_source=KvSource.IMPORT)
+    add(simulation, "same", 10)
+    add(simulation, "longer", 20)
+    assert batch_of(simulation) == {"longer": 20}
+    simulation.finish_import(first, 10)
+    batch = batch_of(simulation)
+    assert batch.pop("same") == 2, "its two full blocks came with the import"
+
+
 def test_last_prompt_token_is_never_reused() -> None:
     simulation = make_simulation()
     add(simulation, "a", 8)

@@ -55,7 +55,7 @@ def test_decodes_replay_and_prefills_do_not(tiny_model: LoadedModel) -> None:
 
 def test_batch_beyond_the_largest_size_does_not_replay(tiny_model: LoadedModel) -> None:
     driver = Capturing(tiny_model, (1, 2))
-    tokens = driver.generate([PROMPT, OTHER, PROMPT[:9]], sampling=greedy(4))
+    tokens = driver.generate([PROMPT, OTHER, PROMPT[1:10]], sampling=greedy(4))
     assert driver.capture.num_replays == 0
     assert tokens[0] == make_driver(tiny_model).generate([PROMPT], sampling=greedy(4))[0]
 
