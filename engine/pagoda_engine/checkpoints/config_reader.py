@@ -1,6 +1,7 @@
 """Typed access to the fields of a JSON configuration. Errors name the file and the field."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,16 +36,29 @@ class ConfigReader:
         return cls(path, fields)
 
     def integer(self, name: str, default: object = _MISSING) -> int:
-        """Return a positive integer."""
+        """Return a positive integer below 2**31."""
         value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(self.path, f"{name} is {value!r}, must be a positive integer")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
+            raise CheckpointError(
+                self.path, f"{name} is {value!r}, must be a positive integer below 2**31"
+            )
+        return value
+
+    def bounded(self, name: str, highest: int) -> int:
+        """Return a positive integer that no model exceeds."""
+        value = self.integer(name)
+        if value > highest:
+            raise CheckpointError(self.path, f"{name} is {value}, must be at most {highest}")
         return value
 
     def number(self, name: str, default: object = _MISSING) -> float:
         """Return a positive number."""
         value = self._get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not 0 < value < math.inf
+        ):
             raise CheckpointError(self.path, f"{name} is {value!r}, must be a positive number")
         return float(value)
 

@@ -42,7 +42,7 @@ class DecoderDescription:
         num_heads: query heads.
         num_kv_heads: key and value heads; divides num_heads.
         head_dim: width of one head; num_heads * head_dim may differ from hidden_size.
-        max_position_embeddings: positions the model was made for.
+        max_position_embeddings: positions the model was made for, extended by its rope scaling.
         rms_norm_eps: of every norm.
         rope: see RopeDescription.
         qkv_bias: the Q, K and V projections have biases.

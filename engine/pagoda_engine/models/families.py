@@ -12,6 +12,13 @@ from pagoda_engine.models.description import DecoderDescription, ExpertsDescript
 from pagoda_engine.models.rope_scaling import read_rope
 
 
+# What no model reaches by far: above it a file is broken, and would take memory before it fails.
+MAX_LAYERS = 4096
+MAX_POSITIONS = 2**24
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
 @dataclass(frozen=True, slots=True)
 class _Family:
     """What the class name of an architecture implies and its configuration does not say.
@@ -29,6 +36,7 @@ class _Family:
         num_experts: the field that counts the experts of a layer; empty: there are none.
         expert_size: the field with an expert's width.
         norm_topk_prob: None: the field of that name decides.
+        rope_theta: where the field is absent.
     """
 
     qkv_bias: bool | None = None
@@ -42,6 +50,7 @@ class _Family:
     num_experts: str = ""
     expert_size: str = ""
     norm_topk_prob: bool | None = None
+    rope_theta: float = 10000.0
 
 
 _FAMILIES = {
@@ -73,6 +82,7 @@ _FAMILIES = {
         num_experts="num_local_experts",
         expert_size="intermediate_size",
         norm_topk_prob=True,
+        rope_theta=1_000_000.0,
     ),
 }
 
@@ -100,28 +110,41 @@ def read_description(path: Path) -> DecoderDescription:
         raise CheckpointError(
             path, f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads"
         )
+    rope = read_rope(config, default_theta=family.rope_theta)
     attention_bias = family.qkv_bias is None and config.boolean("attention_bias", False)
     return DecoderDescription(
         architecture=architecture,
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers"),
+        num_layers=config.bounded("num_hidden_layers", MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=config.integer("head_dim", family.head_dim or hidden_size // num_heads),
-        max_position_embeddings=config.integer("max_position_embeddings"),
+        max_position_embeddings=max(
+            config.bounded("max_position_embeddings", MAX_POSITIONS), rope.extended_length
+        ),
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=read_rope(config),
+        rope=rope,
         qkv_bias=bool(family.qkv_bias) or attention_bias,
         output_bias=attention_bias,
         mlp_bias=family.has_mlp_bias and config.boolean("mlp_bias", False),
         qk_norm=family.qk_norm,
         sliding_windows=_sliding_windows(config, family),
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
-        dtype=config.string("dtype", config.string("torch_dtype", "")),
+        dtype=_dtype(config),
         experts=_experts(config, family),
     )
+
+
+def _dtype(config: ConfigReader) -> str:
+    name = "dtype" if config.has("dtype") else "torch_dtype"
+    dtype = config.string(name, "")
+    if dtype and dtype not in DTYPES:
+        raise CheckpointError(
+            config.path, f"{name} is {dtype!r}, must be one of {', '.join(DTYPES)}"
+        )
+    return dtype
 
 
 def _family(config: ConfigReader) -> tuple[str, _Family]:

@@ -42,8 +42,15 @@ class RopeDescription:
     truncate: bool = True
     attention_factor: float = 1.0
 
+    @property
+    def extended_length(self) -> int:
+        """Positions that scaling reaches; 0 where the configuration says them itself."""
+        if self.rope_type not in ("linear", "yarn"):
+            return 0
+        return int(self.original_max_position_embeddings * self.factor)
 
-def read_rope(config: ConfigReader) -> RopeDescription:
+
+def read_rope(config: ConfigReader, *, default_theta: float = 10000.0) -> RopeDescription:
     """Read the rotation from a model's configuration, of either generation.
 
     ``rope_parameters`` holds everything; before it existed there were ``rope_theta`` and
@@ -57,7 +64,7 @@ def read_rope(config: ConfigReader) -> RopeDescription:
     empty = ConfigReader(config.path, {})
     section = config.section(name) if config.has(name) else empty
     owner = section if section.has("rope_theta") else config
-    theta = owner.number("rope_theta", 10000.0)
+    theta = owner.number("rope_theta", default_theta)
     # Configurations before 2024 call it "type".
     rope_type = section.string("rope_type", section.string("type", "default"))
     if rope_type not in _FREQUENCIES:
@@ -70,7 +77,10 @@ def read_rope(config: ConfigReader) -> RopeDescription:
         return RopeDescription(theta=theta)
     factor = section.number("factor")
     if rope_type == "linear":
-        return RopeDescription(theta=theta, rope_type=rope_type, factor=factor)
+        # Without it nobody says whether max_position_embeddings counts before or after scaling.
+        name = "original_max_position_embeddings"
+        original = section.integer(name) if section.has(name) else 0
+        return RopeDescription(theta, rope_type, factor, original)
     original = _original_length(config, section)
     if rope_type == "llama3":
         return RopeDescription(

@@ -141,32 +141,32 @@ def _penalties(rows: Sequence[SampleRow], device: torch.device) -> Penalties | N
 def _biased(
     rows: Sequence[SampleRow], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    entries = [
-        (i, token_id, bias)
-        for i, row in enumerate(rows)
-        for token_id, bias in row.state.params.logit_bias.items()
+    chosen = [
+        (i, row.state.bias(device)) for i, row in enumerate(rows) if row.state.params.logit_bias
     ]
-    if not entries:
+    if not chosen:
         return None
-    row_ids, token_ids, biases = zip(*entries, strict=True)
-    arrays = np.array((row_ids, token_ids), np.int64), np.array(biases, np.float32)
-    at, values = to_device(arrays, device)
-    return at[0], at[1], values
+    token_ids = [ids for _, (ids, _) in chosen]
+    biases = torch.cat([values for _, (_, values) in chosen])
+    return _rows_of([i for i, _ in chosen], token_ids), torch.cat(token_ids), biases
 
 
 def _forbidden(
     rows: Sequence[SampleRow], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    entries = [
-        (i, token_id)
-        for i, row in enumerate(rows)
-        if row.must_not_stop
-        for token_id in row.state.stop_token_ids
-    ]
-    if not entries:
+    chosen = [(i, row.state.stops(device)) for i, row in enumerate(rows) if row.must_not_stop]
+    if not chosen:
         return None
-    (at,) = to_device([np.array(entries, np.int64).T.copy()], device)
-    return at[0], at[1]
+    token_ids = [ids for _, ids in chosen]
+    return _rows_of([i for i, _ in chosen], token_ids), torch.cat(token_ids)
+
+
+def _rows_of(rows: Sequence[int], entries: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return int64 row numbers, each as often as its entries are many; waits for no device."""
+    sizes = [len(entry) for entry in entries]
+    arrays = np.array(rows, np.int64), np.array(sizes, np.int64)
+    row_ids, repeats = to_device(arrays, entries[0].device)
+    return torch.repeat_interleave(row_ids, repeats, output_size=sum(sizes))
 
 
 def _masked(

@@ -91,8 +91,8 @@ def _adjust(logits: torch.Tensor, plan: RowPlan) -> torch.Tensor:
         rows = plan.penalties.rows
         adjusted.index_copy_(0, rows, _penalise(adjusted.index_select(0, rows), plan.penalties))
     if plan.biased is not None:
-        row_ids, token_ids, biases = plan.biased
-        adjusted.index_put_((row_ids, token_ids), biases, accumulate=True)
+        row_ids, token_ids, biases = plan.biased  # no pair of row and token comes twice
+        adjusted.index_put_((row_ids, token_ids), adjusted[row_ids, token_ids] + biases)
     if plan.forbidden is not None:
         # Not `= float("-inf")`: on CUDA that number would be copied over, and the copy waited for.
         adjusted.index_put_(plan.forbidden, adjusted.new_full((1,), float("-inf")))

@@ -25,7 +25,15 @@ class SamplingState:
         counts: for the penalties; None until the first token is sampled and after the last.
     """
 
-    __slots__ = ("counts", "has_penalties", "is_plain", "params", "stop_token_ids")
+    __slots__ = (
+        "_bias",
+        "_stops",
+        "counts",
+        "has_penalties",
+        "is_plain",
+        "params",
+        "stop_token_ids",
+    )
 
     def __init__(self, params: SamplingParams, *, eos_token_ids: Collection[int]) -> None:
         self.params = params
@@ -45,6 +53,27 @@ class SamplingState:
             and params.num_logprobs is None
         )
         self.counts: TokenCounts | None = None
+        self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._stops: torch.Tensor | None = None
+
+    def bias(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``logit_bias`` as int64 ids and float32 biases, copied there at the first call."""
+        if self._bias is None:
+            bias = self.params.logit_bias
+            arrays = np.fromiter(bias, np.int64), np.fromiter(bias.values(), np.float32)
+            ids, values = to_device(arrays, device)
+            self._bias = ids, values
+        return self._bias
+
+    def stops(self, device: torch.device) -> torch.Tensor:
+        """Return ``stop_token_ids`` as int64, copied there at the first call."""
+        if self._stops is None:
+            (self._stops,) = to_device([np.array(self.stop_token_ids, np.int64)], device)
+        return self._stops
+
+    def leave_device(self) -> None:
+        """Drop all device memory: nothing is sampled any more, or not for a while."""
+        self.counts = self._bias = self._stops = None
 
 
 class TokenCounts:

@@ -62,13 +62,14 @@ class Scheduler:
     blocks and goes back to the front of the queue. Its tokens are kept, so it goes on as if nothing
     had happened.
 
-    ``max_num_seqs`` caps the running and importing sequences together: each of them is in a step
-    sooner or later. Held ones are in none and do not count.
+    ``max_num_seqs`` caps the running and importing sequences together, and so does the step's budget
+    of tokens: each of them is in a step sooner or later. Held ones are in none and do not count.
     """
 
     def __init__(self, config: EngineConfig, blocks: SequenceBlocks) -> None:
         self.blocks = blocks
-        self._max_num_seqs = config.max_num_seqs
+        # No more decodes than one step can take, or the youngest would never be in one.
+        self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._sequences: dict[str, Sequence] = {}
         self.waiting: deque[Sequence] = deque()

@@ -168,4 +168,4 @@ class Sequence:
     def leave_steps(self, state: SequenceState) -> None:
         """Enter a state in which nothing is sampled any more; device memory for it is dropped."""
         self.state = state
-        self.sampling_state.counts = None
+        self.sampling_state.leave_device()

@@ -49,11 +49,14 @@ def penalise_logits(
     presence: torch.Tensor,
 ) -> torch.Tensor:
     """Arguments as the operator."""
-    wide, factor = logits.float(), repetition[:, None]
-    counts, in_output = output_counts.float(), output_counts > 0
-    repeated = torch.where(wide > 0, wide / factor, wide * factor)
-    wide = torch.where(in_prompt | in_output, repeated, wide)
-    return wide - frequency[:, None] * counts - presence[:, None] * in_output
+    wide = logits.float() if logits.dtype != torch.float32 else logits.clone()
+    counts, flat = output_counts.numpy(), wide.numpy()
+    # Few tokens have been seen, so only those are touched.
+    at = np.nonzero(in_prompt.numpy() | (counts > 0))
+    values, own, factor = flat[at], counts[at].astype(np.float32), repetition.numpy()[at[0]]
+    repeated = np.where(values > 0, values / factor, values * factor)
+    flat[at] = repeated - frequency.numpy()[at[0]] * own - presence.numpy()[at[0]] * (own > 0)
+    return wide
 
 
 def philox_mantissa(seed: int, index: int) -> int:

@@ -152,6 +152,42 @@ def test_older_rope_fields(tmp_path: Path) -> None:
     assert (rope.theta, rope.rope_type, rope.factor) == (500.0, "linear", 2.0)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"rope_type": "yarn", "factor": 4.0}, 1024),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}, 256),
+        ({"rope_type": "linear", "factor": 3.0, "original_max_position_embeddings": 256}, 768),
+        ({"rope_type": "linear", "factor": 3.0}, 256),
+    ],
+)
+def test_scaled_rope_reaches_the_length_that_it_extends_to(
+    tmp_path: Path, scaling: dict[str, Any], length: int
+) -> None:
+    assert read(tmp_path, rope_scaling=scaling).max_position_embeddings == length
+
+
+def test_mixtral_has_its_own_default_theta(tmp_path: Path) -> None:
+    fields = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+    assert read(tmp_path, num_experts_per_tok=2, **fields).rope.theta == 1_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rope_theta": float("inf")}, "rope_theta is inf, must be a positive number"),
+        ({"hidden_size": 10**12}, "hidden_size is 1000000000000, must be a positive integer"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, must be at most 4096"),
+        ({"max_position_embeddings": 2**30}, "must be at most 16777216"),
+        ({"torch_dtype": "float3"}, "torch_dtype is 'float3'"),
+    ],
+)
+def test_absurd_values_are_named(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read(tmp_path, **fields)
+
+
 def test_unknown_architecture_names_the_supported_ones(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError) as error:
         read(tmp_path, architectures=["MambaForCausalLM"])

@@ -110,6 +110,16 @@ def test_admission_respects_max_num_seqs() -> None:
     assert batch_of(simulation) == {"2": 4}
 
 
+def test_a_budget_below_max_num_seqs_starves_nobody() -> None:
+    simulation = make_simulation(max_num_seqs=8, max_num_batched_tokens=3)
+    for i in range(6):
+        add(simulation, str(i), 2, max_tokens=4, first_token=10 + i)
+    simulation.step()
+    for _ in range(5):
+        decoding = {s.sequence_id for s in simulation.scheduler.running if s.is_decoding}
+        assert decoding <= set(batch_of(simulation))
+
+
 def test_admission_leaves_room_for_those_who_run() -> None:
     simulation = make_simulation(num_blocks=5)
     add(simulation, "a", 8, max_tokens=10)
