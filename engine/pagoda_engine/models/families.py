@@ -11,7 +11,6 @@ from pagoda_engine.errors import CheckpointError, UnsupportedModelError
 from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
 from pagoda_engine.models.rope_scaling import read_rope
 
-
 # What no model reaches by far: above it a file is broken, and would take memory before it fails.
 MAX_LAYERS = 4096
 MAX_POSITIONS = 2**24
