@@ -62,8 +62,8 @@ class Scheduler:
     blocks and goes back to the front of the queue. Its tokens are kept, so it goes on as if nothing
     had happened.
 
-    ``max_num_seqs`` caps the running and importing sequences together, and so does the step's budget
-    of tokens: each of them is in a step sooner or later. Held ones are in none and do not count.
+    ``max_num_seqs`` caps the running and importing sequences together, and so does the budget of
+    tokens: each of them is in a step sooner or later. Held ones are in none and do not count.
     """
 
     def __init__(self, config: EngineConfig, blocks: SequenceBlocks) -> None:
