@@ -21,7 +21,7 @@ from pagoda.rpc.v1 import generate_pb2, route_pb2, status_pb2
 from pagoda_runtime.configuration.settings import CommonSettings, load_settings
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
-from pagoda_runtime.status import Heartbeat
+from pagoda_runtime.status import Heartbeat, slow_status
 
 WORKER_ID = "decode-null"
 EPOCH = "null-epoch"
@@ -175,10 +175,12 @@ async def serve(*, model: str, step_ms: float, vocab_size: int) -> Counts:
         await bus.subscribe(
             subjects.cancel(WORKER_ID), generate_pb2.CancelRequest, worker.on_cancel
         )
+        router_status = slow_status(status_pb2.ROLE_ROUTER, "router-null", EPOCH)
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(worker.step_forever()),
                 tasks.create_task(Heartbeat(bus, worker.status).run()),
+                tasks.create_task(Heartbeat(bus, lambda: router_status).run()),
             ]
             await stop.wait()
             for task in background:

@@ -1,4 +1,7 @@
-"""Heartbeats of workers, and the directory of those that are alive."""
+"""Heartbeats of workers, gateways and routers, and the directory of those that are alive.
+
+Everybody hears only the roles that it must know of.
+"""
 
 import asyncio
 import contextlib
@@ -18,17 +21,31 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.25
 EXPIRY_SECONDS = 1.5
+# A gateway's end only frees what it left behind, and a router's only says what is not ready.
+SLOW_HEARTBEAT_SECONDS = 1.0
+SLOW_EXPIRY_SECONDS = 5.0
+SLOW_ROLES = frozenset({Role.ROLE_GATEWAY, Role.ROLE_ROUTER})
+RECONNECT_GRACE_SECONDS = 3.0  # after a bus outage: others may come back later than we do
 ROLE_NAMES = {
     Role.ROLE_PREFILL: "prefill",
     Role.ROLE_DECODE: "decode",
     Role.ROLE_KVSTORE: "kvstore",
+    Role.ROLE_GATEWAY: "gateway",
+    Role.ROLE_ROUTER: "router",
 }
 
 Listener = Callable[[str, WorkerStatus | None], None]
 
 
+def slow_status(role: "Role.ValueType", process_id: str, epoch: str) -> WorkerStatus:
+    """Return the heartbeat of a gateway or a router, which says only that it lives."""
+    return WorkerStatus(
+        worker_id=process_id, epoch=epoch, role=role, state=WorkerState.WORKER_STATE_READY
+    )
+
+
 class Heartbeat:
-    """Publishes a worker's status at a steady pace, and GONE at the end."""
+    """Publishes a process's status at a steady pace, and GONE at the end."""
 
     def __init__(
         self,
@@ -120,8 +137,11 @@ class WorkerDirectory:
     def sweep(self) -> None:
         """Forget workers that were silent for too long; listeners hear of each."""
         oldest = self._clock() - self._expiry_seconds
+        slow = max(0.0, SLOW_EXPIRY_SECONDS - self._expiry_seconds)
         for worker_id in [
-            key for key, entry in self._entries.items() if entry.seen_seconds < oldest
+            key
+            for key, entry in self._entries.items()
+            if entry.seen_seconds < oldest - (slow if entry.status.role in SLOW_ROLES else 0.0)
         ]:
             self._remove(worker_id)
 
@@ -134,33 +154,40 @@ class WorkerDirectory:
         for entry in self._entries.values():
             entry.seen_seconds += seconds
 
-    async def subscribe(self, bus: Bus) -> Subscription:
-        """Follow all heartbeats and sweep, until `unsubscribe` or the end of the bus."""
+    async def subscribe(self, bus: Bus, *roles: "Role.ValueType") -> Subscription:
+        """Follow heartbeats of these roles and sweep, until `unsubscribe` or the end of the bus."""
 
         async def on_message(status: WorkerStatus, _context: Context) -> None:
             self.on_status(status)
 
-        async def keep_sweeping() -> None:
-            period = self._expiry_seconds / 6
-            while True:
-                asleep_since = self._clock()
-                await asyncio.sleep(period)
-                asleep = self._clock() - asleep_since
-                if not bus.is_connected:
-                    self.hold(asleep)
-                elif asleep > 2 * period:  # we stood still; their heartbeats wait to be read
-                    self.hold(asleep - period)
-                else:
-                    self.sweep()
-
-        subscription = await bus.subscribe(subjects.STATUS_ALL, WorkerStatus, on_message)
-        sweeper = bus.background.start(keep_sweeping(), name="sweep worker directory")
+        subscriptions = [
+            await bus.subscribe(subjects.status_of(ROLE_NAMES[role]), WorkerStatus, on_message)
+            for role in roles
+        ]
+        sweeper = bus.background.start(self._keep_sweeping(bus), name="sweep worker directory")
 
         async def end() -> None:
             sweeper.cancel()
-            await subscription.unsubscribe()
+            for subscription in subscriptions:
+                await subscription.unsubscribe()
 
         return Subscription(end)
+
+    async def _keep_sweeping(self, bus: Bus) -> None:
+        period = self._expiry_seconds / 6
+        grace_until = 0.0
+        while True:
+            asleep_since = self._clock()
+            await asyncio.sleep(period)
+            now = self._clock()
+            if not bus.is_connected:
+                grace_until = now + RECONNECT_GRACE_SECONDS
+            if now < grace_until:
+                self.hold(now - asleep_since)
+            elif now - asleep_since > 2 * period:  # we stood still; heartbeats wait to be read
+                self.hold(now - asleep_since - period)
+            else:
+                self.sweep()
 
     def _remove(self, worker_id: str) -> None:
         if self._entries.pop(worker_id, None) is not None:

@@ -20,7 +20,7 @@ from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerState, WorkerStatus
 from pagoda_runtime.identity import new_epoch, new_worker_id
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus, Subscription
-from pagoda_runtime.status import Heartbeat, WorkerDirectory
+from pagoda_runtime.status import Heartbeat, WorkerDirectory, slow_status
 
 TokenAt = Callable[[pb.GenerateRequest, int], int]
 
@@ -65,7 +65,7 @@ class ScriptedWorker:
         gate_index: sequences wait before this output index until `open_gate`; None = no gate.
         finish_error: ends every sequence with FINISH_REASON_ERROR at `gate_index`.
         cached: prompt tokens reported as reused (device).
-        requests, cancels: everything that came.
+        requests, cancels, probes: everything that came.
     """
 
     bus: Bus
@@ -82,6 +82,7 @@ class ScriptedWorker:
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     contexts: list[Context] = field(default_factory=list)
     cancels: list[pb.CancelRequest] = field(default_factory=list)
+    probes: list[pb.ProbeRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._running: dict[tuple[str, int], _Running] = {}
@@ -102,6 +103,7 @@ class ScriptedWorker:
             await self.bus.subscribe(
                 subjects.cancel(self.worker_id), pb.CancelRequest, self._cancel
             ),
+            await self.bus.serve(subjects.probe(self.worker_id), pb.ProbeRequest, self._probe),
         ]
         heartbeat = Heartbeat(self.bus, self.status)
         await heartbeat.publish_now()
@@ -166,12 +168,24 @@ class ScriptedWorker:
 
     async def _cancel(self, request: pb.CancelRequest, _context: Context) -> None:
         self.cancels.append(request)
-        for key in list(self._running):
-            if key[0] == request.request_id and (
-                not request.sequence_indices or key[1] in request.sequence_indices
-            ):
+        for key, running in list(self._running.items()):
+            is_meant = not request.HasField("attempt") or running.request.attempt <= request.attempt
+            is_index = not request.sequence_indices or key[1] in request.sequence_indices
+            if key[0] == request.request_id and is_index and is_meant:
                 del self._running[key]
         await self._notify()
+
+    async def _probe(self, request: pb.ProbeRequest, _context: Context) -> pb.ProbeResponse:
+        self.probes.append(request)
+        response = pb.ProbeResponse()
+        for asked in request.sequences:
+            running = self._running.get((asked.request_id, asked.sequence_index))
+            is_known = running is not None and running.request.attempt == asked.attempt
+            response.progress.add(
+                is_known=is_known, next_index=running.index if running is not None else 0
+            )
+        await self._notify()
+        return response
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -265,7 +279,7 @@ class ScriptedRouter:
     async def start(self) -> None:
         """Follow heartbeats and answer."""
         self._subscriptions = [
-            await self.directory.subscribe(self.bus),
+            await self.directory.subscribe(self.bus, Role.ROLE_DECODE),
             await self.bus.serve(
                 subjects.route(self.model),
                 route_pb2.RouteRequest,
@@ -273,9 +287,13 @@ class ScriptedRouter:
                 queue=subjects.ROUTER_QUEUE,
             ),
         ]
+        own_status = slow_status(Role.ROLE_ROUTER, new_worker_id("router"), new_epoch())
+        self._heartbeat = asyncio.create_task(Heartbeat(self.bus, lambda: own_status).run())
 
     async def stop(self) -> None:
         """Answer nobody any more."""
+        self._heartbeat.cancel()
+        await asyncio.wait([self._heartbeat])
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         self._subscriptions = []

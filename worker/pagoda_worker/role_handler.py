@@ -9,8 +9,9 @@ import logging
 
 from opentelemetry.context import Context
 
-from pagoda.rpc.v1 import generate_pb2
+from pagoda.rpc.v1 import generate_pb2, status_pb2
 from pagoda_engine import KvSource, Reservation, SequenceRequest
+from pagoda_worker.cancellations import Cancellations
 from pagoda_worker.errors import EngineLoopError
 from pagoda_worker.intake import Refusal, check_message
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
@@ -26,14 +27,23 @@ class RoleHandler(SequenceHandler[S]):
 
     def __init__(self, worker: Worker[S]) -> None:
         self.worker = worker
+        self._cancellations = Cancellations(worker.clock)
 
     async def on_cancel(self, message: generate_pb2.CancelRequest, context: Context) -> None:
-        """End the sequences that nobody wants any more."""
+        """End the sequences that nobody wants any more, also those that arrive after this."""
         attempt = message.attempt if message.HasField("attempt") else None
+        self._cancellations.add(message.request_id, message.sequence_indices, attempt)
         for sequence in self.worker.sequences.attempts(
             message.request_id, message.sequence_indices, attempt
         ):
             self.end(sequence, f"cancelled: {message.reason}")
+
+    def on_gateway(self, gateway_id: str, status: status_pb2.WorkerStatus | None) -> None:
+        """Hear of a gateway; when it is gone nobody waits for its sequences."""
+        if status is None:
+            for sequence in self.worker.sequences:
+                if sequence.gateway_id == gateway_id:
+                    self.end(sequence, f"its gateway {gateway_id} is gone")
 
     def on_housekeeping(self) -> None:
         """See `SequenceHandler.on_housekeeping`; nothing unless a role has something."""
@@ -77,6 +87,8 @@ class RoleHandler(SequenceHandler[S]):
         sequence_id = sequence_id_of(message.request_id, message.sequence_index, message.attempt)
         if worker.sequences.get(sequence_id) is not None:
             return None
+        if self._cancellations.covers(message.request_id, message.sequence_index, message.attempt):
+            return Refusal(generate_pb2.ADMIT_STATUS_CANCELLED, "it was cancelled before it came")
         others = worker.sequences.attempts(message.request_id, [message.sequence_index])
         now = worker.clock()
         request = check_message(
@@ -112,6 +124,7 @@ class RoleHandler(SequenceHandler[S]):
             deadline=message.deadline_unix_seconds or float("inf"),
             request=request,
             plan_num_fetch_blocks=min(message.plan.num_fetch_blocks, len(request.block_hashes)),
+            next_index=len(message.output_token_ids),
         )
         sequence.stages.accepted = now
         try:

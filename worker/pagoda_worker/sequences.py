@@ -54,6 +54,7 @@ class LiveSequence:
         task: what runs for this sequence and ends with it.
         is_ending: an abort is on its way to the engine.
         end_error: what the last frame says about an abort.
+        next_index: output index of the next token that a gateway will get from anywhere.
         step_links: to the first traced steps that computed it.
     """
 
@@ -71,6 +72,7 @@ class LiveSequence:
     blocks: ReservedBlocks | None = None
     task: "asyncio.Task[None] | None" = None
     num_output_tokens: int = 0
+    next_index: int = 0
     is_ending: bool = False
     end_error: str = ""
     step_links: list[Link] = field(default_factory=list)
@@ -132,14 +134,20 @@ class SequenceTable(Generic[S]):
     def attempts(
         self, request_id: str, indices: Iterable[int] = (), attempt: int | None = None
     ) -> list[S]:
-        """Return these sequences of a request; no indices = all, no attempt = every one."""
+        """Return these sequences of a request; no indices = all.
+
+        Args:
+            request_id: of the request.
+            indices: of its sequences.
+            attempt: this one and all before it; None: every one.
+        """
         wanted = frozenset(indices)
         return [
             sequence
             for sequence in self._by_id.values()
             if sequence.request_id == request_id
             and (not wanted or sequence.sequence_index in wanted)
-            and attempt in (None, sequence.attempt)
+            and (attempt is None or sequence.attempt <= attempt)
         ]
 
     def overdue(self, now: float) -> list[S]:

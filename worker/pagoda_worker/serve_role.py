@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2
+from pagoda.rpc.v1.status_pb2 import Role
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.status import WorkerDirectory
@@ -24,6 +25,7 @@ async def serve_role(
     context: ServiceContext,
     handler: RoleHandler[S],
     directory: WorkerDirectory,
+    peer: "Role.ValueType",
     subject: str,
     request_type: type[M],
     on_request: Callable[[M, Context], Awaitable[Message]],
@@ -36,6 +38,7 @@ async def serve_role(
         context: of the service.
         handler: the role; its worker must not step yet.
         directory: with its listeners; subscribed to here.
+        peer: role of the workers that this one deals with.
         subject: of requests for this worker.
         request_type: of them.
         on_request: answers one.
@@ -48,8 +51,11 @@ async def serve_role(
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(worker.running(handler, context.tasks))
         cancel = subjects.cancel(worker.identity.worker_id)
+        gateways = WorkerDirectory()
+        gateways.add_listener(handler.on_gateway)
         for subscription in (
-            await directory.subscribe(worker.bus),
+            await directory.subscribe(worker.bus, peer),
+            await gateways.subscribe(worker.bus, Role.ROLE_GATEWAY),
             await worker.bus.subscribe(cancel, generate_pb2.CancelRequest, handler.on_cancel),
             await worker.bus.serve(subject, request_type, on_request),
         ):

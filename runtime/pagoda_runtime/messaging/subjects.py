@@ -55,14 +55,24 @@ def cancel(worker_id: str) -> str:
     return f"{PREFIX}.cancel.{worker_id}"
 
 
+def probe(worker_id: str) -> str:
+    """Questions about silent sequences to one decode worker (request/reply)."""
+    return f"{PREFIX}.probe.{worker_id}"
+
+
 def frames(gateway_id: str) -> str:
     """Tokens on their way to one gateway: one message per step of each worker."""
     return f"{PREFIX}.frames.{gateway_id}"
 
 
 def status(role: str, worker_id: str) -> str:
-    """Heartbeats of one worker; role is prefill, decode or kvstore."""
+    """Heartbeats of one process; role is prefill, decode, kvstore, gateway or router."""
     return f"{PREFIX}.status.{role}.{worker_id}"
+
+
+def status_of(role: str) -> str:
+    """Heartbeats of all processes of one role."""
+    return f"{PREFIX}.status.{role}.*"
 
 
 def kv_events(worker_id: str) -> str:

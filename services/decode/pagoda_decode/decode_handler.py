@@ -19,6 +19,7 @@ from pagoda_worker.intake import Refusal
 from pagoda_worker.kv_transfer.leases import LeaseOutcome, LeaseTable, Settlement
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 from pagoda_worker.role_handler import RoleHandler
+from pagoda_worker.sequences import sequence_id_of
 from pagoda_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,21 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
             admitted.message = message
         return response
 
+    async def on_probe(
+        self, message: generate_pb2.ProbeRequest, context: Context
+    ) -> generate_pb2.ProbeResponse:
+        """Say how far sequences are of which their gateway has heard nothing."""
+        response = generate_pb2.ProbeResponse()
+        for asked in message.sequences:
+            sequence = self.worker.sequences.get(
+                sequence_id_of(asked.request_id, asked.sequence_index, asked.attempt)
+            )
+            response.progress.add(
+                is_known=sequence is not None and not sequence.is_ending,
+                next_index=0 if sequence is None else sequence.next_index,
+            )
+        return response
+
     def on_worker(self, worker_id: str, status: status_pb2.WorkerStatus | None) -> None:
         """A worker was heard of (status) or lost (None)."""
         if status is None:
@@ -91,6 +107,7 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
             output = dataclasses.replace(output, error=sequence.end_error)
         frame = engine_messages.frame(sequence, output)
         sequence.num_output_tokens += len(output.token_ids)
+        sequence.next_index = output.first_index + len(output.token_ids)
         if output.token_ids and not stages.joined:  # the first token, and it was computed here
             stages.first_token = stages.joined = self.worker.clock()
             frame.cached.CopyFrom(engine_messages.cached_message(sequence.cached))
@@ -172,6 +189,7 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
             self.worker.post_abort(sequence)
             self._forget(sequence, None)
         else:
+            sequence.next_index += 1  # the producer has published its token
             self.worker.post_import_finished(
                 sequence,
                 num_computed_tokens=result.num_computed_tokens,

@@ -40,6 +40,9 @@ class GatewaySettings(ServiceSettings):
         600.0, gt=0, description="Deadline of a request, from its arrival to its last token."
     )
     route_timeout_seconds: float = Field(5.0, gt=0, description="Deadline of one routing request.")
+    router_wait_seconds: float = Field(
+        10.0, ge=0, description="How long a request waits for a router that does not answer."
+    )
     admit_timeout_seconds: float = Field(
         5.0, gt=0, description="Deadline of one hand-over of a sequence to a decode worker."
     )
@@ -50,6 +53,11 @@ class GatewaySettings(ServiceSettings):
         3.0,
         gt=0,
         description="A hole in a sequence's tokens that lasts this long starts a new attempt.",
+    )
+    silence_seconds: float = Field(
+        1.5,
+        gt=0,
+        description="A sequence of which nothing was heard for so long is asked for at its worker.",
     )
     failover_wait_seconds: float = Field(
         30.0, ge=0, description="How long a sequence that lost its worker waits for another one."

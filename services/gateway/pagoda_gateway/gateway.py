@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway.accounts.keys import Authenticator
 from pagoda_gateway.accounts.ledger import Ledger, open_ledger
@@ -16,15 +17,24 @@ from pagoda_gateway.openai.completions import CompletionProcessor
 from pagoda_gateway.sequences.admission import Admission
 from pagoda_gateway.sequences.frames import FrameReceiver
 from pagoda_gateway.sequences.placement import Placer
+from pagoda_gateway.sequences.readiness import Readiness
+from pagoda_gateway.sequences.silence import SilenceWatch
 from pagoda_gateway.served_model import Catalog
 from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.identity import new_epoch
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.process.health import Health
-from pagoda_runtime.status import WorkerDirectory
+from pagoda_runtime.status import (
+    SLOW_HEARTBEAT_SECONDS,
+    Heartbeat,
+    WorkerDirectory,
+    slow_status,
+)
+from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 
 DEFAULT_TENANT = "default"
 LEDGER_CONSUMER = "ledger"
@@ -68,14 +78,16 @@ async def open_gateway(
 ) -> AsyncIterator[Gateway]:
     """Yield a gateway that receives frames and heartbeats and applies usage records.
 
-    It is ready once a decode worker has announced the model.
+    It is ready while a router and a decode worker with the model are alive. While it is open,
+    workers keep its sequences.
     """
     tokenizer = ModelTokenizer.load(model_folder)
     template = ChatTemplate.load(model_folder, tokenizer.special_tokens)
     prompts = PromptMaker(tokenizer, template)
     directory, frames = WorkerDirectory(), FrameReceiver()
     usage_log = UsageLog(bus, timeout_seconds=settings.usage_timeout_seconds)
-    health.set_ready("model", False, "no decode worker has announced it yet")
+    readiness = Readiness(health, common.served_model_name)
+    readiness.on_decode_workers(0)
     async with open_ledger(settings.ledger_address(common.home)) as ledger:
         secret = settings.bootstrap_api_key.get_secret_value()
         if secret:
@@ -83,9 +95,10 @@ async def open_gateway(
         catalog = Catalog(
             directory,
             common.served_model_name,
-            on_known=lambda: health.set_ready("model", True),
+            on_alive=readiness.on_decode_workers,
         )
         directory.add_listener(frames.on_worker)
+        directory.add_listener(readiness.on_status)
         gateway = Gateway(
             gateway_id=gateway_id,
             served_name=common.served_model_name,
@@ -110,7 +123,7 @@ async def open_gateway(
         async with contextlib.AsyncExitStack() as stack:
             for subscription in (
                 await frames.subscribe(bus, gateway_id),
-                await directory.subscribe(bus),
+                await directory.subscribe(bus, Role.ROLE_DECODE, Role.ROLE_ROUTER),
                 await bus.consume(
                     subjects.USAGE_STREAM,
                     LEDGER_CONSUMER,
@@ -121,5 +134,17 @@ async def open_gateway(
                 ),
             ):
                 stack.push_async_callback(subscription.unsubscribe)
+            tasks = BackgroundTasks()
+            stack.push_async_callback(tasks.close)
+            own_status = slow_status(Role.ROLE_GATEWAY, gateway_id, new_epoch())
+            heartbeat = Heartbeat(bus, lambda: own_status, interval_seconds=SLOW_HEARTBEAT_SECONDS)
+            watch = SilenceWatch(
+                bus,
+                frames,
+                silence_seconds=settings.silence_seconds,
+                timeout_seconds=settings.silence_seconds,
+            )
+            tasks.start(heartbeat.run(), name="heartbeat")
+            tasks.start(watch.run(), name="silence watch")
             health.set_ready("gateway", True)
             yield gateway

@@ -32,3 +32,6 @@ ATTEMPTS = Counter(
 USAGE_FAILURES = Counter(
     "pagoda_usage_log_failures", "Usage records that could not be stored", ["kind"]
 )
+SILENT_SEQUENCES = Counter(
+    "pagoda_silent_sequences", "Attempts given up because no frame came and no worker had them"
+)

@@ -51,22 +51,25 @@ class ServedModel:
 
 
 class Catalog:
-    """Knows the served model once a decode worker has announced it, also while none is alive."""
+    """Knows the served model once a decode worker has announced it, also while none is alive.
+
+    A heartbeat that brings nothing new costs a comparison, however many workers there are.
+    """
 
     def __init__(
         self,
         directory: WorkerDirectory,
         served_name: str,
         *,
-        on_known: Callable[[], None] = lambda: None,
+        on_alive: Callable[[int], None] = lambda num_workers: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Follow `directory`; call `on_known` when the model is announced first."""
+        """Follow `directory`; tell `on_alive` when another number of workers serves the model."""
         self._served_name = served_name
-        self._on_known = on_known
+        self._on_alive = on_alive
         self._clock = clock
         self._model: ServedModel | None = None
-        self._directory = directory
+        self._cards: dict[str, tuple[bytes, int]] = {}  # worker -> identity and longest sequence
         directory.add_listener(self._on_status)
         for status in directory.alive():
             self._on_status(status.worker_id, status)
@@ -96,14 +99,22 @@ class Catalog:
             )
         return self._model
 
-    def _on_status(self, _worker_id: str, status: WorkerStatus | None) -> None:
-        is_new = self._model is None
-        if status is not None and self._is_served(status):
+    def _on_status(self, worker_id: str, status: WorkerStatus | None) -> None:
+        num_before = len(self._cards)
+        if status is None:
+            if self._cards.pop(worker_id, None) is None:
+                return
+        elif not self._is_served(status):
+            return
+        else:
+            card = status.model.kv_identity, status.model.max_model_len
+            if self._cards.get(worker_id) == card:
+                return
+            self._cards[worker_id] = card
             self._learn(status.model)
-        if self._model is not None:
-            self._fit_limit(self._model)
-            if is_new:
-                self._on_known()
+        self._fit_limit()
+        if len(self._cards) != num_before:
+            self._on_alive(len(self._cards))
 
     def _is_served(self, status: WorkerStatus) -> bool:
         return status.role == Role.ROLE_DECODE and status.model.name == self._served_name
@@ -119,12 +130,13 @@ class Catalog:
                 created_unix_seconds=int(self._clock()),
             )
 
-    def _fit_limit(self, model: ServedModel) -> None:
+    def _fit_limit(self) -> None:
         """Let the limit be what every decode worker can keep: they may have unequal KV pools."""
+        model = self._model
+        if model is None:
+            return
         limits = [
-            status.model.max_model_len
-            for status in self._directory.alive()
-            if self._is_served(status) and status.model.kv_identity == model.kv_identity
+            limit for identity, limit in self._cards.values() if identity == model.kv_identity
         ]
         if limits and min(limits) != model.max_model_len:
             self._model = replace(model, max_model_len=min(limits))

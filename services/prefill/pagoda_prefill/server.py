@@ -66,6 +66,7 @@ async def serve(
             context,
             handler,
             directory,
+            status_pb2.ROLE_DECODE,
             subjects.prefill(worker_id),
             generate_pb2.PrefillRequest,
             handler.on_prefill,

@@ -10,7 +10,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from pagoda.rpc.v1 import kv_event_pb2, route_pb2
+from pagoda.rpc.v1 import kv_event_pb2, route_pb2, status_pb2
 from pagoda_router import metrics
 from pagoda_router.config import RouterSettings
 from pagoda_router.index.breaker import Breaker
@@ -22,10 +22,16 @@ from pagoda_router.workers.pending_load import PendingLoads
 from pagoda_router.workers.registry import WorkerRegistry
 from pagoda_router.workers.snapshot import WorkerRole
 from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.identity import new_epoch
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.process.service import ServiceContext
-from pagoda_runtime.status import WorkerDirectory
+from pagoda_runtime.status import (
+    SLOW_HEARTBEAT_SECONDS,
+    Heartbeat,
+    WorkerDirectory,
+    slow_status,
+)
 
 _MAX_REDIS_CONNECTIONS = 32
 _EVENTS_PER_BATCH = 64
@@ -107,7 +113,9 @@ async def _serve(
     directory.add_listener(registry.on_status)
     for role in WorkerRole:
         metrics.WORKERS.labels(role.value).set_function(functools.partial(_count, registry, role))
-    heartbeats = await directory.subscribe(bus)
+    heartbeats = await directory.subscribe(
+        bus, status_pb2.ROLE_PREFILL, status_pb2.ROLE_DECODE, status_pb2.ROLE_KVSTORE
+    )
     await bus.ensure_stream(
         subjects.KV_EVENTS_STREAM,
         [subjects.KV_EVENTS_ALL],
@@ -135,9 +143,15 @@ async def _serve(
         max_concurrent=settings.max_concurrent,
     )
     context.health.set_ready("route", True)
+    own_status = slow_status(status_pb2.ROLE_ROUTER, context.instance_id, new_epoch())
+    heartbeat = context.tasks.create_task(
+        Heartbeat(bus, lambda: own_status, interval_seconds=SLOW_HEARTBEAT_SECONDS).run()
+    )
     try:
         await context.stop.wait()
     finally:
+        heartbeat.cancel()
+        await asyncio.wait([heartbeat])
         context.health.set_ready("route", False, "stopping")
         await routes.unsubscribe()
         maintenance.cancel()

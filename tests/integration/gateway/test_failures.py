@@ -165,20 +165,66 @@ async def test_router_refuses(running: Running, status: Any, code: int, stream: 
 
 
 async def test_no_router(start: Start) -> None:
-    async with start() as running:
+    async with start(router_wait_seconds=0.2) as running:
         await running.router.stop()
         answer = await running.chat()
         assert answer.status_code == 503
         assert "retry-after" in answer.headers
 
 
-async def test_engine_fault_before_the_first_token_is_a_500(start: Start, bus: Any) -> None:
+async def test_a_router_that_is_away_for_a_moment_costs_a_wait(start: Start) -> None:
+    async with start() as running, asyncio.TaskGroup() as tasks:
+        await running.router.stop()
+        asking = tasks.create_task(running.chat())
+        await asyncio.sleep(0.3)  # several tries
+        await running.router.start()
+        assert (await asking).status_code == 200
+
+
+async def test_a_prompt_that_two_engines_failed_over_is_refused(start: Start, bus: Any) -> None:
     worker = ScriptedWorker(bus, gate_index=0, finish_error="out of blocks")
     async with start(worker) as running:
         for stream in (False, True):
+            worker.requests.clear()
             answer = await running.chat(stream=stream)
             assert answer.status_code == 500
             assert "out of blocks" in answer.json()["error"]["message"]
+            assert [request.attempt for request in worker.requests] == [0, 1]
+
+
+async def test_an_engine_fault_is_a_failover(start: Start, bus: Any) -> None:
+    first = ScriptedWorker(bus, gate_index=5)
+    async with start(first) as running, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(running.events(max_tokens=12, seed=3))
+        await first.wait_until(lambda: bool(first.requests))
+        async with running_worker(ScriptedWorker(bus)) as second:
+            await heard_of(running.router.directory, second.worker_id)
+            await running.tokens_arrived(5)
+            first.finish_error = "the device is lost"
+            first._work.set()
+            chunks = await asking
+        request = second.requests[0]
+        assert list(request.output_token_ids) == [letters(request, i) for i in range(5)]
+        assert text_of(chunks) == expected_text(request, 12)
+
+
+async def test_sequences_that_shared_a_failed_engine_are_tried_one_at_a_time(
+    start: Start, bus: Any
+) -> None:
+    first = ScriptedWorker(bus, gate_index=0)
+    async with start(first) as running, asyncio.TaskGroup() as tasks:
+        asking = [tasks.create_task(running.chat(max_tokens=3)) for _ in range(4)]
+        await first.wait_until(lambda: len(first.requests) == 4)
+        second = ScriptedWorker(bus, gate_index=0)
+        async with running_worker(second):
+            await heard_of(running.router.directory, second.worker_id)
+            first.finish_error = "the device is lost"
+            first._work.set()
+            await second.wait_until(lambda: bool(second.requests))
+            await asyncio.sleep(0.1)
+            assert len(second.requests) == 1, "the others wait until it has brought a token"
+            second.open_gate()
+            assert [(await task).status_code for task in asking] == [200] * 4
 
 
 async def test_engine_fault_in_a_stream_is_one_error_event(start: Start, bus: Any) -> None:

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 async def next_status(bus: Bus) -> status_pb2.WorkerStatus:
     directory, heard = WorkerDirectory(), asyncio.Queue[status_pb2.WorkerStatus | None]()
     directory.add_listener(lambda _, status: heard.put_nowait(status))
-    subscription = await directory.subscribe(bus)
+    subscription = await directory.subscribe(bus, status_pb2.ROLE_KVSTORE)
     async with asyncio.timeout(10):
         while (status := await heard.get()) is None:
             pass

@@ -10,6 +10,8 @@ from support.worker_cluster import Answer, Cluster, RunningWorker
 
 from pagoda.rpc.v1 import generate_pb2, status_pb2
 from pagoda_engine import SamplingParams
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.status import slow_status
 from pagoda_worker.kv_transfer.grpc_producer import GrpcProducer, GrpcPush
 
 pytestmark = pytest.mark.integration
@@ -111,6 +113,81 @@ async def test_cancel_of_the_unknown_changes_nothing(cluster: Cluster) -> None:
     await cluster.cancel("decode-1", other)
 
     assert (await answer.finished()).token_ids == cluster.alone([PROMPT])[0]
+
+
+@pytest.mark.parametrize("cancelled", [None, 0, 3])
+async def test_a_cancel_that_comes_first_wins(cluster: Cluster, cancelled: int | None) -> None:
+    decode = await cluster.start_decode("decode-1")
+    request = cluster.request(PROMPT, sampling=LONG)
+    message = generate_pb2.CancelRequest(
+        request_id=request.request_id, sequence_indices=[0], attempt=cancelled
+    )
+    await cluster.bus.publish(subjects.cancel("decode-1"), message)
+
+    response = await cluster.ask("decode-1", request)
+
+    assert response.status == generate_pb2.ADMIT_STATUS_CANCELLED
+    await cluster.idle(decode)
+
+
+async def test_a_late_cancel_leaves_the_next_attempt_alone(cluster: Cluster) -> None:
+    await cluster.start_decode("decode-1")
+    request = cluster.request(PROMPT, attempt=1)
+    answer = cluster.answers[request.request_id, 1] = Answer(request)
+    superseded = generate_pb2.CancelRequest(request_id=request.request_id, attempt=0)
+    await cluster.bus.publish(subjects.cancel("decode-1"), superseded)
+    await cluster.ask("decode-1", request)
+    await cluster.bus.publish(subjects.cancel("decode-1"), superseded)
+
+    assert (await answer.finished()).token_ids == cluster.alone([PROMPT])[0]
+
+
+async def test_sequences_of_a_gateway_that_is_gone_end(cluster: Cluster) -> None:
+    decode = await cluster.start_decode("decode-1")
+    prefill = await cluster.start_prefill("prefill-1")
+    beat = slow_status(status_pb2.ROLE_GATEWAY, cluster.gateway_id, "e1")
+    subject = subjects.status("gateway", cluster.gateway_id)
+    await cluster.bus.publish(subject, beat)
+    answer = await cluster.generate(
+        "decode-1", PROMPT, sampling=LONG, prefill_worker_id="prefill-1"
+    )
+    await answer.wait_for(lambda a: len(a.tokens) >= 3)
+
+    beat.state = status_pb2.WORKER_STATE_GONE
+    await cluster.bus.publish(subject, beat)
+
+    await answer.finished()
+    assert "is gone" in answer.last.error
+    await cluster.idle(decode)
+    await cluster.idle(prefill)
+
+
+@pytest.mark.parametrize("prefill_worker_id", ["", "prefill-1"])
+async def test_a_probe_says_how_far_a_sequence_is(cluster: Cluster, prefill_worker_id: str) -> None:
+    await cluster.start_decode("decode-1")
+    await cluster.start_prefill("prefill-1")
+    answer = await cluster.generate(
+        "decode-1", PROMPT, sampling=LONG, prefill_worker_id=prefill_worker_id
+    )
+    await answer.wait_for(lambda a: len(a.tokens) >= 5)
+    name = {"request_id": answer.request.request_id, "sequence_index": 0}
+    probe = generate_pb2.ProbeRequest(
+        sequences=[
+            generate_pb2.ProbedSequence(**name, attempt=0),
+            generate_pb2.ProbedSequence(**name, attempt=1),
+        ]
+    )
+
+    response = await cluster.bus.request(
+        subjects.probe("decode-1"), probe, generate_pb2.ProbeResponse, timeout_seconds=5
+    )
+
+    known, unknown = response.progress
+    assert known.is_known
+    assert not unknown.is_known
+    await answer.wait_for(lambda a: len(a.tokens) >= known.next_index)
+    assert known.next_index >= 5
+    await cluster.cancel("decode-1", answer)
 
 
 async def test_deadline_ends_a_sequence(cluster: Cluster) -> None:

@@ -19,8 +19,8 @@ def status(
 
 def test_model_is_known_from_a_decode_worker_and_stays_known() -> None:
     directory = WorkerDirectory()
-    known: list[bool] = []
-    catalog = Catalog(directory, "tiny", on_known=lambda: known.append(True))
+    alive: list[int] = []
+    catalog = Catalog(directory, "tiny", on_alive=alive.append)
     with pytest.raises(UnavailableError):
         catalog.get("tiny")
     directory.on_status(status(tiny_card(), Role.ROLE_PREFILL))
@@ -31,7 +31,7 @@ def test_model_is_known_from_a_decode_worker_and_stays_known() -> None:
     gone.state = WorkerState.WORKER_STATE_GONE
     directory.on_status(gone)
     assert catalog.get("tiny").max_model_len == 512
-    assert known == [True]
+    assert alive == [1, 0]
 
 
 def test_other_models_are_not_found() -> None:

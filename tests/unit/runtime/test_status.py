@@ -119,3 +119,14 @@ def test_hold_adds_to_everybodys_time() -> None:
 
     assert still_there == 1
     assert directory.alive() == []
+
+
+def test_gateways_and_routers_may_be_silent_for_longer() -> None:
+    directory, clock, heard = make_directory()
+    directory.on_status(status("g1", role=Role.ROLE_GATEWAY))
+    clock.now += 4.9
+    directory.sweep()
+    assert [s.worker_id for s in directory.alive()] == ["g1"]
+    clock.now += 0.2
+    directory.sweep()
+    assert heard[-1] == ("g1", None)

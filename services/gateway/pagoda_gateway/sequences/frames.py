@@ -21,6 +21,10 @@ class FrameReceiver:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def sequences(self) -> list[tuple[str, OutputSequence]]:
+        """Return every sequence that runs, with its request's id."""
+        return [(request_id, sequence) for (request_id, _), sequence in self._sequences.items()]
+
     def register(self, request_id: str, sequence: OutputSequence) -> None:
         """Deliver this sequence's frames from now on."""
         self._sequences[request_id, sequence.index] = sequence

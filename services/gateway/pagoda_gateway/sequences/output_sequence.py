@@ -71,6 +71,10 @@ class OutputSequence:
         self.last_token_seconds: float | None = None
         self.attempt = 0
         self.worker_id = ""  # decode worker of this attempt; empty while unplaced
+        self.is_handed_over = False  # a worker has accepted this attempt
+        self.num_strikes = 0  # bad answers about it since it was last heard of
+        self.has_progressed = False  # this attempt has brought a token
+        self.progress = asyncio.Event()  # set with it, and with `attention`
         self.is_ended_by_worker = False
         self.lost_reason: str | None = None
         self.error: str | None = None
@@ -89,6 +93,12 @@ class OutputSequence:
         self._logprobs: list[generate_pb2.PositionLogprobs] = []
         self._num_read = 0
         self._has_read_finish = False
+        self._heard_seconds = clock()
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long nothing was heard of it: no frame, no good answer of its worker."""
+        return self._clock() - self._heard_seconds
 
     @property
     def is_finished(self) -> bool:
@@ -111,16 +121,30 @@ class OutputSequence:
         """Take frames of this attempt only, from now on."""
         self.attempt = attempt
         self.worker_id = ""
-        self.lost_reason = None
+        self.is_handed_over = False
+        self.has_progressed = False
+        self.lost_reason = self.error = None
         self.attention.clear()
+        self.progress.clear()
         self._early.clear()
         self._stop_gap_timer()
+        self.hear()
+
+    def hand_over(self) -> None:
+        """A worker has accepted this attempt: from now on its silence means something."""
+        self.is_handed_over = True
+        self.hear()
+
+    def hear(self) -> None:
+        """Something was heard of it."""
+        self._heard_seconds = self._clock()
+        self.num_strikes = 0
 
     def lose(self, reason: str) -> None:
         """Give up on this attempt's worker; the driver starts another attempt."""
         if not self.is_finished and self.error is None and self.lost_reason is None:
             self.lost_reason = reason
-            self.attention.set()
+            self._call_for_attention()
 
     def close(self) -> None:
         """Take nothing more."""
@@ -131,6 +155,7 @@ class OutputSequence:
         """Take one frame; old or lost attempts and known indices change nothing."""
         if frame.attempt != self.attempt or self.attention.is_set():
             return
+        self.hear()
         if frame.first_index > len(self.token_ids):
             self._keep_early(frame)
             return
@@ -214,7 +239,7 @@ class OutputSequence:
         self.is_ended_by_worker = True
         if reason == generate_pb2.FINISH_REASON_ERROR:
             self.error = error or "the worker gave no reason"
-            self.attention.set()
+            self._call_for_attention()
         elif reason == generate_pb2.FINISH_REASON_ABORT:
             self.lose("the worker aborted the sequence")
         else:
@@ -231,7 +256,11 @@ class OutputSequence:
         self.finish_reason = reason
         self.matched_stop = matched
         self.close()
+        self._call_for_attention()
+
+    def _call_for_attention(self) -> None:
         self.attention.set()
+        self.progress.set()
 
     def _note_metadata(self, frame: generate_pb2.Frame) -> None:
         if self.cached is None and frame.HasField("cached"):
@@ -241,6 +270,8 @@ class OutputSequence:
                 self.stages[name] += getattr(frame.stages, name)
 
     def _note_times(self) -> None:
+        self.has_progressed = True
+        self.progress.set()
         self.last_token_seconds = self._clock()
         if self.first_token_seconds is None:
             self.first_token_seconds = self.last_token_seconds

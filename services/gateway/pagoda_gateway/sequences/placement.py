@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
 from pagoda_gateway import metrics
@@ -31,6 +31,8 @@ from pagoda_runtime.status import WorkerDirectory
 logger = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 2.0
+MAX_ENGINE_FAULTS = 2
+"""Engines that may fail over a sequence that has not brought a token there: then it is to blame."""
 
 _ACCEPTED = generate_pb2.ADMIT_STATUS_ACCEPTED
 _INVALID = generate_pb2.ADMIT_STATUS_INVALID
@@ -64,6 +66,7 @@ class Placer:
         self._gateway_id = gateway_id
         self._backoff = Backoff(draw)
         self._router = RouterClient(bus, directory, settings, self._backoff)
+        self._suspect_runs = asyncio.Lock()
 
     async def run(self, context: RequestContext, sequence: OutputSequence) -> None:
         """Return when the sequence has finished. Cancelled: the worker is told before this returns.
@@ -72,15 +75,20 @@ class Placer:
             GatewayError: it cannot be finished.
         """
         refused: set[str] = set()
+        num_faults = 0
         try:
             for attempt in range(self._settings.max_attempts):
                 sequence.begin_attempt(attempt)
                 try:
-                    await self._attempt(context, sequence, refused)
+                    async with self._one_suspect_at_a_time(sequence, num_faults):
+                        await self._place(context, sequence, refused)
+                    await self._finish(context, sequence, refused)
                     return
                 except _AttemptFailedError as failure:
                     await self._cancel(context, sequence, "superseded")
-                    if attempt + 1 == self._settings.max_attempts:
+                    num_faults += failure.cause == "engine fault" and not sequence.has_progressed
+                    is_last = attempt + 1 == self._settings.max_attempts
+                    if is_last or num_faults >= MAX_ENGINE_FAULTS:
                         raise failure.error from None
                     metrics.ATTEMPTS.labels(failure.cause).inc()
                     logger.warning(
@@ -93,19 +101,69 @@ class Placer:
             await self._cancel(context, sequence, context.cancel_reason)
             raise
 
-    async def _attempt(
+    @contextlib.asynccontextmanager
+    async def _one_suspect_at_a_time(
+        self, sequence: OutputSequence, num_faults: int
+    ) -> AsyncIterator[None]:
+        """Keep sequences that an engine failed over apart until each has brought a token.
+
+        One of those that shared the engine is to blame. Were they placed together again, the others
+        would fail with it again, and be blamed too.
+        """
+        if not num_faults:
+            yield
+            return
+        async with self._suspect_runs:
+            yield
+            await sequence.progress.wait()
+
+    async def _place(
         self, context: RequestContext, sequence: OutputSequence, refused: set[str]
     ) -> None:
-        placement = await self._router.route(context, sequence, refused)
+        placement = await self._placement(context, sequence, refused)
         await context.opened.wait()
         sequence.worker_id = placement.decode_worker_id
         if sequence.worker_id not in context.worker_ids:
             context.worker_ids.append(sequence.worker_id)
         await self._hand_over(context, sequence, placement, refused)
+        sequence.hand_over()
+
+    async def _placement(
+        self, context: RequestContext, sequence: OutputSequence, refused: set[str]
+    ) -> route_pb2.RouteResponse:
+        """Route a sequence; further choices of a prompt follow its first one, which prefills it."""
+        leader = context.placements.get(id(sequence.prompt))
+        if leader is not None and not sequence.attempt:
+            found = await asyncio.shield(leader)
+            if found is not None:
+                placement = route_pb2.RouteResponse()
+                placement.CopyFrom(found)
+                placement.prefill_worker_id, placement.num_fetch_blocks = "", 0
+                return placement
+        if leader is not None:
+            return await self._router.route(context, sequence, refused)
+        leader = context.placements[id(sequence.prompt)] = (
+            asyncio.get_running_loop().create_future()
+        )
+        try:
+            placement = await self._router.route(context, sequence, refused)
+            leader.set_result(placement)
+        finally:
+            if not leader.done():
+                leader.set_result(None)
+        return placement
+
+    async def _finish(
+        self, context: RequestContext, sequence: OutputSequence, refused: set[str]
+    ) -> None:
+        """Wait for the end of an attempt that was handed over."""
         await sequence.attention.wait()
         if sequence.error is not None:
-            sequence.worker_id = ""
-            raise InternalError(f"the engine failed: {sequence.error}")
+            refused.add(sequence.worker_id)
+            sequence.worker_id = ""  # it has forgotten the sequence
+            raise _AttemptFailedError(
+                "engine fault", InternalError(f"the engine failed: {sequence.error}")
+            )
         if not sequence.is_finished:
             refused.add(sequence.worker_id)
             reason = sequence.lost_reason or "lost"
@@ -186,7 +244,10 @@ class Placer:
         if not worker_id or sequence.is_ended_by_worker:
             return
         request = generate_pb2.CancelRequest(
-            request_id=context.request_id, sequence_indices=[sequence.index], reason=reason
+            request_id=context.request_id,
+            sequence_indices=[sequence.index],
+            reason=reason,
+            attempt=sequence.attempt,
         )
         with contextlib.suppress(BusError, TimeoutError):
             async with asyncio.timeout(CANCEL_SECONDS):

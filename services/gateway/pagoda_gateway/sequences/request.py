@@ -50,6 +50,8 @@ class RequestContext:
         on_route: hears each routing answer, its attempt and its milliseconds.
         cancel_reason: sent to the worker when a sequence is cancelled.
         worker_ids: decode workers that were asked, in that order.
+        placements: of each prompt's first choice, by the prompt's identity: the others follow it.
+            None if it could not be placed.
     """
 
     request_id: str
@@ -60,3 +62,4 @@ class RequestContext:
     on_route: Callable[[OutputSequence, RouteResponse, float], None]
     cancel_reason: str = "client_disconnect"
     worker_ids: list[str] = field(default_factory=list)
+    placements: "dict[int, asyncio.Future[RouteResponse | None]]" = field(default_factory=dict)

@@ -31,7 +31,7 @@ class RouterClient:
     async def route(
         self, context: RequestContext, sequence: OutputSequence, refused: set[str]
     ) -> route_pb2.RouteResponse:
-        """Return a placement; a sequence that already produced tokens may wait for a worker.
+        """Return a placement. A router that is away is waited for; a worker only after a failure.
 
         Args:
             context: of the request.
@@ -41,8 +41,9 @@ class RouterClient:
         Raises:
             UnavailableError, OverloadedError: none is to be had.
         """
-        patience = self._settings.failover_wait_seconds if sequence.attempt else 0.0
-        give_up = time.monotonic() + patience
+        started = time.monotonic()
+        worker_wait = self._settings.failover_wait_seconds if sequence.attempt else 0.0
+        router_wait = max(worker_wait, self._settings.router_wait_seconds)
         num_tries = 0
         while True:
             try:
@@ -52,13 +53,13 @@ class RouterClient:
                     f"the router does not answer ({error}); try again",
                     retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
                 )
-                may_retry = num_tries < 2
+                patience = router_wait
             else:
                 if answer.status == route_pb2.ROUTE_STATUS_PLACED:
                     return answer
                 problem = _refusal(answer)
-                may_retry = False
-            if not may_retry and time.monotonic() >= give_up:
+                patience = worker_wait
+            if time.monotonic() - started >= patience:
                 raise problem
             await self._backoff.pause(num_tries)
             num_tries += 1

@@ -118,7 +118,7 @@ async def test_an_outage_makes_no_worker_disappear(
     directory = WorkerDirectory(expiry_seconds=0.6)
     directory.add_listener(listener)
     async with Bus.connect(own_common, name="a") as bus, asyncio.timeout(30):
-        await directory.subscribe(bus)
+        await directory.subscribe(bus, Role.ROLE_DECODE)
         heartbeat = asyncio.create_task(Heartbeat(bus, make_status, interval_seconds=0.05).run())
         await alive.wait()
         own_nats.stop(kill=True)

@@ -33,6 +33,8 @@ class _AdmitStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AdmitStat
     """the worker is stopping"""
     ADMIT_STATUS_INVALID: _AdmitStatus.ValueType  # 4
     """the sequence can never run here; `message` says why"""
+    ADMIT_STATUS_CANCELLED: _AdmitStatus.ValueType  # 5
+    """its cancellation came first"""
 
 class AdmitStatus(_AdmitStatus, metaclass=_AdmitStatusEnumTypeWrapper): ...
 
@@ -44,6 +46,8 @@ ADMIT_STATUS_DRAINING: AdmitStatus.ValueType  # 3
 """the worker is stopping"""
 ADMIT_STATUS_INVALID: AdmitStatus.ValueType  # 4
 """the sequence can never run here; `message` says why"""
+ADMIT_STATUS_CANCELLED: AdmitStatus.ValueType  # 5
+"""its cancellation came first"""
 Global___AdmitStatus: _TypeAlias = AdmitStatus  # noqa: Y015
 
 class _FinishReason:
@@ -376,7 +380,7 @@ Global___Lease: _TypeAlias = Lease  # noqa: Y015
 
 @_typing.final
 class CancelRequest(_message.Message):
-    """Published on pagoda.v1.cancel.<worker_id>. Unknown sequences are ignored."""
+    """Published on pagoda.v1.cancel.<worker_id>. It also ends what arrives after it, within half a minute."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -388,7 +392,7 @@ class CancelRequest(_message.Message):
     reason: _builtins.str
     """client_disconnect | stop_string | deadline | superseded"""
     attempt: _builtins.int
-    """absent = every attempt"""
+    """this one and all before it; absent = every attempt"""
     @_builtins.property
     def sequence_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """empty = all of the request"""
@@ -410,6 +414,99 @@ class CancelRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
 
 Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
+
+@_typing.final
+class ProbeRequest(_message.Message):
+    """Asked by a gateway that has heard nothing of some sequences. NATS request on pagoda.v1.probe.<worker_id> of a decode worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProbedSequence]: ...
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[Global___ProbedSequence] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeRequest: _TypeAlias = ProbeRequest  # noqa: Y015
+
+@_typing.final
+class ProbedSequence(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    sequence_index: _builtins.int
+    attempt: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        sequence_index: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "request_id", b"request_id", "sequence_index", b"sequence_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbedSequence: _TypeAlias = ProbedSequence  # noqa: Y015
+
+@_typing.final
+class ProbeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceProgress]:
+        """in the order of the request"""
+
+    def __init__(
+        self,
+        *,
+        progress: _abc.Iterable[Global___SequenceProgress] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeResponse: _TypeAlias = ProbeResponse  # noqa: Y015
+
+@_typing.final
+class SequenceProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_KNOWN_FIELD_NUMBER: _builtins.int
+    NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    is_known: _builtins.bool
+    """false: no frame will come from here"""
+    next_index: _builtins.int
+    """output index of the next token; all before it have been published"""
+    def __init__(
+        self,
+        *,
+        is_known: _builtins.bool = ...,
+        next_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_known", b"is_known", "next_index", b"next_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceProgress: _TypeAlias = SequenceProgress  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
