@@ -159,3 +159,22 @@ async def test_second_prompt_reuses_the_first_ones_blocks(cluster: Cluster) -> N
     assert last.stages.decode_generate_ms > 0
     assert last.stages.kv_transfer_ms > 0
     assert answer.token_ids == cluster.alone([PROMPTS[7]])[0]
+
+
+async def test_choices_of_a_prompt_are_prefilled_once(cluster: Cluster) -> None:
+    """The gateway has the first choice prefilled elsewhere; the others find its blocks."""
+    decode = await cluster.start_decode("decode-1")
+    prefill = await cluster.start_prefill("prefill-1")
+    prompt = PROMPTS[5]  # 100 tokens, 6 full blocks
+
+    answers = await asyncio.gather(
+        *(
+            cluster.generate("decode-1", prompt, prefill_worker_id="" if choice else "prefill-1")
+            for choice in range(4)
+        )
+    )
+
+    for answer in answers:
+        assert (await answer.finished()).token_ids == cluster.alone([prompt])[0]
+    assert prefill.metric("pagoda_prefill_tokens_total") == 100
+    assert decode.metric("pagoda_prefill_tokens_total") == 3 * 4, "what fills no block"
