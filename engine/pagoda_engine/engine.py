@@ -344,7 +344,13 @@ class Engine:
                 self.model.device,
             )
         allowed = None if mask is None else mask.allowed(tokens[num_prompt:])
-        return SampleRow(state, sequence.num_tokens - num_prompt, allowed)
+        is_dead_end = allowed is not None and not allowed.any()
+        return SampleRow(
+            state,
+            sequence.num_tokens - num_prompt,
+            None if is_dead_end else allowed,
+            is_dead_end=is_dead_end,
+        )
 
     def _take_first_token(self, sequence: Sequence, token_id: int) -> None:
         reason = end_of(sequence, token_id)

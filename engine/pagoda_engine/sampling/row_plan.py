@@ -22,11 +22,13 @@ class SampleRow:
         state: of the sequence; its counts must be there if it has penalties.
         index: output index of the token, for the random number and ``min_tokens``.
         allowed: ``[V]`` bool on the CPU; None for all tokens.
+        is_dead_end: nothing is allowed; the row is computed for nobody.
     """
 
     state: SamplingState
     index: int
     allowed: torch.Tensor | None = None
+    is_dead_end: bool = False
 
     @property
     def must_not_stop(self) -> bool:

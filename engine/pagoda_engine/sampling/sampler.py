@@ -28,13 +28,15 @@ class SampledToken:
     Attributes:
         token_id: the token.
         logprobs: of the model's own distribution; None if not asked.
-        is_valid: False when the logits held a NaN or nothing finite; then ``token_id`` means
-            nothing.
+        is_valid: False when the logits held a NaN or nothing finite, or the mask allowed nothing;
+            then ``token_id`` means nothing.
+        is_dead_end: it is the mask's fault.
     """
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     is_valid: bool = True
+    is_dead_end: bool = False
 
 
 def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
@@ -72,6 +74,9 @@ def to_tokens(tensors: Sequence[torch.Tensor], rows: Sequence[SampleRow]) -> lis
     """Return what `sample` chose, once its tensors are on the host."""
     token_ids = tensors[0].tolist()
     sampled = [SampledToken(token_id, is_valid=token_id != INVALID) for token_id in token_ids]
+    for i, row in enumerate(rows):
+        if row.is_dead_end:
+            sampled[i] = SampledToken(INVALID, is_valid=False, is_dead_end=True)
     if len(tensors) == 1:
         return sampled
     own, top_ids, top_values = (tensor.tolist() for tensor in tensors[1:])

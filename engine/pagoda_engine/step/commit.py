@@ -11,6 +11,7 @@ from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 from pagoda_engine.step.result import ComputedBlocks, FinishReason, SequenceOutput
 
 _NOT_FINITE = "the model's logits are not finite"
+_DEAD_END = "the grammar allows no token here"
 
 
 def end_of(sequence: Sequence, token_id: int) -> FinishReason | None:
@@ -62,8 +63,10 @@ def commit_step(
             if not token.is_valid:
                 # KV that may hold NaN must not be reused. Nor what earlier chunks left: attention
                 # passes a NaN on to the tokens before it, where its weight is 0.
-                scheduler.blocks.forget(sequence)
-                outputs.append(final_output(sequence, FinishReason.ERROR, error=_NOT_FINITE))
+                if not token.is_dead_end:
+                    scheduler.blocks.forget(sequence)
+                error = _DEAD_END if token.is_dead_end else _NOT_FINITE
+                outputs.append(final_output(sequence, FinishReason.ERROR, error=error))
                 sequence.has_ended = True
                 _leave_steps(scheduler, sequence)
                 continue
