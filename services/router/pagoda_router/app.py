@@ -27,7 +27,8 @@ from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.status import WorkerDirectory
 
-_MAX_REDIS_CONNECTIONS = 32
+# Of the index writer: applying events and maintaining.
+_MAINTENANCE_CONNECTIONS = 4
 _EVENTS_PER_BATCH = 64
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def connect_redis(common: CommonSettings, settings: RouterSettings) -> Redis:
     """Return a client that fails fast: retrying is the breaker's and the bus's business."""
     pool = BlockingConnectionPool.from_url(
         common.redis_url,
-        max_connections=_MAX_REDIS_CONNECTIONS,
+        max_connections=settings.max_concurrent + _MAINTENANCE_CONNECTIONS,
         timeout=settings.redis_timeout_seconds,
         socket_connect_timeout=1.0,
         socket_timeout=5.0,

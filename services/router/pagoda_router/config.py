@@ -69,4 +69,6 @@ class RouterSettings(ServiceSettings):
     warm_up_seconds: float = Field(
         0.5, ge=0, description="Time to hear of workers before taking requests"
     )
-    max_concurrent: int = Field(256, ge=1, description="Decisions at the same time")
+    max_concurrent: int = Field(
+        32, ge=1, le=256, description="Decisions at the same time, each with a connection to Redis"
+    )
