@@ -240,10 +240,6 @@ class Bus:
             trim_seconds=trim_seconds,
         )
 
-    async def replay(self, stream: str, durable: str) -> None:
-        """Make the durable consumer start again from the stream's first message."""
-        await self._streams.replay(stream, durable)
-
     async def _subscribe(
         self, subject: str, queue: str, on_message: Callable[[Msg], Awaitable[None]], limit: int
     ) -> Subscription:

@@ -53,6 +53,7 @@ async def run(context: ServiceContext, settings: RouterSettings) -> None:
             registry,
             ttl_seconds=settings.index_ttl_seconds,
             check_seconds=settings.index_check_seconds,
+            max_bytes=settings.index_max_bytes,
         )
         index = PrefixIndex(
             redis,
@@ -65,7 +66,6 @@ async def run(context: ServiceContext, settings: RouterSettings) -> None:
             pending_loads,
             _placement_settings(context.common, settings),
             router_id=context.instance_id,
-            on_index_lost=writer.check_now,
         )
         await _serve(context, settings, bus, registry, writer, router)
 
