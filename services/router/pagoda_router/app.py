@@ -24,12 +24,14 @@ from pagoda_router.workers.snapshot import WorkerRole
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.process.health import Health
 from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.status import WorkerDirectory
 
 # Of the index writer: applying events and maintaining.
 _MAINTENANCE_CONNECTIONS = 4
 _EVENTS_PER_BATCH = 64
+_REPORT_SECONDS = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -135,16 +137,26 @@ async def _serve(
         queue=subjects.ROUTER_QUEUE,
         max_concurrent=settings.max_concurrent,
     )
-    context.health.set_ready("route", True)
+    loops = [maintenance, context.tasks.create_task(_report(context.health, bus, writer))]
     try:
         await context.stop.wait()
     finally:
         context.health.set_ready("route", False, "stopping")
+        for loop in loops:
+            loop.cancel()
         await routes.unsubscribe()
-        maintenance.cancel()
-        await asyncio.wait([maintenance])
+        await asyncio.wait(loops)
         await events.unsubscribe()
         await heartbeats.unsubscribe()
+
+
+async def _report(health: Health, bus: Bus, writer: IndexWriter) -> None:
+    """Say at /readyz what works. Without Redis it routes on, without affinity; without NATS not."""
+    while True:
+        detail = "" if bus.is_connected else "no connection to NATS: nobody can ask"
+        health.set_ready("route", bus.is_connected, detail)
+        health.set_ready("index", True, writer.problem)
+        await asyncio.sleep(_REPORT_SECONDS)
 
 
 def _count(registry: WorkerRegistry, role: WorkerRole) -> float:

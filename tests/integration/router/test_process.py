@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from integration.kvstore.service_process import ServiceProcess, running_service
 from integration.router.index_events import DEVICE, hashes, make_event, pack
@@ -178,10 +179,24 @@ async def test_index_is_rebuilt_from_the_workers_and_a_dead_redis_is_survived(
         redis.stop(kill=True)
         for _ in range(20):
             assert (await ask(bus, make_request())).status == route_pb2.ROUTE_STATUS_PLACED
-        assert router.is_ready()
+        await until_reported(router, is_ready=True, component="index", detail="without prefix")
         redis.start()
         await until_matched(bus, "prefill-1", 7)
     await client.aclose()
+
+
+async def until_reported(
+    router: ServiceProcess, *, is_ready: bool, component: str, detail: str
+) -> None:
+    """Ask /readyz until it says so."""
+    async with asyncio.timeout(15), httpx.AsyncClient() as http:
+        while True:
+            answer = await http.get(f"{router.health_url}/readyz", timeout=5)
+            report = answer.json()
+            assert report["ready"] is (answer.status_code == 200)
+            said = report["components"][component]["detail"]
+            if report["ready"] is is_ready and detail in said:
+                return
 
 
 async def test_requests_are_answered_while_a_replica_stops(
@@ -231,3 +246,13 @@ async def test_spans_hang_together_and_explain(
     ]
     assert attributes["pagoda.route.decode_worker_id"] == "decode-1"
     assert attributes["pagoda.route.margin_ms"] >= 0
+
+
+async def test_router_without_nats_is_not_ready_until_it_is_back(
+    router: ServiceProcess, bus: Bus, nats: Server
+) -> None:
+    nats.stop(kill=True)
+    await until_reported(router, is_ready=False, component="route", detail="no connection to NATS")
+    nats.start()
+    await until_reported(router, is_ready=True, component="route", detail="")
+    assert (await ask(bus, make_request())).status == route_pb2.ROUTE_STATUS_NO_WORKER

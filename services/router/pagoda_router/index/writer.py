@@ -56,6 +56,7 @@ class IndexWriter:
         self._num_blocks = 0  # as of the last look, and what was applied here since
         self._is_full = False
         self._retired: list[tuple[str, str]] = []
+        self.problem = ""  # what is wrong with the index now, for people
 
     def retire(self, worker_id: str, epoch: str) -> None:
         """Delete an earlier life of a worker from the index, soon."""
@@ -93,6 +94,9 @@ class IndexWriter:
                 await self.maintain()
             except (RedisError, BusError, OSError, TimeoutError) as error:
                 logger.warning("the prefix index cannot be maintained now: %r", error)
+                self.problem = f"routing without prefix affinity: {error!r}"
+            else:
+                self.problem = "full: new blocks are not noted" if self._is_full else ""
             await asyncio.sleep(self._check_seconds)
 
     async def maintain(self) -> None:
