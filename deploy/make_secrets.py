@@ -37,9 +37,10 @@ def main() -> None:
         f"authorization {{ token: {nats_token!r} }}\n"
         "jetstream { store_dir: /data, sync_interval: always }\n"
     )
+    # volatile-ttl: only the prefix index has a time to live, and it can be rebuilt.
     (FOLDER / "redis.conf").write_text(
         f'requirepass {redis_password}\nsave ""\nappendonly no\nmaxmemory 1gb\n'
-        "maxmemory-policy allkeys-lru\n"
+        "maxmemory-policy volatile-ttl\n"
     )
     for name in ("nats.conf", "redis.conf"):
         (FOLDER / name).chmod(0o644)  # the volume is private to this project's containers

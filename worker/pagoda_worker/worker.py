@@ -166,6 +166,11 @@ class Worker(Generic[S]):
             max_age_seconds=None,
             discard_old=True,
         )
+        await self.bus.subscribe(
+            subjects.kv_snapshot(self.identity.worker_id),
+            kv_event_pb2.KvSnapshotRequest,
+            self._kv_events.on_snapshot_request,
+        )
         self._loop.start()
         loops: list[Coroutine[Any, Any, None]] = [
             self.frames.run(),

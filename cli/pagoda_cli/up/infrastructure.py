@@ -13,6 +13,9 @@ from pagoda_cli.up.home import write_private
 STOP_STAGE = 2
 MAX_PAYLOAD_BYTES = 8 << 20
 REDIS_MAX_BYTES = 1 << 30
+# What has a time to live is the prefix index, which can be rebuilt: when memory is short it goes,
+# of workers that are gone first. What has none is never taken.
+REDIS_POLICY = "volatile-ttl"
 
 
 def nats_spec(home: Path, *, port: int, token: str, environ: dict[str, str]) -> ChildSpec:
@@ -52,7 +55,7 @@ dir {json.dumps(str(home))}
 save ""
 appendonly no
 maxmemory {REDIS_MAX_BYTES}
-maxmemory-policy noeviction
+maxmemory-policy {REDIS_POLICY}
 """,
     )
     return ChildSpec(

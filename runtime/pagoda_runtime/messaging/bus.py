@@ -7,6 +7,7 @@ by itself after an outage. Knows no subject and no message in particular.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -16,10 +17,15 @@ from nats.aio.msg import Msg
 from opentelemetry.context import Context
 
 from pagoda_runtime.configuration.settings import CommonSettings
-from pagoda_runtime.errors import RemoteHandlerError, RequestTimeoutError
+from pagoda_runtime.errors import (
+    MessageTooLargeError,
+    RemoteHandlerError,
+    RequestTimeoutError,
+)
 from pagoda_runtime.messaging.client_errors import translated
 from pagoda_runtime.messaging.codec import ERROR_HEADER, decode, kind_of, make_headers
 from pagoda_runtime.messaging.connection import Connection
+from pagoda_runtime.messaging.request_server import RequestServer
 from pagoda_runtime.messaging.streams import Streams
 from pagoda_runtime.messaging.subscription import Subscription
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
@@ -37,6 +43,7 @@ R = TypeVar("R", bound=Message)
 CONNECT_SECONDS = 30.0
 CLOSE_GRACE_SECONDS = 1.0
 MAX_PENDING_MESSAGES = 65536
+MAX_WAITING_REQUESTS = 1024
 MAX_PENDING_BYTES = 64 << 20
 
 
@@ -100,6 +107,8 @@ class Bus:
     ) -> R:
         """Ask and return the answer. While disconnected it waits within the same time.
 
+        The request carries the time after which nobody waits for the answer, by this host's clock.
+
         Raises:
             RequestTimeoutError: no answer in time.
             NoResponderError: nobody listens.
@@ -107,6 +116,7 @@ class Bus:
             MessageTooLargeError: the server takes no message of this size.
         """
         payload = message.SerializeToString()
+        headers = make_headers(context, time.time() + timeout_seconds)
         try:
             with cancellation_kept():
                 async with asyncio.timeout(timeout_seconds):
@@ -114,7 +124,7 @@ class Bus:
                     limit = self._client.max_payload
                     with translated(subject, len(payload), limit, timeout_seconds):
                         answer = await self._client.request(
-                            subject, payload, timeout=timeout_seconds, headers=make_headers(context)
+                            subject, payload, timeout=timeout_seconds, headers=headers
                         )
         except TimeoutError:
             raise RequestTimeoutError(subject, timeout_seconds) from None
@@ -152,24 +162,25 @@ class Bus:
         queue: str = "",
         max_concurrent: int = 256,
     ) -> Subscription:
-        """Answer requests, at most `max_concurrent` at once; further ones wait, bounded.
+        """Answer requests, at most `max_concurrent` at once.
 
-        If the handler raises, the caller gets a RemoteHandlerError with the exception's text.
-        `unsubscribe` lets running handlers finish.
+        Up to 1024 more (64 MiB) wait, the newest are served first, and those whose callers have
+        given up not at all: shed, counted and, in case they have not, told so. If the handler
+        raises, the caller gets a RemoteHandlerError with the exception's text. `unsubscribe` lets
+        running handlers and waiting requests finish.
         """
-        slots = asyncio.Semaphore(max_concurrent)
-
-        async def on_message(message: Msg) -> None:
-            await slots.acquire()
-            self._handlers.start(answer(message), name=f"serve {subject}")
 
         async def answer(message: Msg) -> None:
-            try:
-                await self._answer(message, request_type, handler)
-            finally:
-                slots.release()
+            await self._answer(message, request_type, handler)
 
-        return await self._subscribe(subject, queue, on_message, MAX_PENDING_MESSAGES)
+        server = RequestServer(
+            answer,
+            self._refuse,
+            self._handlers,
+            max_concurrent=max_concurrent,
+            max_waiting=MAX_WAITING_REQUESTS,
+        )
+        return await self._subscribe(subject, queue, server.on_message, MAX_WAITING_REQUESTS)
 
     async def ensure_stream(
         self,
@@ -229,10 +240,6 @@ class Bus:
             trim_seconds=trim_seconds,
         )
 
-    async def replay(self, stream: str, durable: str) -> None:
-        """Make the durable consumer start again from the stream's first message."""
-        await self._streams.replay(stream, durable)
-
     async def _subscribe(
         self, subject: str, queue: str, on_message: Callable[[Msg], Awaitable[None]], limit: int
     ) -> Subscription:
@@ -259,10 +266,19 @@ class Bus:
             with attached(context):
                 response = await handler(decode(request_type, message), context)
             payload = response.SerializeToString()
+            if len(payload) > self._client.max_payload:
+                raise MessageTooLargeError(message.subject, len(payload), self._client.max_payload)
         except Exception as error:
+            payload = b""
             BUS_HANDLER_ERRORS.labels(kind_of(message.subject)).inc()
             logger.exception("the handler of %s failed", message.subject)
             headers = {ERROR_HEADER: f"{type(error).__name__}: {error}"[:1024]}
+        await self._reply(message, payload, headers)
+
+    async def _refuse(self, message: Msg, reason: str) -> None:
+        await self._reply(message, b"", {ERROR_HEADER: reason})
+
+    async def _reply(self, message: Msg, payload: bytes, headers: dict[str, str] | None) -> None:
         if message.reply:
-            with contextlib.suppress(nats.errors.ConnectionClosedError):
+            with contextlib.suppress(nats.errors.Error):  # no connection: the caller hears nothing
                 await self._client.publish(message.reply, payload, headers=headers)

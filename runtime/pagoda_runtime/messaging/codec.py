@@ -10,15 +10,28 @@ from pagoda_runtime.errors import MessageFormatError
 from pagoda_runtime.telemetry.tracing import inject
 
 ERROR_HEADER = "Pagoda-Error"
+DEADLINE_HEADER = "Pagoda-Deadline"  # Unix seconds: nobody waits for the answer after that
 
 M = TypeVar("M", bound=Message)
 
 
-def make_headers(context: Context | None) -> dict[str, str] | None:
-    """Return headers with the trace context (None: the current one), or None if there is none."""
+def make_headers(
+    context: Context | None, deadline_unix_seconds: float | None = None
+) -> dict[str, str] | None:
+    """Return headers with the trace context (None: the current one) and the deadline, if any."""
     headers: dict[str, str] = {}
     inject(headers, context)
+    if deadline_unix_seconds is not None:
+        headers[DEADLINE_HEADER] = f"{deadline_unix_seconds:.3f}"
     return headers or None
+
+
+def deadline_of(message: Msg) -> float | None:
+    """Return the deadline of a request in Unix seconds; None if it has none that can be read."""
+    try:
+        return float(message.headers[DEADLINE_HEADER]) if message.headers else None
+    except (KeyError, ValueError):
+        return None
 
 
 def decode(message_type: type[M], message: Msg) -> M:

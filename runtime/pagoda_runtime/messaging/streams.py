@@ -158,21 +158,6 @@ class Streams:
 
         return Subscription(end)
 
-    async def replay(self, stream: str, durable: str) -> None:
-        """Drop the durable and create it anew, so that it starts from the stream's first message.
-
-        Consumers that run on it go on with the first message.
-
-        Raises:
-            StreamError: there is no such durable, or JetStream did not answer.
-        """
-        try:
-            info = await self._jetstream.consumer_info(stream, durable)
-            await self._jetstream.delete_consumer(stream, durable)
-            await self._jetstream.add_consumer(stream, config=info.config)
-        except nats.errors.Error as error:
-            raise StreamError(f"{stream}/{durable}", str(error) or repr(error)) from error
-
     async def _ensure_once(self, config: StreamConfig) -> None:
         try:
             await self._jetstream.add_stream(config)

@@ -78,3 +78,8 @@ def status_of(role: str) -> str:
 def kv_events(worker_id: str) -> str:
     """Blocks stored and evicted by one worker or kvstore (JetStream KV_EVENTS)."""
     return f"{PREFIX}.kv_events.{worker_id}"
+
+
+def kv_snapshot(worker_id: str) -> str:
+    """Requests that one worker or kvstore publish all it holds on `kv_events` (publish)."""
+    return f"{PREFIX}.kv_snapshot.{worker_id}"

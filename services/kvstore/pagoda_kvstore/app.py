@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from pagoda.rpc.v1 import kv_store_pb2_grpc, status_pb2
+from pagoda.rpc.v1 import kv_event_pb2, kv_store_pb2_grpc, status_pb2
 from pagoda_kvstore import metrics
 from pagoda_kvstore.change_log import ChangeLog, TierName
 from pagoda_kvstore.config import KvstoreSettings
@@ -112,6 +112,11 @@ async def _serve(
             snapshot_interval_seconds=settings.snapshot_interval_seconds,
         )
         store.changes.on_change = publisher.notify
+        await bus.subscribe(
+            subjects.kv_snapshot(worker_id),
+            kv_event_pb2.KvSnapshotRequest,
+            publisher.on_snapshot_request,
+        )
         heartbeat = Heartbeat(bus, lambda: _status(store, worker_id, epoch, context.stop.is_set()))
         tasks = [
             context.tasks.create_task(publisher.run()),

@@ -1,14 +1,18 @@
 """Publishes which blocks the store holds, so that routers can plan fetches.
 
 Changes within a short interval travel together. A snapshot goes out at the start, at intervals,
-and whenever an event may have been lost, so that one lost event never stays wrong for long.
+whenever an event may have been lost, and when whoever keeps the index asks for one: the truth is
+here, and one lost event never stays wrong for long.
 """
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+
+from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import kv_event_pb2
 from pagoda_kvstore.change_log import TierName
@@ -23,6 +27,7 @@ from pagoda_runtime.tasks.retry import retry_delay
 _MAX_HASHES = 16_384
 _PUBLISH_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
+_SNAPSHOT_PAUSE_SECONDS = 5.0  # between snapshots, however often they are asked for
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +54,22 @@ class EventPublisher:
         self._clock = clock
         self._sequence = 0
         self._snapshot_due = clock()
+        self._last_snapshot = -math.inf
         self._has_changes = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def notify(self) -> None:
         """Wake the publisher; may be called from any thread."""
         self._loop.call_soon_threadsafe(self._has_changes.set)
+
+    async def on_snapshot_request(
+        self, request: kv_event_pb2.KvSnapshotRequest, _: Context
+    ) -> None:
+        """Publish a snapshot soon, though not at once after another one."""
+        if request.epoch == self._epoch:
+            due = max(self._clock(), self._last_snapshot + _SNAPSHOT_PAUSE_SECONDS)
+            self._snapshot_due = min(self._snapshot_due, due)
+            self._has_changes.set()
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -85,12 +100,15 @@ class EventPublisher:
         for tier in TierName:
             changes = log.take(tier)
             if is_snapshot:
-                await self._publish(tier, self._store.hashes(tier), (), is_snapshot=True)
+                # In a thread: a full NVMe tier is a million hashes, which gRPC should not wait for.
+                held = await asyncio.to_thread(self._store.hashes, tier)
+                await self._publish(tier, held, (), is_snapshot=True)
             elif changes.stored or changes.evicted:
                 await self._publish(tier, changes.stored, changes.evicted)
         if is_snapshot:
             log.has_overflowed = False
-            self._snapshot_due = self._clock() + self._snapshot_interval_seconds
+            self._last_snapshot = self._clock()
+            self._snapshot_due = self._last_snapshot + self._snapshot_interval_seconds
 
     async def _publish(
         self,
@@ -100,9 +118,8 @@ class EventPublisher:
         *,
         is_snapshot: bool = False,
     ) -> None:
-        for part_stored, part_evicted in zip_longest(
-            _parts(stored), _parts(evicted), fillvalue=b""
-        ):
+        parts = [*zip_longest(_parts(stored), _parts(evicted), fillvalue=b"")]
+        for number, (part_stored, part_evicted) in enumerate(parts, start=1):
             self._sequence += 1
             event = kv_event_pb2.KvEvent(
                 worker_id=self._worker_id,
@@ -111,9 +128,10 @@ class EventPublisher:
                 tier=TIERS[tier],
                 stored=part_stored,
                 evicted=part_evicted,
-                is_snapshot=is_snapshot,
+                is_snapshot=is_snapshot and number == 1,
+                snapshot_part=number if is_snapshot else 0,
+                num_snapshot_parts=len(parts) if is_snapshot else 0,
             )
-            is_snapshot = False  # the parts that follow add to the first
             await self._bus.publish_durable(
                 subjects.kv_events(self._worker_id),
                 event,

@@ -120,8 +120,8 @@ class BlockStore:
         return num_pinned
 
     def hashes(self, tier: TierName) -> list[bytes]:
-        """Return the hash of every block in a tier."""
-        keys = self.memory.keys() if tier is TierName.CPU else self.nvme.keys()
+        """Return the hash of every block in a tier, as of now; may be called from any thread."""
+        keys = list(self.memory.keys() if tier is TierName.CPU else self.nvme.keys())
         return [key.block_hash for key in keys]
 
     def stats(self) -> list[TierStats]:

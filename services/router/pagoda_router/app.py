@@ -25,6 +25,7 @@ from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.identity import new_epoch
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.process.health import Health
 from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.status import (
     SLOW_HEARTBEAT_SECONDS,
@@ -33,8 +34,10 @@ from pagoda_runtime.status import (
     slow_status,
 )
 
-_MAX_REDIS_CONNECTIONS = 32
+# Of the index writer: applying events and maintaining.
+_MAINTENANCE_CONNECTIONS = 4
 _EVENTS_PER_BATCH = 64
+_REPORT_SECONDS = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,7 @@ async def run(context: ServiceContext, settings: RouterSettings) -> None:
             registry,
             ttl_seconds=settings.index_ttl_seconds,
             check_seconds=settings.index_check_seconds,
+            max_bytes=settings.index_max_bytes,
         )
         index = PrefixIndex(
             redis,
@@ -70,7 +74,6 @@ async def run(context: ServiceContext, settings: RouterSettings) -> None:
             pending_loads,
             _placement_settings(context.common, settings),
             router_id=context.instance_id,
-            on_index_lost=writer.check_now,
         )
         await _serve(context, settings, bus, registry, writer, router)
 
@@ -79,7 +82,7 @@ def connect_redis(common: CommonSettings, settings: RouterSettings) -> Redis:
     """Return a client that fails fast: retrying is the breaker's and the bus's business."""
     pool = BlockingConnectionPool.from_url(
         common.redis_url,
-        max_connections=_MAX_REDIS_CONNECTIONS,
+        max_connections=settings.max_concurrent + _MAINTENANCE_CONNECTIONS,
         timeout=settings.redis_timeout_seconds,
         socket_connect_timeout=1.0,
         socket_timeout=5.0,
@@ -142,22 +145,32 @@ async def _serve(
         queue=subjects.ROUTER_QUEUE,
         max_concurrent=settings.max_concurrent,
     )
-    context.health.set_ready("route", True)
     own_status = slow_status(status_pb2.ROLE_ROUTER, context.instance_id, new_epoch())
-    heartbeat = context.tasks.create_task(
-        Heartbeat(bus, lambda: own_status, interval_seconds=SLOW_HEARTBEAT_SECONDS).run()
-    )
+    heartbeat = Heartbeat(bus, lambda: own_status, interval_seconds=SLOW_HEARTBEAT_SECONDS)
+    loops = [
+        maintenance,
+        context.tasks.create_task(_report(context.health, bus, writer)),
+        context.tasks.create_task(heartbeat.run()),
+    ]
     try:
         await context.stop.wait()
     finally:
-        heartbeat.cancel()
-        await asyncio.wait([heartbeat])
         context.health.set_ready("route", False, "stopping")
+        for loop in loops:
+            loop.cancel()
         await routes.unsubscribe()
-        maintenance.cancel()
-        await asyncio.wait([maintenance])
+        await asyncio.wait(loops)
         await events.unsubscribe()
         await heartbeats.unsubscribe()
+
+
+async def _report(health: Health, bus: Bus, writer: IndexWriter) -> None:
+    """Say at /readyz what works. Without Redis it routes on, without affinity; without NATS not."""
+    while True:
+        detail = "" if bus.is_connected else "no connection to NATS: nobody can ask"
+        health.set_ready("route", bus.is_connected, detail)
+        health.set_ready("index", True, writer.problem)
+        await asyncio.sleep(_REPORT_SECONDS)
 
 
 def _count(registry: WorkerRegistry, role: WorkerRole) -> float:

@@ -12,8 +12,6 @@ _STATUSES = {
     RouteOutcome.NO_WORKER: route_pb2.ROUTE_STATUS_NO_WORKER,
     RouteOutcome.OVERLOADED: route_pb2.ROUTE_STATUS_OVERLOADED,
 }
-# Candidates in a span's attribute; the answer has them all.
-_MAX_EXPLAINED = 16
 
 
 def decode_request(message: route_pb2.RouteRequest) -> RoutingRequest:
@@ -69,7 +67,7 @@ def encode_comparison(comparison: Comparison, *, router_id: str) -> route_pb2.Ro
 def explain(comparison: Comparison) -> str:
     """Return the candidates as JSON, best first, for the span."""
     return orjson.dumps(
-        [_explain_candidate(candidate) for candidate in comparison.candidates[:_MAX_EXPLAINED]]
+        [_explain_candidate(candidate) for candidate in comparison.candidates]
     ).decode()
 
 

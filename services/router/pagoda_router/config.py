@@ -58,7 +58,12 @@ class RouterSettings(ServiceSettings):
         120, ge=10, description="Index entries of workers that are gone expire after this time"
     )
     index_check_seconds: float = Field(
-        1.0, gt=0, description="How often to look whether Redis lost the index"
+        1.0, gt=0, description="How often to look what the index lacks"
+    )
+    index_max_bytes: int = Field(
+        768 << 20,
+        ge=1 << 20,
+        description="Memory of Redis that the index may take, bytes; below Redis' maxmemory",
     )
     in_flight_seconds: float = Field(
         1.0, gt=0, description="A choice counts as load at most this long before workers report it"
@@ -69,4 +74,6 @@ class RouterSettings(ServiceSettings):
     warm_up_seconds: float = Field(
         0.5, ge=0, description="Time to hear of workers before taking requests"
     )
-    max_concurrent: int = Field(256, ge=1, description="Decisions at the same time")
+    max_concurrent: int = Field(
+        32, ge=1, le=256, description="Decisions at the same time, each with a connection to Redis"
+    )

@@ -18,8 +18,20 @@ BREAKER_OPEN = Gauge(
     "pagoda_router_redis_breaker_open", "1 while the prefix index is not asked because it failed"
 )
 EVENTS_APPLIED = Counter("pagoda_router_events_applied", "KV events written to the index")
-EVENTS_IGNORED = Counter("pagoda_router_events_ignored", "KV events of outdated epochs")
-REPLAYS = Counter("pagoda_router_index_replays", "Times the index was rebuilt from the stream")
+EVENTS_IGNORED = Counter(
+    "pagoda_router_events_ignored", "KV events of outdated epochs, or applied before"
+)
+EVENTS_FORGOTTEN = Counter(
+    "pagoda_router_events_forgotten", "KV events whose blocks were not noted: the index is full"
+)
+EVENT_GAPS = Counter("pagoda_router_event_gaps", "Times that KV events of a worker were missing")
+SNAPSHOTS_ASKED = Counter(
+    "pagoda_router_snapshots_asked", "Times that a worker was asked for all the blocks it holds"
+)
+INDEX_INCOMPLETE = Gauge(
+    "pagoda_router_index_incomplete_workers", "Workers whose blocks the index does not all know"
+)
+INDEX_FULL = Gauge("pagoda_router_index_full", "1 while the index takes no further blocks")
 INDEX_BLOCKS = Gauge(
     "pagoda_router_index_blocks", "Blocks in the index, all alive workers", ["tier"]
 )

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 
 from opentelemetry.trace import Span
 
@@ -34,11 +33,10 @@ class Router:
         settings: PlacementSettings,
         *,
         router_id: str,
-        on_index_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """Route within `registry`; calls `on_index_lost` when the index turns out to be wiped."""
+        """Route within `registry`, as `router_id`."""
         self._registry, self._index, self._pending_loads = registry, index, pending_loads
-        self._settings, self._router_id, self._on_index_lost = settings, router_id, on_index_lost
+        self._settings, self._router_id = settings, router_id
 
     async def route(self, message: route_pb2.RouteRequest) -> route_pb2.RouteResponse:
         """Return where the sequence should run, with the whole comparison.
@@ -74,7 +72,7 @@ class Router:
             if not sharing or not request.block_hashes:
                 return {}  # nothing to ask for, which the trace shows too
             try:
-                answer = await self._index.match(groups, request.block_hashes)
+                runs = await self._index.match(groups, request.block_hashes)
             except IndexUnavailableError as error:
                 span.set_attribute("pagoda.match.unavailable", str(error))
                 metrics.UNMATCHED.inc()
@@ -82,10 +80,8 @@ class Router:
             finally:
                 metrics.BREAKER_OPEN.set(self._index.breaker.is_open)
                 metrics.MATCH_SECONDS.observe(time.perf_counter() - started)
-        if not answer.is_whole:
-            self._on_index_lost()
         num = len(sharing)
-        on_device, reachable = answer.runs[:num], answer.runs[num:]
+        on_device, reachable = runs[:num], runs[num:]
         with_store = [group.start for group in groups[num:]]
         reach = dict(zip(with_store, reachable, strict=True))
         return {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from opentelemetry.context import Context
 from support.stored_blocks import make_block, make_hash
 
 from pagoda.rpc.v1 import kv_event_pb2
@@ -88,6 +89,38 @@ async def test_snapshot_then_changes_then_a_snapshot_when_due(
     assert received[2].evicted == make_hash("a")
     assert received[3].stored == make_hash("b") + make_hash("c")
     assert received[5].stored == make_hash("a") + make_hash("b") + make_hash("c")
+
+
+async def test_snapshot_of_many_parts_is_published_when_asked_for(
+    bus: Bus,
+    store: BlockStore,
+    events: asyncio.Queue[kv_event_pb2.KvEvent],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pagoda_kvstore.event_publisher._MAX_HASHES", 1)
+    now = [0.0]
+    publisher = make_publisher(bus, store, now)
+    for name in "abc":
+        store.put(make_block(name))
+    await asyncio.to_thread(store.writes.flush, 10.0)
+    await publisher.publish_once()
+    request = kv_event_pb2.KvSnapshotRequest(epoch="e1")
+    await publisher.on_snapshot_request(request, Context())
+    await publisher.publish_once()  # too soon after the other one
+    now[0] = 5.0
+    await publisher.publish_once()
+    async with asyncio.timeout(10):
+        received = [await events.get() for _ in range(10)]
+    cpu, nvme = kv_event_pb2.TIER_CPU, kv_event_pb2.TIER_NVME
+    parts = [(e.tier, e.is_snapshot, e.snapshot_part, e.num_snapshot_parts) for e in received]
+    assert parts[:5] == parts[5:]
+    assert parts[:5] == [
+        (cpu, True, 1, 2),
+        (cpu, False, 2, 2),
+        (nvme, True, 1, 3),
+        (nvme, False, 2, 3),
+        (nvme, False, 3, 3),
+    ]
 
 
 async def test_changes_are_published_by_themselves(

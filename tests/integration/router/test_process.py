@@ -6,23 +6,25 @@ import copy
 import functools
 import json
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from integration.kvstore.service_process import ServiceProcess, running_service
-from integration.router.index_events import DEVICE, make_event, pack
+from integration.router.index_events import DEVICE, hashes, make_event, pack
+from nats import connect
 from redis.asyncio import Redis
 from support.servers import Server
 from support.span_files import read_spans
 
 from pagoda.rpc.v1 import kv_event_pb2, route_pb2, status_pb2
-from pagoda_router.index import redis_keys
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.status import Heartbeat
 from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry, tracer
+from pagoda_worker.tiers.kv_events import KvEventPublisher
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -131,25 +133,70 @@ async def test_places_by_heartbeats_and_by_prefix(router: ServiceProcess, bus: B
     assert router.stop() == 0
 
 
-async def test_wiped_redis_is_rebuilt_and_a_dead_one_is_survived(
-    router: ServiceProcess, bus: Bus, common: CommonSettings, redis: Server
+@contextlib.asynccontextmanager
+async def holding(bus: Bus, worker_id: str, numbers: Iterable[int]) -> AsyncIterator[None]:
+    """A worker that holds these blocks and says so, also when it is asked."""
+
+    async def publish_event(event: kv_event_pb2.KvEvent, message_id: str) -> None:
+        await publish(bus, event, message_id)
+
+    publisher = KvEventPublisher(
+        publish_event, worker_id=worker_id, epoch="e1", kv_identity=IDENTITY
+    )
+    publisher.add(hashes(numbers), [])
+    subscription = await bus.subscribe(
+        subjects.kv_snapshot(worker_id),
+        kv_event_pb2.KvSnapshotRequest,
+        publisher.on_snapshot_request,
+    )
+    task = asyncio.create_task(publisher.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await subscription.unsubscribe()
+
+
+async def test_index_is_rebuilt_from_the_workers_and_a_dead_redis_is_survived(
+    router: ServiceProcess,
+    bus: Bus,
+    common: CommonSettings,
+    redis: Server,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """What the stream remembers is not needed: it is emptied first."""
+    monkeypatch.setattr("pagoda_worker.tiers.kv_events.SNAPSHOT_PAUSE_SECONDS", 0.1)
     client = Redis.from_url(common.redis_url)
-    async with beating(bus, *WORKERS):
+    async with beating(bus, *WORKERS), holding(bus, "prefill-1", range(7)):
         await until_placed(bus)
-        event = make_event(range(7), worker_id="prefill-1", is_snapshot=True)
-        await publish(bus, event, "wiped:1")
         await until_matched(bus, "prefill-1", 7)
+        nats = await connect(common.nats_url, token=common.nats_token.get_secret_value())
+        await nats.jetstream().purge_stream(subjects.KV_EVENTS_STREAM)
+        await nats.close()
         await client.flushall()
         await until_matched(bus, "prefill-1", 7)
-        assert await client.exists(redis_keys.MARKER)
         redis.stop(kill=True)
         for _ in range(20):
             assert (await ask(bus, make_request())).status == route_pb2.ROUTE_STATUS_PLACED
-        assert router.is_ready()
+        await until_reported(router, is_ready=True, component="index", detail="without prefix")
         redis.start()
         await until_matched(bus, "prefill-1", 7)
     await client.aclose()
+
+
+async def until_reported(
+    router: ServiceProcess, *, is_ready: bool, component: str, detail: str
+) -> None:
+    """Ask /readyz until it says so."""
+    async with asyncio.timeout(15), httpx.AsyncClient() as http:
+        while True:
+            answer = await http.get(f"{router.health_url}/readyz", timeout=5)
+            report = answer.json()
+            assert report["ready"] is (answer.status_code == 200)
+            said = report["components"][component]["detail"]
+            if report["ready"] is is_ready and detail in said:
+                return
 
 
 async def test_requests_are_answered_while_a_replica_stops(
@@ -199,3 +246,13 @@ async def test_spans_hang_together_and_explain(
     ]
     assert attributes["pagoda.route.decode_worker_id"] == "decode-1"
     assert attributes["pagoda.route.margin_ms"] >= 0
+
+
+async def test_router_without_nats_is_not_ready_until_it_is_back(
+    router: ServiceProcess, bus: Bus, nats: Server
+) -> None:
+    nats.stop(kill=True)
+    await until_reported(router, is_ready=False, component="route", detail="no connection to NATS")
+    nats.start()
+    await until_reported(router, is_ready=True, component="route", detail="")
+    assert (await ask(bus, make_request())).status == route_pb2.ROUTE_STATUS_NO_WORKER

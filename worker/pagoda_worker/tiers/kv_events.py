@@ -1,13 +1,19 @@
 """Tells the routers which blocks this worker holds: stored and evicted hashes, in order, durably.
 
 If an event cannot be published the next one is a snapshot, so a gap heals itself and nothing queues
-up.
+up. Whoever keeps the index may ask for a snapshot: what it says is rebuilt from here, not from what
+the stream still remembers.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable, Iterable
+
+from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import kv_event_pb2
 from pagoda_runtime.errors import BusError
@@ -16,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_SECONDS = 0.05
 RETRY_SECONDS = 1.0
+SNAPSHOT_PAUSE_SECONDS = 5.0  # between snapshots, however often they are asked for
 MAX_HASHES_PER_EVENT = 32_768  # 512 KiB
 
 Publish = Callable[[kv_event_pb2.KvEvent, str], Awaitable[None]]
@@ -30,16 +37,27 @@ class KvEventPublisher:
         worker_id: whose blocks.
         epoch: of this worker.
         kv_identity: 16 bytes.
+        clock: seconds, of the pause between snapshots.
     """
 
-    def __init__(self, publish: Publish, *, worker_id: str, epoch: str, kv_identity: bytes) -> None:
+    def __init__(
+        self,
+        publish: Publish,
+        *,
+        worker_id: str,
+        epoch: str,
+        kv_identity: bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._publish = publish
         self._worker_id = worker_id
         self._epoch = epoch
         self._kv_identity = kv_identity
         self._held: dict[bytes, None] = {}
         self._changed: dict[bytes, bool] = {}  # hash -> is it held now
-        self._needs_snapshot = True
+        self._clock = clock
+        self._snapshot_due = -math.inf  # when to publish one; never, if inf
+        self._last_snapshot = -math.inf
         self._has_changes = asyncio.Event()
         self._sequence = 0
 
@@ -54,6 +72,15 @@ class KvEventPublisher:
         if self._changed:
             self._has_changes.set()
 
+    async def on_snapshot_request(
+        self, request: kv_event_pb2.KvSnapshotRequest, _: Context
+    ) -> None:
+        """Publish a snapshot soon, though not at once after another one."""
+        if request.epoch == self._epoch:
+            due = max(self._clock(), self._last_snapshot + SNAPSHOT_PAUSE_SECONDS)
+            self._snapshot_due = min(self._snapshot_due, due)
+            self._has_changes.set()
+
     async def run(self) -> None:
         """Publish until cancelled."""
         while True:
@@ -61,43 +88,48 @@ class KvEventPublisher:
             if not is_published:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            await self._has_changes.wait()
+            seconds = self._snapshot_due - self._clock()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if seconds == math.inf else max(0.0, seconds)):
+                    await self._has_changes.wait()
             await asyncio.sleep(BATCH_SECONDS)
 
     async def publish_changes(self) -> bool:
         """Publish what changed, or everything held if a snapshot is due. False: try again."""
         self._has_changes.clear()
         changed, self._changed = self._changed, {}
-        is_snapshot, self._needs_snapshot = self._needs_snapshot, False
+        is_snapshot = self._clock() >= self._snapshot_due
         if is_snapshot:
+            self._snapshot_due = math.inf
             changed = dict.fromkeys(self._held, True)
+        num_parts = -(-len(changed) // MAX_HASHES_PER_EVENT)
+        if is_snapshot:
+            num_parts = max(1, num_parts)  # an empty one says so
+        items = iter(changed.items())
         try:
-            for number, part in enumerate(_parts(changed)):
-                await self._publish_part(part, is_snapshot=is_snapshot and number == 0)
-            if is_snapshot and not changed:
-                await self._publish_part({}, is_snapshot=True)
+            for number in range(1, num_parts + 1):
+                event = self._event(dict(itertools.islice(items, MAX_HASHES_PER_EVENT)))
+                if is_snapshot:
+                    event.is_snapshot = number == 1
+                    event.snapshot_part, event.num_snapshot_parts = number, num_parts
+                message_id = f"{self._worker_id}:{self._epoch}:{event.sequence}"
+                await self._publish(event, message_id)
         except BusError as error:
             logger.warning("KV events will be replaced by a snapshot: %s", error)
-            self._needs_snapshot = True
+            self._snapshot_due = -math.inf
             return False
+        if is_snapshot:
+            self._last_snapshot = self._clock()
         return True
 
-    async def _publish_part(self, changed: dict[bytes, bool], *, is_snapshot: bool) -> None:
+    def _event(self, changed: dict[bytes, bool]) -> kv_event_pb2.KvEvent:
         self._sequence += 1
-        event = kv_event_pb2.KvEvent(
+        return kv_event_pb2.KvEvent(
             worker_id=self._worker_id,
             epoch=self._epoch,
             sequence=self._sequence,
             tier=kv_event_pb2.TIER_DEVICE,
             stored=b"".join(h for h, is_held in changed.items() if is_held),
             evicted=b"".join(h for h, is_held in changed.items() if not is_held),
-            is_snapshot=is_snapshot,
             kv_identity=self._kv_identity,
         )
-        await self._publish(event, f"{self._worker_id}:{self._epoch}:{self._sequence}")
-
-
-def _parts(changed: dict[bytes, bool]) -> Iterable[dict[bytes, bool]]:
-    items = iter(changed.items())
-    while part := dict(itertools.islice(items, MAX_HASHES_PER_EVENT)):
-        yield part

@@ -11,10 +11,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from pagoda_router.errors import IndexUnavailableError
-from pagoda_router.index import redis_keys
 from pagoda_router.index.breaker import Breaker
 
-# KEYS: the marker, then the sets of every source. ARGV: the hashes in one string; the number of
+# KEYS: the sets of every source. ARGV: the hashes in one string; the number of
 # sets of each source; then for each group its source and the group whose run it continues (0: it
 # starts at the first hash). A group's run goes on while any set of its source has the hash. Looks
 # up in growing chunks, each chunk of each source at most once, so a miss at the start costs next to
@@ -23,7 +22,7 @@ _MATCH = """
 local packed = ARGV[1]
 local total = #packed / 16
 local sources = {}
-local key = 2
+local key = 1
 for num_sets in string.gmatch(ARGV[2], '%d+') do
   local source = {first = key, last = key + tonumber(num_sets) - 1, found = {}}
   sources[#sources + 1] = source
@@ -71,7 +70,6 @@ for number, start in string.gmatch(ARGV[3], '(%d+):(%d+)') do
   end
   runs[#runs + 1] = run
 end
-runs[#runs + 1] = redis.call('EXISTS', KEYS[1])
 return runs
 """
 
@@ -84,14 +82,6 @@ class SetGroup:
     start: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class IndexAnswer:
-    """Length of the run of leading hashes for each group."""
-
-    runs: tuple[int, ...]
-    is_whole: bool  # False: Redis was wiped and the index is being rebuilt
-
-
 class PrefixIndex:
     """Reads the index."""
 
@@ -99,7 +89,9 @@ class PrefixIndex:
         self._match = redis.register_script(_MATCH)
         self._timeout_seconds, self.breaker = timeout_seconds, breaker
 
-    async def match(self, groups: Sequence[SetGroup], block_hashes: Sequence[bytes]) -> IndexAnswer:
+    async def match(
+        self, groups: Sequence[SetGroup], block_hashes: Sequence[bytes]
+    ) -> tuple[int, ...]:
         """Return how many leading hashes each group holds.
 
         Raises:
@@ -109,7 +101,7 @@ class PrefixIndex:
             raise IndexUnavailableError("the breaker is open: Redis failed lately")
         sources = {group.keys: None for group in groups}  # ordered, each once
         numbers = {keys: number for number, keys in enumerate(sources, start=1)}
-        keys = [redis_keys.MARKER, *(key for source in sources for key in source)]
+        keys = [key for source in sources for key in source]
         arguments: list[bytes | str] = [
             b"".join(block_hashes),
             " ".join(str(len(source)) for source in sources),
@@ -120,9 +112,9 @@ class PrefixIndex:
         ]
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                *runs, marker = await self._match(keys=keys, args=arguments)
+                runs = await self._match(keys=keys, args=arguments)
         except (RedisError, OSError, TimeoutError) as error:
             self.breaker.record(has_succeeded=False)
             raise IndexUnavailableError(f"Redis did not answer: {error!r}") from error
         self.breaker.record(has_succeeded=True)
-        return IndexAnswer(tuple(map(int, runs)), bool(marker))
+        return tuple(map(int, runs))

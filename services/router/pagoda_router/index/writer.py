@@ -1,38 +1,37 @@
-"""Keeps the prefix index in Redis: applies KV events, keeps what is alive, rebuilds what was lost.
+"""Keeps the prefix index in Redis: applies KV events, keeps what lives, asks for what is missing.
 
-Events come in the order of their stream, one batch at a time over all routers. They are set
-operations, so applying one twice, or the whole stream again from its start, ends in the same index.
+The truth is what the workers hold. Events come in the order of their stream, one at a time over all
+routers. A set that is not known to be whole, because Redis was wiped, an event is missing or there
+was no room, is asked of its worker again. Knows how much the index may take of Redis.
 """
 
 import asyncio
 import logging
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from redis.asyncio import Redis
-from redis.asyncio.client import Pipeline
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 
-from pagoda.rpc.v1 import kv_event_pb2
+from pagoda.rpc.v1.kv_event_pb2 import KvEvent, KvSnapshotRequest
 from pagoda_router import metrics
 from pagoda_router.index import redis_keys
-from pagoda_router.index.redis_keys import IndexTier
+from pagoda_router.index.event_batch import TIERS, EventBatch, Known
+from pagoda_router.index.redis_keys import WHOLE, IndexTier
 from pagoda_router.workers.registry import WorkerRegistry
-from pagoda_runtime.block_hash import split_hashes
+from pagoda_router.workers.snapshot import WorkerRole, WorkerSnapshot
+from pagoda_runtime.block_hash import HASH_BYTES
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 
 DURABLE = "router-index"
 
-_TIERS = {
-    kv_event_pb2.TIER_DEVICE: IndexTier.DEVICE,
-    kv_event_pb2.TIER_CPU: IndexTier.CPU,
-    kv_event_pb2.TIER_NVME: IndexTier.NVME,
-}
-_CHUNK_HASHES = 2048
+# One member of a set in Redis' memory, its share of the table included.
+BYTES_PER_BLOCK = 72
+# A full index takes blocks again once this much of it is free.
+_ROOM_AGAIN = 0.9
 _REDIS_SECONDS = 5.0
-_LOCK_SECONDS = 30
+_ASK_SECONDS = 10  # until a worker is asked again, by whichever router
 
 logger = logging.getLogger(__name__)
 
@@ -48,36 +47,45 @@ class IndexWriter:
         *,
         ttl_seconds: int,
         check_seconds: float,
+        max_bytes: int,
     ) -> None:
-        """Write to `redis`; sets of workers that are not alive expire after `ttl_seconds`."""
+        """Write at most about `max_bytes`; sets expire `ttl_seconds` after their worker is gone."""
         self._redis, self._bus, self._registry = redis, bus, registry
         self._ttl_seconds, self._check_seconds = ttl_seconds, check_seconds
+        self._max_blocks = max_bytes // BYTES_PER_BLOCK
+        self._num_blocks = 0  # as of the last look, and what was applied here since
+        self._is_full = False
         self._retired: list[tuple[str, str]] = []
-        self._wake = asyncio.Event()
+        self.problem = ""  # what is wrong with the index now, for people
 
     def retire(self, worker_id: str, epoch: str) -> None:
         """Delete an earlier life of a worker from the index, soon."""
         self._retired.append((worker_id, epoch))
 
-    def check_now(self) -> None:
-        """Look at once whether the index is whole."""
-        self._wake.set()
-
-    async def apply(self, events: Sequence[kv_event_pb2.KvEvent]) -> None:
-        """Write a batch of events in one transaction.
+    async def apply(self, events: Sequence[KvEvent]) -> None:
+        """Write a batch of events in one transaction; without room, only what they evict.
 
         Raises:
             RedisError: nothing was written.
             TimeoutError: Redis did not answer; the batch may be written.
         """
-        async with asyncio.timeout(_REDIS_SECONDS), self._redis.pipeline() as pipeline:
-            for event in events:
-                if self._is_current(event):
-                    self._queue(pipeline, event)
-                    metrics.EVENTS_APPLIED.inc()
+        current = [event for event in events if self._is_current(event)]
+        metrics.EVENTS_IGNORED.inc(len(events) - len(current))
+        if not current:
+            return
+        num_blocks = sum(len(event.stored) for event in current) // HASH_BYTES
+        if self._num_blocks + num_blocks > self._max_blocks:
+            self._note_full(f"it may have {self._max_blocks} blocks")
+        async with asyncio.timeout(_REDIS_SECONDS):
+            if not self._is_full:
+                try:
+                    await self._store(current)
+                except OutOfMemoryError:
+                    self._note_full("Redis is at its maxmemory")
                 else:
-                    metrics.EVENTS_IGNORED.inc()
-            await pipeline.execute()
+                    self._num_blocks += num_blocks
+                    return
+            await self._forget(current)
 
     async def run(self) -> None:
         """Maintain the index until cancelled."""
@@ -86,73 +94,100 @@ class IndexWriter:
                 await self.maintain()
             except (RedisError, BusError, OSError, TimeoutError) as error:
                 logger.warning("the prefix index cannot be maintained now: %r", error)
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(self._check_seconds):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+                self.problem = f"routing without prefix affinity: {error!r}"
+            else:
+                self.problem = "full: new blocks are not noted" if self._is_full else ""
+            await asyncio.sleep(self._check_seconds)
 
     async def maintain(self) -> None:
-        """Keep the sets of workers that are alive, drop retired ones, and rebuild a wiped index.
+        """Keep the sets of workers that are alive, drop retired ones, ask for what is missing.
 
         Raises:
             RedisError: Redis failed.
-            BusError: the events cannot be replayed now.
+            BusError: a worker cannot be asked now.
             TimeoutError: Redis did not answer.
         """
         workers = self._registry.everyone()
-        keys = [key for w in workers for key in redis_keys.all_blocks(w.worker_id, w.epoch)]
+        sets = [(worker, tier) for worker in workers for tier in _tiers(worker)]
+        keys = [redis_keys.blocks(w.worker_id, w.epoch, tier) for w, tier in sets]
         retired, self._retired = self._retired, []
         async with asyncio.timeout(_REDIS_SECONDS), self._redis.pipeline(transaction=False) as pipe:
-            pipe.expire(redis_keys.MARKER, self._ttl_seconds)
-            for key in keys:
-                pipe.expire(key, self._ttl_seconds)
             for key in keys:
                 pipe.scard(key)
-            for worker_id, epoch in retired:
-                pipe.unlink(*redis_keys.all_blocks(worker_id, epoch))
-            is_whole, *answers = await pipe.execute()
-        sizes = answers[len(keys) : 2 * len(keys)]
-        for position, tier in enumerate(IndexTier):
-            metrics.INDEX_BLOCKS.labels(tier.value).set(sum(sizes[position :: len(IndexTier)]))
-        if not is_whole:
-            await self._rebuild()
+            for key in keys:
+                pipe.sismember(key, WHOLE)
+            for key in keys:
+                pipe.expire(key, self._ttl_seconds)
+            for worker in workers:
+                key = redis_keys.sequence(worker.worker_id, worker.epoch)
+                pipe.expire(key, self._ttl_seconds)
+            for life in retired:
+                pipe.unlink(*redis_keys.all_of(*life))
+            answers = await pipe.execute()
+        sizes, wholes = answers[: len(sets)], answers[len(sets) : 2 * len(sets)]
+        self._note_sizes([(tier, size) for (_, tier), size in zip(sets, sizes, strict=True)])
+        lacking = {
+            worker.worker_id: worker
+            for (worker, _), is_whole in zip(sets, wholes, strict=True)
+            if not is_whole
+        }
+        metrics.INDEX_INCOMPLETE.set(len(lacking))
+        if lacking and not self._is_full:
+            await self._ask(list(lacking.values()))
 
-    async def _rebuild(self) -> None:
-        """Read the stream again from its start. One router does it, the others find it done."""
-        token = secrets.token_hex(8)
-        async with asyncio.timeout(_REDIS_SECONDS):
-            has_lock = await self._redis.set(
-                redis_keys.REBUILD_LOCK, token, nx=True, ex=_LOCK_SECONDS
-            )
-        if not has_lock:
-            return
-        logger.warning("the prefix index is gone: reading %s again", subjects.KV_EVENTS_STREAM)
-        try:
-            await self._bus.replay(subjects.KV_EVENTS_STREAM, DURABLE)
-            async with asyncio.timeout(_REDIS_SECONDS):
-                await self._redis.set(redis_keys.MARKER, token, ex=self._ttl_seconds)
-            metrics.REPLAYS.inc()
-        finally:
-            async with asyncio.timeout(_REDIS_SECONDS):
-                await self._redis.delete(redis_keys.REBUILD_LOCK)
+    async def _store(self, events: Sequence[KvEvent]) -> None:
+        known = await Known.read(self._redis, events)
+        async with self._redis.pipeline() as pipeline:
+            batch = EventBatch(pipeline, known, self._ttl_seconds)
+            for event in events:
+                batch.add(event)
+            await pipeline.execute()
+        metrics.EVENTS_APPLIED.inc(batch.num_applied)
+        metrics.EVENTS_IGNORED.inc(batch.num_repeated)
+        metrics.EVENT_GAPS.inc(batch.num_gaps)
 
-    def _is_current(self, event: kv_event_pb2.KvEvent) -> bool:
-        return event.tier in _TIERS and not self._registry.is_outdated(event.worker_id, event.epoch)
+    async def _forget(self, events: Sequence[KvEvent]) -> None:
+        # No transaction: a Redis that is out of memory queues none.
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            batch = EventBatch(pipeline, Known(), self._ttl_seconds)
+            for event in events:
+                batch.add_without_storing(event)
+            await pipeline.execute()
+        metrics.EVENTS_FORGOTTEN.inc(len(events))
 
-    def _queue(self, pipeline: Pipeline, event: kv_event_pb2.KvEvent) -> None:
-        key = redis_keys.blocks(event.worker_id, event.epoch, _TIERS[event.tier])
-        if event.is_snapshot:
-            pipeline.unlink(key)
-        for hashes in _chunks(event.stored):
-            pipeline.sadd(key, *hashes)
-        for hashes in _chunks(event.evicted):
-            pipeline.srem(key, *hashes)
-        pipeline.expire(key, self._ttl_seconds)
+    async def _ask(self, workers: Sequence[WorkerSnapshot]) -> None:
+        """Ask for snapshots, each worker once in a while over all routers."""
+        async with asyncio.timeout(_REDIS_SECONDS), self._redis.pipeline(transaction=False) as pipe:
+            for worker in workers:
+                key = redis_keys.asked(worker.worker_id, worker.epoch)
+                pipe.set(key, 1, nx=True, ex=_ASK_SECONDS)
+            is_ours = await pipe.execute()
+        for worker, is_mine in zip(workers, is_ours, strict=True):
+            if is_mine:
+                logger.info("the prefix index lacks blocks of %s: asking it", worker.worker_id)
+                metrics.SNAPSHOTS_ASKED.inc()
+                request = KvSnapshotRequest(worker_id=worker.worker_id, epoch=worker.epoch)
+                await self._bus.publish(subjects.kv_snapshot(worker.worker_id), request)
+
+    def _note_sizes(self, sizes: Sequence[tuple[IndexTier, int]]) -> None:
+        for tier in IndexTier:
+            metrics.INDEX_BLOCKS.labels(tier.value).set(sum(n for t, n in sizes if t is tier))
+        self._num_blocks = sum(size for _, size in sizes)
+        if self._is_full and self._num_blocks < _ROOM_AGAIN * self._max_blocks:
+            self._is_full = False
+            metrics.INDEX_FULL.set(0)
+
+    def _note_full(self, reason: str) -> None:
+        if not self._is_full:
+            logger.warning("the prefix index is full, new blocks are not noted: %s", reason)
+        self._is_full = True
+        metrics.INDEX_FULL.set(1)
+
+    def _is_current(self, event: KvEvent) -> bool:
+        return event.tier in TIERS and not self._registry.is_outdated(event.worker_id, event.epoch)
 
 
-def _chunks(packed: bytes) -> Iterator[tuple[bytes, ...]]:
-    hashes = split_hashes(packed)
-    for start in range(0, len(hashes), _CHUNK_HASHES):
-        yield hashes[start : start + _CHUNK_HASHES]
+def _tiers(worker: WorkerSnapshot) -> tuple[IndexTier, ...]:
+    if worker.role is WorkerRole.KVSTORE:
+        return IndexTier.CPU, IndexTier.NVME
+    return (IndexTier.DEVICE,)

@@ -5,7 +5,8 @@ from enum import Enum
 
 from pagoda_router.workers.snapshot import WorkerSnapshot
 
-MAX_CANDIDATES = 64
+# In an answer and in a span: enough to see why, and small beside the request.
+MAX_CANDIDATES = 16
 
 
 class RouteOutcome(Enum):
@@ -63,7 +64,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Every plan looked at, best first; the chosen one is the first if the outcome is PLACED."""
+    """The best plans, best first; the chosen one is the first if the outcome is PLACED."""
 
     outcome: RouteOutcome
     candidates: tuple[Candidate, ...]

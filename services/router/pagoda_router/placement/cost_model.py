@@ -9,13 +9,12 @@ bound.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pagoda_router.workers.snapshot import WorkerSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillCost:
+class PrefillCost(NamedTuple):
     """What prefilling on one worker takes."""
 
     num_device_blocks: int
@@ -31,8 +30,7 @@ class PrefillCost:
         return self.queue_ms + self.fetch_ms + self.compute_ms
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeCost:
+class DecodeCost(NamedTuple):
     """What generating on one worker takes."""
 
     queue_ms: float  # until it has a place and blocks for the sequence

@@ -1,13 +1,13 @@
-"""Compares every plan for one sequence and takes the one with the least predicted cost.
+"""Compares plans for one sequence and takes the one with the least predicted cost.
 
 A plan is a decode worker with a prefill worker, or with none: then it prefills by itself. Pure:
 knows workers, load and prefix hits; knows neither Redis nor the network.
 """
 
-import hashlib
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pagoda_router.placement import cost_model
 from pagoda_router.placement.candidate import (
@@ -20,10 +20,11 @@ from pagoda_router.placement.candidate import (
 )
 from pagoda_router.placement.cost_model import DecodeCost, PrefillCost
 from pagoda_router.placement.eligibility import Eligibility, assess_load, assess_worker
+from pagoda_router.placement.shortlist import draw, shortlist
 from pagoda_router.workers.snapshot import WorkerRole, WorkerSnapshot
 
-# The best of each side are paired: 8 x 8 plans are all that a comparison lists.
-_MAX_PER_SIDE = 8
+_MAX_RULED_OUT = 4
+_NO_MATCH = PrefixMatch()
 _MIN_RETRY_SECONDS = 1.0
 _MAX_RETRY_SECONDS = 60.0
 
@@ -39,28 +40,38 @@ class PlacementSettings:
     min_load_bound: int
 
 
-@dataclass(frozen=True, slots=True)
-class _DecodeSide:
+# Named tuples: one of each is made for every worker, and they are made in a third of the time.
+class _DecodeSide(NamedTuple):
     worker: WorkerSnapshot
     eligibility: Eligibility
     cost: DecodeCost
-    local_cost: PrefillCost
     num_device_blocks: int
+    own_ms: float  # of a plan, whoever prefills
+    draw: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _PrefillSide:
+class _PrefillSide(NamedTuple):
     worker: WorkerSnapshot
     eligibility: Eligibility
     cost: PrefillCost
+    draw: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    candidate: Candidate
-    eligibility: Eligibility
-    decode: WorkerSnapshot
-    prefill: WorkerSnapshot | None
+class _Plan(NamedTuple):
+    """A pair and what orders it; spelled out as a Candidate only if it is listed."""
+
+    order: tuple[int, float, bytes, bytes]
+    decode: _DecodeSide
+    prefill: _PrefillSide | None
+    cost: PrefillCost
+    transfer_ms: float
+
+    @property
+    def eligibility(self) -> Eligibility:
+        """Return the worse one of its workers'."""
+        mine = self.decode.eligibility
+        theirs = self.prefill.eligibility if self.prefill else mine
+        return theirs if theirs.rank > mine.rank else mine
 
 
 def compare(
@@ -69,7 +80,7 @@ def compare(
     matches: Mapping[str, PrefixMatch],
     settings: PlacementSettings,
 ) -> Comparison:
-    """Compare every allowed plan.
+    """Compare the plans that may be best, each by its full predicted cost.
 
     Args:
         request: the sequence to place.
@@ -79,21 +90,23 @@ def compare(
     """
     serving = [worker for worker in workers if worker.model == request.model]
     assessed = [(worker, assess_worker(worker, request)) for worker in serving]
-    planning = _Planning(request, matches, settings)
+    num_output_tokens = max(1, min(request.max_tokens, settings.expected_output_tokens))
+    planning = _Planning(request, matches, settings, num_output_tokens)
     decodes = [
         planning.decode_side(worker, eligibility)
         for worker, eligibility in planning.usable(assessed, WorkerRole.DECODE)
     ]
     prefills = [
-        _PrefillSide(worker, eligibility, planning.prefill_cost(worker))
+        planning.prefill_side(worker, eligibility)
         for worker, eligibility in planning.usable(assessed, WorkerRole.PREFILL)
     ]
-    plans = planning.plans(decodes, prefills)
-    plans.sort(key=lambda plan: _order(plan, request))
+    plans = heapq.nsmallest(
+        MAX_CANDIDATES, planning.plans(decodes, prefills), key=lambda plan: plan.order
+    )
     ruled_out = [
         _ruled_out(worker, eligibility) for worker, eligibility in assessed if eligibility.is_final
     ]
-    return _conclude(request, plans, ruled_out)
+    return _conclude(planning, plans, ruled_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +116,10 @@ class _Planning:
     request: RoutingRequest
     matches: Mapping[str, PrefixMatch]
     settings: PlacementSettings
-
-    @property
-    def num_output_tokens(self) -> int:
-        return max(1, min(self.request.max_tokens, self.settings.expected_output_tokens))
+    num_output_tokens: int  # expected
 
     def match(self, worker: WorkerSnapshot) -> PrefixMatch:
-        return self.matches.get(worker.worker_id, PrefixMatch())
+        return self.matches.get(worker.worker_id, _NO_MATCH)
 
     def usable(
         self, assessed: Sequence[tuple[WorkerSnapshot, Eligibility]], role: WorkerRole
@@ -134,58 +144,71 @@ class _Planning:
             fetch_base_ms=self.settings.fetch_base_ms,
         )
 
+    def prefill_side(self, worker: WorkerSnapshot, eligibility: Eligibility) -> _PrefillSide:
+        place = draw(self.request.request_id, worker.worker_id)
+        return _PrefillSide(worker, eligibility, self.prefill_cost(worker), place)
+
     def decode_side(self, worker: WorkerSnapshot, eligibility: Eligibility) -> _DecodeSide:
         cost = cost_model.decode_cost(
             worker,
             num_prompt_tokens=self.request.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
         )
-        num_device_blocks = self.match(worker).num_device_blocks
-        return _DecodeSide(worker, eligibility, cost, self.prefill_cost(worker), num_device_blocks)
+        return _DecodeSide(
+            worker,
+            eligibility,
+            cost,
+            num_device_blocks=self.match(worker).num_device_blocks,
+            own_ms=cost.queue_ms + self.num_output_tokens * cost.tpot_ms,
+            draw=draw(self.request.request_id, worker.worker_id),
+        )
 
     def plans(
         self, decodes: Sequence[_DecodeSide], prefills: Sequence[_PrefillSide]
-    ) -> list[_Plan]:
-        num_output_tokens = self.num_output_tokens
-        has_local = self.settings.local_prefill == "auto" or not prefills
-        best_prefills = sorted(
-            prefills, key=lambda side: (side.eligibility.rank, side.cost.total_ms)
+    ) -> Iterator[_Plan]:
+        """Yield one plan for each worker that may prefill by itself, and the pairs worth it."""
+        if self.settings.local_prefill == "auto" or not prefills:
+            for decode in decodes:
+                yield _plan(decode, None, self.prefill_cost(decode.worker), 0.0)
+        if not prefills:
+            return
+        best_decodes = shortlist(
+            decodes, lambda side: side.own_ms, lambda side: side.num_device_blocks
         )
-        best_decodes = sorted(
-            decodes,
-            key=lambda side: (
-                side.eligibility.rank,
-                side.cost.queue_ms + num_output_tokens * side.cost.tpot_ms,
-            ),
+        best_prefills = shortlist(
+            prefills,
+            lambda side: side.cost.total_ms,
+            lambda side: side.worker.speeds.transfer_bytes_per_second,
+            lambda side: side.cost.num_device_blocks,
         )
-        plans: list[_Plan] = []
-        for decode in best_decodes[:_MAX_PER_SIDE]:
-            if has_local:
-                plans.append(_plan(decode, None, decode.local_cost, 0.0, num_output_tokens))
-            for prefill in best_prefills[:_MAX_PER_SIDE]:
+        for decode in best_decodes:
+            for prefill in best_prefills:
                 transfer_ms = cost_model.transfer_ms(
                     prefill.worker,
                     decode.worker,
                     num_prompt_tokens=self.request.num_prompt_tokens,
                     num_consumer_blocks=decode.num_device_blocks,
                 )
-                plans.append(_plan(decode, prefill, prefill.cost, transfer_ms, num_output_tokens))
-        return plans
+                yield _plan(decode, prefill, prefill.cost, transfer_ms)
 
 
 def _plan(
-    decode: _DecodeSide,
-    prefill: _PrefillSide | None,
-    cost: PrefillCost,
-    transfer_ms: float,
-    num_output_tokens: int,
+    decode: _DecodeSide, prefill: _PrefillSide | None, cost: PrefillCost, transfer_ms: float
 ) -> _Plan:
-    eligibility = decode.eligibility
-    if prefill is not None and prefill.eligibility.rank > eligibility.rank:
-        eligibility = prefill.eligibility
+    """Allowed plans come first, then it is the cost; equal costs in the order of the draws."""
+    rank = decode.eligibility.rank
+    if prefill is not None:
+        rank = max(rank, prefill.eligibility.rank)
+    cost_ms = round(decode.own_ms + cost.total_ms + transfer_ms, 3)
+    order = (rank, cost_ms, decode.draw, prefill.draw if prefill else b"")
+    return _Plan(order, decode, prefill, cost, transfer_ms)
+
+
+def _candidate(plan: _Plan, num_output_tokens: int) -> Candidate:
+    decode, prefill, cost = plan.decode, plan.prefill, plan.cost
     queue_ms = decode.cost.queue_ms + cost.queue_ms
-    ttft_ms = queue_ms + cost.fetch_ms + cost.compute_ms + transfer_ms
-    candidate = Candidate(
+    ttft_ms = queue_ms + cost.fetch_ms + cost.compute_ms + plan.transfer_ms
+    return Candidate(
         decode_worker_id=decode.worker.worker_id,
         prefill_worker_id=prefill.worker.worker_id if prefill else "",
         num_fetch_blocks=cost.num_fetch_blocks,
@@ -194,24 +217,11 @@ def _plan(
         queue_ms=queue_ms,
         fetch_ms=cost.fetch_ms,
         compute_ms=cost.compute_ms,
-        transfer_ms=transfer_ms,
+        transfer_ms=plan.transfer_ms,
         tpot_ms=decode.cost.tpot_ms,
         cost_ms=ttft_ms + num_output_tokens * decode.cost.tpot_ms,
-        reason=eligibility.reason,
+        reason=plan.eligibility.reason,
     )
-    return _Plan(candidate, eligibility, decode.worker, prefill.worker if prefill else None)
-
-
-def _order(plan: _Plan, request: RoutingRequest) -> tuple[int, float, bytes]:
-    """Allowed plans first, then by cost; equal costs in an order that is the prompt's own.
-
-    So among idle workers equal beginnings go to the same one, with no index at all.
-    """
-    candidate = plan.candidate
-    prefix = request.block_hashes[0] if request.block_hashes else request.request_id.encode()
-    names = f"|{candidate.decode_worker_id}|{candidate.prefill_worker_id}".encode()
-    draw = hashlib.blake2b(prefix + names, digest_size=8).digest()
-    return plan.eligibility.rank, round(candidate.cost_ms, 3), draw
 
 
 def _ruled_out(worker: WorkerSnapshot, eligibility: Eligibility) -> Candidate:
@@ -221,11 +231,14 @@ def _ruled_out(worker: WorkerSnapshot, eligibility: Eligibility) -> Candidate:
 
 
 def _conclude(
-    request: RoutingRequest, plans: Sequence[_Plan], ruled_out: Sequence[Candidate]
+    planning: _Planning, plans: Sequence[_Plan], ruled_out: Sequence[Candidate]
 ) -> Comparison:
-    candidates = (*(plan.candidate for plan in plans), *ruled_out)[:MAX_CANDIDATES]
+    """Return the outcome and what there is to say for it: room is kept for who was ruled out."""
+    num_plans = MAX_CANDIDATES - min(len(ruled_out), _MAX_RULED_OUT)
+    listed = [_candidate(plan, planning.num_output_tokens) for plan in plans[:num_plans]]
+    candidates = (*listed, *ruled_out)[:MAX_CANDIDATES]
     if not plans:
-        message = f"no worker can run model {request.model!r}"
+        message = f"no worker can run model {planning.request.model!r}"
         if not ruled_out:
             message += ": none is alive"
         else:
@@ -235,8 +248,9 @@ def _conclude(
         return Comparison(RouteOutcome.NO_WORKER, candidates, message)
     best = plans[0]
     if best.eligibility.is_overload:
-        seconds = min(plan.candidate.queue_ms for plan in plans) / 1000.0
+        seconds = min(candidate.queue_ms for candidate in listed) / 1000.0
         seconds = min(_MAX_RETRY_SECONDS, max(_MIN_RETRY_SECONDS, seconds))
-        message = f"every worker's queue is full; least: {best.candidate.reason}"
+        message = f"every worker's queue is full; least: {best.eligibility.reason}"
         return Comparison(RouteOutcome.OVERLOADED, candidates, message, seconds)
-    return Comparison(RouteOutcome.PLACED, candidates, decode=best.decode, prefill=best.prefill)
+    prefill = best.prefill.worker if best.prefill else None
+    return Comparison(RouteOutcome.PLACED, candidates, decode=best.decode.worker, prefill=prefill)

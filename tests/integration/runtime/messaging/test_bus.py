@@ -130,6 +130,46 @@ async def test_requests_are_served_concurrently_up_to_the_limit(
     assert most == 3
 
 
+async def test_requests_whose_callers_gave_up_are_not_served(
+    bus: Bus, peer: Bus, subject: str
+) -> None:
+    served: list[str] = []
+    gate = asyncio.Event()
+    running = asyncio.Event()
+
+    async def slow(request: CancelRequest, _context: Context) -> GenerateResponse:
+        served.append(request.request_id)
+        running.set()
+        await gate.wait()
+        return GenerateResponse()
+
+    async def ask(name: str, seconds: float) -> GenerateResponse:
+        message = CancelRequest(request_id=name)
+        return await bus.request(subject, message, GenerateResponse, timeout_seconds=seconds)
+
+    await peer.serve(subject, CancelRequest, slow, max_concurrent=1)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(ask("first", 9))
+        await running.wait()
+        given_up = [ask(f"gives up {i}", 0.1) for i in range(20)]
+        answers = await asyncio.gather(*given_up, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {RequestTimeoutError}
+        last = tasks.create_task(ask("last", 9))
+        gate.set()
+        await last
+    assert served == ["first", "last"]
+
+
+async def test_an_answer_too_large_is_an_error_at_once(bus: Bus, peer: Bus, subject: str) -> None:
+    async def large(_request: CancelRequest, _context: Context) -> GenerateResponse:
+        return GenerateResponse(message="x" * (2 << 20))
+
+    await peer.serve(subject, CancelRequest, large)
+
+    with pytest.raises(RemoteHandlerError, match="MessageTooLargeError"):
+        await bus.request(subject, CancelRequest(), GenerateResponse, timeout_seconds=5)
+
+
 async def test_a_queue_group_shares_requests(bus: Bus, peer: Bus, subject: str) -> None:
     seen: list[str] = []
 

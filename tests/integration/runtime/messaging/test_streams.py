@@ -264,24 +264,3 @@ async def test_replicas_in_order_never_overlap(
             await complete.wait()
 
     assert seen == [str(i) for i in range(60)]
-
-
-async def test_replay_starts_from_the_first_message(bus: Bus, stream: str) -> None:
-    taker = Taker()
-    await make_stream(bus, stream)
-    await fill(bus, stream, 5)
-    await bus.consume(stream, "d", CancelRequest, taker, batch=10, in_order=True)
-    await taker.wait_for(5)
-    await bus.replay(stream, "d")
-    await taker.wait_for(10)
-    await fill(bus, stream, 1, first=5)
-    await taker.wait_for(11)
-
-    assert taker.ids == ["0", "1", "2", "3", "4"] * 2 + ["5"]
-
-
-async def test_replay_of_an_unknown_durable_is_an_error(bus: Bus, stream: str) -> None:
-    await make_stream(bus, stream)
-
-    with pytest.raises(StreamError):
-        await bus.replay(stream, "nothing")

@@ -1,9 +1,10 @@
+import dataclasses
 import random
 from collections import Counter
 from typing import Any
 
 import pytest
-from support.router_workers import SETTINGS, decode, make_request, prefill
+from support.router_workers import SETTINGS, SPEEDS, decode, make_request, prefill
 
 from pagoda_router.placement.candidate import PrefixMatch, RouteOutcome
 from pagoda_router.placement.planner import PlacementSettings, compare
@@ -146,19 +147,73 @@ def test_full_prefill_queue_is_overload_when_local_prefill_is_off() -> None:
     assert compare(make_request(), workers, {}, AUTO).outcome is RouteOutcome.PLACED
 
 
-def test_equal_costs_are_broken_by_the_prompt_not_by_the_name() -> None:
+def test_equal_costs_are_broken_by_the_request_alike_on_every_replica() -> None:
     workers = [decode(f"d{i}") for i in range(4)]
     first = names(workers)
     assert all(names(random.Random(i).sample(workers, 4)) == first for i in range(5))
-    chosen = Counter(
-        names(workers, block_hashes=(random.Random(i).randbytes(16),)) for i in range(100)
-    )
+    chosen = Counter(names(workers, request_id=f"r{i}") for i in range(100))
     assert len(chosen) == 4
+    assert max(chosen.values()) < 45
 
 
-def test_many_workers_make_at_most_64_candidates() -> None:
+def test_many_workers_make_at_most_16_candidates() -> None:
     workers = [prefill(f"p{i}") for i in range(40)] + [decode(f"d{i}") for i in range(40)]
-    assert len(compare(make_request(), workers, {}, SETTINGS).candidates) == 64
+    assert len(compare(make_request(), workers, {}, SETTINGS).candidates) == 16
+
+
+def test_room_is_kept_for_who_was_ruled_out() -> None:
+    workers = [decode(f"d{i}") for i in range(20)]
+    workers += [decode(f"bad{i}", is_ready=False) for i in range(20)]
+    candidates = compare(make_request(), workers, {}, SETTINGS).candidates
+    assert [candidate.reason for candidate in candidates] == [""] * 12 + ["draining"] * 4
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, AUTO])
+@pytest.mark.parametrize("num_prefills", [0, 4])
+def test_idle_holder_of_the_whole_prompt_is_chosen_among_32(
+    settings: PlacementSettings, num_prefills: int
+) -> None:
+    """It decodes a little slower than 31 others, and saves them all of the prompt."""
+    workers = [decode(f"d{i}") for i in range(31)]
+    workers += [decode("holder", num_context_tokens=1)]
+    workers += [prefill(f"p{i}", num_waiting_tokens=1000) for i in range(num_prefills)]
+    matches = {"holder": PrefixMatch(187, 187)}
+    request = make_request(187 * 16 + 1)
+    chosen = compare(request, workers, matches, settings).chosen
+    assert chosen is not None
+    assert chosen.decode_worker_id == "holder"
+
+
+def test_prefill_worker_with_the_longest_prefix_is_compared_behind_a_long_queue() -> None:
+    workers = [prefill(f"p{i}") for i in range(31)]
+    workers += [prefill("holder", num_waiting_tokens=5000), decode("d")]
+    workers = [w for w in workers if w.worker_id not in {f"p{i}" for i in range(20)}]
+    comparison = compare(make_request(160), workers, {"holder": PrefixMatch(9, 9)}, SETTINGS)
+    listed = {c.prefill_worker_id: c for c in comparison.candidates}
+    assert listed["holder"].num_device_blocks == 9
+    assert comparison.candidates[0].prefill_worker_id != "holder"
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_cold_prompts_reach_every_one_of_32_workers(role: str) -> None:
+    """All idle; replicas that hear of the workers in another order choose alike."""
+    if role == "decode":
+        workers = [decode(f"w{i}", max_num_seqs=64) for i in range(32)]
+    else:
+        workers = [prefill(f"w{i}", max_num_seqs=64) for i in range(32)]
+        workers += [decode(f"d{i}", max_num_seqs=64) for i in range(8)]
+    pending_loads = PendingLoads(settle_seconds=0.1, max_seconds=1.0, clock=lambda: 0.0)
+    chosen: Counter[str] = Counter()
+    for number in range(64):
+        request = make_request(160, request_id=f"cold-{number}")
+        loaded = [worker.plus(pending_loads.of(worker.worker_id)) for worker in workers]
+        comparison = compare(request, loaded, {}, SETTINGS)
+        other_replica = compare(request, loaded[::-1], {}, SETTINGS)
+        assert comparison.chosen == other_replica.chosen is not None
+        for worker_id in {comparison.chosen.decode_worker_id, comparison.chosen.prefill_worker_id}:
+            chosen[worker_id] += 1
+            pending_loads.add(worker_id, PendingLoad(num_sequences=1, num_prefill_tokens=160))
+    assert {chosen[f"w{i}"] for i in range(32)} == {2}
 
 
 def test_cheapest_pair_is_found_among_many_workers() -> None:
@@ -209,8 +264,11 @@ def test_share_follows_capacity() -> None:
     assert "over its share: 4 sequences, bound 4" in comparison.candidates[1].reason
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_choice_is_the_cheapest_of_every_pair(seed: int) -> None:
+@pytest.mark.parametrize("settings", [SETTINGS, AUTO])
+@pytest.mark.parametrize(("seed", "num_each"), [*((seed, 4) for seed in range(20)), (20, 24)])
+def test_choice_is_the_cheapest_of_every_pair(
+    seed: int, num_each: int, settings: PlacementSettings
+) -> None:
     rng = random.Random(seed)
     workers = [
         make(
@@ -218,18 +276,20 @@ def test_choice_is_the_cheapest_of_every_pair(seed: int) -> None:
             num_waiting_tokens=rng.randrange(500),
             num_context_tokens=rng.randrange(5000),
             num_running=rng.randrange(4),
+            speeds=dataclasses.replace(SPEEDS, transfer_bytes_per_second=rng.choice([5e4, 1e6])),
         )
         for kind, make in (("p", prefill), ("d", decode))
-        for i in range(4)
+        for i in range(num_each)
     ]
     matches = {
         w.worker_id: PrefixMatch(n := rng.randrange(8), n + rng.randrange(3)) for w in workers
     }
-    best = compare(make_request(160), workers, matches, AUTO).candidates[0]
+    best = compare(make_request(160), workers, matches, settings).candidates[0]
+    prefills, decodes = workers[:num_each], workers[num_each:]
     alone = [
-        compare(make_request(160), pair, matches, AUTO).candidates[0]
-        for d in workers[4:]
-        for pair in ([d], *([d, p] for p in workers[:4]))
+        compare(make_request(160), pair, matches, settings).candidates[0]
+        for d in decodes
+        for pair in (*([[d]] if settings is AUTO else []), *([d, p] for p in prefills))
     ]
     allowed = [candidate for candidate in alone if not candidate.reason]
     assert best.cost_ms == pytest.approx(min(candidate.cost_ms for candidate in allowed))

@@ -1,7 +1,17 @@
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from opentelemetry.context import Context
+
 from pagoda.rpc.v1 import kv_event_pb2
 from pagoda_runtime.block_hash import split_hashes
 from pagoda_runtime.errors import StreamError
-from pagoda_worker.tiers.kv_events import MAX_HASHES_PER_EVENT, KvEventPublisher
+from pagoda_worker.tiers.kv_events import (
+    MAX_HASHES_PER_EVENT,
+    SNAPSHOT_PAUSE_SECONDS,
+    KvEventPublisher,
+)
 
 
 class Stream:
@@ -26,8 +36,15 @@ class Stream:
         return held
 
 
-def make(stream: Stream) -> KvEventPublisher:
-    return KvEventPublisher(stream.publish, worker_id="w", epoch="e", kv_identity=bytes(16))
+def make(stream: Stream, clock: Callable[[], float] = lambda: 0.0) -> KvEventPublisher:
+    return KvEventPublisher(
+        stream.publish, worker_id="w", epoch="e", kv_identity=bytes(16), clock=clock
+    )
+
+
+async def ask(publisher: KvEventPublisher, epoch: str = "e") -> None:
+    request = kv_event_pb2.KvSnapshotRequest(worker_id="w", epoch=epoch)
+    await publisher.on_snapshot_request(request, Context())
 
 
 def h(number: int) -> bytes:
@@ -91,4 +108,65 @@ async def test_large_changes_are_split_and_only_the_first_is_a_snapshot() -> Non
     await publisher.publish_changes()
 
     assert [event.is_snapshot for event in stream.events] == [True, False]
+    assert [event.snapshot_part for event in stream.events] == [1, 2]
+    assert [event.num_snapshot_parts for event in stream.events] == [2, 2]
     assert len(stream.held()) == MAX_HASHES_PER_EVENT + 5
+
+
+async def test_large_changes_after_the_snapshot_are_no_parts_of_one() -> None:
+    stream = Stream()
+    publisher = make(stream)
+    await publisher.publish_changes()
+    publisher.add([h(i) for i in range(MAX_HASHES_PER_EVENT + 5)], [])
+    await publisher.publish_changes()
+
+    assert [event.snapshot_part for event in stream.events] == [1, 0, 0]
+
+
+async def test_snapshot_is_published_when_asked_for_but_not_too_often() -> None:
+    now, stream = [0.0], Stream()
+    publisher = make(stream, lambda: now[0])
+    publisher.add([h(1), h(2)], [])
+    await publisher.publish_changes()
+    for _ in range(3):
+        await ask(publisher)
+    await publisher.publish_changes()
+    assert len(stream.events) == 1
+    now[0] = SNAPSHOT_PAUSE_SECONDS
+    await publisher.publish_changes()
+    await publisher.publish_changes()
+    assert [event.is_snapshot for event in stream.events] == [True, True]
+    assert stream.events[1].stored == stream.events[0].stored
+
+
+async def test_another_life_of_the_worker_is_not_asked() -> None:
+    now, stream = [0.0], Stream()
+    publisher = make(stream, lambda: now[0])
+    await publisher.publish_changes()
+    now[0] = 100.0
+    await ask(publisher, epoch="earlier")
+    await publisher.publish_changes()
+    assert len(stream.events) == 1
+
+
+async def test_idle_publisher_answers_a_request() -> None:
+    now, stream = [0.0], Stream()
+    publisher = make(stream, lambda: now[0])
+    is_first, is_second = asyncio.Event(), asyncio.Event()
+    publish = stream.publish
+
+    async def note(event: kv_event_pb2.KvEvent, message_id: str) -> None:
+        await publish(event, message_id)
+        (is_second if is_first.is_set() else is_first).set()
+
+    publisher._publish = note
+    task = asyncio.create_task(publisher.run())
+    async with asyncio.timeout(5):
+        await is_first.wait()
+        now[0] = 100.0
+        await ask(publisher)
+        await is_second.wait()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert [event.is_snapshot for event in stream.events] == [True, True]

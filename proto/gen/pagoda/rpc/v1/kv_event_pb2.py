@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpagoda/rpc/v1/kv_event.proto\x12\rpagoda.rpc.v1\"\xab\x01\n\x07KvEvent\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12!\n\x04tier\x18\x04 \x01(\x0e\x32\x13.pagoda.rpc.v1.Tier\x12\x0e\n\x06stored\x18\x05 \x01(\x0c\x12\x0f\n\x07\x65victed\x18\x06 \x01(\x0c\x12\x13\n\x0bis_snapshot\x18\x07 \x01(\x08\x12\x13\n\x0bkv_identity\x18\x08 \x01(\x0c*J\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\x0c\n\x08TIER_CPU\x10\x02\x12\r\n\tTIER_NVME\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpagoda/rpc/v1/kv_event.proto\x12\rpagoda.rpc.v1\"\xde\x01\n\x07KvEvent\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12!\n\x04tier\x18\x04 \x01(\x0e\x32\x13.pagoda.rpc.v1.Tier\x12\x0e\n\x06stored\x18\x05 \x01(\x0c\x12\x0f\n\x07\x65victed\x18\x06 \x01(\x0c\x12\x13\n\x0bis_snapshot\x18\x07 \x01(\x08\x12\x13\n\x0bkv_identity\x18\x08 \x01(\x0c\x12\x15\n\rsnapshot_part\x18\t \x01(\r\x12\x1a\n\x12num_snapshot_parts\x18\n \x01(\r\"5\n\x11KvSnapshotRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t*J\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\x0c\n\x08TIER_CPU\x10\x02\x12\r\n\tTIER_NVME\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagoda.rpc.v1.kv_event_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TIER']._serialized_start=221
-  _globals['_TIER']._serialized_end=295
+  _globals['_TIER']._serialized_start=327
+  _globals['_TIER']._serialized_end=401
   _globals['_KVEVENT']._serialized_start=48
-  _globals['_KVEVENT']._serialized_end=219
+  _globals['_KVEVENT']._serialized_end=270
+  _globals['_KVSNAPSHOTREQUEST']._serialized_start=272
+  _globals['_KVSNAPSHOTREQUEST']._serialized_end=325
 # @@protoc_insertion_point(module_scope)
