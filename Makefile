@@ -62,12 +62,14 @@ proto-check: $(DEV_STAMP) ## Fail if proto/gen is not what proto/pagoda generate
 	@cp -r proto/gen proto/.gen-before && $(MAKE) -s proto && diff -r -x __pycache__ proto/.gen-before proto/gen; \
 	  status=$$?; rm -rf proto/.gen-before; [ $$status = 0 ] || echo "proto/gen was stale: commit what 'make proto' wrote"; exit $$status
 
-docs: $(DEV_STAMP) ## Rewrite docs/configuration.md from the settings, and the rooms in ARCHITECTURE.md from the imports
+docs: $(DEV_STAMP) ## Rewrite docs/configuration.md and deploy/settings.env from the settings, and the rooms in ARCHITECTURE.md from the imports
 	$(BIN)/python -m pagoda_cli.configuration_page --write docs/configuration.md
+	$(BIN)/python -m pagoda_cli.configuration_page --write deploy/settings.env
 	$(BIN)/python docs/rooms.py --write ARCHITECTURE.md
 
 docs-check: $(DEV_STAMP) ## Fail if a generated document is stale, imports go in a circle, or a room is crowded
 	$(BIN)/python -m pagoda_cli.configuration_page --check docs/configuration.md
+	$(BIN)/python -m pagoda_cli.configuration_page --check deploy/settings.env
 	$(BIN)/python docs/rooms.py --check ARCHITECTURE.md
 
 bench: $(DEV_STAMP) ## Run the standard benchmarks into benchmarks/results/

@@ -1,50 +1,85 @@
-"""Draws the secrets of a compose project once, into the volume that its containers share.
+"""Draws the secrets of a compose project, and gives each container its own and no other's.
 
-Writes ``env`` (read by deploy/entrypoint.sh), ``nats.conf`` and ``redis.conf``. A secret that
-the environment names is taken as it is; files that exist are kept, and restarts keep their keys.
+Runs as root before everything else, without a network. /secrets has one volume for each container:
+services find NAME=value lines in ``env`` (read by deploy/entrypoint.sh), the servers their
+configuration. What was drawn stays; the configurations are written anew at each start. An API key
+that the caller of Compose names joins the ones in use: the gateway stores it at its next start.
 """
 
 import os
 import secrets
 from pathlib import Path
 
-FOLDER = Path("/run/pagoda")
+from pagoda_runtime.messaging.permissions import PERMISSIONS, authorization
 
-
-def value(name: str, make: str) -> str:
-    """The environment's value, or a fresh one."""
-    return os.environ.get(name) or make
+FOLDER = Path("/secrets")
+NATS_DATA = Path("/data")
+API_KEY = Path("/run/api_key")  # PAGODA_API_KEY=..., by compose.yaml
+OWNER = 10001  # the user in all containers
+API_KEY_NAME = "PAGODA_GATEWAY_BOOTSTRAP_API_KEY"
+# sync_interval always: a usage record that was acknowledged is on disk.
+# max_payload: long prompts travel as token ids. http: for the health check in the container alone.
+NATS = """port: 4222
+http: 127.0.0.1:8222
+max_payload: 8MB
+jetstream { store_dir: /data, sync_interval: always }
+"""
+REDIS = """requirepass %s
+save ""
+appendonly no
+maxmemory 1gb
+maxmemory-policy volatile-ttl
+"""
 
 
 def main() -> None:
-    """Write the three files unless they are there."""
-    if (FOLDER / "env").exists():
-        return
-    nats_token = value("PAGODA_NATS_TOKEN", secrets.token_urlsafe(32))
-    redis_password = secrets.token_urlsafe(32)
-    lines = {
-        "PAGODA_NATS_TOKEN": nats_token,
-        "PAGODA_REDIS_URL": f"redis://:{redis_password}@redis:6379/0",
-        "PAGODA_CLUSTER_TOKEN": value("PAGODA_CLUSTER_TOKEN", secrets.token_urlsafe(32)),
-        "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": value(
-            "PAGODA_GATEWAY_BOOTSTRAP_API_KEY", f"sk-pagoda-{secrets.token_urlsafe(24)}"
-        ),
+    """Write every container's files."""
+    known = {service: read_lines(FOLDER / service / "env") for service in PERMISSIONS}
+    passwords = {
+        service: known[service].get("PAGODA_NATS_TOKEN") or secrets.token_urlsafe(32)
+        for service in PERMISSIONS
     }
-    # sync_interval always: a usage record that was acknowledged is on disk.
-    # max_payload: long prompts travel as token ids.
-    (FOLDER / "nats.conf").write_text(
-        "port: 4222\nhttp_port: 8222\nmax_payload: 8MB\n"
-        f"authorization {{ token: {nats_token!r} }}\n"
-        "jetstream { store_dir: /data, sync_interval: always }\n"
+    cluster_token = known["decode"].get("PAGODA_CLUSTER_TOKEN") or secrets.token_urlsafe(32)
+    redis_url = (
+        known["router"].get("PAGODA_REDIS_URL")
+        or f"redis://:{secrets.token_urlsafe(32)}@redis:6379/0"
     )
-    # volatile-ttl: only the prefix index has a time to live, and it can be rebuilt.
-    (FOLDER / "redis.conf").write_text(
-        f'requirepass {redis_password}\nsave ""\nappendonly no\nmaxmemory 1gb\n'
-        "maxmemory-policy volatile-ttl\n"
+    api_key = (
+        read_lines(API_KEY).get("PAGODA_API_KEY")
+        or known["gateway"].get(API_KEY_NAME)
+        or f"sk-pagoda-{secrets.token_urlsafe(24)}"
     )
-    for name in ("nats.conf", "redis.conf"):
-        (FOLDER / name).chmod(0o644)  # the volume is private to this project's containers
-    (FOLDER / "env").write_text("".join(f"{name}={text}\n" for name, text in lines.items()))
+    own = {
+        "gateway": {API_KEY_NAME: api_key},
+        "router": {"PAGODA_REDIS_URL": redis_url},
+        "prefill": {"PAGODA_CLUSTER_TOKEN": cluster_token},
+        "decode": {"PAGODA_CLUSTER_TOKEN": cluster_token},
+        "kvstore": {"PAGODA_CLUSTER_TOKEN": cluster_token},
+    }
+    for service, password in passwords.items():
+        lines = {"PAGODA_NATS_USER": service, "PAGODA_NATS_TOKEN": password} | own[service]
+        write(service, "env", "".join(f"{name}={value}\n" for name, value in lines.items()))
+    write("nats", "nats.conf", NATS + authorization(passwords))
+    write("redis", "redis.conf", REDIS % redis_url.removeprefix("redis://:").split("@")[0])
+    for path in (NATS_DATA, *NATS_DATA.rglob("*")):  # of an older version, which ran as root
+        os.chown(path, OWNER, OWNER)
+
+
+def read_lines(path: Path) -> dict[str, str]:
+    """NAME=value lines of a file; a value may hold anything but a line's end."""
+    if not path.is_file():
+        return {}
+    return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
+
+
+def write(container: str, name: str, text: str) -> None:
+    """Replace a file in one step; only the containers' user may read it."""
+    draft = FOLDER / container / f".{name}"
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w") as file:
+        file.write(text)
+    os.chown(draft, OWNER, OWNER)
+    draft.replace(FOLDER / container / name)
 
 
 if __name__ == "__main__":

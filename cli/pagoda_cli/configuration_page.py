@@ -1,4 +1,8 @@
-"""Writes docs/configuration.md from the settings models, or checks that it is up to date."""
+"""Writes what is made of the settings models, or checks that it is up to date.
+
+docs/configuration.md, and deploy/settings.env: the names that Compose hands from its caller's shell
+to containers, where compose.yaml does not set them itself.
+"""
 
 import argparse
 import difflib
@@ -29,6 +33,11 @@ that server instead of starting one.
 Traces go to an OTLP collector if `OTEL_EXPORTER_OTLP_ENDPOINT` (or
 `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`) is set; other `OTEL_*` variables are the OpenTelemetry SDK's.
 """
+NAMES_INTRODUCTION = """# Settings that containers get from the shell where Compose is called,
+# if they are set there. Written by `make docs`. Secrets, folders and addresses are not here:
+# they differ between a shell and a container.
+"""
+KEPT_OUT = ("url", "user", "host", "port", "endpoint", "worker_id", "model")
 BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 
@@ -36,6 +45,22 @@ def render_page() -> str:
     """Return the page."""
     sections = [_section(owner, model) for owner, model in all_settings().items()]
     return "\n".join([INTRODUCTION, *sections])
+
+
+def render_names() -> str:
+    """Return deploy/settings.env."""
+    names = [
+        name
+        for model in all_settings().values()
+        for field, name in variable_names(model).items()
+        if not field.endswith(KEPT_OUT)
+        and not {SecretStr, Path} & _types(model.model_fields[field].annotation)
+    ]
+    return NAMES_INTRODUCTION + "".join(f"{name}\n" for name in names)
+
+
+def _types(annotation: Any) -> set[Any]:
+    return {annotation, *get_args(annotation)}
 
 
 def _section(owner: str, model: type[BaseSettings]) -> str:
@@ -87,11 +112,11 @@ def main() -> int:
     action.add_argument("--write", type=Path, metavar="FILE")
     action.add_argument("--check", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    page = render_page()
+    path: Path = arguments.write or arguments.check
+    page = render_names() if path.suffix == ".env" else render_page()
     if arguments.write:
         arguments.write.write_text(page)
         return 0
-    path: Path = arguments.check
     current = path.read_text() if path.is_file() else ""
     if current == page:
         return 0

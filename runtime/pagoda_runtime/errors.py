@@ -46,7 +46,7 @@ class BusConnectError(BusError):
         self.url, self.seconds = url, seconds
         super().__init__(
             f"no connection to NATS at {url} within {seconds:g} s ({cause}): "
-            "check that it runs there, PAGODA_NATS_URL and PAGODA_NATS_TOKEN"
+            "check that it runs there, PAGODA_NATS_URL, PAGODA_NATS_USER and PAGODA_NATS_TOKEN"
         )
 
 

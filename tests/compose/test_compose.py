@@ -15,8 +15,21 @@ import pytest
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
-PORT = "8123"
+PORT = "8123-8129"
+FIRST_PORT = "8123"
 SERVICES = ["nats", "redis", "gateway", "router", "prefill", "decode", "kvstore"]
+API_KEY = "sk-compose-test=="  # padding is a part of it
+READ = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
+UNTIL_LOST = """
+import time, urllib.error, urllib.request
+for _ in range(300):
+    try:
+        urllib.request.urlopen("http://127.0.0.1:9000/readyz", timeout=5)
+    except urllib.error.HTTPError as error:
+        print(error.read().decode())
+        break
+    time.sleep(0.1)
+"""
 COMPOSE = [
     *["docker", "compose", "--project-name", "pagoda-test"],
     *["--file", "compose.yaml", "--file", "deploy/compose.cpu.yaml"],
@@ -24,7 +37,7 @@ COMPOSE = [
 
 
 def compose(*arguments: str) -> str:
-    environ = {**os.environ, "PAGODA_HTTP_PORT": PORT, "PAGODA_API_KEY": "sk-compose-test"}
+    environ = {**os.environ, "PAGODA_HTTP_PORT": PORT, "PAGODA_API_KEY": API_KEY}
     done = subprocess.run(
         [*COMPOSE, *arguments], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1500
     )
@@ -34,13 +47,19 @@ def compose(*arguments: str) -> str:
     return done.stdout
 
 
+def docker(*arguments: str) -> str:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def running() -> Iterator[httpx.Client]:
     compose("build", *SERVICES)
     try:
         compose("up", "--detach", "--wait", "--wait-timeout", "180", *SERVICES)
-        headers = {"Authorization": "Bearer sk-compose-test"}
-        url = f"http://127.0.0.1:{PORT}"
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        url = f"http://127.0.0.1:{FIRST_PORT}"
         with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
             yield client
     except BaseException:
@@ -77,10 +96,37 @@ def test_streams_through_the_published_port(running: httpx.Client) -> None:
     assert receipt["stages_ms"]["kv_transfer"] > 0, "the decode worker computed the prompt itself"
 
 
-def test_kv_goes_through_memory_that_workers_share(running: httpx.Client) -> None:
+def test_no_secret_can_be_seen_from_outside(running: httpx.Client) -> None:
+    ids = compose("ps", "--all", "--quiet").split()
+    inspected = docker("inspect", *ids)
+    env = compose("exec", "gateway", "cat", "/run/pagoda/env")
+    drawn = [line.split("=", 1)[1] for line in env.splitlines() if "USER" not in line]
+
+    assert API_KEY in drawn
+    assert not any(secret in inspected for secret in drawn)
+
+
+def test_a_worker_has_no_other_s_secrets(running: httpx.Client) -> None:
+    names = [
+        line.split("=")[0]
+        for line in compose("exec", "decode", "cat", "/run/pagoda/env").splitlines()
+    ]
+    mode = compose("exec", "decode", "stat", "-c", "%a %u", "/run/pagoda/env")
+
+    assert names == ["PAGODA_NATS_USER", "PAGODA_NATS_TOKEN", "PAGODA_CLUSTER_TOKEN"]
+    assert mode.split() == ["400", "10001"]
+
+
+def test_nobody_was_refused_a_subject(running: httpx.Client) -> None:
     streamed_text(running, "What is in thy mind?")
 
-    assert "gRPC payloads" not in compose("logs", "--no-color", "prefill", "decode")
+    assert "permissions violation" not in compose("logs", "--no-color").lower()
+
+
+def test_metrics_of_all_can_be_read_inside_the_network(running: httpx.Client) -> None:
+    for service in ("gateway", "router", "prefill", "decode", "kvstore"):
+        text = compose("exec", "router", "python", "-c", READ, f"http://{service}:9000/metrics")
+        assert "pagoda_" in text
 
 
 def test_every_combination_of_files_is_valid() -> None:
@@ -105,3 +151,27 @@ def test_scales_decode_by_itself(running: httpx.Client) -> None:
     assert sum(row["Service"] == "decode" for row in rows) == 2
     assert first == second
     assert first.strip()
+
+
+def test_gateways_and_kvstores_scale(running: httpx.Client) -> None:
+    services = ["gateway=2", "kvstore=2"]
+    scale = [word for service in services for word in ("--scale", service)]
+    compose("up", "--detach", "--wait", "--no-recreate", *scale, *SERVICES)
+    for index in ("1", "2"):
+        port = compose("port", "--index", index, "gateway", "8000").strip().rsplit(":")[-1]
+        url = f"http://127.0.0.1:{port}"
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+            text, _ = streamed_text(client, "Who is there?")
+        assert text.strip()
+
+
+def test_who_lost_nats_says_so(running: httpx.Client) -> None:
+    compose("stop", "nats")
+    try:
+        for service in ("router", "prefill", "decode", "kvstore"):
+            said = compose("exec", service, "python", "-c", UNTIL_LOST)
+            assert "no connection for " in said, service
+    finally:
+        compose("start", "nats")
+        compose("up", "--detach", "--wait", "--no-recreate", *SERVICES)

@@ -23,6 +23,8 @@ def test_ready_line_curl_and_a_clean_stop(tmp_path: Path, stop_signal: signal.Si
         )
         assert curl.returncode == 0
         assert curl.stdout.rstrip().endswith("data: [DONE]")
+        for log in (tmp_path / "logs").glob("*.log"):
+            assert "permissions violation" not in log.read_text().lower(), log
         children = psutil.Process(stack.process.pid).children(recursive=True)
         started = time.monotonic()
         assert stack.stop(stop_signal) == 0

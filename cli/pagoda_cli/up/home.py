@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import IO
 
 from pagoda_cli.up.errors import HomeInUseError
+from pagoda_runtime.messaging.permissions import PERMISSIONS
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
     """Drawn once for a home, the same at each start."""
 
-    nats_token: str
+    nats_passwords: dict[str, str]  # of each service's user
     redis_password: str
     cluster_token: str
     api_key: str
@@ -45,7 +46,10 @@ def load_secrets(home: Path) -> Secrets:
     path = home / "secrets.json"
     known = json.loads(path.read_text()) if path.is_file() else {}
     drawn = Secrets(
-        nats_token=known.get("nats_token") or secrets.token_urlsafe(24),
+        nats_passwords={
+            user: known.get("nats_passwords", {}).get(user) or secrets.token_urlsafe(24)
+            for user in PERMISSIONS
+        },
         redis_password=known.get("redis_password") or secrets.token_urlsafe(24),
         cluster_token=known.get("cluster_token") or secrets.token_urlsafe(24),
         api_key=known.get("api_key") or f"pagoda-{secrets.token_urlsafe(24)}",

@@ -4,11 +4,13 @@ import importlib.util
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pagoda_cli.up.child import ChildSpec
 from pagoda_cli.up.errors import MissingBinaryError
 from pagoda_cli.up.home import write_private
+from pagoda_runtime.messaging.permissions import authorization
 
 STOP_STAGE = 2
 MAX_PAYLOAD_BYTES = 8 << 20
@@ -18,8 +20,13 @@ REDIS_MAX_BYTES = 1 << 30
 REDIS_POLICY = "volatile-ttl"
 
 
-def nats_spec(home: Path, *, port: int, token: str, environ: dict[str, str]) -> ChildSpec:
-    """Return the command of nats-server; JetStream syncs every write to disk."""
+def nats_spec(
+    home: Path, *, port: int, passwords: Mapping[str, str], environ: dict[str, str]
+) -> ChildSpec:
+    """Return the command of nats-server; JetStream syncs every write to disk.
+
+    `passwords`: of each service's user.
+    """
     config = home / "nats.conf"
     write_private(
         config,
@@ -27,8 +34,7 @@ def nats_spec(home: Path, *, port: int, token: str, environ: dict[str, str]) -> 
 port: {port}
 server_name: pagoda
 max_payload: {MAX_PAYLOAD_BYTES}
-authorization {{ token: {json.dumps(token)} }}
-jetstream {{
+{authorization(passwords)}jetstream {{
   store_dir: {json.dumps(str(home / "nats"))}
   sync_interval: always
 }}

@@ -12,7 +12,7 @@ from pagoda_cli.up.infrastructure import nats_spec, redis_spec
 from pagoda_cli.up.ports import pick_port
 from pagoda_cli.up.topology import StackSettings, Topology, parse_topology
 from pagoda_runtime.configuration.model_folder import resolve_model_folder
-from pagoda_runtime.configuration.names import variable_names
+from pagoda_runtime.configuration.names import PREFIX, SERVICE_PREFIXES, variable_names
 from pagoda_runtime.configuration.settings import load_settings, validate_environment
 
 GATEWAY_STAGE, SERVICE_STAGE = 0, 1
@@ -20,6 +20,14 @@ GPU_MEMORY_UTILIZATION = 0.9
 """Of all workers together: they see the same GPU, if there is one."""
 DRAIN_SECONDS = {"gateway": "3"}
 DEFAULT_DRAIN_SECONDS = "2"
+SERVICE_SECRETS = {
+    "gateway": frozenset[str](),
+    "router": frozenset({"PAGODA_REDIS_URL"}),
+    "prefill": frozenset({"PAGODA_CLUSTER_TOKEN"}),
+    "decode": frozenset({"PAGODA_CLUSTER_TOKEN"}),
+    "kvstore": frozenset({"PAGODA_CLUSTER_TOKEN"}),
+}
+"""Which of the platform's secrets a service gets, beside its own settings and its user at NATS."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -60,7 +68,11 @@ class Stack:
         self._plan = plan
         self._secrets = secrets
         self._user = dict(environ)
+        self._bare_environment = {
+            name: value for name, value in environ.items() if not name.startswith(PREFIX)
+        }
         self._ports = {plan.http_port}
+        self._nats_passwords: dict[str, str] = {}  # empty: the user's own server
         self._infrastructure: list[ChildSpec] = []
         self._shared = self._shared_environment()
         self.api_key = self._shared["PAGODA_GATEWAY_BOOTSTRAP_API_KEY"]
@@ -86,7 +98,6 @@ class Stack:
     def _shared_environment(self) -> dict[str, str]:
         plan, secrets, user = self._plan, self._secrets, self._user
         defaults = {
-            "PAGODA_NATS_TOKEN": secrets.nats_token,
             "PAGODA_CLUSTER_TOKEN": secrets.cluster_token,
             "PAGODA_TRACE_DIR": str(plan.home / "traces"),
             "PAGODA_GATEWAY_HOST": "127.0.0.1",
@@ -96,15 +107,25 @@ class Stack:
         }
         if not user.get("PAGODA_NATS_URL"):
             port = self._port("")
-            token = user.get("PAGODA_NATS_TOKEN") or secrets.nats_token
+            given = user.get("PAGODA_NATS_TOKEN", "")
+            self._nats_passwords = {
+                name: given or drawn for name, drawn in secrets.nats_passwords.items()
+            }
             defaults["PAGODA_NATS_URL"] = f"nats://127.0.0.1:{port}"
-            self._infrastructure.append(nats_spec(plan.home, port=port, token=token, environ=user))
+            self._infrastructure.append(
+                nats_spec(
+                    plan.home,
+                    port=port,
+                    passwords=self._nats_passwords,
+                    environ=self._bare_environment,
+                )
+            )
         if not user.get("PAGODA_REDIS_URL"):
             port = self._port("")
             password = secrets.redis_password
             defaults["PAGODA_REDIS_URL"] = f"redis://:{password}@127.0.0.1:{port}/0"
             self._infrastructure.append(
-                redis_spec(plan.home, port=port, password=password, environ=user)
+                redis_spec(plan.home, port=port, password=password, environ=self._bare_environment)
             )
         fixed = {
             "PAGODA_HOME": str(plan.home),
@@ -113,8 +134,25 @@ class Stack:
             "PAGODA_HTTP_PORT": str(plan.http_port),
             "PYTHONUNBUFFERED": "1",
         }
-        given = {name: value for name, value in user.items() if value}
-        return defaults | given | fixed
+        return defaults | self._given_by_user() | fixed
+
+    def _given_by_user(self) -> dict[str, str]:
+        return {name: value for name, value in self._user.items() if value}
+
+    def _environment_of(self, service: str) -> dict[str, str]:
+        """Return what one service may know: no other's settings, and only its own secrets."""
+        own, secrets = f"{PREFIX}{service.upper()}_", SERVICE_SECRETS[service]
+        others = tuple(prefix for prefix in SERVICE_PREFIXES if prefix != own)
+        hidden = frozenset().union(*SERVICE_SECRETS.values()) - secrets
+        environ = {
+            name: value
+            for name, value in self._shared.items()
+            if not name.startswith(others) and name not in hidden
+        }
+        if self._nats_passwords:
+            environ["PAGODA_NATS_USER"] = service
+            environ["PAGODA_NATS_TOKEN"] = self._nats_passwords[service]
+        return environ
 
     def _worker(self, role: str, index: int, kvstore_endpoint: str) -> ChildSpec:
         prefix = f"PAGODA_{role.upper()}_"
@@ -149,7 +187,7 @@ class Stack:
         return ChildSpec(
             name=name,
             command=(sys.executable, "-m", f"pagoda_{service}"),
-            environ=self._shared | variables,
+            environ=self._environment_of(service) | variables,
             log=self._plan.home / "logs" / f"{name}.log",
             stop_stage=GATEWAY_STAGE if service == "gateway" else SERVICE_STAGE,
             ready_port=ready_port,

@@ -65,7 +65,12 @@ class CommonSettings(ServiceSettings):
         description="auto: a decode worker prefills by itself where that is predicted faster",
     )
     nats_url: str = Field(default="nats://127.0.0.1:4222", description="NATS server")
-    nats_token: SecretStr = Field(default=SecretStr(""), description="Token for NATS")
+    nats_user: str = Field(
+        default="", description="User at NATS, named after the service; empty: a token alone"
+    )
+    nats_token: SecretStr = Field(
+        default=SecretStr(""), description="Token for NATS, or the password of PAGODA_NATS_USER"
+    )
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0", description="Redis, password included"
     )

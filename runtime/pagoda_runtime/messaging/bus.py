@@ -67,7 +67,7 @@ class Bus:
         Raises:
             BusConnectError: no connection within `timeout_seconds`, or the token was refused.
         """
-        connection = Connection(common.nats_url)
+        connection = Connection(common.nats_url, user=common.nats_user)
         await connection.open(name, common.nats_token.get_secret_value(), timeout_seconds)
         bus = cls(connection)
         try:
@@ -82,6 +82,11 @@ class Bus:
     def is_connected(self) -> bool:
         """Whether the connection is up now."""
         return self._connection.is_connected
+
+    @property
+    def lost_seconds(self) -> float:
+        """How long the connection has been down; 0 while it is up."""
+        return self._connection.lost_seconds
 
     async def publish(
         self, subject: str, message: Message, *, context: Context | None = None

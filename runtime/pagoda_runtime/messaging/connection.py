@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
+from collections.abc import Callable
 
 import nats.errors
 from nats.aio.client import Client
@@ -11,6 +13,7 @@ from nats.aio.msg import Msg
 
 from pagoda_runtime.errors import BusConnectError, BusDisconnectedError, BusError
 from pagoda_runtime.messaging.codec import kind_of
+from pagoda_runtime.messaging.permissions import inbox_prefix
 from pagoda_runtime.telemetry.metrics import BUS_DROPPED, BUS_RECONNECTS
 
 logger = logging.getLogger(__name__)
@@ -23,14 +26,19 @@ MAX_UNSENT_BYTES = 8 << 20
 class Connection:
     """One connection; after `open` it comes back by itself until `close`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(
+        self, url: str, *, user: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.client = Client()
         self._url = url
+        self._user = user
+        self._clock = clock
+        self._lost_at: float | None = None
         self._connected = asyncio.Event()
         self._has_connected = False
         self._is_closing = False
         self._last_error = "no answer"
-        self._echo_subject = f"_INBOX.echo.{secrets.token_hex(12)}"
+        self._echo_subject = f"{inbox_prefix(user)}.echo.{secrets.token_hex(12)}"
         self._echoes: dict[bytes, asyncio.Future[None]] = {}
 
     @property
@@ -38,12 +46,19 @@ class Connection:
         """Whether the connection is up now."""
         return self._connected.is_set() and self.client.is_connected
 
+    @property
+    def lost_seconds(self) -> float:
+        """How long the connection has been down; 0 while it is up, and before `open`."""
+        return 0.0 if self._lost_at is None else self._clock() - self._lost_at
+
     async def wait(self) -> None:
         """Return once the connection is up."""
         await self._connected.wait()
 
     async def open(self, name: str, token: str, timeout_seconds: float) -> None:
         """Connect, trying again until the time is over; a refused token ends it at once.
+
+        The token is the password where there is a user.
 
         Raises:
             BusConnectError: no connection.
@@ -53,7 +68,10 @@ class Connection:
                 await self.client.connect(
                     servers=[self._url],
                     name=name,
-                    token=token or None,
+                    user=self._user or None,
+                    password=(token or None) if self._user else None,
+                    token=None if self._user else (token or None),
+                    inbox_prefix=inbox_prefix(self._user),
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.1,  # type: ignore[arg-type]
                     connect_timeout=2,
@@ -130,16 +148,23 @@ class Connection:
 
     async def _on_disconnected(self) -> None:
         self._connected.clear()
+        self._lose()
         if not self._is_closing and self._has_connected:
             logger.warning("NATS at %s is gone; reconnecting", self._url)
 
     async def _on_reconnected(self) -> None:
         BUS_RECONNECTS.inc()
         self._last_error = ""
+        self._lost_at = None
         self._connected.set()
         logger.info("reconnected to NATS at %s", self._url)
 
     async def _on_closed(self) -> None:
         self._connected.clear()
+        self._lose()
         if not self._is_closing and self._has_connected:
             logger.error("NATS closed the connection for good: %s", self._last_error)
+
+    def _lose(self) -> None:
+        if self._lost_at is None and self._has_connected:
+            self._lost_at = self._clock()

@@ -1,6 +1,7 @@
 """Whether a process is ready, by component. Knows nothing of who asks; see `health_server`."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -11,6 +12,7 @@ class Health:
 
     def __init__(self) -> None:
         self._components: dict[str, tuple[bool, str]] = {}
+        self._checks: dict[str, Callable[[], str]] = {}
         self._is_stopping = False
 
     def set_ready(self, component: str, is_ready: bool, detail: str = "") -> None:
@@ -19,6 +21,14 @@ class Health:
             logger.info("%s is %s %s", component, "ready" if is_ready else "not ready", detail)
         self._components[component] = (is_ready, detail)
 
+    def add_check(self, component: str, why_not: Callable[[], str]) -> None:
+        """Ask `why_not` for one component's state whenever somebody wants to know it.
+
+        It says why the component is not ready, or nothing, and must not wait. A check alone makes
+        nobody ready: some component has to be set.
+        """
+        self._checks[component] = why_not
+
     def set_stopping(self) -> None:
         """Be not ready from now on."""
         self._is_stopping = True
@@ -26,13 +36,17 @@ class Health:
     @property
     def is_ready(self) -> bool:
         """Whether work may be sent here."""
-        states = self._components.values()
-        return bool(states) and not self._is_stopping and all(is_ready for is_ready, _ in states)
+        is_known = bool(self._components) and not self._is_stopping
+        return is_known and all(is_ready for is_ready, _ in self._states().values())
 
     def report(self) -> dict[str, Any]:
         """Return what /readyz answers."""
         components = {
             name: {"ready": is_ready, "detail": detail}
-            for name, (is_ready, detail) in sorted(self._components.items())
+            for name, (is_ready, detail) in sorted(self._states().items())
         }
         return {"ready": self.is_ready, "stopping": self._is_stopping, "components": components}
+
+    def _states(self) -> dict[str, tuple[bool, str]]:
+        asked = {name: why_not() for name, why_not in self._checks.items()}
+        return self._components | {name: (not why, why) for name, why in asked.items()}

@@ -30,6 +30,7 @@ EXIT_FAILURE = 1
 EXIT_SETTINGS = 2
 
 CANCEL_AGAIN_SECONDS = 0.5
+BUS_LOST_SECONDS = 1.5
 
 S = TypeVar("S", bound=BaseSettings)
 T = TypeVar("T")
@@ -71,10 +72,21 @@ class ServiceContext:
 
     @contextlib.asynccontextmanager
     async def bus(self, name: str) -> AsyncIterator[Bus]:
-        """Yield a connected bus, see `Bus.connect`; a service that waits for it can be stopped."""
+        """Yield a connected bus, see `Bus.connect`; a service that waits for it can be stopped.
+
+        From then on the service is not ready while the connection is down for BUS_LOST_SECONDS or
+        longer: a reconnect does not make it flap.
+        """
         async with contextlib.AsyncExitStack() as stack:
             connecting = stack.enter_async_context(Bus.connect(self.common, name=name))
-            yield await self.unless_stopped(connecting)
+            bus = await self.unless_stopped(connecting)
+
+            def why_not() -> str:
+                seconds = bus.lost_seconds
+                return f"no connection for {seconds:.0f} s" if seconds >= BUS_LOST_SECONDS else ""
+
+            self.health.add_check("nats", why_not)
+            yield bus
 
 
 class _MainReturnedError(Exception):

@@ -36,7 +36,13 @@ def main() -> int:
             await service.stop.wait()
             await drain(gateway)
 
-    return run_service("gateway", common, serve, health_port=None)
+    return run_service(
+        "gateway",
+        common,
+        serve,
+        health_host=settings.health_host,
+        health_port=settings.health_port,
+    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,10 @@ class GatewaySettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PAGODA_GATEWAY_")
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
+    health_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics.")
+    health_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; empty: none."
+    )
     ledger_url: str = Field(
         "",
         description="SQLAlchemy URL of the ledger; empty = ledger.sqlite3 in PAGODA_HOME.",

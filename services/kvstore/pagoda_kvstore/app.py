@@ -15,7 +15,7 @@ from pagoda_kvstore.server import KvStoreServicer
 from pagoda_kvstore.store import BlockStore
 from pagoda_kvstore.tiers.memory import MemoryTier
 from pagoda_kvstore.tiers.nvme import NvmeTier
-from pagoda_kvstore.tiers.nvme_folder import NvmeFolder
+from pagoda_kvstore.tiers.nvme_folder import first_free_folder
 from pagoda_kvstore.tiers.pins import Pins
 from pagoda_runtime import identity
 from pagoda_runtime.messaging import subjects
@@ -47,10 +47,10 @@ async def open_store(
     """Yield the store over a folder and the worker id kept there; write and close it on exit.
 
     Raises:
-        NvmeFolderInUseError: another kvstore holds the folder.
+        NvmeFolderInUseError: other kvstores hold all folders.
     """
     pins, changes = Pins(), ChangeLog()
-    folder = await asyncio.to_thread(NvmeFolder, folder_path)
+    folder = await asyncio.to_thread(first_free_folder, folder_path, settings.nvme_folders)
     worker_id = folder.store_id(lambda: identity.new_worker_id("kvstore"))
     try:
         nvme = await asyncio.to_thread(
@@ -64,7 +64,7 @@ async def open_store(
     except BaseException:
         folder.close()
         raise
-    logger.info("%d blocks (%d bytes) found in %s", len(nvme), nvme.used_bytes, folder_path)
+    logger.info("%d blocks (%d bytes) found in %s", len(nvme), nvme.used_bytes, folder.path)
     store = BlockStore(
         MemoryTier(settings.cpu_bytes, pins),
         nvme,

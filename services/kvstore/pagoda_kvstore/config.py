@@ -28,6 +28,13 @@ class KvstoreSettings(ServiceSettings):
     nvme_dir: Path | None = Field(
         None, description="Folder of the NVMe tier; empty: kvstore in PAGODA_HOME"
     )
+    nvme_folders: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Replicas that may share one disk: each takes the first free folder of "
+        "nvme_dir, nvme_dir-2, ... up to this number, and has nvme_bytes there",
+    )
     segment_bytes: int = Field(64 << 20, ge=4096, description="Largest segment file, bytes")
     write_queue_bytes: int = Field(
         64 << 20,

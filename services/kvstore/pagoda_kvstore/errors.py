@@ -40,5 +40,6 @@ class NvmeFolderInUseError(KvStoreError):
         self.folder = folder
         super().__init__(
             f"{folder} is used by another kvstore: "
-            "stop it, or set PAGODA_KVSTORE_NVME_DIR to another folder"
+            "stop it, set PAGODA_KVSTORE_NVME_DIR to another folder, or raise "
+            "PAGODA_KVSTORE_NVME_FOLDERS if this is a further replica"
         )

@@ -107,3 +107,27 @@ async def test_misspelt_setting_refuses_to_start(
     assert process.returncode == 2
     assert b"PAGODA_GATEWAY_DRAIN_SECONDS" in output
     assert b"Traceback" not in output
+
+
+async def test_health_and_metrics_have_a_port_of_their_own(
+    nats_common: CommonSettings, model_folder: Path
+) -> None:
+    health = free_port()
+    environ = environment(nats_common, model_folder, free_port())
+    process = await launch(environ | {"PAGODA_GATEWAY_HEALTH_PORT": str(health)})
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{health}") as http:
+            async with asyncio.timeout(START_SECONDS):
+                while "nats" not in await answer_of(http, "/readyz"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)  # another process: there is no event to wait on
+            assert "pagoda_bus_reconnects_total" in await answer_of(http, "/metrics")
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+async def answer_of(http: httpx.AsyncClient, path: str) -> str:
+    try:
+        return (await http.get(path)).text
+    except httpx.TransportError:
+        return ""

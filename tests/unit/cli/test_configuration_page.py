@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from pagoda_cli.all_settings import all_settings
-from pagoda_cli.configuration_page import main, render_page
+from pagoda_cli.configuration_page import main, render_names, render_page
 from pagoda_runtime.configuration.names import variable_names
 
 
@@ -43,3 +43,19 @@ def test_a_stale_page_fails_with_the_difference(
     output = capsys.readouterr().out
     assert "-| `PAGODA_HTTP_PORT` | int >= 1, <= 65535 | `8001`" in output
     assert "--write" in output
+
+
+def test_containers_get_settings_but_no_secrets_folders_or_addresses() -> None:
+    names = set(render_names().splitlines())
+
+    assert {"PAGODA_DTYPE", "PAGODA_DECODE_MAX_MODEL_LEN", "PAGODA_GATEWAY_MAX_N"} <= names
+    for name in (
+        "PAGODA_HOME",
+        "PAGODA_HTTP_PORT",
+        "PAGODA_NATS_TOKEN",
+        "PAGODA_REDIS_URL",
+        "PAGODA_GATEWAY_BOOTSTRAP_API_KEY",
+        "PAGODA_GATEWAY_LEDGER_URL",
+        "PAGODA_KVSTORE_NVME_DIR",
+    ):
+        assert name not in names

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pagoda_cli.configuration_page import render_names
 from pagoda_worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +28,7 @@ Loader.add_constructor("!reset", lambda loader, node: None)
 
 
 def read(name: str) -> Services:
-    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (ROOT / name).read_text())
+    text = re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", (ROOT / name).read_text())
     services: Services = yaml.load(text, Loader)["services"]
     return services
 
@@ -36,6 +37,9 @@ def overlaid(name: str) -> Services:
     """The services of compose.yaml under an overlay, as far as these tests look at them."""
     services = read("compose.yaml")
     for service, changes in read(name).items():
+        if changes is None:
+            services[service] = changes
+            continue
         base = services[changes.get("extends", {}).get("service", service)]
         environment = base.get("environment", {}) | changes.get("environment", {})
         services[service] = base | changes | {"environment": environment}
@@ -44,7 +48,11 @@ def overlaid(name: str) -> Services:
 
 def workers_of(services: Services) -> Services:
     images = {f"pagoda/{role}" for role in WORKERS}
-    return {name: service for name, service in services.items() if service["image"] in images}
+    return {
+        name: service
+        for name, service in services.items()
+        if service and service["image"] in images
+    }
 
 
 def devices(service: dict[str, Any]) -> list[dict[str, Any]]:
@@ -109,20 +117,111 @@ def test_each_gpu_has_one_variable_of_its_own() -> None:
     ]
 
 
-@pytest.mark.parametrize("overlay", ["deploy/compose.cpu.yaml", "deploy/compose.gpus.yaml"])
-def test_workers_share_the_namespaces_that_kv_travels_through(overlay: str) -> None:
-    services = overlaid(overlay)
+def test_workers_on_gpus_share_the_namespaces_that_kv_travels_through() -> None:
+    services = overlaid("deploy/compose.gpus.yaml")
     owners = {(worker["pid"], worker["ipc"]) for worker in workers_of(services).values()}
 
     assert owners == {("service:namespaces", "service:namespaces")}
     assert services["namespaces"]["ipc"] == "shareable"
     assert "shm_size" in services["namespaces"]
-    assert services["namespaces"]["init"], "somebody must reap what workers leave"
     assert not any("pid" in s for name, s in services.items() if name not in workers_of(services))
 
 
+def test_an_upgrade_of_a_service_leaves_the_namespaces_alone(services: Services) -> None:
+    namespaces = services["namespaces"]
+    others = {service["image"] for name, service in services.items() if name != "namespaces"}
+    dockerfile = (ROOT / "deploy/namespaces.Dockerfile").read_text()
+
+    assert namespaces["image"] not in others
+    assert "COPY" not in dockerfile
+    assert "wait" in dockerfile, "somebody must reap what workers leave"
+
+
+def test_workers_on_the_cpu_depend_on_no_container_that_holds_namespaces() -> None:
+    services = overlaid("deploy/compose.cpu.yaml")
+
+    assert services["namespaces"] is None
+    for role in WORKERS:
+        assert services[role]["pid"] is None
+        assert services[role]["ipc"] is None
+
+
+def built(services: Services) -> Services:
+    return {name: service for name, service in services.items() if "build" in service}
+
+
+def test_what_is_built_here_is_never_pulled(services: Services) -> None:
+    assert {service["pull_policy"] for service in built(services).values()} == {"build"}
+    assert {service["image"].split("/")[0] for service in built(services).values()} == {"pagoda"}
+
+
+def test_every_container_is_confined(services: Services) -> None:
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "mem_limit" in service, name
+        assert "privileged" not in service, name
+        if name not in ("secrets", "jaeger"):
+            assert service["read_only"], name
+            assert "cap_add" not in service, name
+
+
+def test_each_container_sees_its_own_secrets_alone(services: Services) -> None:
+    for name, service in services.items():
+        mounted = [
+            volume.split(":")[0]
+            for volume in service.get("volumes", [])
+            if isinstance(volume, str) and volume.startswith("secrets-")
+        ]
+        if name == "secrets":
+            assert len(mounted) == 7
+            assert service["network_mode"] == "none"
+        elif name not in ("jaeger", "namespaces"):
+            assert mounted == [f"secrets-{name}"]
+
+
+def test_no_secret_is_in_a_container_s_environment(services: Services) -> None:
+    for service in services.values():
+        for variable in service.get("environment", {}):
+            assert not re.search("TOKEN|KEY|PASSWORD|REDIS_URL|NATS_USER", variable)
+
+
+def test_metrics_can_be_read_inside_the_project_and_not_outside(services: Services) -> None:
+    for name in ("gateway", "router", "prefill", "decode", "kvstore"):
+        environment = services[name]["environment"]
+        assert environment[f"PAGODA_{name.upper()}_HEALTH_HOST"] == "0.0.0.0"
+        assert environment[f"PAGODA_{name.upper()}_HEALTH_PORT"] == 9000
+        assert services[name]["healthcheck"]["test"][-1] == "9000"
+        assert not any(port.endswith(":9000") for port in services[name].get("ports", []))
+
+
+def test_a_model_folder_that_is_missing_is_not_made(services: Services) -> None:
+    for name in ("gateway", *WORKERS):
+        mounts = [v for v in services[name]["volumes"] if isinstance(v, dict)]
+        assert [m["target"] for m in mounts] == ["/models/model"]
+        assert mounts[0]["bind"] == {"create_host_path": False}
+
+
+def test_tracing_can_be_switched_off() -> None:
+    text = (ROOT / "compose.yaml").read_text()
+
+    assert "${OTEL_EXPORTER_OTLP_ENDPOINT-http" in text, "with :- an empty one would be Jaeger"
+
+
+def test_settings_reach_every_service(services: Services) -> None:
+    names = (ROOT / "deploy/settings.env").read_text()
+    for name in ("gateway", "router", *WORKERS, "kvstore"):
+        assert services[name]["env_file"] == [
+            {"path": "pagoda.env", "required": False},
+            "deploy/settings.env",
+        ]
+    assert names == render_names(), "run `make docs`"
+
+
 def test_without_a_gpu_nothing_asks_for_one() -> None:
-    assert not any(devices(service) for service in overlaid("deploy/compose.cpu.yaml").values())
+    assert not any(
+        devices(service) for service in overlaid("deploy/compose.cpu.yaml").values() if service
+    )
 
 
 def test_compiled_kernels_outlive_a_container(services: Services) -> None:
@@ -148,11 +247,9 @@ def test_settings_that_the_page_and_refusals_name_reach_the_workers() -> None:
     words |= {name.lower() for name in re.findall(r"PAGODA_(?:PREFILL|DECODE)_(\w+)", page)}
     fields = words & set(WorkerSettings.model_fields)
     assert {"num_blocks", "max_model_len", "graph_batch_sizes", "step_trace_interval"} <= fields
-    compose = (ROOT / "compose.yaml").read_text()
+    names = (ROOT / "deploy/settings.env").read_text().splitlines()
     for role, field in itertools.product(("PREFILL", "DECODE"), fields):
-        name = f"PAGODA_{role}_{field.upper()}"
-        handed_on = rf"^ +{name}:( \$\{{{name}:-.+\}})?$"
-        assert re.search(handed_on, compose, re.MULTILINE), name
+        assert f"PAGODA_{role}_{field.upper()}" in names
 
 
 def test_commands_in_the_documents_name_files_that_exist() -> None:

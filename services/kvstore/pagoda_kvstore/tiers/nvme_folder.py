@@ -3,6 +3,7 @@
 Files that are no segments of this version are left alone and reported.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -78,3 +79,23 @@ class NvmeFolder:
                 os.truncate(path, found.header.offset(found.num_slots))
             scans.append(found)
         return sorted(scans, key=lambda scan: scan.header.sequence), refused
+
+
+def first_free_folder(path: Path, num_folders: int) -> NvmeFolder:
+    """Take `path`, or the first of `path`-2, `path`-3, ... that no other process holds.
+
+    Which one a replica gets is chance: what they hold is named by content, and each folder keeps
+    the id under which routers know it.
+
+    Raises:
+        NvmeFolderInUseError: all `num_folders` are held; names the last.
+        OSError: one cannot be created or written.
+    """
+    for number in range(1, num_folders):
+        with contextlib.suppress(NvmeFolderInUseError):
+            return NvmeFolder(_numbered(path, number))
+    return NvmeFolder(_numbered(path, num_folders))
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path if number == 1 else path.with_name(f"{path.name}-{number}")

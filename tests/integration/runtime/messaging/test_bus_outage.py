@@ -13,6 +13,7 @@ from pagoda.rpc.v1.status_pb2 import Role, WorkerState, WorkerStatus
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import RequestTimeoutError
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.messaging.connection import Connection
 from pagoda_runtime.status import Heartbeat, WorkerDirectory
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -29,7 +30,7 @@ def own_common(own_nats: Server, tmp_path: Path) -> CommonSettings:
     return settings_for(own_nats, home=tmp_path)
 
 
-async def until_disconnected(bus: Bus) -> None:
+async def until_disconnected(bus: Bus | Connection) -> None:
     async with asyncio.timeout(10):
         while bus.is_connected:  # noqa: ASYNC110  (the bus has no such event)
             await asyncio.sleep(0.01)
@@ -133,3 +134,22 @@ async def test_an_outage_makes_no_worker_disappear(
         heartbeat.cancel()
         await left.wait()  # the goodbye
         assert gone == ["d1"]
+
+
+async def test_the_time_without_a_server_is_known(own_nats: Server) -> None:
+    now = [100.0]
+    connection = Connection(own_nats.url, clock=lambda: now[0])
+    assert connection.lost_seconds == 0
+    await connection.open("a", own_nats.secret, 10)
+    try:
+        own_nats.stop(kill=True)
+        await until_disconnected(connection)
+        now[0] += 1.25
+        assert connection.lost_seconds == 1.25
+        own_nats.start()
+        async with asyncio.timeout(10):
+            await connection.wait()
+        assert connection.lost_seconds == 0
+    finally:
+        connection.begin_closing()
+        await connection.close()

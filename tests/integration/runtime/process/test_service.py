@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.servers import free_port
+from support.servers import free_port, nats_server
 from support.span_files import read_spans
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -190,3 +191,38 @@ async def main(ctx):
     (span,) = read_spans(tmp_path)
     assert span["name"] == "router.route"
     assert process.returncode == 0
+
+
+def test_a_service_that_lost_nats_is_not_ready_and_says_so(tmp_path: Path) -> None:
+    body = """
+async def main(ctx):
+    async with ctx.bus("router-1"):
+        ctx.health.set_ready("work", True)
+        await ctx.stop.wait()
+"""
+    port = free_port()
+    with nats_server(tmp_path) as nats:
+        variables = {"PAGODA_NATS_URL": nats.url, "PAGODA_NATS_TOKEN": nats.secret}
+        with running(body, port, **variables) as process:
+            assert answer_once(port, 200)["components"]["nats"]["ready"]
+            nats.stop(kill=True)
+            lost = answer_once(port, 503)["components"]["nats"]
+            nats.start()
+            answer_once(port, 200)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=20)
+
+    assert not lost["ready"]
+    assert lost["detail"].startswith("no connection for ")
+
+
+def answer_once(port: int, wanted: int) -> dict[str, Any]:
+    """What /readyz answers as soon as its status is the wanted one."""
+    deadline = time.monotonic() + 20
+    while True:
+        status, body = get_when_up(port, "/readyz")
+        if status == wanted:
+            report: dict[str, Any] = json.loads(body)
+            return report
+        assert time.monotonic() < deadline, body
+        time.sleep(0.02)

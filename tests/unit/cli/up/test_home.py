@@ -31,7 +31,8 @@ def test_a_missing_secret_is_drawn(tmp_path: Path) -> None:
     drawn = load_secrets(tmp_path)
 
     assert drawn.api_key == "mine"
-    assert load_secrets(tmp_path).nats_token == drawn.nats_token != ""
+    assert load_secrets(tmp_path).nats_passwords == drawn.nats_passwords
+    assert len(set(drawn.nats_passwords.values())) == 5
 
 
 def test_a_home_is_used_once(tmp_path: Path) -> None:

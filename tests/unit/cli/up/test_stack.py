@@ -46,14 +46,58 @@ def test_services_find_each_other(environ: dict[str, str]) -> None:
     kvstore = specs["kvstore"].environ["PAGODA_KVSTORE_GRPC_PORT"]
     assert specs["decode-1"].environ["PAGODA_DECODE_KVSTORE_ENDPOINT"] == f"127.0.0.1:{kvstore}"
     assert specs["prefill-1"].environ["PAGODA_PREFILL_KVSTORE_ENDPOINT"] == f"127.0.0.1:{kvstore}"
-    for name in (
-        "PAGODA_NATS_URL",
-        "PAGODA_REDIS_URL",
-        "PAGODA_CLUSTER_TOKEN",
-        "PAGODA_MODEL_NAME",
-    ):
+    for name in ("PAGODA_NATS_URL", "PAGODA_MODEL_NAME"):
         values = {specs[s].environ[name] for s in ("gateway", "router", "kvstore", "decode-1")}
         assert len(values) == 1
+    tokens = {
+        specs[s].environ["PAGODA_CLUSTER_TOKEN"] for s in ("kvstore", "prefill-1", "decode-1")
+    }
+    assert len(tokens) == 1
+
+
+SECRETS = {
+    "PAGODA_NATS_TOKEN": {"gateway", "router", "kvstore", "prefill-1", "decode-1"},
+    "PAGODA_CLUSTER_TOKEN": {"kvstore", "prefill-1", "decode-1"},
+    "PAGODA_REDIS_URL": {"router"},
+    "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": {"gateway"},
+    "PAGODA_GATEWAY_LEDGER_URL": {"gateway"},
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("is_given", [False, True])
+def test_each_process_gets_only_its_own_secrets(
+    environ: dict[str, str], name: str, is_given: bool
+) -> None:
+    value = "redis://:secret@redis.internal/0" if name == "PAGODA_REDIS_URL" else "mine"
+    _, specs = build(environ | ({name: value} if is_given else {}))
+    holders = {spec.name for spec in specs.values() if name in spec.environ}
+
+    assert holders == SECRETS[name]
+
+
+def test_each_service_is_a_user_of_its_own_at_nats(environ: dict[str, str]) -> None:
+    _, specs = build(environ | {"PAGODA_TOPOLOGY": "prefill=1,decode=2"})
+    users = {
+        name: (spec.environ["PAGODA_NATS_USER"], spec.environ["PAGODA_NATS_TOKEN"])
+        for name, spec in specs.items()
+        if "PAGODA_NATS_USER" in spec.environ
+    }
+
+    assert {user for user, _ in users.values()} == {
+        *("gateway", "router", "prefill", "decode", "kvstore")
+    }
+    assert len({password for _, password in users.values()}) == 5
+    assert users["decode-1"] == users["decode-2"]
+
+
+def test_who_has_a_server_logs_in_there_as_the_user_says(environ: dict[str, str]) -> None:
+    given = {"PAGODA_NATS_URL": "nats://nats.internal:4222", "PAGODA_NATS_TOKEN": "mine"}
+    _, specs = build(environ | given)
+
+    for service in ("gateway", "decode-1"):
+        assert specs[service].environ["PAGODA_NATS_TOKEN"] == "mine"
+        assert "PAGODA_NATS_USER" not in specs[service].environ
 
 
 @pytest.mark.parametrize("topology", ["disaggregated", "prefill=2,decode=3"])
@@ -96,7 +140,7 @@ def test_secrets_are_in_no_command_line(environ: dict[str, str]) -> None:
     secrets = load_secrets(Path(environ["PAGODA_HOME"]))
 
     commands = " ".join(word for spec in specs.values() for word in spec.command)
-    assert secrets.nats_token not in commands
+    assert not any(password in commands for password in secrets.nats_passwords.values())
     assert secrets.redis_password not in commands
     assert (Path(environ["PAGODA_HOME"]) / "nats.conf").stat().st_mode & 0o077 == 0
 

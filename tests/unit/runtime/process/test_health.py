@@ -36,6 +36,25 @@ def test_stopping_is_not_ready() -> None:
     assert not health.is_ready
 
 
+def test_a_check_is_asked_each_time() -> None:
+    health, why = Health(), ["no connection for 2 s"]
+    health.add_check("nats", lambda: why[-1])
+    health.set_ready("model", True)
+
+    assert not health.is_ready
+    assert health.report()["components"]["nats"] == {"ready": False, "detail": why[0]}
+    why.append("")
+    assert health.is_ready
+    assert health.report()["components"]["nats"]["ready"]
+
+
+def test_a_check_alone_makes_nobody_ready() -> None:
+    health = Health()
+    health.add_check("nats", lambda: "")
+
+    assert not health.is_ready
+
+
 async def test_the_server_answers() -> None:
     health = Health()
     health.set_ready("bus", False, "no NATS")

@@ -1,0 +1,144 @@
+"""Who may say what on NATS: one user for each service, with what it may publish and hear.
+
+Owns the table and how a NATS server's configuration writes it down. Draws no password and runs no
+server. A service that starts to use another subject gets it here, or the server refuses it (the
+service logs `permissions violation`). Answers need no subject of their own: who hears a request may
+answer it once. Inboxes are apart by user, so nobody hears another's answers.
+
+A service that writes a stream may also make and change that stream, as each does at its start.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pagoda_runtime.messaging import subjects
+
+ANSWER_SECONDS = 60  # who has not answered by then, may not: every request's deadline is below
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Subjects that one user may publish to and subscribe to, its own inbox aside."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    may_answer: bool = False
+
+
+def inbox_prefix(user: str) -> str:
+    """Return where the answers for a user come in; no user: the client library's default."""
+    return f"_INBOX.{user}" if user else "_INBOX"
+
+
+def _making(stream: str) -> tuple[str, ...]:
+    return (f"$JS.API.STREAM.CREATE.{stream}", f"$JS.API.STREAM.UPDATE.{stream}")
+
+
+def _consuming(stream: str) -> tuple[str, ...]:
+    return (
+        f"$JS.API.CONSUMER.CREATE.{stream}.*",
+        f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.*",
+        f"$JS.API.CONSUMER.DELETE.{stream}.*",
+        f"$JS.API.CONSUMER.INFO.{stream}.*",
+        f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
+        f"$JS.API.STREAM.INFO.{stream}",
+        f"$JS.API.STREAM.PURGE.{stream}",
+        f"$JS.ACK.{stream}.>",
+    )
+
+
+def _worker(role: str) -> Permissions:
+    """A worker of one role: takes its work, tells tokens, blocks and itself."""
+    is_decode = role == "decode"
+    asks = (subjects.prefill("*"), subjects.cancel("*")) if is_decode else ()
+    work = (
+        (subjects.decode("*"), subjects.probe("*")) if is_decode else (subjects.prefill("*"),)
+    )
+    peers = subjects.status_of("prefill" if is_decode else "decode")
+    return Permissions(
+        publish=(
+            subjects.frames("*"),
+            subjects.status(role, "*"),
+            subjects.kv_events("*"),
+            *_making(subjects.KV_EVENTS_STREAM),
+            *asks,
+        ),
+        subscribe=(
+            *work,
+            subjects.cancel("*"),
+            subjects.kv_snapshot("*"),
+            subjects.status_of("gateway"),
+            peers,
+        ),
+        may_answer=True,
+    )
+
+
+PERMISSIONS: Mapping[str, Permissions] = {
+    "gateway": Permissions(
+        publish=(
+            subjects.ROUTE_ALL,
+            subjects.decode("*"),
+            subjects.cancel("*"),
+            subjects.probe("*"),
+            subjects.status("gateway", "*"),
+            subjects.USAGE_ALL,
+            *_making(subjects.USAGE_STREAM),
+            *_consuming(subjects.USAGE_STREAM),
+        ),
+        subscribe=(
+            subjects.frames("*"),
+            subjects.status_of("decode"),
+            subjects.status_of("router"),
+        ),
+    ),
+    "router": Permissions(
+        publish=(
+            subjects.kv_snapshot("*"),
+            subjects.status("router", "*"),
+            *_making(subjects.KV_EVENTS_STREAM),
+            *_consuming(subjects.KV_EVENTS_STREAM),
+        ),
+        subscribe=(
+            subjects.ROUTE_ALL,
+            *(subjects.status_of(role) for role in ("prefill", "decode", "kvstore")),
+        ),
+        may_answer=True,
+    ),
+    "prefill": _worker("prefill"),
+    "decode": _worker("decode"),
+    "kvstore": Permissions(
+        publish=(
+            subjects.status("kvstore", "*"),
+            subjects.kv_events("*"),
+            *_making(subjects.KV_EVENTS_STREAM),
+        ),
+        subscribe=(subjects.kv_snapshot("*"),),
+    ),
+}
+"""Of each service's user; the user has the service's name."""
+
+
+def authorization(passwords: Mapping[str, str]) -> str:
+    """Return the `authorization` block of a nats.conf.
+
+    Args:
+        passwords: of each user in PERMISSIONS.
+    """
+    users = [
+        {"user": user, "password": passwords[user], "permissions": _rendered(user, permissions)}
+        for user, permissions in PERMISSIONS.items()
+    ]
+    return f"authorization {json.dumps({'users': users}, indent=2)}\n"
+
+
+def _rendered(user: str, permissions: Permissions) -> dict[str, object]:
+    inbox = f"{inbox_prefix(user)}.>"
+    rendered: dict[str, object] = {
+        "publish": [*permissions.publish, inbox],
+        "subscribe": [*permissions.subscribe, inbox],
+    }
+    if permissions.may_answer:
+        rendered["allow_responses"] = {"max": 1, "expires": f"{ANSWER_SECONDS}s"}
+    return rendered

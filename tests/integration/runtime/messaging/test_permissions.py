@@ -1,0 +1,236 @@
+"""A NATS server that knows a user for each service: what they may and may not say."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+from opentelemetry.context import Context
+from pydantic import SecretStr
+from support.servers import Server, binary, free_port, settings_for
+
+from pagoda.rpc.v1.generate_pb2 import CancelRequest, GenerateResponse
+from pagoda_runtime.errors import BusConnectError
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.messaging.permissions import PERMISSIONS, authorization, inbox_prefix
+
+pytestmark = pytest.mark.integration
+
+PASSWORDS = {user: f"password-of-{user}" for user in PERMISSIONS}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("nats-users")
+    port = free_port()
+    config = folder / "nats.conf"
+    config.write_text(
+        f"host: 127.0.0.1\nport: {port}\njetstream {{ store_dir: {folder} }}\n"
+        + authorization(PASSWORDS)
+    )
+    command = [binary("nats-server"), "--config", str(config)]
+    server = Server(command, port, folder / "nats.log", "", f"nats://127.0.0.1:{port}")
+    server.start()
+    yield server
+    server.stop(kill=True)
+
+
+@contextlib.asynccontextmanager
+async def bus_of(user: str, server: Server, home: Path) -> AsyncIterator[Bus]:
+    secret = SecretStr(PASSWORDS[user])
+    common = settings_for(server, home=home, nats_user=user, nats_token=secret)
+    async with Bus.connect(common, name=user) as bus:
+        yield bus
+
+
+@contextlib.asynccontextmanager
+async def client_of(user: str, server: Server) -> AsyncIterator[tuple[Client, asyncio.Queue[str]]]:
+    """A bare client, and what the server refuses it."""
+    refused: asyncio.Queue[str] = asyncio.Queue()
+
+    async def on_error(error: Exception) -> None:
+        refused.put_nowait(str(error).lower())
+
+    client = await nats.connect(
+        server.url,
+        user=user,
+        password=PASSWORDS[user],
+        error_cb=on_error,
+        inbox_prefix=inbox_prefix(user),
+    )
+    try:
+        yield client, refused
+    finally:
+        await client.close()
+
+
+FORBIDDEN_TO_PUBLISH = [
+    ("decode", subjects.USAGE_OPEN),
+    ("decode", subjects.USAGE_CLOSE),
+    ("decode", subjects.status("prefill", "prefill-1")),
+    ("decode", subjects.status("kvstore", "kvstore-1")),
+    ("decode", subjects.decode("decode-2")),
+    ("decode", subjects.route("model")),
+    ("decode", f"{inbox_prefix('gateway')}.guessed.1"),
+    ("decode", "$JS.API.STREAM.DELETE.KV_EVENTS"),
+    ("decode", "$JS.API.STREAM.PURGE.USAGE"),
+    ("decode", "$JS.API.STREAM.UPDATE.USAGE"),
+    ("decode", "$JS.API.CONSUMER.CREATE.USAGE.mine"),
+    ("prefill", subjects.USAGE_CLOSE),
+    ("prefill", subjects.status("decode", "decode-1")),
+    ("kvstore", subjects.frames("gateway-1")),
+    ("kvstore", subjects.USAGE_OPEN),
+    ("router", subjects.USAGE_OPEN),
+    ("router", subjects.frames("gateway-1")),
+    ("router", subjects.status("decode", "decode-1")),
+    ("gateway", subjects.frames("gateway-1")),
+    ("gateway", subjects.status("decode", "decode-1")),
+    ("gateway", subjects.kv_events("decode-1")),
+    ("gateway", "$JS.API.STREAM.PURGE.KV_EVENTS"),
+]
+FORBIDDEN_TO_HEAR = [
+    ("decode", subjects.frames("*")),
+    ("decode", subjects.USAGE_ALL),
+    ("decode", subjects.ROUTE_ALL),
+    ("decode", subjects.prefill("*")),
+    ("decode", f"{inbox_prefix('gateway')}.>"),
+    ("decode", ">"),
+    ("kvstore", subjects.decode("*")),
+    ("router", subjects.frames("*")),
+    ("gateway", subjects.decode("*")),
+]
+
+
+@pytest.mark.parametrize(("user", "subject"), FORBIDDEN_TO_PUBLISH)
+async def test_a_user_cannot_say_what_is_another_s_business(
+    server: Server, user: str, subject: str
+) -> None:
+    async with client_of(user, server) as (client, refused):
+        await client.publish(subject, b"forged")
+        async with asyncio.timeout(5):
+            refusal = await refused.get()
+
+        assert f'permissions violation for publish to "{subject.lower()}"' in refusal
+
+
+@pytest.mark.parametrize(("user", "subject"), FORBIDDEN_TO_HEAR)
+async def test_a_user_cannot_hear_what_is_for_others(
+    server: Server, user: str, subject: str
+) -> None:
+    async with client_of(user, server) as (client, refused):
+        await client.subscribe(subject)
+        async with asyncio.timeout(5):
+            refusal = await refused.get()
+
+        assert f'permissions violation for subscription to "{subject.lower()}"' in refusal
+
+
+@pytest.mark.parametrize(("user", "password"), [("gateway", "password-of-decode"), ("", "x")])
+async def test_nobody_comes_in_with_another_s_password(
+    server: Server, tmp_path: Path, user: str, password: str
+) -> None:
+    common = settings_for(server, home=tmp_path, nats_user=user, nats_token=SecretStr(password))
+    with pytest.raises(BusConnectError, match="Authorization"):
+        async with Bus.connect(common, name="stranger"):
+            pass
+
+
+async def test_requests_are_answered_across_users(server: Server, tmp_path: Path) -> None:
+    async def answer(request: CancelRequest, _context: Context) -> GenerateResponse:
+        return GenerateResponse(message=request.request_id)
+
+    pairs = [
+        ("gateway", "router", subjects.ROUTE_ALL, subjects.route("model")),
+        ("gateway", "decode", subjects.decode("d"), subjects.decode("d")),
+        ("decode", "prefill", subjects.prefill("p"), subjects.prefill("p")),
+    ]
+    for asking, answering, served, asked in pairs:
+        async with (
+            bus_of(answering, server, tmp_path) as there,
+            bus_of(asking, server, tmp_path) as here,
+        ):
+            await there.serve(served, CancelRequest, answer)
+            for _ in range(3):
+                response = await here.request(
+                    asked, CancelRequest(request_id="r"), GenerateResponse, timeout_seconds=5
+                )
+                assert response.message == "r"
+
+
+@pytest.mark.parametrize(
+    ("writers", "reader", "stream", "subject"),
+    [
+        (("gateway",), "gateway", subjects.USAGE_STREAM, subjects.USAGE_OPEN),
+        (
+            ("decode", "prefill", "kvstore"),
+            "router",
+            subjects.KV_EVENTS_STREAM,
+            subjects.kv_events("worker"),
+        ),
+    ],
+)
+async def test_streams_are_made_written_read_trimmed_and_replayed(
+    server: Server,
+    tmp_path: Path,
+    writers: tuple[str, ...],
+    reader: str,
+    stream: str,
+    subject: str,
+) -> None:
+    seen: asyncio.Queue[str] = asyncio.Queue()
+
+    async def handler(messages: list[CancelRequest]) -> None:
+        for message in messages:
+            seen.put_nowait(message.request_id)
+
+    async def make(bus: Bus, max_bytes: int) -> None:
+        await bus.ensure_stream(
+            stream, [f"{subject.rsplit('.', 1)[0]}.*"],
+            max_bytes=max_bytes, max_age_seconds=None, discard_old=True,
+        )  # fmt: skip
+
+    async with bus_of(reader, server, tmp_path) as reading:
+        await make(reading, 1 << 20)
+        await reading.consume(
+            stream, "durable", CancelRequest, handler, batch=4, in_order=True, trim_seconds=None
+        )
+        for writer in writers:
+            async with bus_of(writer, server, tmp_path) as writing:
+                await make(writing, 2 << 20)
+                await writing.publish_durable(
+                    subject,
+                    CancelRequest(request_id=writer),
+                    message_id=f"{stream}-{writer}",
+                    timeout_seconds=5,
+                )
+        async with asyncio.timeout(10):
+            assert [await seen.get() for _ in writers] == list(writers)
+            await reading.replay(stream, "durable")
+            assert [await seen.get() for _ in writers] == list(writers)
+
+
+async def test_a_stream_is_trimmed_by_its_reader(server: Server, tmp_path: Path) -> None:
+    async def handler(_messages: list[CancelRequest]) -> None:
+        return
+
+    async with bus_of("gateway", server, tmp_path) as bus, client_of("gateway", server) as raw:
+        await bus.ensure_stream(
+            subjects.USAGE_STREAM, [subjects.USAGE_ALL],
+            max_bytes=1 << 20, max_age_seconds=None, discard_old=True,
+        )  # fmt: skip
+        await bus.consume(
+            subjects.USAGE_STREAM, "trimming", CancelRequest, handler, batch=4, trim_seconds=0.02
+        )
+        await bus.publish_durable(
+            subjects.USAGE_OPEN, CancelRequest(), message_id="trimmed", timeout_seconds=5
+        )
+        jetstream = raw[0].jetstream(timeout=5)
+        async with asyncio.timeout(10):
+            while (  # noqa: ASYNC110  (the server tells nobody)
+                await jetstream.stream_info(subjects.USAGE_STREAM)
+            ).state.messages:
+                await asyncio.sleep(0.01)
