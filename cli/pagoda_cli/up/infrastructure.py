@@ -12,6 +12,8 @@ from pagoda_cli.up.home import write_private
 
 STOP_STAGE = 2
 MAX_PAYLOAD_BYTES = 8 << 20
+NATS_FILE_BYTES = 1 << 40
+"""Beyond what the streams' own limits add up to: they are chosen from the disk, see `disk`."""
 REDIS_MAX_BYTES = 1 << 30
 
 
@@ -28,6 +30,7 @@ authorization {{ token: {json.dumps(token)} }}
 jetstream {{
   store_dir: {json.dumps(str(home / "nats"))}
   sync_interval: always
+  max_file_store: {NATS_FILE_BYTES}
 }}
 """,
     )
