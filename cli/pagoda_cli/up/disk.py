@@ -45,7 +45,7 @@ def plan_disk(home: Path, environ: Mapping[str, str]) -> DiskPlan:
     variables = {_USAGE: str(usage_bytes)}
     if not any(environ.get(name) for name in _KVSTORE_NAMES):
         variables |= {_NVME: str(nvme_bytes), "PAGODA_KVSTORE_SEGMENT_BYTES": str(segment_bytes)}
-    taken = {name: int(environ.get(name) or variables.get(name, 0)) for name in (_USAGE, _NVME)}
+    taken = {name: int(environ.get(name) or variables.get(name) or 0) for name in (_USAGE, _NVME)}
     kv_text = _mib(taken[_NVME]) if taken[_NVME] else "what PAGODA_KVSTORE_* say"
     return DiskPlan(
         variables,
