@@ -36,7 +36,7 @@ class WorkerSettings(ServiceSettings):
     kv_cache_bytes: int = Field(
         0,
         ge=0,
-        description="Bytes of the KV pool; 0: on CPU one longest sequence within 1/8 of the memory, "
+        description="Bytes of the KV pool; 0: on CPU one longest sequence within 1/8 of memory, "
         "256 MiB at least; else gpu_memory_utilization",
     )
     gpu_memory_utilization: float = Field(
