@@ -65,6 +65,25 @@ def test_weights_without_finite_logits_are_never_ready(
         load(folder, **fields)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("vocab_size", 2**31 - 1, "embed_tokens.weight is .*config.json says"),
+        ("intermediate_size", 2**31 - 1, "config.json says"),
+        ("eos_token_id", [2**70], "eos_token_id is .*must be token ids"),
+    ],
+)
+def test_a_size_that_only_the_configuration_claims_takes_no_memory(
+    folder: Path, field: str, value: object, message: str
+) -> None:
+    (folder / "generation_config.json").unlink()
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
 def test_limits_that_nobody_set_are_those_of_a_cpu(folder: Path) -> None:
     config = load(folder).config
 
