@@ -12,8 +12,9 @@ import pytest_asyncio
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging.bus import Bus
 from support.servers import Server, nats_server, redis_server, settings_for
+from support.small_disk import SmallDisk, mounted_disk
 
-__all__ = ["bus", "common", "nats", "nats_common", "redis"]
+__all__ = ["bus", "common", "nats", "nats_common", "redis", "small_disk"]
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +48,10 @@ async def bus(nats_common: CommonSettings) -> AsyncIterator[Bus]:
     """A connection of its own for each test."""
     async with Bus.connect(nats_common, name="test") as connection:
         yield connection
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A file system of 32 MiB that a test may fill up; skipped where none can be mounted."""
+    with mounted_disk(tmp_path / "disk") as disk:
+        yield disk

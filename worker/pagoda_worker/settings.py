@@ -34,7 +34,10 @@ class WorkerSettings(ServiceSettings):
     )
     num_blocks: int = Field(0, ge=0, description="KV blocks in the pool; 0: from kv_cache_bytes")
     kv_cache_bytes: int = Field(
-        0, ge=0, description="Bytes of the KV pool; 0: 256 MiB on CPU, else gpu_memory_utilization"
+        0,
+        ge=0,
+        description="Bytes of the KV pool; 0: on CPU one longest sequence within 1/8 of memory, "
+        "256 MiB at least; else gpu_memory_utilization",
     )
     gpu_memory_utilization: float = Field(
         0.9,

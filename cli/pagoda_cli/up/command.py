@@ -40,6 +40,7 @@ def run_up(environ: Mapping[str, str]) -> int:
         require_free(plan.http_port)
         with lock_home(plan.home):
             stack = Stack(plan, load_secrets(plan.home), environ)
+            _say(stack.disk.explanation)
             return asyncio.run(_run(plan, stack))
     except (SettingsError, ModelFolderError) as error:
         _say(str(error))

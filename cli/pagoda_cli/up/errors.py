@@ -3,6 +3,7 @@
 StackError
 ├── HomeInUseError      another `pagoda up` runs on the same PAGODA_HOME
 ├── PortInUseError      somebody listens on PAGODA_HTTP_PORT
+├── DiskFullError       hardly anything is free where PAGODA_HOME lies
 ├── MissingBinaryError  nats-server or redis-server is not installed
 ├── ChildExitedError    a process ended before the system was ready
 └── NotReadyError       the system did not become ready in time
@@ -31,6 +32,16 @@ class PortInUseError(StackError):
     def __init__(self, port: int, cause: str) -> None:
         super().__init__(
             f"cannot listen on port {port} ({cause}): set PAGODA_HTTP_PORT to a free one"
+        )
+
+
+class DiskFullError(StackError):
+    """Too little is free on the home's disk."""
+
+    def __init__(self, home: Path, free_bytes: int, min_bytes: int) -> None:
+        super().__init__(
+            f"only {free_bytes / 2**20:.0f} MiB are free in {home}, at least "
+            f"{min_bytes / 2**20:.0f} MiB are needed: make room, or set PAGODA_HOME to another disk"
         )
 
 

@@ -14,6 +14,8 @@ from pagoda_runtime.messaging.permissions import authorization
 
 STOP_STAGE = 2
 MAX_PAYLOAD_BYTES = 8 << 20
+NATS_FILE_BYTES = 1 << 40
+"""Beyond what the streams' own limits add up to: they are chosen from the disk, see `disk`."""
 REDIS_MAX_BYTES = 1 << 30
 # What has a time to live is the prefix index, which can be rebuilt: when memory is short it goes,
 # of workers that are gone first. What has none is never taken.
@@ -37,6 +39,7 @@ max_payload: {MAX_PAYLOAD_BYTES}
 {authorization(passwords)}jetstream {{
   store_dir: {json.dumps(str(home / "nats"))}
   sync_interval: always
+  max_file_store: {NATS_FILE_BYTES}
 }}
 """,
     )

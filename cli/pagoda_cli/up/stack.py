@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pagoda_cli.all_settings import all_settings, settings_of
 from pagoda_cli.up.child import ChildSpec
+from pagoda_cli.up.disk import plan_disk
 from pagoda_cli.up.home import Secrets
 from pagoda_cli.up.infrastructure import nats_spec, redis_spec
 from pagoda_cli.up.ports import pick_port
@@ -74,6 +75,7 @@ class Stack:
         self._ports = {plan.http_port}
         self._nats_passwords: dict[str, str] = {}  # empty: the user's own server
         self._infrastructure: list[ChildSpec] = []
+        self.disk = plan_disk(plan.home, self._user)
         self._shared = self._shared_environment()
         self.api_key = self._shared["PAGODA_GATEWAY_BOOTSTRAP_API_KEY"]
 
@@ -104,6 +106,7 @@ class Stack:
             "PAGODA_GATEWAY_LEDGER_URL": f"sqlite:///{plan.home / 'ledger.sqlite'}",
             "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": secrets.api_key,
             "PAGODA_KVSTORE_NVME_DIR": str(plan.home / "kvstore"),
+            **self.disk.variables,
         }
         if not user.get("PAGODA_NATS_URL"):
             port = self._port("")

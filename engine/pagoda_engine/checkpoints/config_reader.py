@@ -91,7 +91,7 @@ class ConfigReader:
         """Return a field that is absent, one token id or a list of them."""
         value = self._get(name, [])
         ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
             raise CheckpointError(self.path, f"{name} is {value!r}, must be token ids")
         return frozenset(ids)
 

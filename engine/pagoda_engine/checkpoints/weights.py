@@ -98,6 +98,8 @@ class WeightFiles:
         Raises:
             CheckpointError: one is missing, has another shape or no float dtype, or cannot be read.
         """
+        for name, part_shape in parts.items():  # before memory is taken for what a file only claims
+            self._stored(name, part_shape)
         joined = torch.empty(shape, dtype=self._dtype, device=self._device)
         for num_bytes in self._reader.read(self._pieces(parts, joined.view(-1))):
             self._num_loaded_bytes += num_bytes
@@ -120,21 +122,26 @@ class WeightFiles:
     ) -> Iterator[Piece]:
         begin = 0
         for name, shape in parts.items():
-            stored = self._tensors.get(name)
-            if stored is None:
-                raise CheckpointError(self._folder, f"tensor {name} is missing")
-            if stored.shape != shape:
-                raise CheckpointError(
-                    self._folder,
-                    f"tensor {name} is {list(stored.shape)}, config.json says {list(shape)}",
-                )
-            dtype = DTYPES.get(stored.dtype)
-            if dtype is None:
-                known = ", ".join(DTYPES)
-                raise CheckpointError(
-                    self._folder, f"tensor {name} is {stored.dtype}, must be one of {known}"
-                )
+            stored, dtype = self._stored(name, shape)
             end = begin + stored.num_bytes // dtype.itemsize
             yield Piece(stored.path, stored.offset, dtype, joined[begin:end])
             self._left.discard(name)
             begin = end
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[StoredTensor, torch.dtype]:
+        """Return a tensor of the files and its dtype there; raise unless it is as wanted."""
+        stored = self._tensors.get(name)
+        if stored is None:
+            raise CheckpointError(self._folder, f"tensor {name} is missing")
+        if stored.shape != shape:
+            raise CheckpointError(
+                self._folder,
+                f"tensor {name} is {list(stored.shape)}, config.json says {list(shape)}",
+            )
+        dtype = DTYPES.get(stored.dtype)
+        if dtype is None:
+            known = ", ".join(DTYPES)
+            raise CheckpointError(
+                self._folder, f"tensor {name} is {stored.dtype}, must be one of {known}"
+            )
+        return stored, dtype

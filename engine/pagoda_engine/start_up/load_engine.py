@@ -14,7 +14,7 @@ from pagoda_engine.cache.block_pool import OnEvict
 from pagoda_engine.cache.peer_pool import exportable_cache
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.engine import Engine, kv_layout
-from pagoda_engine.errors import MemoryBudgetError
+from pagoda_engine.errors import CheckpointError, MemoryBudgetError
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families import read_description
 from pagoda_engine.models.model_folder import (
@@ -25,6 +25,7 @@ from pagoda_engine.models.model_folder import (
 )
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.start_up.device_memory import CudaMemory, DeviceMemory
+from pagoda_engine.start_up.host_memory import available_bytes, default_pool_bytes
 from pagoda_engine.start_up.memory_budget import MemoryBudget, format_bytes
 from pagoda_engine.start_up.options import EngineOptions
 from pagoda_engine.start_up.phases import StartUp
@@ -89,7 +90,13 @@ def load_engine(
             )
         loading.capture(engine)
         with start_up.phase("warming up"):
-            warm_engine(engine)
+            is_finite = warm_engine(engine)
+        if not is_finite:
+            raise CheckpointError(
+                folder,
+                f"with these weights and dtype {model.dtype} the logits of the first steps are not "
+                "finite: the files are damaged, or the dtype is too narrow for the model",
+            )
     except torch.OutOfMemoryError as error:
         raise loading.out_of_memory() from error
     return engine
@@ -112,10 +119,18 @@ class _Loading:
         description = read_description(folder / "config.json")
         device = resolve_device(_device_name(options))
         torch_dtype = resolve_dtype(options.dtype, description.dtype, device)
+        block_bytes = description.kv_bytes_per_token(torch_dtype) * options.block_size
+        model_limit = description.max_position_embeddings
+        num_tokens = min(options.max_model_len or model_limit, model_limit)
         self._planner = PoolPlanner(
             options,
-            block_bytes=description.kv_bytes_per_token(torch_dtype) * options.block_size,
-            model_limit=description.max_position_embeddings,
+            block_bytes=block_bytes,
+            model_limit=model_limit,
+            default_bytes=default_pool_bytes(
+                -(-num_tokens // options.block_size) * block_bytes,
+                description.weight_bytes(torch_dtype),
+                available_bytes(),
+            ),
         )
         self._memory: DeviceMemory | None = None
         self._budget: MemoryBudget | None = None

@@ -18,7 +18,8 @@ class EngineOptions:
         dtype: see `EngineConfig`.
         num_threads: see `EngineConfig`.
         num_blocks: KV blocks in the pool; 0: from `kv_cache_bytes`.
-        kv_cache_bytes: of the pool; 0: a fixed size on CPU, else what the share leaves.
+        kv_cache_bytes: of the pool; 0: on CPU room for one longest sequence within an eighth of
+            the memory, 256 MiB at least; else what the share leaves.
         max_model_len: tokens of one sequence, for which there must be room; 0: the model's limit,
             or what the pool holds if that is less.
         max_num_seqs: sequences in one step at most; 0: by the device.

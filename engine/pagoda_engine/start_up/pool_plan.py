@@ -7,23 +7,31 @@ import math
 from typing import NoReturn
 
 from pagoda_engine.errors import MemoryBudgetError
+from pagoda_engine.start_up.host_memory import MIN_POOL_BYTES
 from pagoda_engine.start_up.memory_budget import KvPool, MemoryBudget, format_bytes
 from pagoda_engine.start_up.options import EngineOptions
-
-DEFAULT_CPU_BYTES = 256 * 2**20
 
 
 class PoolPlanner:
     """One engine's choice; asked before the weights are read, and again once all is measured."""
 
-    def __init__(self, options: EngineOptions, *, block_bytes: int, model_limit: int) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        *,
+        block_bytes: int,
+        model_limit: int,
+        default_bytes: int = MIN_POOL_BYTES,
+    ) -> None:
         """Take what does not depend on measurements.
 
         Args:
             options: of the start.
             block_bytes: of one KV block, all layers.
             model_limit: tokens of the longest sequence that the model was made for.
+            default_bytes: of a pool on a CPU whose size nobody set, see `host_memory`.
         """
+        self._default_bytes = default_bytes
         self._options = options
         self._block_bytes = block_bytes
         self._limit = min(options.max_model_len or model_limit, model_limit)
@@ -41,7 +49,7 @@ class PoolPlanner:
         if options.num_blocks:
             num_blocks = options.num_blocks
         elif options.kv_cache_bytes or budget is None:
-            num_blocks = (options.kv_cache_bytes or DEFAULT_CPU_BYTES) // self._block_bytes
+            num_blocks = (options.kv_cache_bytes or self._default_bytes) // self._block_bytes
         else:
             num_blocks = budget.pool_bytes // self._block_bytes
         pool = KvPool(num_blocks, self._block_bytes, options.block_size)
@@ -67,6 +75,12 @@ class PoolPlanner:
     def explain(self, pool: KvPool, budget: MemoryBudget | None) -> str:
         """Return the arithmetic that led to the pool."""
         lines = [] if budget is None else [budget.explain()]
+        if budget is None and not (self._options.num_blocks or self._options.kv_cache_bytes):
+            lines.append(
+                f"KV pool of {format_bytes(self._default_bytes)}, as nobody set its size: for one "
+                f"sequence of {self._limit} tokens, within 1/8 of the memory left beside the "
+                f"weights, and {format_bytes(MIN_POOL_BYTES)} at least"
+            )
         return "\n".join([*lines, pool.explain(self._limit)])
 
     def step_remedies(self, largest_step: str) -> list[str]:

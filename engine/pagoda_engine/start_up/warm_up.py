@@ -15,6 +15,7 @@ from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.sequence_request import SequenceRequest
 from pagoda_engine.start_up.scratch_engine import NUM_OUTPUT_TOKENS, ScratchEngine
+from pagoda_engine.step.result import FinishReason
 
 MAX_PROMPT_TOKENS = 16384
 """Longer contexts launch the same kernels."""
@@ -71,10 +72,14 @@ def prompt_lengths(limit: int) -> Iterator[int]:
         num_tokens *= 2
 
 
-def warm_engine(engine: Engine) -> None:
-    """Take the engine's own queue, graphs and copies into use. Leaves no trace in its blocks."""
+def warm_engine(engine: Engine) -> bool:
+    """Take the engine's own queue, graphs and copies into use. Leaves no trace in its blocks.
+
+    Returns:
+        Whether the model's logits are finite. Where no sequence fits into one block nobody knows.
+    """
     _copy_block(engine.kv_cache, engine.config.num_layer_groups)
-    _run_sequence(engine)
+    return _run_sequence(engine)
 
 
 def _copy_block(cache: KvCache, num_layer_groups: int) -> None:
@@ -90,18 +95,20 @@ def _copy_block(cache: KvCache, num_layer_groups: int) -> None:
         cache.copy_blocks(cache.tensor, [0], [0], layers, expected=digests)  # onto itself
 
 
-def _run_sequence(engine: Engine) -> None:
-    """Compute a short sequence, if no block gets full by it."""
-    num_prompt_tokens = engine.config.block_size - NUM_OUTPUT_TOKENS
-    if num_prompt_tokens < 1 or engine.config.block_size >= engine.max_model_len:
-        return
+def _run_sequence(engine: Engine) -> bool:
+    """Compute a short sequence, by which no block gets full; return whether it went well."""
+    num_tokens = min(engine.config.block_size, engine.max_model_len)
+    if num_tokens <= NUM_OUTPUT_TOKENS:
+        return True
     request = SequenceRequest(
         sequence_id="warm-up",
-        prompt_token_ids=(0,) * num_prompt_tokens,
+        prompt_token_ids=(0,) * (num_tokens - NUM_OUTPUT_TOKENS),
         block_hashes=(),
         cache_root=bytes(16),
         sampling=replace(GREEDY, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True),
     )
     engine.add(request)
+    reasons: list[FinishReason | None] = []
     while engine.has_work():
-        engine.step()
+        reasons += [output.finish_reason for output in engine.step().outputs]
+    return FinishReason.ERROR not in reasons

@@ -26,6 +26,7 @@ from pagoda_runtime.messaging.client_errors import translated
 from pagoda_runtime.messaging.codec import ERROR_HEADER, decode, kind_of, make_headers
 from pagoda_runtime.messaging.connection import Connection
 from pagoda_runtime.messaging.request_server import RequestServer
+from pagoda_runtime.messaging.stream_repair import OnState
 from pagoda_runtime.messaging.streams import Streams
 from pagoda_runtime.messaging.subscription import Subscription
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
@@ -195,6 +196,7 @@ class Bus:
         max_bytes: int,
         max_age_seconds: float | None,
         discard_old: bool,
+        on_state: OnState | None = None,
     ) -> None:
         """Create or update a JetStream stream in file storage; see `Streams.ensure`."""
         await self._streams.ensure(
@@ -203,6 +205,7 @@ class Bus:
             max_bytes=max_bytes,
             max_age_seconds=max_age_seconds,
             discard_old=discard_old,
+            on_state=on_state,
         )
 
     async def publish_durable(

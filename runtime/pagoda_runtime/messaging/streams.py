@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import nats.errors
@@ -15,6 +16,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 
 from pagoda_runtime.errors import RequestTimeoutError, StreamError
 from pagoda_runtime.messaging.stream_consumer import StreamConsumer, consumer_config
+from pagoda_runtime.messaging.stream_repair import OnState, StreamRepair
 from pagoda_runtime.messaging.subscription import Subscription
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_runtime.tasks.cancellation import cancellation_kept
@@ -28,6 +30,8 @@ ATTEMPT_SECONDS = 2.0
 PAUSE_SECONDS = 0.05
 READY_SECONDS = 15.0
 NAME_IN_USE = 10058
+NO_STORAGE = 10047  # of what the server may use on its disk, as much is promised to streams
+MIN_STREAM_BYTES = 1 << 20
 
 
 class Streams:
@@ -37,6 +41,7 @@ class Streams:
         self._client = client
         self._tasks = tasks
         self._jetstream = client.jetstream(timeout=5)
+        self._repair = StreamRepair(client, tasks)
 
     async def ensure(
         self,
@@ -46,8 +51,13 @@ class Streams:
         max_bytes: int,
         max_age_seconds: float | None,
         discard_old: bool,
+        on_state: OnState | None = None,
     ) -> None:
         """Create the stream, or change it to these limits; several processes may do so at once.
+
+        Where the server's disk has no room for `max_bytes`, the limit is halved until it has, down
+        to 1 MiB. From now on, a stream that stops storing is noticed and repaired, see
+        `StreamRepair`; `on_state` hears of it.
 
         Raises:
             StreamError: JetStream refused, or was not there within 15 s.
@@ -68,13 +78,13 @@ class Streams:
             async with asyncio.timeout(READY_SECONDS):
                 while True:
                     try:
-                        return await self._ensure_once(config)
+                        return self._repair.watch(await self._ensure_once(config), on_state)
                     except (nats.js.errors.ServiceUnavailableError, nats.errors.Error) as error:
                         if isinstance(error, nats.js.errors.BadRequestError):
                             raise StreamError(name, str(error)) from error
                         cause = error
                     await asyncio.sleep(PAUSE_SECONDS)
-        raise StreamError(name, f"not there within {READY_SECONDS:g} s ({cause!r})") from cause
+        raise StreamError(name, f"not there within {READY_SECONDS:g} s ({_text(cause)})") from cause
 
     async def publish(
         self,
@@ -91,8 +101,11 @@ class Streams:
 
         Raises:
             RequestTimeoutError: no acknowledgement in time; the message may have been stored.
-            StreamError: JetStream refused, for instance because the stream is full.
+            StreamError: JetStream refused, for instance because the stream is full; at once while
+                that is known.
         """
+        if trouble := self._repair.trouble(subject):
+            raise StreamError(subject, trouble)
         headers = {**(headers or {}), "Nats-Msg-Id": message_id}
         try:
             with cancellation_kept():
@@ -108,7 +121,11 @@ class Streams:
                         else:
                             return _check_acknowledgement(subject, answer.data)
         except TimeoutError:
+            self._repair.suspect(subject, is_silent=True)
             raise RequestTimeoutError(subject, timeout_seconds) from None
+        except StreamError:
+            self._repair.suspect(subject, is_silent=False)
+            raise
         except nats.errors.Error as error:
             raise StreamError(subject, str(error)) from error
 
@@ -158,16 +175,43 @@ class Streams:
 
         return Subscription(end)
 
-    async def _ensure_once(self, config: StreamConfig) -> None:
-        try:
-            await self._jetstream.add_stream(config)
-        except nats.js.errors.BadRequestError as error:
-            if error.err_code != NAME_IN_USE:
-                raise
-            await self._jetstream.update_stream(config)
+    async def _ensure_once(self, config: StreamConfig) -> StreamConfig:
+        """Return the configuration that the server took, with the limit it had room for."""
+        while True:
+            try:
+                await self._jetstream.add_stream(config)
+                return config
+            except nats.js.errors.BadRequestError as error:
+                if error.err_code != NAME_IN_USE:
+                    raise
+                await self._jetstream.update_stream(config)
+                return config
+            except nats.js.errors.ServerError as error:
+                if error.err_code != NO_STORAGE:
+                    raise
+                try:  # its limit cannot be changed now: better the old one than no stream
+                    return (await self._jetstream.stream_info(config.name or "")).config
+                except nats.js.errors.NotFoundError:
+                    config = _halved(config)
+
+
+def _halved(config: StreamConfig) -> StreamConfig:
+    limit = (config.max_bytes or 0) // 2
+    if limit < MIN_STREAM_BYTES:
+        raise StreamError(
+            config.name or "",
+            f"NATS has no room for {2 * limit} bytes: make room on its disk, or raise "
+            "max_file_store in its configuration",
+        )
+    logger.warning("JetStream %s: NATS has no room for more than %d bytes", config.name, limit)
+    return replace(config, max_bytes=limit)
 
 
 def _check_acknowledgement(subject: str, data: bytes) -> None:
     error = json.loads(data).get("error")
     if error:
         raise StreamError(subject, f"{error.get('description')} (code {error.get('err_code')})")
+
+
+def _text(cause: Exception | None) -> str:
+    return getattr(cause, "description", None) or str(cause) or repr(cause)

@@ -53,6 +53,13 @@ class GatewaySettings(ServiceSettings):
     usage_timeout_seconds: float = Field(
         5.0, gt=0, description="Deadline of one write to the usage log."
     )
+    usage_log_bytes: int = Field(
+        4 << 30,
+        ge=4096,
+        description="Most bytes of usage records that wait to be applied; beyond it requests get "
+        "503. NATS keeps room for them on its disk: less where it has less, and `pagoda up` takes "
+        "at most a quarter of what is free.",
+    )
     gap_timeout_seconds: float = Field(
         3.0,
         gt=0,

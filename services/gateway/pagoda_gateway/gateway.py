@@ -119,7 +119,10 @@ async def open_gateway(
             receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
             admission=Admission(settings.max_requests_in_flight),
         )
-        await usage_log.ensure_stream()
+        await usage_log.ensure_stream(
+            settings.usage_log_bytes,
+            lambda is_ready, why: health.set_ready("usage log", is_ready, why),
+        )
         async with contextlib.AsyncExitStack() as stack:
             for subscription in (
                 await frames.subscribe(bus, gateway_id),

@@ -52,6 +52,11 @@ class StoreCollector(Collector):
             "Blocks not written to NVMe: queue full, no room, or an I/O error",
             value=writes.num_dropped + nvme.num_dropped,
         )
+        yield CounterMetricFamily(
+            "pagoda_kvstore_io_errors",
+            "Reads and writes of NVMe segments that failed",
+            value=nvme.num_read_errors + nvme.device.num_errors,
+        )
         yield GaugeMetricFamily(
             "pagoda_kvstore_queued_bytes",
             "Blocks waiting to be written to NVMe",

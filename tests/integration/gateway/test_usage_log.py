@@ -9,6 +9,7 @@ from opentelemetry.context import Context
 from support.running_gateway import running_gateway
 from support.scripted_worker import ScriptedWorker
 from support.servers import nats_server, settings_for
+from support.small_disk import SmallDisk
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway import gateway
@@ -34,13 +35,14 @@ async def num_logged(bus: Bus) -> int:
 async def test_a_log_smaller_than_all_records_never_refuses_a_request(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage_log, "MAX_STREAM_BYTES", MAX_BYTES)
     monkeypatch.setattr(gateway, "LEDGER_TRIM_SECONDS", 0.01)
     with nats_server(tmp_path) as nats:
         common = settings_for(nats, home=tmp_path)
         async with (
             Bus.connect(common, name="workers") as bus,
-            running_gateway(common, bus, model_folder, ScriptedWorker(bus)) as running,
+            running_gateway(
+                common, bus, model_folder, ScriptedWorker(bus), usage_log_bytes=MAX_BYTES
+            ) as running,
         ):
             for _ in range(NUM_REQUESTS):
                 answer = await running.chat(max_tokens=2)
@@ -50,10 +52,9 @@ async def test_a_log_smaller_than_all_records_never_refuses_a_request(
 
 
 async def test_a_log_that_is_full_of_applied_records_takes_new_ones_after_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """As an earlier version left it: every record applied, acknowledged and kept."""
-    monkeypatch.setattr(usage_log, "MAX_STREAM_BYTES", MAX_BYTES)
     with nats_server(tmp_path) as nats:
         common = settings_for(nats, home=tmp_path)
         async with (
@@ -61,7 +62,7 @@ async def test_a_log_that_is_full_of_applied_records_takes_new_ones_after_a_rest
             open_ledger(f"sqlite:///{tmp_path}/ledger.sqlite3") as ledger,
         ):
             log = UsageLog(bus, timeout_seconds=5)
-            await log.ensure_stream()
+            await log.ensure_stream(MAX_BYTES)
             old = await bus.consume(
                 subjects.USAGE_STREAM, gateway.LEDGER_CONSUMER, UsageRecord, ledger.apply, batch=8
             )
@@ -69,7 +70,7 @@ async def test_a_log_that_is_full_of_applied_records_takes_new_ones_after_a_rest
             await applied(bus, num_stored)
             await old.unsubscribe()
 
-            await log.ensure_stream()
+            await log.ensure_stream(MAX_BYTES)
             await bus.consume(
                 subjects.USAGE_STREAM,
                 gateway.LEDGER_CONSUMER,
@@ -106,7 +107,7 @@ async def test_a_record_whose_acknowledgement_was_lost_counts_once(
             await ledger.apply(records)
             num_applied += len(records)
 
-        await UsageLog(first, timeout_seconds=5).ensure_stream()
+        await UsageLog(first, timeout_seconds=5).ensure_stream(1 << 20)
         await ledger.apply([UsageRecord(open=UsageOpen(request_id="r", tenant="t"))])
         close = UsageClose(request_id="r", num_output_tokens=7)
         assert await UsageLog(first, timeout_seconds=5).close(close, Context())
@@ -123,6 +124,41 @@ async def test_a_record_whose_acknowledgement_was_lost_counts_once(
 
         assert num_applied == 1
         assert (await ledger.totals("t"))[1] == 7
+
+
+async def test_a_full_disk_is_a_refusal_that_names_it_until_there_is_room_again(
+    model_folder: Path, small_disk: SmallDisk
+) -> None:
+    with nats_server(small_disk.path) as nats:
+        common = settings_for(nats, home=model_folder.parent)
+        async with (
+            Bus.connect(common, name="workers") as bus,
+            running_gateway(
+                common, bus, model_folder, ScriptedWorker(bus),
+                usage_log_bytes=1 << 20, usage_timeout_seconds=1.0,
+            ) as running,
+        ):  # fmt: skip
+            health = running.gateway.health
+            assert (await running.chat(max_tokens=2)).status_code == 200
+            await running.receipt(await running.chat(max_tokens=2))
+
+            small_disk.fill()
+            async with asyncio.timeout(30):
+                while health.is_ready or not health.report()["components"].get("usage log"):
+                    answer = await running.chat(max_tokens=2)
+            refused = await running.chat(max_tokens=2)
+            assert (answer.status_code, refused.status_code) == (503, 503)
+            assert "NATS does not store" in refused.text
+            detail = health.report()["components"]["usage log"]["detail"]
+            assert "room on its disk" in detail or "no space" in detail
+
+            small_disk.make_room()
+            async with asyncio.timeout(30):
+                while not health.report()["components"]["usage log"]["ready"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+            answer = await running.chat(max_tokens=2)
+            assert answer.status_code == 200
+            assert (await running.receipt(answer))["status"] == "closed"
 
 
 async def fill(bus: Bus) -> int:

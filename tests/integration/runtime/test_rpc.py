@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc._cython import cygrpc
 from opentelemetry import trace
 from support.servers import free_port
 
@@ -21,6 +22,7 @@ from pagoda.rpc.v1.kv_store_pb2 import (
     PutResponse,
     StoredBlock,
 )
+from pagoda_runtime import rpc_client, rpc_server
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import RpcServerError
 from pagoda_runtime.rpc_client import grpc_channel
@@ -28,6 +30,12 @@ from pagoda_runtime.rpc_server import grpc_server
 from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry, tracer
 
 pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("name", [name for name, _ in [*rpc_server._OPTIONS, *rpc_client._OPTIONS]])
+def test_grpc_knows_every_option_by_this_name(name: str) -> None:
+    """It ignores others: a server that took a misspelt one refused keepalive after 65 s."""
+    assert name.encode() in Path(cygrpc.__file__).read_bytes()
 
 
 class Store(kv_store_pb2_grpc.KvStoreServiceServicer):

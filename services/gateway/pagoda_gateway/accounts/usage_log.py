@@ -6,6 +6,8 @@ limit bounds what is not applied yet. An open record without its close is reconc
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 
 from opentelemetry.context import Context
 
@@ -18,26 +20,34 @@ from pagoda_runtime.messaging.bus import Bus
 
 logger = logging.getLogger(__name__)
 
-MAX_STREAM_BYTES = 4 << 30
-CLOSE_ATTEMPTS = 6
+CLOSE_SECONDS = 36.0
 _PAUSE_SECONDS = 1.0
 
 
 class UsageLog:
     """Writes the two records of each request."""
 
-    def __init__(self, bus: Bus, *, timeout_seconds: float) -> None:
+    def __init__(
+        self, bus: Bus, *, timeout_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._bus = bus
         self._timeout_seconds = timeout_seconds
+        self._clock = clock
 
-    async def ensure_stream(self) -> None:
-        """Create the stream: a full one refuses new records rather than dropping old ones."""
+    async def ensure_stream(
+        self, max_bytes: int, on_state: Callable[[bool, str], None] | None = None
+    ) -> None:
+        """Create the stream: a full one refuses new records rather than dropping old ones.
+
+        `on_state` hears when it stops taking records, with the reason, and when it does again.
+        """
         await self._bus.ensure_stream(
             subjects.USAGE_STREAM,
             [subjects.USAGE_ALL],
-            max_bytes=MAX_STREAM_BYTES,
+            max_bytes=max_bytes,
             max_age_seconds=None,
             discard_old=False,
+            on_state=on_state,
         )
 
     async def open(self, record: UsageOpen, context: Context) -> None:
@@ -57,12 +67,16 @@ class UsageLog:
         except BusError as error:
             metrics.USAGE_FAILURES.labels("open").inc()
             raise UnavailableError(
-                f"the usage log does not answer ({error}); try again", retry_after_seconds=1
+                f"the usage log takes no records, without which no work begins ({error}); "
+                "try again later",
+                retry_after_seconds=1,
             ) from error
 
     async def close(self, record: UsageClose, context: Context) -> bool:
         """Store a close record, with patience; return whether it is stored."""
-        for attempt in range(CLOSE_ATTEMPTS):
+        give_up_at = self._clock() + CLOSE_SECONDS
+        is_warned = False
+        while True:
             try:
                 await self._bus.publish_durable(
                     subjects.USAGE_CLOSE,
@@ -73,9 +87,12 @@ class UsageLog:
                 )
                 return True
             except BusError as error:
-                logger.warning("close record of %s: %s", record.request_id, error)
-                if attempt + 1 < CLOSE_ATTEMPTS:
-                    await asyncio.sleep(_PAUSE_SECONDS)
+                if not is_warned:
+                    logger.warning("close record of %s: %s", record.request_id, error)
+                    is_warned = True
+                if self._clock() >= give_up_at:
+                    break
+                await asyncio.sleep(_PAUSE_SECONDS)
         metrics.USAGE_FAILURES.labels("close").inc()
         logger.error("close record of %s is lost: %s", record.request_id, record)
         return False

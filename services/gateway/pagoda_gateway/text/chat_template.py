@@ -16,6 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.text.model_files import naming, read_text
 from pagoda_gateway.text.tokenizer import read_tokenizer_config
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -53,15 +54,25 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate | None":
-        """Read chat_template.jinja or tokenizer_config.json; None if the model has no template."""
-        path = folder / "chat_template.jinja"
-        source = path.read_text() if path.is_file() else None
+        """Read chat_template.jinja or tokenizer_config.json; None if the model has no template.
+
+        Raises:
+            ModelFolderError: it cannot be read or compiled.
+        """
+        path, field = folder / "chat_template.jinja", ""
+        source: Any = read_text(path) if path.is_file() else None
         if source is None:
-            source = read_tokenizer_config(folder).get("chat_template")
-        if isinstance(source, list):  # several named templates
-            named = {entry["name"]: entry["template"] for entry in source}
-            source = named.get("default")
-        return cls(source, special_tokens) if source else None
+            path, field = folder / "tokenizer_config.json", "chat_template"
+            source = read_tokenizer_config(folder).get(field)
+        with naming(path, field):
+            if isinstance(source, list):  # several named templates
+                named = {entry["name"]: entry["template"] for entry in source}
+                source = named.get("default")
+            if not source:
+                return None
+            if not isinstance(source, str):
+                raise TypeError(f"it is {type(source).__name__}, must be text")
+            return cls(source, special_tokens)
 
     def render(
         self,

@@ -11,8 +11,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from pagoda_gateway.errors import shorten
 from pagoda_gateway.text.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from pagoda_gateway.text.model_files import naming, read_object, read_text
+from pagoda_runtime.errors import ModelFolderError
 
+FREE_IDS = 1 << 16  # ids without a token that any tokenizer may have, beside one for each token
+PROBE_TEXT = "Hello, W\u00f6rld! \u65e5\u672c \U0001f600\n 1 2"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
@@ -40,17 +45,25 @@ class ModelTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "ModelTokenizer":
-        """Read tokenizer.json and tokenizer_config.json.
+        """Read tokenizer.json and tokenizer_config.json, and try the tokenizer on a text.
 
         Raises:
-            FileNotFoundError: the folder has no tokenizer.json.
+            ModelFolderError: one of them is missing or unusable.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise FileNotFoundError(
+            raise ModelFolderError(
                 f"{path} is missing: the gateway needs the model's fast tokenizer (tokenizer.json)"
             )
-        return cls(Tokenizer.from_file(str(path)), read_tokenizer_config(folder))
+        config = read_tokenizer_config(folder)
+        text = read_text(path)
+        with naming(path):
+            loaded = Tokenizer.from_str(text)
+            _check_ids(path, loaded)
+            tokenizer = cls(loaded, config)
+            probe = tokenizer.encode(PROBE_TEXT, add_special_tokens=True)
+            tokenizer.decode(probe, skip_special_tokens=False)
+        return tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -92,10 +105,25 @@ class ModelTokenizer:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, or an empty dict if there is none."""
+    """Return tokenizer_config.json, or an empty dict if there is none.
+
+    Raises:
+        ModelFolderError: it is no JSON object.
+    """
     path = folder / "tokenizer_config.json"
-    loaded = json.loads(path.read_text()) if path.is_file() else {}
-    return dict(loaded)
+    return read_object(path) if path.is_file() else {}
+
+
+def _check_ids(path: Path, tokenizer: Tokenizer) -> None:
+    """Refuse ids far beyond the number of tokens: every id up to the largest takes memory."""
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    limit = 2 * len(vocab) + FREE_IDS
+    token, largest = max(vocab.items(), key=lambda item: item[1], default=("", -1))
+    if largest >= limit:
+        raise ModelFolderError(
+            f"{path}: model.vocab or added_tokens: {shorten(token)} has the id {largest}, must be "
+            f"below {limit} with {len(vocab)} tokens"
+        )
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -1,18 +1,22 @@
 """Tier 2: blocks in segment files under a hard byte budget; a restart finds them again.
 
-Space is taken back by dropping the oldest segment. Its pinned blocks, and those used since they
-were written, move on to a new segment, at most half of it, so that dropping always gains room. One
-thread appends; any thread reads.
+Space is taken back by dropping the oldest segment: over the budget, or once the device is full.
+Its pinned blocks, and those used since they were written, move on to a new segment, at most half
+of it, so that dropping always gains room. What cannot be read is lost, what cannot be written is
+dropped; neither is an error of a caller. One thread appends; any thread reads.
 """
 
+import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagoda_kvstore.block import Block, BlockKey
+from pagoda_kvstore.tiers.device_state import DeviceState, is_no_space, is_passing
 from pagoda_kvstore.tiers.nvme_folder import NvmeFolder
 from pagoda_kvstore.tiers.pins import Pins
 from pagoda_kvstore.tiers.segment import (
@@ -40,6 +44,7 @@ class _Segment:
     path: Path
     num_slots: int
     blocks: dict[BlockKey, "_Place"] = field(default_factory=dict)  # live ones only
+    is_unreadable: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -64,12 +69,15 @@ class NvmeTier:
         segment_bytes: int,
         pins: Pins,
         on_change: OnChange = lambda key, is_stored: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Scan the folder. Blocks until every header is read; drops what exceeds the budget."""
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.num_hits = self.num_misses = self.num_evictions = self.num_bad_digests = 0
         self.num_dropped = 0  # blocks not written: no room, or an I/O error
+        self.num_read_errors = 0
+        self.device = DeviceState(folder.path, clock)
         self._folder, self._segment_bytes = folder, min(segment_bytes, budget_bytes)
         self._pins, self._on_change = pins, on_change
         self._lock = threading.Lock()  # guards the index, not the files
@@ -124,8 +132,9 @@ class NvmeTier:
             try:
                 slots = [place.slot for _, place in run]
                 found = read_blocks(place.segment.path, place.segment.header, slots)
-            except OSError:  # dropped meanwhile, or the device failed: a miss either way
+            except OSError as error:  # dropped meanwhile, or the device failed: a miss either way
                 found = []
+                self._forget_unreadable(place.segment, run, error)
             for (key, place), block in zip(run, found, strict=False):
                 if block is None or block.key != key or not block.is_intact():
                     self._forget_damaged(key, place)
@@ -148,21 +157,15 @@ class NvmeTier:
             block = todo.popleft()
             if block.key in self._index:
                 continue
-            try:
-                writer = self._writer_with_room(block, todo)
-                is_written = writer is not None and self._append_one(writer, block)
-            except OSError as error:
-                logger.warning("block not written to %s: %s", self._folder.path, error)
-                is_written = False
+            is_written = self.device.may_write() and self._write(block, todo)
             num_written += is_written
             self.num_dropped += not is_written
         return num_written
 
     def close(self) -> None:
         """Close the files and let go of the folder."""
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
+        for kind in list(self._writers):
+            self._close_writer(kind)
         self._folder.close()
 
     def check_invariants(self) -> None:
@@ -193,6 +196,22 @@ class NvmeTier:
                 runs.append([(key, place)])
         return runs
 
+    def _write(self, block: Block, survivors: deque[Block]) -> bool:
+        """Write a block; return whether there was room. A full device loses oldest segments."""
+        while True:
+            try:
+                writer = self._writer_with_room(block, survivors)
+                is_written = writer is not None and self._append_one(writer, block)
+            except OSError as error:
+                victim = self._choose_victim() if is_no_space(error) else None
+                if victim is None:
+                    self.device.refused(error)
+                    return False
+                survivors.extend(self._drop(victim))
+            else:
+                self.device.taken()
+                return is_written
+
     def _append_one(self, writer: SegmentWriter, block: Block) -> bool:
         slot = writer.append(block)
         segment = self._segments[writer.header.sequence]
@@ -216,7 +235,7 @@ class NvmeTier:
             return None
         writer = self._writers.get(kind)
         if writer is not None and writer.num_bytes + need > self._segment_bytes:
-            self._writers.pop(kind).close()
+            self._close_writer(kind)
             writer = None
         while self.used_bytes + need + (HEADER_BYTES if writer is None else 0) > self.budget_bytes:
             victim = self._choose_victim()
@@ -228,14 +247,15 @@ class NvmeTier:
 
     def _open_writer(self, kind: tuple[bytes, int]) -> SegmentWriter:
         if len(self._writers) >= _MAX_WRITERS:
-            self._writers.pop(next(iter(self._writers))).close()
+            self._close_writer(next(iter(self._writers)))
         header = SegmentHeader(*kind, sequence=self._next_sequence)
         path = self._folder.segment_path(header.sequence)
         self._next_sequence += 1
         try:
             writer = SegmentWriter(path, header)
         except OSError:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
             raise
         with self._lock:
             self._segments[header.sequence] = _Segment(header, path, 0)
@@ -244,9 +264,12 @@ class NvmeTier:
         return writer
 
     def _choose_victim(self) -> _Segment | None:
-        """Return the oldest segment whose pinned blocks can all move on."""
+        """Return the oldest segment with records whose pinned blocks can all move on."""
         for segment in self._segments.values():
-            if sum(map(self._pins.is_pinned, list(segment.blocks))) <= segment.num_slots // 2:
+            if (
+                segment.num_slots
+                and sum(map(self._pins.is_pinned, list(segment.blocks))) <= segment.num_slots // 2
+            ):
                 return segment
         return None
 
@@ -256,8 +279,11 @@ class NvmeTier:
         kind = (segment.header.kv_identity, segment.header.block_bytes)
         writer = self._writers.get(kind)
         if writer is not None and writer.path == segment.path:
-            self._writers.pop(kind).close()
-        segment.path.unlink(missing_ok=True)
+            self._close_writer(kind)
+        try:
+            segment.path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s cannot be removed, it keeps its space: %s", segment.path, error)
         with self._lock:
             del self._segments[segment.header.sequence]
             self.used_bytes -= segment.num_bytes
@@ -276,8 +302,43 @@ class NvmeTier:
         used.sort(key=lambda key: places[key].slot)
         kept = pinned + used[: max(0, segment.num_slots // 2 - len(pinned))]
         slots = sorted(places[key].slot for key in kept)
-        blocks = read_blocks(segment.path, segment.header, slots)
+        try:
+            blocks = read_blocks(segment.path, segment.header, slots)
+        except OSError as error:
+            self._note_unreadable(segment, error)
+            return []
         return [block for block in blocks if block is not None and block.is_intact()]
+
+    def _close_writer(self, kind: tuple[bytes, int]) -> None:
+        """Append no more to a segment. What the device then loses is found by its digest."""
+        writer = self._writers.pop(kind)
+        try:
+            writer.close()
+        except OSError as error:
+            logger.warning("%s is not all on its device: %s", writer.path, error)
+
+    def _note_unreadable(self, segment: _Segment, error: OSError) -> None:
+        self.num_read_errors += 1
+        if not segment.is_unreadable:
+            segment.is_unreadable = True
+            logger.warning("%s cannot be read, its blocks are lost: %s", segment.path, error)
+
+    def _forget_unreadable(
+        self, segment: _Segment, run: Sequence[tuple[BlockKey, _Place]], error: OSError
+    ) -> None:
+        """Hold these blocks no more, so that they may be written again elsewhere."""
+        if is_passing(error):
+            return
+        forgotten: list[BlockKey] = []
+        with self._lock:
+            for key, place in run:
+                if self._index.get(key) is place:  # else dropped while it was being read
+                    del self._index[key], segment.blocks[key]
+                    forgotten.append(key)
+        if forgotten:
+            self._note_unreadable(segment, error)
+        for key in forgotten:
+            self._on_change(key, False)
 
     def _forget_damaged(self, key: BlockKey, place: _Place) -> None:
         with self._lock:
@@ -301,9 +362,12 @@ class NvmeTier:
                 self._on_change(key, True)
         kind = (header.kv_identity, header.block_bytes)
         if kind in self._writers:
-            self._writers.pop(kind).close()
+            self._close_writer(kind)
         if len(self._writers) < _MAX_WRITERS:  # the newest of a kind is continued
-            self._writers[kind] = SegmentWriter(segment.path, header, scan.num_slots)
+            try:
+                self._writers[kind] = SegmentWriter(segment.path, header, scan.num_slots)
+            except OSError as error:
+                logger.warning("%s is not continued: %s", segment.path, error)
 
 
 def _sequence_of(path: Path) -> int:

@@ -49,7 +49,10 @@ class NvmeFolder:
         if path.exists() and (kept := path.read_text().strip()):
             return kept
         new_id = make_id()
-        path.write_text(f"{new_id}\n")
+        try:
+            path.write_text(f"{new_id}\n")
+        except OSError as error:  # a full disk: routers learn of the blocks anew at each start
+            logger.warning("the store's id is not kept in %s: %s", path, error)
         return new_id
 
     def segment_path(self, sequence: int) -> Path:
@@ -66,6 +69,8 @@ class NvmeFolder:
                     raise SegmentFormatError(
                         path, f"its header says sequence {found.header.sequence}"
                     )
+                if found.num_torn_bytes:
+                    os.truncate(path, found.header.offset(found.num_slots))
             except (SegmentFormatError, OSError) as error:
                 logger.warning("segment refused: %s", error)
                 refused.append(path)
@@ -75,8 +80,6 @@ class NvmeFolder:
                     "segment %s: %d torn bytes cut off, %d damaged records skipped",
                     path.name, found.num_torn_bytes, found.num_bad_records,
                 )  # fmt: skip
-            if found.num_torn_bytes:
-                os.truncate(path, found.header.offset(found.num_slots))
             scans.append(found)
         return sorted(scans, key=lambda scan: scan.header.sequence), refused
 

@@ -14,6 +14,7 @@ damaged record hides no other. All integers little endian:
 Writing is one write per record, so a killed process leaves at most one torn record, at the end.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Sequence
@@ -156,7 +157,11 @@ class SegmentWriter:
         flags = os.O_WRONLY | (os.O_CREAT | os.O_EXCL if num_slots is None else 0)
         self._fd = os.open(path, flags, 0o600)
         if num_slots is None:
-            os.pwrite(self._fd, header.encode(), 0)
+            try:
+                _write_all(self._fd, [header.encode()], 0)
+            except OSError:
+                os.close(self._fd)
+                raise
 
     @property
     def num_bytes(self) -> int:
@@ -171,9 +176,7 @@ class SegmentWriter:
         """
         offset = self.num_bytes
         try:
-            written = os.pwritev(self._fd, [encode_record_header(block), block.payload], offset)
-            if written != self.header.stride:
-                raise OSError(f"wrote {written} of {self.header.stride} bytes to {self.path}")
+            _write_all(self._fd, [encode_record_header(block), block.payload], offset)
         except OSError:
             os.ftruncate(self._fd, offset)
             raise
@@ -186,6 +189,14 @@ class SegmentWriter:
             os.fdatasync(self._fd)
         finally:
             os.close(self._fd)
+
+
+def _write_all(fd: int, parts: Sequence[bytes], offset: int) -> None:
+    """Write at once. The device takes a part only where it has no room for all of it."""
+    num_bytes = sum(map(len, parts))
+    written = os.pwritev(fd, parts, offset)
+    if written != num_bytes:
+        raise OSError(errno.ENOSPC, f"wrote {written} of {num_bytes} bytes")
 
 
 def _decode_header(path: Path, data: bytes) -> SegmentHeader:

@@ -1,16 +1,19 @@
 import dataclasses
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.engine_driver import hash_block
 from support.engine_options import make_options
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import Engine, LoadedModel, MemoryBudgetError
+from pagoda_engine.errors import CheckpointError
 from pagoda_engine.models.families import read_description
 from pagoda_engine.start_up import load_engine as module
 from pagoda_engine.start_up.load_engine import load_engine, step_limits_of
@@ -46,6 +49,39 @@ def test_the_start_leaves_nothing_behind(folder: Path) -> None:
     assert not engine.has_work()
     assert evicted == []
     assert engine.step().stored == ()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("fields", [{}, {"block_size": 256, "max_model_len": 64}])
+def test_weights_without_finite_logits_are_never_ready(
+    folder: Path, value: float, fields: dict[str, int]
+) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.self_attn.o_proj.weight"][:] = value
+    save_file(tensors, path, metadata={"format": "pt"})
+
+    with pytest.raises(CheckpointError, match="not finite: the files are damaged"):
+        load(folder, **fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("vocab_size", 2**31 - 1, "embed_tokens.weight is .*config.json says"),
+        ("intermediate_size", 2**31 - 1, "config.json says"),
+        ("eos_token_id", [2**70], "eos_token_id is .*must be token ids"),
+    ],
+)
+def test_a_size_that_only_the_configuration_claims_takes_no_memory(
+    folder: Path, field: str, value: object, message: str
+) -> None:
+    (folder / "generation_config.json").unlink()
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
 
 
 def test_limits_that_nobody_set_are_those_of_a_cpu(folder: Path) -> None:

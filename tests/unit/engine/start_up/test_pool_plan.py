@@ -5,8 +5,9 @@ import pytest
 from support.engine_options import make_options
 
 from pagoda_engine.errors import MemoryBudgetError
+from pagoda_engine.start_up.host_memory import MIN_POOL_BYTES
 from pagoda_engine.start_up.memory_budget import GIB, KvPool, MemoryBudget
-from pagoda_engine.start_up.pool_plan import DEFAULT_CPU_BYTES, PoolPlanner
+from pagoda_engine.start_up.pool_plan import PoolPlanner
 
 BLOCK_BYTES = 2 * 2**20  # of 16 tokens: Llama-3.1-8B in bf16
 GPU = MemoryBudget(
@@ -37,8 +38,12 @@ def test_on_a_gpu_the_pool_takes_what_is_left_of_the_share() -> None:
     assert planner().plan(GPU) == KvPool(11 * GIB // BLOCK_BYTES, BLOCK_BYTES, 16)
 
 
-def test_on_a_cpu_the_pool_has_a_fixed_size() -> None:
-    assert planner().plan(None).num_blocks == DEFAULT_CPU_BYTES // BLOCK_BYTES
+def test_on_a_cpu_the_pool_has_the_size_that_was_chosen_unless_one_is_set() -> None:
+    assert planner().plan(None).num_blocks == MIN_POOL_BYTES // BLOCK_BYTES
+    options = make_options()
+    chosen = PoolPlanner(options, block_bytes=BLOCK_BYTES, model_limit=8192, default_bytes=GIB)
+    assert chosen.plan(None).num_blocks == GIB // BLOCK_BYTES
+    assert "as nobody set its size" in chosen.explain(chosen.plan(None), None)
     assert planner(kv_cache_bytes=GIB).plan(None).num_blocks == GIB // BLOCK_BYTES
     assert planner(kv_cache_bytes=GIB, num_blocks=7).plan(None).num_blocks == 7
 

@@ -58,8 +58,8 @@ def test_nothing_is_left_behind_whatever_the_limits(
 
 
 def test_blocks_keep_their_bytes(model: LoadedModel) -> None:
-    # Blocks too large for the engine's own sequence, which would write to one.
-    config = EngineConfig(block_size=128, max_model_len=128, num_blocks=4, num_layer_groups=2)
+    # Too short for the engine's own sequence, which would write to a block.
+    config = EngineConfig(block_size=128, max_model_len=3, num_blocks=4, num_layer_groups=2)
     engine = Engine(model, config, hash_block=hash_block)
     engine.kv_cache.tensor.copy_(torch.rand(engine.kv_cache.tensor.shape))
     before = engine.kv_cache.tensor.clone()

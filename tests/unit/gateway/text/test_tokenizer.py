@@ -14,6 +14,7 @@ from support.tiny_tokenizer import (
 from transformers import PreTrainedTokenizerFast
 
 from pagoda_gateway.text.tokenizer import ModelTokenizer
+from pagoda_runtime.errors import ModelFolderError
 
 TEXTS = ["hello world", "", " x", "<|end|> inside", "日本 \U0001f600"]
 
@@ -50,5 +51,5 @@ def test_token_text_shows_bytes_of_half_a_character(tokenizer: ModelTokenizer) -
 
 
 def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json"):
         ModelTokenizer.load(tmp_path)

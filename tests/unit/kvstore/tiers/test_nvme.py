@@ -1,3 +1,5 @@
+import errno
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,6 +8,7 @@ import pytest
 from support.stored_blocks import make_block, make_key
 
 from pagoda_kvstore.errors import NvmeFolderInUseError
+from pagoda_kvstore.tiers.device_state import RETRY_SECONDS
 from pagoda_kvstore.tiers.nvme import NvmeTier
 from pagoda_kvstore.tiers.nvme_folder import NvmeFolder
 from pagoda_kvstore.tiers.pins import Pins
@@ -21,7 +24,12 @@ OpenTier = Callable[..., NvmeTier]
 def open_tier(tmp_path: Path) -> Iterator[OpenTier]:
     tiers: list[NvmeTier] = []
 
-    def open_one(*, num_segments: int = 4, pins: Pins | None = None) -> NvmeTier:
+    def open_one(
+        *,
+        num_segments: int = 4,
+        pins: Pins | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> NvmeTier:
         for tier in tiers:
             tier.close()
         tiers.clear()
@@ -30,6 +38,7 @@ def open_tier(tmp_path: Path) -> Iterator[OpenTier]:
             budget_bytes=num_segments * SEGMENT_BYTES,
             segment_bytes=SEGMENT_BYTES,
             pins=pins or Pins(),
+            clock=clock,
         )
         tiers.append(tier)
         return tier
@@ -224,11 +233,17 @@ def test_store_id_survives_a_restart(tmp_path: Path) -> None:
 def test_write_error_drops_the_block_and_keeps_the_segment_whole(
     open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = open_tier()
+    def tear(fd: int, parts: object, offset: int) -> int:
+        os.pwrite(fd, b"torn", offset)
+        raise OSError(errno.EIO, "Input/output error")
+
+    now = 0.0
+    tier = open_tier(clock=lambda: now)
     put(tier, "a")
     with monkeypatch.context() as patch:
-        patch.setattr("os.pwritev", lambda *_: 10)
+        patch.setattr(os, "pwritev", tear)
         put(tier, "b")
+    now += RETRY_SECONDS
     put(tier, "c")
     assert (held(tier, "abc"), tier.num_dropped) == ("ac", 1)
     tier.check_invariants()

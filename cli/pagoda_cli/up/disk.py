@@ -1,0 +1,65 @@
+"""How much of the home's disk the services of one stack may take, from what is free at the start.
+
+NATS has no limit of its own: its streams have theirs, so a limit that shrank never stands in the
+way of records that are there already.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagoda_cli.up.errors import DiskFullError
+from pagoda_gateway.config import GatewaySettings
+from pagoda_kvstore.config import KvstoreSettings
+from pagoda_runtime.messaging import subjects
+
+MIN_FREE_BYTES = 128 << 20
+SHARE = 4  # a quarter each for usage records and KV blocks; the rest for events, logs, traces
+SEGMENTS = 4  # the kvstore frees space by whole segments
+_USAGE, _NVME = "PAGODA_GATEWAY_USAGE_LOG_BYTES", "PAGODA_KVSTORE_NVME_BYTES"
+_KVSTORE_NAMES = (_NVME, "PAGODA_KVSTORE_SEGMENT_BYTES", "PAGODA_KVSTORE_NVME_DIR")
+
+
+@dataclass(frozen=True, slots=True)
+class DiskPlan:
+    """What `pagoda up` chose for its services: variables, and the reason in one line."""
+
+    variables: Mapping[str, str]
+    explanation: str
+
+
+def plan_disk(home: Path, environ: Mapping[str, str]) -> DiskPlan:
+    """Share out what is free where `home` lies; what the user set stays as it is.
+
+    Raises:
+        DiskFullError: there is too little to begin with.
+    """
+    kvstore_bytes = sum(path.stat().st_size for path in (home / "kvstore").glob("*.seg"))
+    free = shutil.disk_usage(home).free
+    if free < MIN_FREE_BYTES:
+        raise DiskFullError(home, free, MIN_FREE_BYTES)
+    usage_bytes = min(_default(GatewaySettings, "usage_log_bytes"), free // SHARE)
+    nvme_bytes = min(_default(KvstoreSettings, "nvme_bytes"), (free + kvstore_bytes) // SHARE)
+    segment_bytes = min(_default(KvstoreSettings, "segment_bytes"), nvme_bytes // SEGMENTS)
+    variables = {_USAGE: str(usage_bytes)}
+    if not any(environ.get(name) for name in _KVSTORE_NAMES):
+        variables |= {_NVME: str(nvme_bytes), "PAGODA_KVSTORE_SEGMENT_BYTES": str(segment_bytes)}
+    taken = {name: int(environ.get(name) or variables.get(name) or 0) for name in (_USAGE, _NVME)}
+    kv_text = _mib(taken[_NVME]) if taken[_NVME] else "what PAGODA_KVSTORE_* say"
+    return DiskPlan(
+        variables,
+        f"{_mib(free)} are free in {home}; at most {_mib(taken[_USAGE])} of them for usage records "
+        f"({_USAGE}), {_mib(subjects.KV_EVENTS_MAX_BYTES)} for events, {kv_text} for KV blocks "
+        f"({_NVME})",
+    )
+
+
+def _default(model: type[GatewaySettings | KvstoreSettings], field: str) -> int:
+    return int(model.model_fields[field].default)
+
+
+def _mib(num_bytes: int) -> str:
+    return (
+        f"{num_bytes / 2**20:.0f} MiB" if num_bytes < 10 << 30 else f"{num_bytes / 2**30:.0f} GiB"
+    )

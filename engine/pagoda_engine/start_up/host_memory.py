@@ -1,0 +1,43 @@
+"""The host's memory: what this process may still take of it, and a KV pool's share of that.
+
+Linux only; elsewhere nothing is known. Knows numbers and the kernel's files.
+"""
+
+from pathlib import Path
+
+MIN_POOL_BYTES = 256 * 2**20
+POOL_SHARE = 1 / 8
+"""Of the memory left beside the weights: other workers, stores and the page cache want theirs."""
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def default_pool_bytes(sequence_bytes: int, weight_bytes: int, available_bytes: int | None) -> int:
+    """Return the size of a pool on a CPU that nobody set.
+
+    One longest sequence fits if an eighth of the memory beside the weights suffices for it; never
+    less than 256 MiB.
+
+    Args:
+        sequence_bytes: KV of the longest sequence.
+        weight_bytes: of the model, not loaded yet.
+        available_bytes: what the process may take; None: unknown.
+    """
+    if available_bytes is None:
+        return MIN_POOL_BYTES
+    share = int(max(0, available_bytes - weight_bytes) * POOL_SHARE)
+    return max(MIN_POOL_BYTES, min(sequence_bytes, share))
+
+
+def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
+    """Return what the host and this process's control group have left; None: unknown."""
+    try:
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+    try:
+        limit = int((cgroup / "memory.max").read_text())  # "max": no limit
+        return min(available, max(0, limit - int((cgroup / "memory.current").read_text())))
+    except (OSError, ValueError):
+        return available

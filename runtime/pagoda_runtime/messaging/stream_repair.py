@@ -1,0 +1,210 @@
+"""Notices a stream that takes nothing, says so at once, and brings it back when it can.
+
+nats-server keeps the first write error of a stream (its disk was full) until the stream is made
+anew or the server starts again: it goes on to acknowledge nothing, with space back or not. So,
+once a probe stream shows that the disk takes writes again, the stream is made anew; one whose
+messages matter only when every one of them was acknowledged, and while nothing can come in. One
+process does so at a time. Knows streams by their configuration; knows no message.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.js.api import DiscardPolicy, StorageType, StreamConfig, StreamInfo
+
+from pagoda_runtime.errors import StreamError
+from pagoda_runtime.tasks.background_tasks import BackgroundTasks
+from pagoda_runtime.tasks.cancellation import cancellation_kept
+from pagoda_runtime.tasks.retry import retry_delay
+
+logger = logging.getLogger(__name__)
+
+OnState = Callable[[bool, str], None]  # (takes messages, else why not)
+
+RETRY_SECONDS = 1.0
+ANSWER_SECONDS = 2.0
+ATTEMPT_SECONDS = 20.0
+LEASE_SECONDS = 30.0  # longer than an attempt: nobody else begins before it has ended
+APPLIED_TRIES, APPLIED_PAUSE_SECONDS = 20, 0.25
+PROBE_BYTES = 1 << 16
+LEASE_STREAM, PROBE_STREAM = "PAGODA_REPAIR_LEASE", "PAGODA_REPAIR_PROBE"
+_LEASE = StreamConfig(
+    name=LEASE_STREAM,
+    subjects=["pagoda.v1.repair_lease.*"],
+    storage=StorageType.MEMORY,
+    max_bytes=1 << 16,
+    max_age=LEASE_SECONDS,
+    duplicate_window=LEASE_SECONDS,
+)
+_EXPECT_NONE = {"Nats-Expected-Last-Subject-Sequence": "0"}
+
+
+@dataclass(slots=True)
+class _Watched:
+    config: StreamConfig
+    on_state: OnState | None
+    trouble: str = ""
+    task: asyncio.Task[None] | None = None
+
+
+class StreamRepair:
+    """The streams that one connection made, and what is wrong with them."""
+
+    def __init__(self, client: Client, tasks: BackgroundTasks) -> None:
+        self._client, self._tasks = client, tasks
+        self._jetstream = client.jetstream(timeout=ANSWER_SECONDS)
+        self._streams: dict[str, _Watched] = {}
+
+    def watch(self, config: StreamConfig, on_state: OnState | None) -> None:
+        """Look after this stream; `on_state` hears of each change, at first nothing."""
+        self._streams[config.name or ""] = _Watched(config, on_state)
+
+    def trouble(self, subject: str) -> str:
+        """Return why the subject's stream takes nothing now; empty: it does, or nobody knows."""
+        watched = self._find(subject)
+        return watched.trouble if watched else ""
+
+    def suspect(self, subject: str, *, is_silent: bool) -> None:
+        """Look into a stream that did not store a message, and stay at it until it does.
+
+        Args:
+            subject: of the message.
+            is_silent: there was no answer; else it was refused, which a full stream does, too.
+        """
+        watched = self._find(subject)
+        if watched is not None and (watched.task is None or watched.task.done()):
+            work = self._look_after(watched, is_silent)
+            watched.task = self._tasks.start(work, name=f"repair {watched.config.name}")
+
+    def _find(self, subject: str) -> _Watched | None:
+        for watched in self._streams.values():
+            for pattern in watched.config.subjects or []:
+                if subject == pattern or subject.startswith(pattern.rstrip("*>")):
+                    return watched
+        return None
+
+    async def _look_after(self, watched: _Watched, is_silent: bool) -> None:
+        """Return once the stream takes messages, or if the server does not answer at all."""
+        is_done = False
+        while not is_done:
+            try:
+                with cancellation_kept():
+                    async with asyncio.timeout(ATTEMPT_SECONDS):
+                        is_done = await self._is_well(watched, is_silent)
+            except (TimeoutError, nats.errors.NoRespondersError, nats.errors.TimeoutError):
+                is_done = not watched.trouble  # an outage: the client waits for its end
+            except nats.errors.Error as error:
+                self._set_trouble(watched, _not_stored(error))
+            if not is_done:
+                await asyncio.sleep(retry_delay(RETRY_SECONDS))
+        self._set_trouble(watched, "")
+
+    async def _is_well(self, watched: _Watched, is_silent: bool) -> bool:
+        name = watched.config.name or ""
+        try:
+            info = await self._jetstream.stream_info(name)
+        except nats.js.errors.NotFoundError:
+            info = None  # deleted by an attempt that could not make it anew
+        if info is not None and _is_full(info):
+            limit = info.config.max_bytes
+            self._set_trouble(
+                watched,
+                f"it is full: {info.state.bytes} of {limit} bytes wait to be applied; "
+                "it takes messages again once its consumer has caught up",
+            )
+            return False
+        if not is_silent:
+            return True  # it answers, and has room
+        if not watched.trouble:
+            self._set_trouble(watched, _not_stored())
+        if not await self._take_lease(name):
+            return False
+        try:
+            await self._probe_disk()
+            return await self._make_anew(watched.config, info)
+        finally:
+            await self._jetstream.purge_stream(LEASE_STREAM, subject=_lease_subject(name))
+
+    async def _take_lease(self, name: str) -> bool:
+        await self._jetstream.add_stream(_LEASE)
+        try:
+            await self._jetstream.publish(_lease_subject(name), headers=_EXPECT_NONE)
+        except nats.js.errors.BadRequestError:
+            return False  # somebody else is at it, or was a moment ago
+        return True
+
+    async def _probe_disk(self) -> None:
+        """Raise what NATS says, or a timeout, unless its disk takes a message."""
+        subject = "pagoda.v1.repair_probe"
+        with contextlib.suppress(nats.js.errors.NotFoundError):
+            await self._jetstream.delete_stream(PROBE_STREAM)
+        await self._jetstream.add_stream(
+            StreamConfig(
+                name=PROBE_STREAM, subjects=[subject], storage=StorageType.FILE,
+                max_bytes=4 * PROBE_BYTES,
+            )
+        )  # fmt: skip
+        try:
+            await self._jetstream.publish(subject, bytes(PROBE_BYTES))
+        finally:
+            await self._jetstream.delete_stream(PROBE_STREAM)
+
+    async def _make_anew(self, config: StreamConfig, info: StreamInfo | None) -> bool:
+        name = config.name or ""
+        if info is not None:
+            # From here on nothing comes in, so that nothing stored meanwhile is lost.
+            closed = replace(config, subjects=[f"pagoda.v1.repair_closed.{name}"])
+            await self._jetstream.update_stream(closed)
+            if config.discard is DiscardPolicy.NEW and not await self._is_applied(name):
+                await self._jetstream.update_stream(config)
+                return False
+            await self._jetstream.delete_stream(name)
+        await self._jetstream.add_stream(config)
+        logger.warning("JetStream %s was made anew after a write error of NATS", name)
+        return True
+
+    async def _is_applied(self, name: str) -> bool:
+        """Wait a while until everything in the stream was acknowledged; return whether it was."""
+        for _ in range(APPLIED_TRIES):
+            state = (await self._jetstream.stream_info(name)).state
+            consumers = await self._jetstream.consumers_info(name)
+            floors = [info.ack_floor.stream_seq if info.ack_floor else 0 for info in consumers]
+            if not state.messages or (floors and min(floors) >= state.last_seq):
+                return True
+            await asyncio.sleep(APPLIED_PAUSE_SECONDS)
+        return False
+
+    def _set_trouble(self, watched: _Watched, trouble: str) -> None:
+        if trouble == watched.trouble:
+            return
+        was_well, watched.trouble = not watched.trouble, trouble
+        name = watched.config.name or ""
+        if trouble and was_well:
+            logger.error("%s", StreamError(name, trouble))
+        elif not trouble:
+            logger.warning("JetStream %s takes messages again", name)
+        if watched.on_state is not None:
+            watched.on_state(not trouble, trouble)
+
+
+def _lease_subject(name: str) -> str:
+    return f"pagoda.v1.repair_lease.{name}"
+
+
+def _is_full(info: StreamInfo) -> bool:
+    """Return whether a stream that refuses new messages has hardly room for one."""
+    limit = info.config.max_bytes or 0
+    if info.config.discard is not DiscardPolicy.NEW or limit <= 0:
+        return False
+    return info.state.bytes + min(PROBE_BYTES, limit // 8) > limit
+
+
+def _not_stored(error: Exception | None = None) -> str:
+    cause = f" ({getattr(error, 'description', None) or error!r})" if error else ""
+    return f"NATS does not store{cause}: look at its log, and make room on its disk if it is full"

@@ -1,0 +1,148 @@
+"""A stream whose disk was full, with the real server: it heals by itself and loses nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from support.servers import nats_server, settings_for
+from support.small_disk import SmallDisk
+
+from pagoda.rpc.v1.generate_pb2 import CancelRequest
+from pagoda_runtime.errors import BusError, StreamError
+from pagoda_runtime.messaging.bus import Bus
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SUBJECT = "usage.x"
+
+
+class States:
+    """What `on_state` was told."""
+
+    def __init__(self) -> None:
+        self.current: tuple[bool, str] = (True, "")
+        self._arrived: asyncio.Queue[tuple[bool, str]] = asyncio.Queue()
+
+    def __call__(self, is_ready: bool, why: str) -> None:
+        self._arrived.put_nowait((is_ready, why))
+
+    async def become(self, is_ready: bool) -> str:
+        async with asyncio.timeout(40):
+            while self.current[0] is not is_ready:
+                self.current = await self._arrived.get()
+        return self.current[1]
+
+
+@pytest_asyncio.fixture
+async def disk_bus(small_disk: SmallDisk) -> AsyncIterator[Bus]:
+    with nats_server(small_disk.path) as nats:
+        async with Bus.connect(settings_for(nats, home=small_disk.path), name="test") as bus:
+            yield bus
+
+
+async def publish(bus: Bus, name: str) -> None:
+    await bus.publish_durable(
+        SUBJECT, CancelRequest(request_id=name), message_id=name, timeout_seconds=1
+    )
+
+
+async def publish_until_refused(bus: Bus) -> list[str]:
+    stored: list[str] = []
+    for number in range(1000):
+        try:
+            await publish(bus, str(number))
+        except BusError:
+            return stored
+        stored.append(str(number))
+    raise AssertionError("the disk never was full")
+
+
+async def ensure(bus: Bus, states: States, *, discard_old: bool = False) -> None:
+    await bus.ensure_stream(
+        "USAGE",
+        ["usage.*"],
+        max_bytes=4 << 20,
+        max_age_seconds=None,
+        discard_old=discard_old,
+        on_state=states,
+    )
+
+
+async def test_a_stream_takes_messages_again_once_its_disk_has_room(
+    disk_bus: Bus, small_disk: SmallDisk
+) -> None:
+    states, taken = States(), asyncio.Queue[str]()
+    await ensure(disk_bus, states)
+
+    async def take(messages: list[CancelRequest]) -> None:
+        for message in messages:
+            taken.put_nowait(message.request_id)
+
+    await disk_bus.consume("USAGE", "taker", CancelRequest, take, batch=8)
+    await publish(disk_bus, "before")
+    small_disk.fill()
+    stored = ["before", *await publish_until_refused(disk_bus)]
+    assert "NATS does not store" in await states.become(False)
+    with pytest.raises(StreamError, match="NATS does not store"):
+        await publish(disk_bus, "refused")
+
+    small_disk.make_room()
+    await states.become(True)
+    await publish(disk_bus, "after")
+
+    async with asyncio.timeout(10):
+        assert [await taken.get() for _ in range(len(stored) + 1)] == [*stored, "after"]
+
+
+async def test_a_stream_is_not_made_anew_before_all_of_it_was_acknowledged(
+    disk_bus: Bus, small_disk: SmallDisk
+) -> None:
+    states, taken = States(), asyncio.Queue[str]()
+    may_take = asyncio.Event()
+    await ensure(disk_bus, states)
+
+    async def take(messages: list[CancelRequest]) -> None:
+        await may_take.wait()
+        for message in messages:
+            taken.put_nowait(message.request_id)
+
+    await disk_bus.consume("USAGE", "taker", CancelRequest, take, batch=8)
+    await publish(disk_bus, "before")
+    small_disk.fill()
+    stored = ["before", *await publish_until_refused(disk_bus)]
+    await states.become(False)
+    small_disk.make_room()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3):
+            await states.become(True)
+    may_take.set()
+    await states.become(True)
+
+    async with asyncio.timeout(10):
+        assert [await taken.get() for _ in stored] == stored
+
+
+async def test_a_stream_that_drops_old_messages_needs_no_acknowledgement(
+    disk_bus: Bus, small_disk: SmallDisk
+) -> None:
+    states = States()
+    await ensure(disk_bus, states, discard_old=True)
+    await publish(disk_bus, "before")
+    small_disk.fill()
+    await publish_until_refused(disk_bus)
+    await states.become(False)
+
+    small_disk.make_room()
+    await states.become(True)
+    await publish(disk_bus, "after")
+
+
+async def test_a_stream_gets_what_there_is_room_for(disk_bus: Bus) -> None:
+    await disk_bus.ensure_stream(
+        "USAGE", ["usage.*"], max_bytes=4 << 30, max_age_seconds=None, discard_old=False
+    )
+    await publish(disk_bus, "a")
+
+    info = await disk_bus._client.jetstream().stream_info("USAGE")
+    assert 8 << 20 <= (info.config.max_bytes or 0) <= 32 << 20

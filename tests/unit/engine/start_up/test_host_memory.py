@@ -1,0 +1,43 @@
+from pathlib import Path
+
+import pytest
+
+from pagoda_engine.start_up.host_memory import available_bytes, default_pool_bytes
+
+GIB, MIB = 2**30, 2**20
+
+
+@pytest.mark.parametrize(
+    ("sequence_bytes", "weight_bytes", "available", "wanted"),
+    [
+        (16 * GIB, 15 * GIB, 143 * GIB, 16 * GIB),  # it fits
+        (16 * GIB, 15 * GIB, 31 * GIB, 2 * GIB),  # the share alone
+        (16 * GIB, 15 * GIB, 15 * GIB, 256 * MIB),
+        (16 * GIB, 15 * GIB, 1 * GIB, 256 * MIB),
+        (1 * MIB, 1 * MIB, 64 * GIB, 256 * MIB),  # a small model
+        (16 * GIB, 15 * GIB, None, 256 * MIB),
+    ],
+)
+def test_a_pool_holds_the_longest_sequence_within_an_eighth_of_the_memory(
+    sequence_bytes: int, weight_bytes: int, available: int | None, wanted: int
+) -> None:
+    assert default_pool_bytes(sequence_bytes, weight_bytes, available) == wanted
+
+
+def write(folder: Path, limit: str, current: str) -> tuple[Path, Path]:
+    meminfo = folder / "meminfo"
+    meminfo.write_text("MemTotal:  4096 kB\nMemAvailable:  2048 kB\n")
+    (folder / "memory.max").write_text(limit)
+    (folder / "memory.current").write_text(current)
+    return meminfo, folder
+
+
+def test_the_smaller_of_host_and_control_group_counts(tmp_path: Path) -> None:
+    assert available_bytes(*write(tmp_path, "max", "0")) == 2 * MIB
+    assert available_bytes(*write(tmp_path, str(MIB), str(MIB // 4))) == MIB - MIB // 4
+    assert available_bytes(*write(tmp_path, str(MIB), str(2 * MIB))) == 0
+    assert available_bytes(*write(tmp_path, str(GIB), "0")) == 2 * MIB
+
+
+def test_what_the_kernel_does_not_say_is_unknown(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path / "none", tmp_path) is None
