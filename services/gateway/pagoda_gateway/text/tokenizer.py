@@ -11,8 +11,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from pagoda_gateway.errors import shorten
 from pagoda_gateway.text.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from pagoda_gateway.text.panics import reported_panics
 
+MAX_ID_FACTOR, MAX_UNUSED_IDS = 4, 100_000
+LARGE_IDS = 1024
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
@@ -30,6 +34,7 @@ class ModelTokenizer:
         self.special_tokens = _special_tokens(config)
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        _check_ids(tokenizer)
         pieces = [tokenizer.id_to_token(i) or "" for i in range(_size(tokenizer))]
         decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
         self._is_byte_level = _is_byte_level(decoder)
@@ -37,6 +42,7 @@ class ModelTokenizer:
             _byte_level_bytes(piece) if self._is_byte_level else _sentencepiece_bytes(piece)
             for piece in pieces
         ]
+        self._max_token_chars = max(map(len, self._token_bytes), default=1) or 1
 
     @classmethod
     def load(cls, folder: Path) -> "ModelTokenizer":
@@ -44,30 +50,63 @@ class ModelTokenizer:
 
         Raises:
             FileNotFoundError: the folder has no tokenizer.json.
+            ValueError: the file is no tokenizer that can be used; says why.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(
                 f"{path} is missing: the gateway needs the model's fast tokenizer (tokenizer.json)"
             )
-        return cls(Tokenizer.from_file(str(path)), read_tokenizer_config(folder))
+        try:
+            with reported_panics(str(path)):
+                return cls(Tokenizer.from_file(str(path)), read_tokenizer_config(folder))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"{path} cannot be used: {shorten(str(error), 500)}") from error
 
     @property
     def vocab_size(self) -> int:
         """Number of ids that the tokenizer knows (the model's own vocabulary may be padded)."""
         return len(self._token_bytes)
 
+    @property
+    def max_token_chars(self) -> int:
+        """Characters that one token stands for at most."""
+        return self._max_token_chars
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return token ids; `add_special_tokens` adds BOS and the like as the model expects.
 
         What is added is tokenizer.json's affair alone; like the reference implementation, this
         ignores add_bos_token in tokenizer_config.json beside it.
+
+        Raises:
+            InvalidRequestError: the tokenizer cannot encode this text.
         """
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Return the token ids of each text; see `encode`.
+
+        Other threads run meanwhile: `encode_batch_fast` lets go of the GIL, which `encode` holds.
+        """
+        with reported_panics("the model's tokenizer"):
+            encoded = self._tokenizer.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
+        return [list(encoding.ids) for encoding in encoded]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of whole sequences; for streams use `detokenizer`."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        with reported_panics("the model's tokenizer"):
+            if len(token_ids) < LARGE_IDS:
+                return str(
+                    self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+                )
+            # Lets go of the GIL, which `decode` holds; for few tokens that is not worth it.
+            (text,) = self._tokenizer.decode_batch(
+                [list(token_ids)], skip_special_tokens=skip_special_tokens
+            )
+            return str(text)
 
     def detokenizer(
         self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
@@ -107,6 +146,16 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(token, str):
             found[name] = token
     return found
+
+
+def _check_ids(tokenizer: Tokenizer) -> None:
+    """Refuse a vocabulary with holes as no model has them: each id costs memory."""
+    size, num_tokens = _size(tokenizer), tokenizer.get_vocab_size(with_added_tokens=True)
+    if size > MAX_ID_FACTOR * num_tokens + MAX_UNUSED_IDS:
+        raise ValueError(
+            f"the largest token id is {size - 1} with {num_tokens} tokens; it must be below "
+            f"{MAX_ID_FACTOR} times their number and {MAX_UNUSED_IDS}"
+        )
 
 
 def _size(tokenizer: Tokenizer) -> int:
