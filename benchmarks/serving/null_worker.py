@@ -52,13 +52,22 @@ class Counts:
 class NullWorker:
     """Accepts every sequence and counts up."""
 
-    def __init__(self, bus: Bus, *, model: str, step_seconds: float, vocab_size: int) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        model: str,
+        step_seconds: float,
+        vocab_size: int,
+        max_model_len: int,
+    ) -> None:
         self.counts = Counts()
         self._bus = bus
         self._model = model
         self._step_seconds = step_seconds
         self._num_text_tokens = vocab_size - FIRST_TOKEN_ID
         self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
         self._running: dict[tuple[str, int], Running] = {}
 
     def status(self) -> status_pb2.WorkerStatus:
@@ -68,7 +77,7 @@ class NullWorker:
             kv_identity=KV_IDENTITY,
             block_size=16,
             block_bytes=1,
-            max_model_len=1 << 20,
+            max_model_len=self._max_model_len,
             vocab_size=self._vocab_size,
             dtype="none",
         )
@@ -156,13 +165,19 @@ class NullWorker:
             self.counts.num_tokens += len(group)
 
 
-async def serve(*, model: str, step_ms: float, vocab_size: int) -> Counts:
+async def serve(*, model: str, step_ms: float, vocab_size: int, max_model_len: int) -> Counts:
     """Work until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with Bus.connect(load_settings(CommonSettings), name="null-worker") as bus:
-        worker = NullWorker(bus, model=model, step_seconds=step_ms / 1e3, vocab_size=vocab_size)
+        worker = NullWorker(
+            bus,
+            model=model,
+            step_seconds=step_ms / 1e3,
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+        )
         await bus.serve(
             subjects.route(model),
             route_pb2.RouteRequest,
@@ -194,10 +209,9 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="name the gateway serves")
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--vocab-size", type=int, default=2048)
+    parser.add_argument("--max-model-len", type=int, default=1 << 20)
     arguments = parser.parse_args()
-    counts = uvloop.run(
-        serve(model=arguments.model, step_ms=arguments.step_ms, vocab_size=arguments.vocab_size)
-    )
+    counts = uvloop.run(serve(**vars(arguments)))
     print(json.dumps(asdict(counts)), flush=True)
 
 

@@ -87,7 +87,15 @@ class GatewayAlone:
 
 
 @contextlib.contextmanager
-def gateway_alone(home: Path, *, model: Path, step_ms: float, vocab: int) -> Iterator[GatewayAlone]:
+def gateway_alone(
+    home: Path,
+    *,
+    model: Path,
+    step_ms: float,
+    vocab: int,
+    max_model_len: int = 1 << 20,
+    trace_dir: Path | None = None,
+) -> Iterator[GatewayAlone]:
     """Start NATS, a gateway and the null worker; no router, no Redis, no engine."""
     home.mkdir(parents=True, exist_ok=True)
     nats_port, port, token = free_port(), free_port(), secrets.token_hex(8)
@@ -101,11 +109,14 @@ def gateway_alone(home: Path, *, model: Path, step_ms: float, vocab: int) -> Ite
         "PAGODA_NATS_TOKEN": token,
         "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": key,
     }
+    if trace_dir is not None:
+        variables["PAGODA_TRACE_DIR"] = str(trace_dir)
     nats = [str(BIN / "nats-server"), "-js", "-a", "127.0.0.1", "-p", str(nats_port)]
     nats += ["-sd", str(home / "jetstream"), "--auth", token]
     python = str(BIN / "python")
     worker = [python, str(SERVING / "null_worker.py"), "--model", "bench"]
     worker += ["--step-ms", str(step_ms), "--vocab-size", str(vocab)]
+    worker += ["--max-model-len", str(max_model_len)]
     with contextlib.ExitStack() as stack:
         nats_process = stack.enter_context(started(home / "nats.log", nats, {}))
         wait_until(lambda: listens(nats_port), nats_process, home / "nats.log")

@@ -30,7 +30,11 @@ def main() -> int:
                 health=service.health,
                 gateway_id=service.instance_id,
             ) as gateway,
-            http_server(make_app(gateway), listen(settings.host, common.http_port)),
+            http_server(
+                make_app(gateway),
+                listen(settings.host, common.http_port),
+                max_connections=settings.max_connections,
+            ),
         ):
             logger.info("listening on http://%s:%d", settings.host, common.http_port)
             await service.stop.wait()

@@ -27,15 +27,40 @@ class GatewaySettings(ServiceSettings):
         description="API key stored (hashed) for tenant 'default' at start; empty = none.",
     )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
+    body_budget_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=1024,
+        description="Bytes of all request bodies being read or prepared; beyond: 503.",
+    )
+    body_timeout_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="A request body may take so long, and a second more for each 64 KiB it has.",
+    )
+    max_connections: int = Field(
+        8192,
+        ge=2,
+        description="Open connections; one more closes the one that has waited longest without a "
+        "request.",
+    )
     max_n: int = Field(16, ge=1, le=128, description="Largest n (choices for each prompt).")
     max_sequences: int = Field(
         128, ge=1, description="Most sequences of one request: prompts times n."
     )
     max_requests_in_flight: int = Field(
-        1024, ge=1, description="Requests served at once; further ones get 503 with Retry-After."
+        1024,
+        ge=1,
+        description="Requests served at once; further ones get 503 with Retry-After. One "
+        "tenant gets 429 at four times what is still free, so alone it holds four fifths.",
     )
     max_undelivered_tokens: int = Field(
         65536, ge=1, description="Tokens one request may hold for a slow reader before it is cut."
+    )
+    max_whole_tokens: int = Field(
+        1_048_576,
+        ge=1,
+        description="Tokens that one answer which is no stream may have, log probabilities "
+        "included, before it is cut.",
     )
     keepalive_seconds: float = Field(
         5.0, gt=0, description="A waiting stream gets an SSE comment this often."

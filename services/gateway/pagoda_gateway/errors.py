@@ -5,6 +5,7 @@ GatewayError
 │   ├── ContextLengthError       400  context_length_exceeded
 │   ├── UnsupportedFieldError    400  unsupported_parameter
 │   ├── BodyTooLargeError        413
+│   ├── SlowBodyError            408
 │   ├── MediaTypeError           415
 │   ├── ModelNotFoundError       404  model_not_found
 │   └── NotFoundError            404
@@ -15,18 +16,33 @@ GatewayError
 └── InternalError                500
 """
 
+import itertools
 import math
 from typing import Any
 
 MAX_MESSAGE_CHARS = 16_000  # an error body stays below 32 kB whatever the client sent
 MAX_VALUE_CHARS = 200
+_MAX_SHOWN_LEVELS = 3
 
 
 def shorten(value: object, limit: int = MAX_VALUE_CHARS) -> str:
     """Return `repr(value)`, cut to `limit` characters."""
-    # A huge value is cut before repr, so that an error costs no more than a good request.
-    text = repr(value[:limit] if isinstance(value, str | bytes | list) else value)
+    # A huge value is cut before repr, so that an error costs no more than a good request; so is a
+    # deep one, which repr would follow until Python's stack ends.
+    text = repr(_cut(value, limit, levels=_MAX_SHOWN_LEVELS))
     return text if len(text) <= limit else text[:limit] + "..."
+
+
+def _cut(value: object, limit: int, *, levels: int) -> object:
+    """Return JSON data with no more than what `limit` characters could show."""
+    if isinstance(value, str | bytes):
+        return value[:limit]
+    if isinstance(value, list):
+        return [_cut(item, limit, levels=levels - 1) for item in value[:limit]] if levels else [...]
+    if isinstance(value, dict):
+        items = itertools.islice(value.items(), limit if levels else 0)
+        return {_cut(k, limit, levels=0): _cut(v, limit, levels=levels - 1) for k, v in items}
+    return value
 
 
 class GatewayError(Exception):
@@ -86,6 +102,13 @@ class BodyTooLargeError(InvalidRequestError):
 
     status = 413
     code = "request_too_large"
+
+
+class SlowBodyError(InvalidRequestError):
+    """The request body did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class MediaTypeError(InvalidRequestError):

@@ -11,6 +11,7 @@ from pagoda_gateway.accounts.keys import Authenticator
 from pagoda_gateway.accounts.ledger import Ledger, open_ledger
 from pagoda_gateway.accounts.receipts import Receipts
 from pagoda_gateway.accounts.usage_log import UsageLog
+from pagoda_gateway.body_budget import BodyBudget
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.openai.chat import ChatProcessor
 from pagoda_gateway.openai.completions import CompletionProcessor
@@ -64,6 +65,7 @@ class Gateway:
     authenticator: Authenticator
     receipts: Receipts
     admission: Admission
+    bodies: BodyBudget
 
 
 @contextlib.asynccontextmanager
@@ -118,6 +120,7 @@ async def open_gateway(
             authenticator=Authenticator(ledger),
             receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
             admission=Admission(settings.max_requests_in_flight),
+            bodies=BodyBudget(settings.body_budget_bytes),
         )
         await usage_log.ensure_stream(
             settings.usage_log_bytes,

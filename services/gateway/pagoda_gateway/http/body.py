@@ -1,6 +1,8 @@
-"""Request bodies: read within a byte limit, parsed as JSON, checked; errors name the field."""
+"""Request bodies: bounds first, then JSON, then its schema; errors name the field."""
 
+import contextlib
 import re
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 import orjson
@@ -8,12 +10,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
-from pagoda_gateway.errors import (
-    BodyTooLargeError,
-    InvalidRequestError,
-    MediaTypeError,
-    shorten,
-)
+from pagoda_gateway.errors import InvalidRequestError, MediaTypeError, shorten
+from pagoda_gateway.http.body_reader import BodyReader
+from pagoda_gateway.http.json_limits import check_structure
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -22,18 +21,26 @@ _MAX_PARAM_CHARS = 200
 _UNION_PART = re.compile(r"^[a-z]+\[.*\]$")
 
 
-async def read_body(request: Request, schema: type[Body], *, max_bytes: int) -> Body:
-    """Return the request's body as `schema`.
+@contextlib.asynccontextmanager
+async def read_body(
+    request: Request, schema: type[Body], reader: BodyReader
+) -> AsyncIterator[Body]:
+    """Yield the request's body as `schema`; its bytes are in the reader's budget until the end.
 
     Raises:
-        BodyTooLargeError, MediaTypeError, InvalidRequestError: says which field and limit.
+        GatewayError: says which field and limit.
+        starlette.requests.ClientDisconnect: the client left while it sent.
     """
     media_type = request.headers.get("content-type", "application/json").split(";")[0].strip()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise MediaTypeError(
             f"content-type is {shorten(media_type)}; send the body as application/json"
         )
-    return parse_body(await _read_bytes(request, max_bytes), schema)
+    async with reader.read(request) as raw:
+        await check_structure(raw)
+        body = parse_body(raw, schema)
+        del raw  # its text is in the body now
+        yield body
 
 
 def parse_body(raw: bytes, schema: type[Body]) -> Body:
@@ -53,24 +60,8 @@ def parse_body(raw: bytes, schema: type[Body]) -> Body:
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        raise _translate(error) from error
-
-
-async def _read_bytes(request: Request, max_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    size = int(declared) if declared.isascii() and declared.isdigit() else 0
-    chunks = bytearray()
-    if size <= max_bytes:
-        async for chunk in request.stream():
-            chunks += chunk
-            size = len(chunks)
-            if size > max_bytes:
-                break
-    if size > max_bytes:
-        raise BodyTooLargeError(
-            f"the body has {size} bytes or more; the limit is {max_bytes} bytes"
-        )
-    return bytes(chunks)
+        # Not its cause: traces and logs would print what the client sent, all of it.
+        raise _translate(error) from None
 
 
 def _translate(error: ValidationError) -> InvalidRequestError:

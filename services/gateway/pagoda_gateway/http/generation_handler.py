@@ -14,13 +14,14 @@ from starlette.requests import Request
 from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body import read_body
+from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.caller import Caller, caller_of
 from pagoda_gateway.http.generation_response import GenerationResponse
 from pagoda_gateway.http.request_telemetry import (
     describe_request,
     mark_failed,
+    stage_span,
     start_request_span,
-    unix_nanoseconds,
 )
 from pagoda_gateway.openai.request_processor import Body, ProcessedRequest, RequestProcessor
 from pagoda_gateway.openai.responses import ResponseSerializer
@@ -28,7 +29,6 @@ from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.sequences.request import RequestIdentity
 from pagoda_gateway.served_model import ServedModel
-from pagoda_runtime.telemetry.tracing import tracer
 
 
 class GenerationHandler(Generic[Body]):
@@ -37,29 +37,36 @@ class GenerationHandler(Generic[Body]):
     def __init__(self, gateway: Gateway, processor: RequestProcessor[Body]) -> None:
         self._gateway = gateway
         self._processor = processor
+        self._bodies = BodyReader.of(gateway)
 
     async def handle(self, request: Request) -> GenerationResponse:
         """Read, check and tokenise; the response runs what comes out, and frees the slot.
+
+        The slot is taken when the body is there: who sends slowly keeps nobody out.
 
         Raises:
             GatewayError: the request cannot be served.
         """
         caller = caller_of(request)
         with contextlib.ExitStack() as held:
-            span = held.enter_context(self._admitted(request, caller))
-            generation, serializer, is_stream = await self._process(request, caller, span)
+            span = held.enter_context(self._recorded(request, caller))
+            admission, tenant = self._gateway.admission, caller.key.tenant
+            admission.check(tenant)  # before anything is sent in vain
+            async with read_body(request, self._processor.schema, self._bodies) as body:
+                held.enter_context(admission.slot(tenant))
+                generation, serializer = await self._process(body, caller, span)
+            is_stream = bool(body.stream)
             return GenerationResponse(
                 self._gateway, caller, generation, serializer,
                 is_stream=is_stream, held=held.pop_all(),
             )  # fmt: skip
 
     @contextlib.contextmanager
-    def _admitted(self, request: Request, caller: Caller) -> Iterator[Span]:
-        """Hold the span gateway.request, and a slot within it."""
+    def _recorded(self, request: Request, caller: Caller) -> Iterator[Span]:
+        """Hold the span gateway.request."""
         span = start_request_span(request, caller, self._processor.operation)
         try:
-            with self._gateway.admission.slot():
-                yield span
+            yield span
         except GatewayError as error:  # no slot, or a request that cannot be served
             mark_failed(span, error)
             raise
@@ -67,24 +74,17 @@ class GenerationHandler(Generic[Body]):
             span.end()
 
     async def _process(
-        self, request: Request, caller: Caller, span: Span
-    ) -> tuple[Generation, ResponseSerializer, bool]:
-        """Return what is ready to run, who writes it down, and whether as a stream."""
+        self, body: Body, caller: Caller, span: Span
+    ) -> tuple[Generation, ResponseSerializer]:
+        """Return what is ready to run, and who writes it down."""
         gateway, processor = self._gateway, self._processor
         tenant = caller.key.tenant
         context = set_span_in_context(span)
-        with tracer().start_as_current_span(
-            "gateway.admit",
-            context=context,
-            start_time=unix_nanoseconds(caller.arrived_unix_seconds),
-        ):
-            body = await read_body(
-                request, processor.schema, max_bytes=gateway.settings.max_body_bytes
-            )
+        with stage_span("gateway.admit", context, start_seconds=caller.arrived_unix_seconds):
             model = gateway.catalog.get(body.model)
             options = processor.options(body)
         started = time.perf_counter()
-        with tracer().start_as_current_span("gateway.tokenize", context=context):
+        with stage_span("gateway.tokenize", context):
             processed = await processor.process(body, options, model, tenant)
         identity = RequestIdentity(
             request_id=caller.request_id,
@@ -107,7 +107,7 @@ class GenerationHandler(Generic[Body]):
             include_usage=bool(stream_options and stream_options.include_usage),
             continuous_usage=bool(stream_options and stream_options.continuous_usage_stats),
         )
-        return generation, serializer, is_stream
+        return generation, serializer
 
     def _generation(
         self,
@@ -128,7 +128,11 @@ class GenerationHandler(Generic[Body]):
             open_log=gateway.usage_log,
             span=span,
             deadline_unix_seconds=identity.arrived_unix_seconds + settings.request_timeout_seconds,
-            max_undelivered_tokens=settings.max_undelivered_tokens if is_stream else None,
+            max_undelivered_tokens=(
+                settings.max_undelivered_tokens
+                if is_stream
+                else settings.max_whole_tokens // (1 + (processed.options.num_logprobs or 0))
+            ),
         )
         for index, sampling in enumerate(processed.sampling):
             generation.add_sequence(

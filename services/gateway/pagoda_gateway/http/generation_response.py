@@ -9,14 +9,14 @@ from starlette.types import Receive, Scope, Send
 
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.caller import Caller
-from pagoda_gateway.http.request_telemetry import count, describe_outcome
+from pagoda_gateway.http.request_telemetry import count, describe_outcome, stage_span
 from pagoda_gateway.http.streaming import GenerationWriter
 from pagoda_gateway.openai.responses import ResponseSerializer
 from pagoda_gateway.sequences.generation import Generation
-from pagoda_runtime.telemetry.tracing import tracer
 
 logger = logging.getLogger(__name__)
 
+NAME_SECONDS = 2.0
 DEADLINE_GRACE_SECONDS = 5.0  # for the last bytes to a slow reader
 
 
@@ -86,9 +86,10 @@ class GenerationResponse(Response):
     async def _remember_name(self) -> None:
         caller = self._caller
         try:
-            await self._gateway.ledger.name_request(
-                caller.key.tenant, caller.client_request_id, caller.request_id
-            )
+            async with asyncio.timeout(NAME_SECONDS):  # the slot waits for it
+                await self._gateway.ledger.name_request(
+                    caller.key.tenant, caller.client_request_id, caller.request_id
+                )
         except Exception:  # a convenience must not fail the request
             logger.exception("the name of request %s is not stored", caller.request_id)
 
@@ -103,7 +104,7 @@ class GenerationResponse(Response):
             outcome = "failed"
         record = generation.close_record(outcome)
         if generation.is_opened:
-            with tracer().start_as_current_span("gateway.settle", context=generation.context):
+            with stage_span("gateway.settle", generation.context):
                 await self._gateway.usage_log.close(record, generation.context)
         count(generation, record)
         describe_outcome(generation, record)

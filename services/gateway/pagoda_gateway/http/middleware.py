@@ -5,6 +5,7 @@ import re
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_gateway import metrics
@@ -17,12 +18,8 @@ from pagoda_runtime.identity import new_request_id
 logger = logging.getLogger(__name__)
 
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_KEYED_PATHS = ("/tokenize", "/detokenize")
-
-
-def needs_key(path: str) -> bool:
-    """Return whether a path is for clients with a key alone."""
-    return path.startswith("/v1/") or path in _KEYED_PATHS
+# Everything else is for clients with a key alone, a route that somebody adds included.
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
 
 
 class RequestMiddleware:
@@ -61,13 +58,17 @@ class RequestMiddleware:
         arrived = time.time()
         try:
             key = None
-            if needs_key(scope["path"]):
-                key = await self._authenticator.authenticate(headers.get("authorization"))
+            if scope["path"] not in OPEN_PATHS:
+                key = await self._authenticator.authenticate(
+                    headers.get("authorization"), address=(scope.get("client") or ("",))[0]
+                )
             Caller(request_id, client_id, key, arrived).enter(scope)
             await self._app(scope, receive, send_named)
         except GatewayError as error:
             if not status:
                 await send_error(send_named, error)
+        except ClientDisconnect:
+            logger.debug("request %s: the client left while it sent", request_id)
         except Exception:
             logger.exception("request %s: %s %s", request_id, scope["method"], scope["path"])
             if not status:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from pagoda_gateway.http.middleware import needs_key
+from pagoda_gateway.http.middleware import OPEN_PATHS
 from pagoda_gateway.http.wire import EVENT_STREAM
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.completions import CompletionBody
@@ -87,7 +87,7 @@ def _complete(document: dict[str, Any]) -> None:
             for media in responses["200"].get("content", {}).values():
                 if "$ref" in media["schema"]:  # FastAPI merges what it guesses into it
                     media["schema"] = {"$ref": media["schema"]["$ref"]}
-            if needs_key(path):
+            if path not in OPEN_PATHS:
                 operation["security"] = [{_KEY: []}]
                 for status, meaning in _ERRORS.items():
                     responses[status] = {"description": meaning, "content": _json(ErrorAnswer)}

@@ -1,7 +1,10 @@
 """What a generation request leaves in traces and metrics. Span names are in ARCHITECTURE.md."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 
+from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from starlette.requests import Request
 
@@ -30,6 +33,25 @@ def start_request_span(request: Request, caller: Caller, operation: str) -> Span
             "gen_ai.provider.name": "pagoda",
         },
     )
+
+
+@contextlib.contextmanager
+def stage_span(
+    name: str, context: Context, *, start_seconds: float | None = None
+) -> Iterator[Span]:
+    """Record a stage as the current span, below `context`'s.
+
+    What ends it is noted in short on gateway.request; a recorded exception would hold the client's
+    own values, and a traceback of any length.
+    """
+    with tracer().start_as_current_span(
+        name,
+        context=context,
+        start_time=None if start_seconds is None else unix_nanoseconds(start_seconds),
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        yield span
 
 
 def unix_nanoseconds(unix_seconds: float) -> int:

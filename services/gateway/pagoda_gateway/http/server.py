@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from collections.abc import AsyncIterator, Generator
 
@@ -10,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.connection import limited_connections
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 
 logger = logging.getLogger(__name__)
@@ -17,6 +19,9 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 10.0
 STOP_SECONDS = 5.0
 BACKLOG = 2048
+MAX_CONNECTIONS = 8192
+SPARE_FILES = 128  # for everything that is no client
+DEAD_PEER_MS = 30_000
 
 
 class _Server(uvicorn.Server):
@@ -40,6 +45,11 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Accepted sockets inherit these: the kernel ends one whose other side is gone without a word.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_PEER_MS // 1000)
     try:
         listener.bind((host, port))
     except OSError as error:
@@ -51,11 +61,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def http_server(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
+async def http_server(
+    app: ASGIApp, listener: socket.socket, *, max_connections: int = MAX_CONNECTIONS
+) -> AsyncIterator[None]:
     """Serve `app` until the context ends; then open connections have a few seconds."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=limited_connections(_within_files(max_connections)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -77,6 +89,18 @@ async def http_server(app: ASGIApp, listener: socket.socket) -> AsyncIterator[No
         server.should_exit = True
         await tasks.close(grace_seconds=2 * STOP_SECONDS)
         listener.close()
+
+
+def _within_files(max_connections: int) -> int:
+    """Return how many connections this process can really have open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY or max_connections <= files - SPARE_FILES:
+        return max_connections
+    logger.warning(
+        "%d connections need more open files than the limit, %d; raise it with ulimit -n",
+        max_connections, files,
+    )  # fmt: skip
+    return max(2, files - SPARE_FILES)
 
 
 async def drain(gateway: Gateway) -> None:

@@ -29,11 +29,14 @@ class ChatProcessor(RequestProcessor[ChatBody]):
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         return output_options(body, num_logprobs=num_logprobs, max_n=self._settings.max_n)
 
-    async def tokenize(self, body: ChatBody, model: ServedModel) -> TokenizedPrompts:
+    async def tokenize(
+        self, body: ChatBody, _options: OutputOptions, model: ServedModel
+    ) -> TokenizedPrompts:
         """Render and tokenise the conversation."""
         token_ids = await conversation_tokens(
             self._prompts,
             body.messages,
+            model,
             tools=body.tools if body.tools and body.tool_choice != "none" else None,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,

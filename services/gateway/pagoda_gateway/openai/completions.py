@@ -38,13 +38,15 @@ class CompletionProcessor(RequestProcessor[CompletionBody]):
             )
         return options
 
-    async def tokenize(self, body: CompletionBody, model: ServedModel) -> TokenizedPrompts:
+    async def tokenize(
+        self, body: CompletionBody, options: OutputOptions, model: ServedModel
+    ) -> TokenizedPrompts:
         """Tokenise each prompt."""
         prompts = await completion_prompts(
             self._prompts,
-            self._tokenizer,
             body.prompt,
             model,
+            max_prompts=max(1, self._settings.max_sequences // options.num_choices),
             add_special_tokens=body.add_special_tokens is not False,
             needs_text=bool(body.echo),
         )

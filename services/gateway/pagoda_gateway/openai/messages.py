@@ -5,6 +5,7 @@ from typing import Any
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import PromptMaker
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
@@ -13,6 +14,7 @@ ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 async def conversation_tokens(
     prompts: PromptMaker,
     messages: Sequence[Message],
+    model: ServedModel,
     *,
     tools: list[dict[str, Any]] | None,
     add_generation_prompt: bool | None,
@@ -37,6 +39,7 @@ async def conversation_tokens(
             _template_message(i, message, knows_developer=template.knows_developer)
             for i, message in enumerate(messages)
         ],
+        model,
         tools=tools,
         add_generation_prompt=(
             not continues if add_generation_prompt is None else add_generation_prompt

@@ -4,6 +4,7 @@ An endpoint's own part (its prompts, its fields, its names) is in `chat` and `co
 HTTP; nothing has been sent to a worker yet.
 """
 
+import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
@@ -86,8 +87,10 @@ class RequestProcessor(ABC, Generic[Body]):
         """Check the body's options; needs no model and no tokenizer."""
 
     @abstractmethod
-    async def tokenize(self, body: Body, model: ServedModel) -> TokenizedPrompts:
-        """Turn the body's prompt or messages into token ids."""
+    async def tokenize(
+        self, body: Body, options: OutputOptions, model: ServedModel, /
+    ) -> TokenizedPrompts:
+        """Turn the body's prompt or messages into token ids; no more than make `max_sequences`."""
 
     async def process(
         self, body: Body, options: OutputOptions, model: ServedModel, tenant: str
@@ -97,7 +100,7 @@ class RequestProcessor(ABC, Generic[Body]):
         Raises:
             InvalidRequestError: names the field, the value and the limit.
         """
-        tokenized = await self.tokenize(body, model)
+        tokenized = await self.tokenize(body, options, model)
         num_prompts = len(tokenized.prompts)
         num_sequences = num_prompts * options.num_choices
         if num_sequences > self._settings.max_sequences:
@@ -109,6 +112,12 @@ class RequestProcessor(ABC, Generic[Body]):
         prompts: list[Prompt] = []
         sampling: list[SamplingParams] = []
         for token_ids, text in tokenized.prompts:
+            if not token_ids:
+                raise InvalidRequestError(
+                    "the prompt has no tokens: the tokenizer or the model's chat template makes "
+                    "nothing of it. Send some text.",
+                    param="messages" if self.default_max_tokens is None else "prompt",
+                )
             budget = output_budget(
                 len(token_ids), tokenized.max_tokens, self.default_max_tokens, model
             )
@@ -123,4 +132,5 @@ class RequestProcessor(ABC, Generic[Body]):
                     body.seed, sequence_index=len(sampling), num_choices=options.num_choices
                 )
                 sampling.append(params)
+            await asyncio.sleep(0)  # many prompts: others have their turn between them
         return ProcessedRequest(prompts, sampling, options, tokenized.echo_texts)

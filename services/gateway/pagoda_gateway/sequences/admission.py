@@ -1,14 +1,20 @@
-"""How many requests are in flight, and whether new ones are let in. Draining ends here."""
+"""How many requests are in flight, and whether new ones are let in. Draining ends here.
+
+Slots are shared by a dynamic threshold: a tenant may hold so many times what is still free. Whoever
+comes last finds some free, however many the others want; nobody's share has to be counted.
+"""
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 
 from pagoda_gateway import metrics
-from pagoda_gateway.errors import UnavailableError
+from pagoda_gateway.errors import OverloadedError, UnavailableError
 from pagoda_gateway.sequences.generation import Generation
 
 RETRY_AFTER_SECONDS = 1.0
+TIMES_FREE = 4  # alone, a tenant holds four fifths of the slots; of two, each four ninths
 STOPPING_RETRY_AFTER_SECONDS = 5.0
 
 
@@ -18,6 +24,7 @@ class Admission:
     def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
         self._num_requests = 0
+        self._by_tenant: Counter[str] = Counter()
         self._generations: set[Generation] = set()
         self._is_stopping = False
         self._idle = asyncio.Event()
@@ -28,12 +35,12 @@ class Admission:
         """Requests in flight, accounts not yet settled included."""
         return self._num_requests
 
-    @contextlib.contextmanager
-    def slot(self) -> Iterator[None]:
-        """Hold one slot.
+    def check(self, tenant: str) -> None:
+        """Refuse a request of `tenant` unless there is a slot for it now.
 
         Raises:
             UnavailableError: all are taken, or the process is stopping.
+            OverloadedError: the tenant holds its share.
         """
         if self._is_stopping:
             raise UnavailableError(
@@ -46,12 +53,32 @@ class Admission:
                 f"{self._max_requests}; try again",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
+        held, free = self._by_tenant[tenant], self._max_requests - self._num_requests
+        if held >= TIMES_FREE * free:
+            raise OverloadedError(
+                f"{held} of your requests are in flight and {free} of this server's "
+                f"{self._max_requests} slots are free for everybody else; try again",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+
+    @contextlib.contextmanager
+    def slot(self, tenant: str) -> Iterator[None]:
+        """Hold one slot for `tenant`.
+
+        Raises:
+            UnavailableError, OverloadedError: see `check`.
+        """
+        self.check(tenant)
         self._num_requests += 1
+        self._by_tenant[tenant] += 1
         self._idle.clear()
         try:
             yield
         finally:
             self._num_requests -= 1
+            self._by_tenant[tenant] -= 1
+            if not self._by_tenant[tenant]:
+                del self._by_tenant[tenant]
             if self._num_requests == 0:
                 self._idle.set()
 

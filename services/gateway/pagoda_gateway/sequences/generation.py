@@ -117,7 +117,8 @@ class Generation:
         if limit is not None and sum(s.num_unread for s in self.sequences) > limit:
             self.fail(
                 UnavailableError(
-                    f"more than {limit} tokens wait for this client: it reads too slowly"
+                    f"more than {limit} tokens wait for this client: read faster, ask for fewer "
+                    "tokens, or for a stream if it is none"
                 ),
                 reason="client_disconnect",
             )

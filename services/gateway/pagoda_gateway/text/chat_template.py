@@ -13,12 +13,16 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.text.model_files import naming, read_text
+from pagoda_gateway.text.template_sandbox import MAX_TEXT_CHARS, BudgetedEnvironment, budgeted
 from pagoda_gateway.text.tokenizer import read_tokenizer_config
 
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+    RecursionError,
+)  # fmt: skip
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -42,7 +46,7 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Compile `source`; `special_tokens` (bos_token, ...) become its variables."""
-        environment = ImmutableSandboxedEnvironment(
+        environment = BudgetedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
         environment.filters["tojson"] = _tojson
@@ -94,8 +98,8 @@ class ChatTemplate:
             final_text = str(chat[-1].get("content") or "")
             chat[-1]["content"] = final_text + _CONTINUE_TAG
         try:
-            text = self._template.render(
-                **{
+            text = self._written(
+                {
                     **self._special_tokens,
                     **(variables or {}),
                     "messages": chat,
@@ -104,7 +108,7 @@ class ChatTemplate:
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except _TEMPLATE_ERRORS as error:
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {shorten(str(error), 500)}",
                 param="messages",
@@ -112,6 +116,17 @@ class ChatTemplate:
         if continue_final_message:
             return _cut_after(text, final_text)
         return text
+
+    def _written(self, variables: Mapping[str, Any]) -> str:
+        """Return what the template writes, within the sandbox's limits."""
+        texts, size = [], 0
+        with budgeted():
+            for text in self._template.generate(variables):
+                texts.append(text)
+                size += len(text)
+                if size > MAX_TEXT_CHARS:
+                    raise jinja2.TemplateRuntimeError(f"it writes over {MAX_TEXT_CHARS} characters")
+        return "".join(texts)
 
 
 def _cut_after(text: str, final_text: str) -> str:

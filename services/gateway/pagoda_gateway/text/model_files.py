@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pagoda_gateway.errors import shorten
+from pagoda_gateway.text.panics import is_panic
 from pagoda_runtime.errors import ModelFolderError
 
 MAX_FILE_BYTES = 256 << 20  # the largest tokenizers in use have less than 40 MB
@@ -34,11 +35,6 @@ def naming(path: Path, field: str = "") -> Iterator[None]:
         if not is_panic(error):
             raise
         raise ModelFolderError(f"{where} is unusable: {_describe(error)}") from error
-
-
-def is_panic(error: BaseException) -> bool:
-    """Return whether a Rust library panicked: pyo3 offers no class to catch."""
-    return type(error).__name__ == "PanicException"
 
 
 def read_text(path: Path) -> str:

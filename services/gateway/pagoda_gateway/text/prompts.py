@@ -9,14 +9,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pagoda_gateway.errors import InvalidRequestError
+import orjson
+
+from pagoda_gateway.errors import ContextLengthError, InvalidRequestError
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime import block_hash
 
 # Work on texts above this size leaves the event loop; below it a thread costs more than it saves.
-INLINE_CHARS = 8192
+INLINE_CHARS = 4096
+LARGE_CHARS = 1 << 18
+MAX_LARGE = 2  # so many large ones at a time: each takes a core, and a hundred times its memory
+PIECE_IDS = 4096  # written out before others have their turn
 _SALT_BYTES = 16
 
 T = TypeVar("T")
@@ -45,6 +50,7 @@ class PromptMaker:
     def __init__(self, tokenizer: ModelTokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._large = asyncio.Semaphore(MAX_LARGE)
 
     @property
     def template(self) -> ChatTemplate:
@@ -62,6 +68,7 @@ class PromptMaker:
     async def chat_tokens(
         self,
         chat: Sequence[dict[str, Any]],
+        model: ServedModel,
         *,
         tools: list[dict[str, Any]] | None,
         add_generation_prompt: bool,
@@ -69,7 +76,11 @@ class PromptMaker:
         variables: dict[str, Any] | None,
         add_special_tokens: bool,
     ) -> list[int]:
-        """Return the token ids of a conversation; the template writes the special tokens itself."""
+        """Return the token ids of a conversation; the template writes the special tokens itself.
+
+        Raises:
+            InvalidRequestError: the template refuses it, or it is longer than the context can be.
+        """
         template = self.template
 
         def make() -> list[int]:
@@ -80,31 +91,78 @@ class PromptMaker:
                 continue_final_message=continue_final_message,
                 variables=variables,
             )
+            self._check_chars(text, model, param="messages")
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-        return await _off_loop(sum(len(m["content"] or "") for m in chat), make)
+        # Whatever the template may write out, tools and variables too.
+        size = len(orjson.dumps([chat, tools, variables]))
+        return await self._off_loop(size, make)
 
-    async def text_tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a plain text."""
-        return await _off_loop(
-            len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    async def text_tokens(
+        self,
+        texts: Sequence[str],
+        model: ServedModel,
+        *,
+        add_special_tokens: bool,
+        param: str = "prompt",
+    ) -> list[list[int]]:
+        """Return the token ids of each plain text.
+
+        Raises:
+            ContextLengthError: a text is longer than the model's context can be.
+        """
+        for text in texts:
+            self._check_chars(text, model, param=param)
+        return await self._off_loop(
+            sum(map(len, texts)),
+            lambda: self._tokenizer.encode_all(texts, add_special_tokens=add_special_tokens),
         )
+
+    async def text_of(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        return await self._off_loop(
+            len(token_ids), lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        )
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Return each token's own text, made a piece at a time."""
+        texts: list[str] = []
+        for start in range(0, len(token_ids), PIECE_IDS):
+            texts += map(self._tokenizer.token_text, token_ids[start : start + PIECE_IDS])
+            await asyncio.sleep(0)
+        return texts
 
     async def finish(
         self, token_ids: Sequence[int], text: str | None, model: ServedModel, tenant: str
     ) -> Prompt:
         """Hash the blocks of a prompt that has passed its checks."""
         root = block_hash.cache_root(kv_identity=model.kv_identity, cache_salt=cache_salt(tenant))
-        hashes = await _off_loop(
+        hashes = await self._off_loop(
             len(token_ids), lambda: block_hash.hash_prompt(root, token_ids, model.block_size)
         )
         return Prompt(tuple(token_ids), text, root, hashes)
+
+    def _check_chars(self, text: str, model: ServedModel, *, param: str) -> None:
+        """Refuse what no tokenising could fit into the context, before any is done."""
+        limit = model.max_model_len * self._tokenizer.max_token_chars
+        if len(text) > limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {model.max_model_len} tokens, and a "
+                f"prompt of {len(text)} characters has more: {limit} characters are the most that "
+                "could fit. Shorten the prompt.",
+                param=param,
+            )
+
+    async def _off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """Do `work` here if it is small, else in a thread; a few large ones at a time."""
+        if size <= INLINE_CHARS:
+            return work()
+        if size <= LARGE_CHARS:
+            return await asyncio.to_thread(work)
+        async with self._large:
+            return await asyncio.to_thread(work)
 
 
 def cache_salt(tenant: str) -> bytes:
     """Return what keeps one tenant's blocks apart from all others'."""
     return hashlib.blake2b(tenant.encode(), digest_size=_SALT_BYTES, person=b"pagoda.salt").digest()
-
-
-async def _off_loop(size: int, work: Callable[[], T]) -> T:
-    return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)

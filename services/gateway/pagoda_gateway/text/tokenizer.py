@@ -14,10 +14,12 @@ from tokenizers import Tokenizer
 from pagoda_gateway.errors import shorten
 from pagoda_gateway.text.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from pagoda_gateway.text.model_files import naming, read_object, read_text
+from pagoda_gateway.text.panics import reported_panics
 from pagoda_runtime.errors import ModelFolderError
 
 FREE_IDS = 1 << 16  # ids without a token that any tokenizer may have, beside one for each token
 PROBE_TEXT = "Hello, W\u00f6rld! \u65e5\u672c \U0001f600\n 1 2"
+LARGE_IDS = 1024
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
@@ -42,6 +44,7 @@ class ModelTokenizer:
             _byte_level_bytes(piece) if self._is_byte_level else _sentencepiece_bytes(piece)
             for piece in pieces
         ]
+        self._max_token_chars = max(map(len, self._token_bytes), default=1) or 1
 
     @classmethod
     def load(cls, folder: Path) -> "ModelTokenizer":
@@ -70,17 +73,45 @@ class ModelTokenizer:
         """Number of ids that the tokenizer knows (the model's own vocabulary may be padded)."""
         return len(self._token_bytes)
 
+    @property
+    def max_token_chars(self) -> int:
+        """Characters that one token stands for at most."""
+        return self._max_token_chars
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return token ids; `add_special_tokens` adds BOS and the like as the model expects.
 
         What is added is tokenizer.json's affair alone; like the reference implementation, this
         ignores add_bos_token in tokenizer_config.json beside it.
+
+        Raises:
+            InvalidRequestError: the tokenizer cannot encode this text.
         """
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Return the token ids of each text; see `encode`.
+
+        Other threads run meanwhile: `encode_batch_fast` lets go of the GIL, which `encode` holds.
+        """
+        with reported_panics("the model's tokenizer"):
+            encoded = self._tokenizer.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
+        return [list(encoding.ids) for encoding in encoded]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of whole sequences; for streams use `detokenizer`."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        with reported_panics("the model's tokenizer"):
+            if len(token_ids) < LARGE_IDS:
+                return str(
+                    self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+                )
+            # Lets go of the GIL, which `decode` holds; for few tokens that is not worth it.
+            (text,) = self._tokenizer.decode_batch(
+                [list(token_ids)], skip_special_tokens=skip_special_tokens
+            )
+            return str(text)
 
     def detokenizer(
         self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool

@@ -2,6 +2,7 @@
 
 import orjson
 import pytest
+from pydantic import ValidationError
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.http.body import parse_body
@@ -72,7 +73,19 @@ def test_many_problems_make_a_small_error() -> None:
     messages = [{"role": 5, "content": "x" * 2000} for _ in range(5000)]
     error = fails(orjson.dumps({**GOOD, "messages": messages}))
     assert len(orjson.dumps(error.body())) < 32_000
-    assert "4995 more" in str(error)
+    assert error.param == "messages[0].role"
+
+
+@pytest.mark.parametrize("field", ["tools", "bad_words", "stop_token_ids", "messages"])
+def test_checking_ends_at_the_first_wrong_item(field: str) -> None:
+    value = {**GOOD, field: [None] * 1000}
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate(value)
+    assert caught.value.error_count() == 1
+
+
+def test_what_was_wrong_is_no_cause_that_traces_would_print() -> None:
+    assert fails(orjson.dumps({**GOOD, "tools": [1]})).__suppress_context__
 
 
 def test_long_values_are_cut() -> None:

@@ -7,8 +7,18 @@ import pytest
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.messages import conversation_tokens
 from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+MODEL = ServedModel(
+    name="tiny",
+    kv_identity=bytes(16),
+    block_size=16,
+    max_model_len=100,
+    vocab_size=267,
+    created_unix_seconds=0,
+)
 
 
 async def chat(maker: PromptMaker, *messages: dict[str, Any], **options: Any) -> list[int]:
@@ -17,7 +27,7 @@ async def chat(maker: PromptMaker, *messages: dict[str, Any], **options: Any) ->
         "variables": None, **options,
     }  # fmt: skip
     found = [Message.model_validate(message) for message in messages]
-    return await conversation_tokens(maker, found, **values)
+    return await conversation_tokens(maker, found, MODEL, **values)
 
 
 async def test_text_parts_equal_the_string(maker: PromptMaker) -> None:

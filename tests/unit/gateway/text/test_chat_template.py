@@ -88,3 +88,30 @@ def test_variables_and_date() -> None:
     )
     # A client's variables never replace the messages.
     assert template.render(CHAT, variables={"mood": "calm", "messages": []}) == "2031 calm 3"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ 'a' * 10**9 }}",
+        "{{ 10**99**9 }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ 'a'.ljust(10 * 999999999) }}",
+        "{% set t = 'a' * 10**6 %}{% for a in range(99) %}{{ t }}{% endfor %}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_template_without_end_is_a_clean_error(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagoda_gateway.text.template_sandbox.MAX_STEPS", 20_000)
+    with pytest.raises(InvalidRequestError):
+        ChatTemplate(source, {}).render(CHAT)
+
+
+def test_loops_keep_what_they_know_of_themselves() -> None:
+    source = "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} {% endfor %}"
+    assert ChatTemplate(source, {}).render(CHAT) == "1/3False 2/3False 3/3True "

@@ -1,5 +1,7 @@
 """Prompts hashed and tokenised: tenants apart, long texts off the event loop."""
 
+from dataclasses import replace
+
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import PromptMaker, cache_salt
 from pagoda_gateway.text.tokenizer import ModelTokenizer
@@ -19,8 +21,11 @@ async def test_tenants_never_share_blocks(maker: PromptMaker, model: ServedModel
 
 
 async def test_long_texts_leave_the_event_loop(
-    maker: PromptMaker, tokenizer: ModelTokenizer
+    maker: PromptMaker, tokenizer: ModelTokenizer, model: ServedModel
 ) -> None:
     text = "hello world " * 2000
-    ids = await maker.text_tokens(text, add_special_tokens=False)
+    large = replace(model, max_model_len=30_000)
+    (ids,) = await maker.text_tokens([text], large, add_special_tokens=False)
+    assert await maker.text_of(ids) == text
+    assert "".join(await maker.token_texts(ids)) == text
     assert tokenizer.decode(ids, skip_special_tokens=False) == text

@@ -1,12 +1,17 @@
 """POST /tokenize and /detokenize: what a prompt costs before it is sent."""
 
-from typing import Any
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body import read_body
+from pagoda_gateway.http.body_reader import BodyReader
+from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.openapi import described
 from pagoda_gateway.openai.messages import conversation_tokens
 from pagoda_gateway.openai.schemas.tokens import (
@@ -15,22 +20,22 @@ from pagoda_gateway.openai.schemas.tokens import (
     TokenizeAnswer,
     TokenizeBody,
 )
+from pagoda_gateway.served_model import ServedModel
+
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def make_router(gateway: Gateway) -> APIRouter:
     """Return the routes."""
     router = APIRouter(tags=["tokens"])
-    max_bytes = gateway.settings.max_body_bytes
 
     @router.post("/tokenize", openapi_extra=described(TokenizeAnswer, body=TokenizeBody))
     async def tokenize(request: Request) -> dict[str, Any]:
         """Return the token ids that the same prompt or messages would have in a request."""
-        body = await read_body(request, TokenizeBody, max_bytes=max_bytes)
-        model = gateway.catalog.get(body.model or gateway.served_name)
-        tokens = await _tokens(gateway, body)
-        names = (
-            [gateway.tokenizer.token_text(i) for i in tokens] if body.return_token_strs else None
-        )
+        async with _admitted(gateway, request, TokenizeBody) as body:
+            model = gateway.catalog.get(body.model or gateway.served_name)
+            tokens = await _tokens(gateway, body, model)
+            names = await gateway.prompts.token_texts(tokens) if body.return_token_strs else None
         return {
             "count": len(tokens),
             "max_model_len": model.max_model_len,
@@ -41,24 +46,36 @@ def make_router(gateway: Gateway) -> APIRouter:
     @router.post("/detokenize", openapi_extra=described(DetokenizeAnswer, body=DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, Any]:
         """Return the text of token ids."""
-        body = await read_body(request, DetokenizeBody, max_bytes=max_bytes)
-        model = gateway.catalog.get(body.model or gateway.served_name)
-        model.check_token_ids(body.tokens, param="tokens")
-        return {"prompt": gateway.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+        async with _admitted(gateway, request, DetokenizeBody) as body:
+            model = gateway.catalog.get(body.model or gateway.served_name)
+            model.check_token_ids(body.tokens, param="tokens")
+            return {"prompt": await gateway.prompts.text_of(body.tokens)}
 
     return router
 
 
-async def _tokens(gateway: Gateway, body: TokenizeBody) -> list[int]:
+@contextlib.asynccontextmanager
+async def _admitted(gateway: Gateway, request: Request, schema: type[Body]) -> AsyncIterator[Body]:
+    """Yield the body, and hold a slot as any other request does."""
+    tenant = caller_of(request).key.tenant
+    gateway.admission.check(tenant)
+    async with read_body(request, schema, BodyReader.of(gateway)) as body:
+        with gateway.admission.slot(tenant):
+            yield body
+
+
+async def _tokens(gateway: Gateway, body: TokenizeBody, model: ServedModel) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("give either 'prompt' or 'messages'", param="prompt")
     if body.prompt is not None:
-        return await gateway.prompts.text_tokens(
-            body.prompt, add_special_tokens=body.add_special_tokens is not False
+        (tokens,) = await gateway.prompts.text_tokens(
+            [body.prompt], model, add_special_tokens=body.add_special_tokens is not False
         )
+        return tokens
     return await conversation_tokens(
         gateway.prompts,
         body.messages or [],
+        model,
         tools=body.tools or None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,

@@ -1,8 +1,8 @@
 """What all request bodies have in common, and types that only the OpenAPI document checks."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
 
 _TEXT = {"type": "string"}
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
@@ -23,6 +23,19 @@ ToolChoice = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}),
 ]
+MAX_MESSAGES = 32_768
+MAX_TOOLS = 1024
+Item = TypeVar("Item")
+
+
+class _FirstError(FailFast):
+    """Check up to the first item that is wrong: an error for each of a million takes minutes."""
+
+    __hash__ = object.__hash__  # pydantic's own has none, and cannot be part of a union
+
+
+Items = Annotated[list[Item], _FirstError()]
+Tools = Annotated[list[dict[str, Any]], _FirstError(), Field(max_length=MAX_TOOLS)]
 Bias = Annotated[Any, WithJsonSchema({"type": "number", "minimum": -100, "maximum": 100})]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from pagoda_gateway.openai.schemas.base import ToolChoice
+from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, ToolChoice, Tools
 from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBody
 from pagoda_gateway.openai.schemas.messages import Message
 
@@ -12,11 +12,11 @@ from pagoda_gateway.openai.schemas.messages import Message
 class ChatBody(GenerationBody):
     """A conversation to go on with."""
 
-    messages: list[Message] = Field(min_length=1, max_length=100_000)
+    messages: Items[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice = None
     echo: bool | None = None
     add_generation_prompt: bool | None = None

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from pagoda_gateway.openai.schemas.base import Bias, RequestModel, Texts
+from pagoda_gateway.openai.schemas.base import Bias, Items, RequestModel, Texts
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_LOGPROBS = 20
@@ -46,7 +46,7 @@ class GenerationBody(RequestModel):
     logit_bias: dict[str, Bias] | None = None  # checked against the vocabulary, all keys at once
     seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX)
     stop: Texts = None
-    stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
+    stop_token_ids: Items[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -57,9 +57,9 @@ class GenerationBody(RequestModel):
     # Known, and refused when set: ignoring them would change what the client gets.
     prompt_logprobs: int | None = None
     use_beam_search: bool | None = None
-    allowed_token_ids: list[int] | None = None
-    logprob_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: Items[int] | None = None
+    logprob_token_ids: Items[int] | None = None
+    bad_words: Items[str] | None = None
     truncate_prompt_tokens: int | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: Any = None

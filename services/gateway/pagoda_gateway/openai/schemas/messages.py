@@ -1,8 +1,6 @@
 """Messages of a conversation."""
 
-from typing import Any
-
-from pagoda_gateway.openai.schemas.base import Content, RequestModel
+from pagoda_gateway.openai.schemas.base import Content, RequestModel, Tools
 
 
 class Message(RequestModel):
@@ -11,6 +9,6 @@ class Message(RequestModel):
     role: str
     content: Content = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Tools | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None

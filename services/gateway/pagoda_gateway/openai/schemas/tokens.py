@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from pagoda_gateway.openai.schemas.base import RequestModel
+from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, RequestModel, Tools
 from pagoda_gateway.openai.schemas.messages import Message
 
 
@@ -13,12 +13,12 @@ class TokenizeBody(RequestModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Items[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_token_strs: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -26,7 +26,7 @@ class DetokenizeBody(RequestModel):
     """Token ids to turn into text."""
 
     model: str | None = None
-    tokens: list[int] = Field(max_length=1_000_000)
+    tokens: Items[int] = Field(max_length=1_000_000)
 
 
 class TokenizeAnswer(BaseModel):

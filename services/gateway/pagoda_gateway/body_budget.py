@@ -1,0 +1,39 @@
+"""Bytes of request bodies that this process holds at once; everybody's together.
+
+Knows sizes only: `http.body_reader` reads.
+"""
+
+from pagoda_gateway.errors import UnavailableError
+
+RETRY_AFTER_SECONDS = 1.0
+
+
+class BodyBudget:
+    """A sum with a limit."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_held_bytes = 0
+
+    @property
+    def num_held_bytes(self) -> int:
+        """Bytes of all bodies that somebody holds now."""
+        return self._num_held_bytes
+
+    def take(self, num_bytes: int) -> None:
+        """Hold so many more, until `free`.
+
+        Raises:
+            UnavailableError: there is no room; nothing was taken.
+        """
+        if self._num_held_bytes + num_bytes > self._max_bytes:
+            raise UnavailableError(
+                f"bodies of {self._num_held_bytes} bytes are in work, the limit of this server is "
+                f"{self._max_bytes} bytes; try again",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        self._num_held_bytes += num_bytes
+
+    def free(self, num_bytes: int) -> None:
+        """Give back what was taken."""
+        self._num_held_bytes -= num_bytes

@@ -1,0 +1,153 @@
+"""One HTTP connection with limits: on its head, on silence, on a reader that does not read.
+
+uvicorn limits none of these with httptools. Knows HTTP's framing and no routes.
+"""
+
+import asyncio
+from collections import OrderedDict
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 65_536
+MAX_HEADERS = 100
+HEAD_SECONDS = 10.0  # from a connection or a request's first byte to its last header
+READ_SECONDS = 10.0  # in so long a client must read ...
+MIN_READ_BYTES = 10_240  # ... so much of what waits for it
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
+
+
+class LimitedConnection(HttpToolsProtocol):
+    """Closes what sends its head too slowly, what is silent, and what does not read.
+
+    Made by `limited_connections`.
+
+    Attributes:
+        max_connections: one more closes whichever has waited longest without a request.
+        waiting: connections of the same server without a request, the longest first.
+    """
+
+    max_connections: ClassVar[int]
+    waiting: ClassVar[OrderedDict["LimitedConnection", None]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._is_in_head = True
+        self._num_head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close another one if there are too many; wait for a head."""
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            oldest = next(iter(self.waiting), self)
+            self.waiting.pop(oldest, None)
+            oldest.transport.abort()
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers."""
+        self._stop_waiting()
+        self._stop_read_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Watch the head."""
+        if self._is_idle and self._head_timer is None:  # uvicorn's own timer ends with any byte
+            self._wait_for_head()
+        self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._is_in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """End the parser at too many headers."""
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            raise ValueError(f"more than {MAX_HEADERS} headers")  # ends the parser
+
+    def on_headers_complete(self) -> None:
+        """A request is there: nothing is waited for."""
+        self._is_in_head = False
+        self._num_head_bytes = 0
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """What comes next is another head."""
+        super().on_message_complete()
+        self._num_head_bytes = 0
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, unless it is there."""
+        super().on_response_complete()
+        if self._is_idle:
+            self.waiting[self] = None
+
+    def pause_writing(self) -> None:
+        """More waits for this client than is good: watch it read."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        super().resume_writing()
+        self._stop_read_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say which limit it was, where it was one."""
+        if len(self.headers or ()) > MAX_HEADERS:
+            self._refuse_head()
+        else:
+            super().send_400_response(msg)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _refuse_head(self) -> None:
+        self.transport.write(_TOO_LARGE)
+        self.transport.close()
+
+    def _wait_for_head(self) -> None:
+        self.waiting[self] = None
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        self.waiting.pop(self, None)
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _watch_reader(self) -> None:
+        self._stop_read_timer()
+        size = self.transport.get_write_buffer_size()
+
+        def check() -> None:
+            if size - self.transport.get_write_buffer_size() < MIN_READ_BYTES:
+                self.transport.abort()
+            else:
+                self._watch_reader()
+
+        self._read_timer = self.loop.call_later(READ_SECONDS, check)
+
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+
+def limited_connections(max_connections: int) -> type[LimitedConnection]:
+    """Return the protocol of one server, for uvicorn."""
+    return type(
+        "Connection",
+        (LimitedConnection,),
+        {"max_connections": max_connections, "waiting": OrderedDict()},
+    )

@@ -1,0 +1,59 @@
+"""How much structure a body may have, counted on its bytes before anything is built from them.
+
+Eight megabytes of text are one object; eight megabytes of `[0],` are two million, and minutes of
+work for whoever looks at each. Knows JSON's bytes only.
+"""
+
+import asyncio
+
+import numpy as np
+
+from pagoda_gateway.errors import InvalidRequestError
+
+MAX_DEPTH = 100
+MAX_CONTAINERS = 65_536  # objects and arrays
+MAX_VALUES = 1_200_000  # a million token ids, and the rest
+_INLINE_BYTES = 65_536  # counting more leaves the event loop
+
+_OPENING, _CLOSING = b"[{", b"]}"
+
+
+async def check_structure(raw: bytes) -> None:
+    """Refuse JSON that is nested too deep or has too many values.
+
+    Raises:
+        InvalidRequestError: says how many there are and the limit.
+    """
+    num_brackets = raw.count(b"[") + raw.count(b"{")
+    if num_brackets <= MAX_DEPTH and raw.count(b",") <= MAX_VALUES:
+        return  # whatever of it is inside strings
+    if len(raw) <= _INLINE_BYTES:
+        counts = count_structure(raw)
+    else:
+        counts = await asyncio.to_thread(count_structure, raw)
+    limits = (MAX_DEPTH, MAX_CONTAINERS, MAX_VALUES)
+    names = ("is nested {} deep", "has {} objects and arrays", "has {} values")
+    for count, limit, name in zip(counts, limits, names, strict=True):
+        if count > limit:
+            raise InvalidRequestError(
+                f"the body {name.format(count)}; the limit is {limit}. Send less at once."
+            )
+
+
+def count_structure(raw: bytes) -> tuple[int, int, int]:
+    """Return (depth, objects and arrays, values or a little less) of JSON text.
+
+    Whole-array passes: they cost the same whatever the text is, and let other threads run.
+    """
+    # Backslashes are only in strings and are read from the left, so pairs go first.
+    plain = raw.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
+    data = np.frombuffer(plain, np.uint8)
+    quotes = (data == ord('"')).view(np.uint8)
+    is_outside = np.bitwise_xor.accumulate(quotes) == 0
+    data = data[is_outside]
+    opening = np.isin(data, np.frombuffer(_OPENING, np.uint8), kind="table")
+    closing = np.isin(data, np.frombuffer(_CLOSING, np.uint8), kind="table")
+    steps = opening.astype(np.int8) - closing.astype(np.int8)
+    depth = int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+    num_containers = int(np.count_nonzero(opening))
+    return depth, num_containers, int(np.count_nonzero(data == ord(","))) + num_containers
