@@ -21,7 +21,7 @@ from pagoda_cli.bench.provenance import provenance
 from pagoda_cli.bench.report import write_json
 
 ROOT = Path(__file__).parents[2]
-DEFAULT_CASES = [name for name in CASES if name not in ("decode", "prefill", "kvstore", "redis")]
+DEFAULT_CASES = [name for name in CASES if name != "short"]
 
 
 def main() -> int:
@@ -73,7 +73,7 @@ def parse() -> argparse.Namespace:
 
 async def run(names: list[str], options: Options, home: Path) -> list[CaseResult]:
     """Run the cases, a stack each; only the homes of those that failed are kept."""
-    runner, results = Runner(options, home), []
+    runner, results = Runner(options, home, say), []
     for name in names:
         say(f"{name}: {CASES[name].about}")
         result = await runner.run(CASES[name])

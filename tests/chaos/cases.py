@@ -81,6 +81,16 @@ CASES = {
             max_refused_seconds=10,
         ),
         Case(
+            "short",
+            "one fault of each kind: what `make test` runs",
+            (
+                *_each(Action.KILL, *WORKERS, *BEHIND),
+                *_each(Action.PAUSE, "decode", "redis"),
+                *_each(Action.TERM, "prefill"),
+            ),
+            max_refused_seconds=10,
+        ),
+        Case(
             "mixed",
             "any fault of any process but the gateway, in random order",
             tuple(fault for role in (*WORKERS, *BEHIND) for fault in _three(role)),

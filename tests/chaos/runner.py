@@ -3,8 +3,9 @@
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
@@ -24,7 +25,6 @@ from chaos.tally import CaseResult
 READY_SECONDS = 60.0
 IDLE_SECONDS = 10.0
 MAX_DROP_SECONDS = 1.0  # from the moment clients are gone until nothing is held for them
-MAX_WAIT_SECONDS = 1.5  # before a fault, at random
 PROBE = Prompt("What ho!", 1)
 ENVIRON = {
     "PAGODA_DTYPE": "float32",  # so that text does not depend on the batch
@@ -48,14 +48,17 @@ class Options:
     num_prompts: int = 48
     pause_seconds: tuple[float, float] = (2.0, 6.0)
     deadline_seconds: float = 60.0  # a stream that is not over by then hangs
+    max_wait_seconds: float = 1.5  # before a fault, at random
     seed: int = 1
 
 
 class Runner:
     """Runs cases; the undisturbed text is recorded once, by the first."""
 
-    def __init__(self, options: Options, home: Path) -> None:
-        self._options, self._home = options, home
+    def __init__(
+        self, options: Options, home: Path, report: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._options, self._home, self._report = options, home, report
         rng = random.Random(options.seed)
         self._prompts = draw_prompts(options.num_prompts, options.num_tokens, rng)
         self._expected: dict[str, str] = {}
@@ -121,11 +124,11 @@ class Runner:
                 if number % len(faults) == 0 and case.name == "mixed":
                     rng.shuffle(faults)
                 await load.full()
-                await asyncio.sleep(rng.uniform(0, MAX_WAIT_SECONDS))
+                await asyncio.sleep(rng.uniform(0, options.max_wait_seconds))
                 fault = faults[number % len(faults)]
                 row, started = result.row(str(fault)), time.monotonic()
                 done = await inject(fault, system, rng, options.pause_seconds)
-                result.injected.append(f"{time.strftime('%H:%M:%S')} {done.detail}")
+                self._note(result, done.detail)
                 if fault.action is not Action.NONE:
                     recovery = await self._recovery(system, session, done.replaced, started)
                     row.recovery_seconds = max(row.recovery_seconds, recovery)
@@ -141,6 +144,11 @@ class Runner:
                 row.refused_seconds = max(row.refused_seconds, max(refused, default=0) - started)
                 load.ended.clear()
             load.stop()
+
+    def _note(self, result: CaseResult, text: str) -> None:
+        """Keep the moment of a fault, in the logs' time, to be found there."""
+        result.injected.append(f"{datetime.now(UTC):%H:%M:%S.%f} {text}")
+        self._report(text)
 
     async def _recovery(
         self,
@@ -178,9 +186,10 @@ class Runner:
             row.streams += streams
             row.recovery_seconds = max(row.recovery_seconds, idleness.seconds)
             waiting = sum(1 for stream in streams if not stream.num_chunks)
-            result.injected.append(
-                f"{time.strftime('%H:%M:%S')} dropped {len(streams)}, {waiting} before their first "
-                f"token; idle after {idleness.seconds:.2f} s"
+            self._note(
+                result,
+                f"dropped {len(streams)}, {waiting} before their first token; "
+                f"idle after {idleness.seconds:.2f} s",
             )
             result.problems += [f"still held: {text}" for text in idleness.held]
         result.idle_seconds = row.recovery_seconds
