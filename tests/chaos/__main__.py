@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -76,7 +77,11 @@ async def run(names: list[str], options: Options, home: Path) -> list[CaseResult
     runner, results = Runner(options, home, say), []
     for name in names:
         say(f"{name}: {CASES[name].about}")
-        result = await runner.run(CASES[name])
+        try:
+            result = await runner.run(CASES[name])
+        except Exception as error:  # the other cases are worth their time
+            traceback.print_exc()
+            result = CaseResult(CASES[name], {}, problems=[f"the harness: {error!r}"])
         results.append(result)
         problems = result.all_problems()
         say(f"{name}: {'; '.join(problems)}; logs in {home / name}" if problems else f"{name}: ok")
