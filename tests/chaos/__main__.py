@@ -36,7 +36,8 @@ def main() -> int:
         num_tokens=arguments.tokens,
         num_prompts=arguments.prompts,
         pause_seconds=tuple(arguments.pause),
-        deadline_seconds=arguments.deadline,
+        topology=arguments.topology,
+        silence_seconds=arguments.silence,
         seed=arguments.seed,
     )
     home = arguments.home / f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -64,8 +65,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=default.num_streams, help="at a time")
     parser.add_argument("--tokens", type=int, default=default.num_tokens, help="of a stream")
     parser.add_argument("--prompts", type=int, default=default.num_prompts, help="distinct ones")
+    parser.add_argument("--topology", default=default.topology)
     parser.add_argument("--pause", type=float, nargs=2, default=default.pause_seconds)
-    parser.add_argument("--deadline", type=float, default=default.deadline_seconds)
+    parser.add_argument("--silence", type=float, default=default.silence_seconds)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--home", type=Path, default=ROOT / ".pagoda" / "chaos")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")

@@ -43,7 +43,7 @@ async def drop_streams(
 
 async def _ask(session: aiohttp.ClientSession, stack: Stack, stream: Stream) -> None:
     with contextlib.suppress(asyncio.CancelledError):
-        await ask(session, stack.url, stack.model, stream, deadline=START_SECONDS)
+        await ask(session, stack.url, stack.model, stream, silence=START_SECONDS)
 
 
 async def _until_some_answer(streams: list[Stream]) -> None:

@@ -23,14 +23,14 @@ class Load:
         prompts: Sequence[Prompt],
         expected: Mapping[str, str],
         width: int,
-        deadline: float,
+        silence: float,
         rng: random.Random,
     ) -> None:
         self.in_flight: set[Stream] = set()
         self.ended: list[Stream] = []
         self.expected = expected
         self._session, self._url, self._model = session, url, model
-        self._prompts, self._width, self._deadline, self._rng = prompts, width, deadline, rng
+        self._prompts, self._width, self._silence, self._rng = prompts, width, silence, rng
         self._is_stopping = False
 
     async def run(self) -> None:
@@ -61,7 +61,7 @@ class Load:
             stream = Stream(self._rng.choice(self._prompts))
             self.in_flight.add(stream)
             try:
-                await ask(self._session, self._url, self._model, stream, deadline=self._deadline)
+                await ask(self._session, self._url, self._model, stream, silence=self._silence)
             finally:
                 self.in_flight.discard(stream)
                 self._compare(stream)

@@ -31,7 +31,7 @@ async def record(
     model: str,
     prompts: Sequence[Prompt],
     *,
-    deadline: float,
+    silence: float,
 ) -> dict[str, str]:
     """Return prompt -> greedy text of a system that nobody disturbs.
 
@@ -43,7 +43,7 @@ async def record(
     async def one(prompt: Prompt) -> tuple[str, str]:
         async with turns:
             stream = Stream(prompt)
-            await ask(session, url, model, stream, deadline=deadline)
+            await ask(session, url, model, stream, silence=silence)
         if stream.outcome is not Outcome.OK:
             raise RuntimeError(f"undisturbed, yet {stream.outcome}: {stream.error}")
         return prompt.text, stream.texts[0]

@@ -28,7 +28,6 @@ MAX_DROP_SECONDS = 1.0  # from the moment clients are gone until nothing is held
 PROBE = Prompt("What ho!", 1)
 ENVIRON = {
     "PAGODA_DTYPE": "float32",  # so that text does not depend on the batch
-    "PAGODA_TOPOLOGY": "prefill=2,decode=2",
     # Little more than the load needs, so that blocks are evicted and come back from the kvstore.
     "PAGODA_PREFILL_NUM_BLOCKS": "400",
     "PAGODA_DECODE_NUM_BLOCKS": "800",
@@ -46,8 +45,9 @@ class Options:
     num_streams: int = 24  # at a time
     num_tokens: int = 160  # of a stream
     num_prompts: int = 48
+    topology: str = "prefill=2,decode=2"
     pause_seconds: tuple[float, float] = (2.0, 6.0)
-    deadline_seconds: float = 60.0  # a stream that is not over by then hangs
+    silence_seconds: float = 30.0  # a stream without a word for so long hangs
     max_wait_seconds: float = 1.5  # before a fault, at random
     seed: int = 1
 
@@ -65,7 +65,8 @@ class Runner:
 
     async def run(self, case: Case) -> CaseResult:
         """Return what the case cost; its stack's logs stay in `home / case.name`."""
-        with running_stack(self._home / case.name, ENVIRON) as stack:
+        environ = ENVIRON | {"PAGODA_TOPOLOGY": self._options.topology}
+        with running_stack(self._home / case.name, environ) as stack:
             result = await self._run_on(stack, case)
             children = psutil.Process(stack.process.pid).children(recursive=True)
         if stack.process.returncode:
@@ -90,7 +91,7 @@ class Runner:
                     stack.url,
                     stack.model,
                     self._prompts,
-                    deadline=self._options.deadline_seconds,
+                    silence=self._options.silence_seconds,
                 )
             result = CaseResult(case, self._expected)
             if case.num_dropped:
@@ -114,7 +115,7 @@ class Runner:
             prompts=self._prompts,
             expected=self._expected,
             width=options.num_streams,
-            deadline=options.deadline_seconds,
+            silence=options.silence_seconds,
             rng=rng,
         )
         faults = list(case.faults)
@@ -163,7 +164,7 @@ class Runner:
         while (remaining := until - time.monotonic()) > 0:
             probe = Stream(PROBE)
             stack = system.stack
-            await ask(session, stack.url, stack.model, probe, deadline=remaining)
+            await ask(session, stack.url, stack.model, probe, silence=remaining)
             if probe.outcome is Outcome.OK:
                 return time.monotonic() - started
             await asyncio.sleep(0.1)

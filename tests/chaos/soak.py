@@ -22,7 +22,7 @@ from support.stack import Stack, running_stack
 from chaos.idle import free_blocks, wait_idle
 from chaos.prompts import draw_prompts, record
 from chaos.runner import ENVIRON, IDLE_SECONDS
-from chaos.soak_load import DEADLINE_SECONDS, SoakLoad
+from chaos.soak_load import SILENCE_SECONDS, SoakLoad
 from chaos.soak_samples import Usages, error_lines
 from chaos.system import System
 
@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[2]
 WARM_UP_SHARE = 0.2
 NUM_PROMPTS, NUM_TOKENS = 64, 160
 MAX_SPARE = 2  # descriptors or threads: a connection being closed, a pool's thread
-TIERS = {  # budgets that are full after the warm-up: what still grows then is a leak
+SOAK_ENVIRON = {  # budgets that are full after the warm-up: what still grows then is a leak
+    "PAGODA_TOPOLOGY": "prefill=1,decode=2",
     "PAGODA_KVSTORE_CPU_BYTES": str(16 << 20),
     "PAGODA_KVSTORE_NVME_BYTES": str(64 << 20),
     "PAGODA_KVSTORE_SEGMENT_BYTES": str(8 << 20),
@@ -43,7 +44,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     home = arguments.home / f"{time.strftime('%Y%m%d-%H%M%S')}"
     print(f"seed {arguments.seed}, home {home}", file=sys.stderr, flush=True)
-    with running_stack(home, ENVIRON | TIERS) as stack:
+    with running_stack(home, ENVIRON | SOAK_ENVIRON) as stack:
         problems = asyncio.run(soak(stack, arguments))
         children = psutil.Process(stack.process.pid).children(recursive=True)
     _, alive = psutil.wait_procs(children, timeout=1)
@@ -74,7 +75,7 @@ async def soak(stack: Stack, arguments: argparse.Namespace) -> list[str]:
         system = System(stack, session)
         free_before = await free_blocks(system)
         url, model = stack.url, stack.model
-        expected = await record(session, url, model, prompts, deadline=DEADLINE_SECONDS)
+        expected = await record(session, url, model, prompts, silence=SILENCE_SECONDS)
         load = SoakLoad(session, url, model, prompts, expected, rng)
         usages = Usages(system)
         seconds, problems = arguments.minutes * 60, []

@@ -14,7 +14,7 @@ from chaos.streams import Outcome, Prompt, Stream, ask
 ABORTED_SHARE = 0.3
 EARLY_SHARE = 0.5  # of those that abort: before the first token, while the prompt is computed
 EARLY_SECONDS = 0.15
-DEADLINE_SECONDS = 90.0
+SILENCE_SECONDS = 90.0
 NUM_CHOICES = (1, 1, 1, 2, 4)
 MIN_TOKENS = 4
 
@@ -53,7 +53,7 @@ class SoakLoad:
             if self.rng.random() < ABORTED_SHARE:
                 await self._abort(stream)
             else:
-                await ask(self.session, self.url, self.model, stream, deadline=DEADLINE_SECONDS)
+                await ask(self.session, self.url, self.model, stream, silence=SILENCE_SECONDS)
             self._count(stream)
 
     async def _abort(self, stream: Stream) -> None:
@@ -61,7 +61,7 @@ class SoakLoad:
         is_early = self.rng.random() < EARLY_SHARE
         num_chunks = self.rng.randint(1, stream.prompt.max_tokens)
         asking = asyncio.create_task(
-            ask(self.session, self.url, self.model, stream, deadline=DEADLINE_SECONDS)
+            ask(self.session, self.url, self.model, stream, silence=SILENCE_SECONDS)
         )
         try:
             if is_early:

@@ -20,7 +20,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"  # told to come back, or not let in, before anything was answered
     BROKEN = "broken"  # the connection ended without [DONE]
     FAILED = "failed"  # an error, or an end that is not exactly one
-    HUNG = "hung"  # not over at its deadline
+    HUNG = "hung"  # silent for longer than its limit, and not over
     WRONG = "wrong"  # other text than undisturbed
     ABORTED = "aborted"  # by its client, on purpose
 
@@ -85,14 +85,17 @@ class Stream:
 
 
 async def ask(
-    session: aiohttp.ClientSession, url: str, model: str, stream: Stream, *, deadline: float
+    session: aiohttp.ClientSession, url: str, model: str, stream: Stream, *, silence: float
 ) -> None:
-    """Take the stream to its end, whatever that is; seconds of `deadline` bound all of it."""
+    """Take the stream to its end, whatever that is; it may be silent for `silence` seconds.
+
+    Silence and no total time: a stream that is slow because the machine is busy does not hang.
+    """
     try:
-        async with asyncio.timeout(deadline):
-            await _read(session, url, model, stream)
+        async with asyncio.timeout(silence) as limit:
+            await _read(session, url, model, stream, limit, silence)
     except TimeoutError:
-        stream.end(Outcome.HUNG, f"not over after {deadline:g} s")
+        stream.end(Outcome.HUNG, f"not a word for {silence:g} s")
     except aiohttp.ClientConnectorError as error:
         stream.end(Outcome.REFUSED, f"{error}")
     except (aiohttp.ClientError, OSError) as error:
@@ -102,7 +105,14 @@ async def ask(
         raise
 
 
-async def _read(session: aiohttp.ClientSession, url: str, model: str, stream: Stream) -> None:
+async def _read(
+    session: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    stream: Stream,
+    limit: asyncio.Timeout,
+    silence: float,
+) -> None:
     body = {
         "model": model,
         "prompt": stream.prompt.text,
@@ -125,6 +135,7 @@ async def _read(session: aiohttp.ClientSession, url: str, model: str, stream: St
             if not line.startswith(b"data: "):
                 continue
             stream.hear()
+            limit.reschedule(asyncio.get_running_loop().time() + silence)
             if line.strip() == b"data: [DONE]":
                 if stream.is_done:
                     stream.error = "a second [DONE]"

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.stack import Stack
 
 ASK_SECONDS = 2.0
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.1
 INFRASTRUCTURE = {"nats-server": "nats", "redis-server": "redis"}
 _MODULE = re.compile(r"pagoda_(gateway|router|kvstore|prefill|decode)")
 

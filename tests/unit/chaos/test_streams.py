@@ -81,7 +81,7 @@ async def run_one(url: str) -> Stream:
             prompts=[PROMPT],
             expected={"p": TEXT},
             width=1,
-            deadline=5,
+            silence=5,
             rng=random.Random(1),
         )
         running = asyncio.create_task(load.run())
@@ -107,7 +107,7 @@ async def test_silence_is_a_hung_stream(served) -> None:
     says |= {"parts": [chunk("a text ")], "is_silent": None}
     stream = Stream(PROMPT)
     async with aiohttp.ClientSession() as session:
-        await ask(session, str(server.make_url("")).rstrip("/"), "m", stream, deadline=0.2)
+        await ask(session, str(server.make_url("")).rstrip("/"), "m", stream, silence=0.2)
     assert stream.outcome is Outcome.HUNG
     assert stream.longest_gap > 0.1
     assert stream.over.is_set()
@@ -119,5 +119,5 @@ async def test_only_come_back_later_is_a_refusal(served, status: int, expected: 
     says["status"] = status
     stream = Stream(PROMPT)
     async with aiohttp.ClientSession() as session:
-        await ask(session, str(server.make_url("")).rstrip("/"), "m", stream, deadline=5)
+        await ask(session, str(server.make_url("")).rstrip("/"), "m", stream, silence=5)
     assert stream.outcome is expected
