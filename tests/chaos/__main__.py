@@ -42,13 +42,12 @@ def main() -> int:
     )
     home = arguments.home / f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     say(f"seed {options.seed}, homes in {home}")
-    results = asyncio.run(run(arguments.cases, options, home))
+    path = arguments.output / f"{datetime.now(UTC):%Y-%m-%d}-chaos.json"
+    results = asyncio.run(run(arguments.cases, options, home, path))
     print(table(results))
     problems = {result.case.name: result.all_problems() for result in results}
     for name, texts in problems.items():
         print(f"{name}: {'; '.join(texts) or 'passed'}")
-    path = arguments.output / f"{datetime.now(UTC):%Y-%m-%d}-chaos.json"
-    write_json(path, document(results, options))
     say(f"wrote {path}")
     return 1 if any(problems.values()) else 0
 
@@ -74,8 +73,11 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def run(names: list[str], options: Options, home: Path) -> list[CaseResult]:
-    """Run the cases, a stack each; only the homes of those that failed are kept."""
+async def run(names: list[str], options: Options, home: Path, path: Path) -> list[CaseResult]:
+    """Run the cases, a stack each; only the homes of those that failed are kept.
+
+    What is known is written to `path` after each, so that a run that is cut short is not for nothing.
+    """
     runner, results = Runner(options, home, say), []
     for name in names:
         say(f"{name}: {CASES[name].about}")
@@ -85,6 +87,7 @@ async def run(names: list[str], options: Options, home: Path) -> list[CaseResult
             traceback.print_exc()
             result = CaseResult(CASES[name], {}, problems=[f"the harness: {error!r}"])
         results.append(result)
+        write_json(path, document(results, options))
         problems = result.all_problems()
         say(f"{name}: {'; '.join(problems)}; logs in {home / name}" if problems else f"{name}: ok")
         if not problems:

@@ -86,7 +86,7 @@ CASES = {
             (
                 *_each(Action.KILL, *WORKERS, *BEHIND),
                 *_each(Action.PAUSE, "decode", "redis"),
-                *_each(Action.TERM, "prefill"),
+                *_each(Action.TERM, "kvstore"),
             ),
             max_refused_seconds=10,
         ),
