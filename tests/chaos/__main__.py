@@ -76,7 +76,7 @@ def parse() -> argparse.Namespace:
 async def run(names: list[str], options: Options, home: Path, path: Path) -> list[CaseResult]:
     """Run the cases, a stack each; only the homes of those that failed are kept.
 
-    What is known is written to `path` after each, so that a run that is cut short is not for nothing.
+    What is known is written to `path` after each: a run that is cut short is not for nothing.
     """
     runner, results = Runner(options, home, say), []
     for name in names:
