@@ -101,6 +101,8 @@ class Runner:
                 idleness = await wait_idle(system, free_before, IDLE_SECONDS)
                 result.idle_seconds = idleness.seconds
                 result.problems += [f"still held: {text}" for text in idleness.held]
+                if any(fault.action is Action.DAMAGE for fault in case.faults):
+                    await self._note_damage(system, result)
             return result
 
     async def _faults(
@@ -145,6 +147,13 @@ class Runner:
                 row.refused_seconds = max(row.refused_seconds, max(refused, default=0) - started)
                 load.ended.clear()
             load.stop()
+
+    async def _note_damage(self, system: System, result: CaseResult) -> None:
+        """Say how much of the damage was met: a case in which nobody read it shows nothing."""
+        for member in system.of_role("kvstore"):
+            metrics = await system.metrics(member)
+            number = metrics.get("pagoda_kvstore_bad_digests_total", 0.0)
+            self._note(result, f"{member.name} (pid {member.pid}) met {number:g} damaged blocks")
 
     def _note(self, result: CaseResult, text: str) -> None:
         """Keep the moment of a fault, in the logs' time, to be found there."""

@@ -28,7 +28,7 @@ class Usage:
     idle_threads: list[int] = field(default_factory=list)
 
     def slope_mib_per_minute(self) -> float:
-        """Least-squares growth of the resident memory; 0 for one that hardly lived."""
+        """Least-squares growth of the private memory; 0 for one that hardly lived."""
         if len(self.memory) < 2:
             return 0.0
         seconds, sizes = zip(*self.memory, strict=True)
@@ -48,7 +48,10 @@ class Usages:
         while True:
             now = time.monotonic()
             for name, process in self._processes():
-                self.of[name].memory.append((now, process.memory_info().rss))
+                memory = process.memory_info()
+                # Without shared pages: workers map each other's KV pools, of a fixed size, and
+                # touch them little by little.
+                self.of[name].memory.append((now, memory.rss - memory.shared))
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def sample_idle(self) -> None:
