@@ -3,7 +3,7 @@
 python -m chaos.soak [--minutes 10] [--clients 12] [--seed 1]
 
 A fifth of the time warms up: caches fill, pools of threads grow to their size. From then on the
-private resident memory of no process may grow by more than `--max-slope` MiB a minute, and descriptors and
+private memory of no process may grow by more than `--max-slope` MiB a minute; descriptors and
 threads, counted while idle, must be as many after as before, but for what pools open when needed.
 """
 
