@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: help setup up test lint typecheck format bench proto proto-check docs docs-check check-gpu kernel-resources e2e compose-test clean
+.PHONY: help setup up test lint typecheck format bench proto proto-check docs docs-check check-gpu chaos soak kernel-resources e2e compose-test clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -77,6 +77,12 @@ bench: $(DEV_STAMP) ## Run the standard benchmarks into benchmarks/results/
 
 check-gpu: ## On a GPU host: prove and measure kernels, engine and KV transfer, with the host's own torch and triton
 	$(PYTHON) benchmarks/gpu/check_gpu.py $(CHECK_GPU_ARGS)
+
+chaos: $(DEV_STAMP) ## Kill, pause and stop every process under load; CHAOS_ARGS="--cases r1,nats --faults 5" for less
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos $(CHAOS_ARGS)
+
+soak: $(DEV_STAMP) ## Ten minutes of changeable clients: nothing may grow, leak or complain (SOAK_ARGS="--minutes 2")
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos.soak $(SOAK_ARGS)
 
 kernel-resources: $(DEV_STAMP) ## Record what every kernel compiles to: registers, spills, bytes per cycle
 	PYTHONPATH=tests:kernels $(BIN)/python -m support.compile_scripts benchmarks/results/compile/resources.json
