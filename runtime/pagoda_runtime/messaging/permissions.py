@@ -52,9 +52,7 @@ def _worker(role: str) -> Permissions:
     """A worker of one role: takes its work, tells tokens, blocks and itself."""
     is_decode = role == "decode"
     asks = (subjects.prefill("*"), subjects.cancel("*")) if is_decode else ()
-    work = (
-        (subjects.decode("*"), subjects.probe("*")) if is_decode else (subjects.prefill("*"),)
-    )
+    work = (subjects.decode("*"), subjects.probe("*")) if is_decode else (subjects.prefill("*"),)
     peers = subjects.status_of("prefill" if is_decode else "decode")
     return Permissions(
         publish=(
