@@ -5,7 +5,7 @@ server. A service that starts to use another subject gets it here, or the server
 service logs `permissions violation`). Answers need no subject of their own: who hears a request may
 answer it once. Inboxes are apart by user, so nobody hears another's answers.
 
-A service that writes a stream may also make and change that stream, as each does at its start.
+A service that writes a stream may also make, change and replace it, as each may have to.
 """
 
 import json
@@ -13,6 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.stream_repair import (
+    LEASE_STREAM,
+    PROBE_STREAM,
+    PROBE_SUBJECT,
+    lease_subject,
+)
 
 ANSWER_SECONDS = 60  # who has not answered by then, may not: every request's deadline is below
 
@@ -32,17 +38,26 @@ def inbox_prefix(user: str) -> str:
 
 
 def _making(stream: str) -> tuple[str, ...]:
-    return (f"$JS.API.STREAM.CREATE.{stream}", f"$JS.API.STREAM.UPDATE.{stream}")
+    """What takes to make a stream and, after a write error, to make it anew: see stream_repair."""
+    own = (f"$JS.API.STREAM.{call}.{stream}" for call in ("CREATE", "UPDATE", "INFO", "DELETE"))
+    lease = (f"$JS.API.STREAM.{call}.{LEASE_STREAM}" for call in ("CREATE", "PURGE"))
+    probe = (f"$JS.API.STREAM.{call}.{PROBE_STREAM}" for call in ("CREATE", "DELETE"))
+    return (
+        *own,
+        f"$JS.API.CONSUMER.LIST.{stream}",
+        *lease,
+        lease_subject(stream),
+        *probe,
+        PROBE_SUBJECT,
+    )
 
 
 def _consuming(stream: str) -> tuple[str, ...]:
     return (
         f"$JS.API.CONSUMER.CREATE.{stream}.*",
         f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.*",
-        f"$JS.API.CONSUMER.DELETE.{stream}.*",
         f"$JS.API.CONSUMER.INFO.{stream}.*",
         f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
-        f"$JS.API.STREAM.INFO.{stream}",
         f"$JS.API.STREAM.PURGE.{stream}",
         f"$JS.ACK.{stream}.>",
     )

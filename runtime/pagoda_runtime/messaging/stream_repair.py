@@ -34,6 +34,7 @@ LEASE_SECONDS = 30.0  # longer than an attempt: nobody else begins before it has
 APPLIED_TRIES, APPLIED_PAUSE_SECONDS = 20, 0.25
 PROBE_BYTES = 1 << 16
 LEASE_STREAM, PROBE_STREAM = "PAGODA_REPAIR_LEASE", "PAGODA_REPAIR_PROBE"
+PROBE_SUBJECT = "pagoda.v1.repair_probe"
 _LEASE = StreamConfig(
     name=LEASE_STREAM,
     subjects=["pagoda.v1.repair_lease.*"],
@@ -129,29 +130,28 @@ class StreamRepair:
             await self._probe_disk()
             return await self._make_anew(watched.config, info)
         finally:
-            await self._jetstream.purge_stream(LEASE_STREAM, subject=_lease_subject(name))
+            await self._jetstream.purge_stream(LEASE_STREAM, subject=lease_subject(name))
 
     async def _take_lease(self, name: str) -> bool:
         await self._jetstream.add_stream(_LEASE)
         try:
-            await self._jetstream.publish(_lease_subject(name), headers=_EXPECT_NONE)
+            await self._jetstream.publish(lease_subject(name), headers=_EXPECT_NONE)
         except nats.js.errors.BadRequestError:
             return False  # somebody else is at it, or was a moment ago
         return True
 
     async def _probe_disk(self) -> None:
         """Raise what NATS says, or a timeout, unless its disk takes a message."""
-        subject = "pagoda.v1.repair_probe"
         with contextlib.suppress(nats.js.errors.NotFoundError):
             await self._jetstream.delete_stream(PROBE_STREAM)
         await self._jetstream.add_stream(
             StreamConfig(
-                name=PROBE_STREAM, subjects=[subject], storage=StorageType.FILE,
+                name=PROBE_STREAM, subjects=[PROBE_SUBJECT], storage=StorageType.FILE,
                 max_bytes=4 * PROBE_BYTES,
             )
         )  # fmt: skip
         try:
-            await self._jetstream.publish(subject, bytes(PROBE_BYTES))
+            await self._jetstream.publish(PROBE_SUBJECT, bytes(PROBE_BYTES))
         finally:
             await self._jetstream.delete_stream(PROBE_STREAM)
 
@@ -193,7 +193,8 @@ class StreamRepair:
             watched.on_state(not trouble, trouble)
 
 
-def _lease_subject(name: str) -> str:
+def lease_subject(name: str) -> str:
+    """Who publishes here first may repair the stream of this name."""
     return f"pagoda.v1.repair_lease.{name}"
 
 

@@ -76,7 +76,7 @@ FORBIDDEN_TO_PUBLISH = [
     ("decode", subjects.decode("decode-2")),
     ("decode", subjects.route("model")),
     ("decode", f"{inbox_prefix('gateway')}.guessed.1"),
-    ("decode", "$JS.API.STREAM.DELETE.KV_EVENTS"),
+    ("decode", "$JS.API.STREAM.DELETE.USAGE"),
     ("decode", "$JS.API.STREAM.PURGE.USAGE"),
     ("decode", "$JS.API.STREAM.UPDATE.USAGE"),
     ("decode", "$JS.API.CONSUMER.CREATE.USAGE.mine"),
@@ -209,8 +209,27 @@ async def test_streams_are_made_written_read_trimmed_and_replayed(
                 )
         async with asyncio.timeout(10):
             assert [await seen.get() for _ in writers] == list(writers)
-            await reading.replay(stream, "durable")
-            assert [await seen.get() for _ in writers] == list(writers)
+
+
+@pytest.mark.parametrize(
+    ("user", "stream", "pattern"),
+    [
+        ("gateway", subjects.USAGE_STREAM, subjects.USAGE_ALL),
+        ("decode", subjects.KV_EVENTS_STREAM, subjects.KV_EVENTS_ALL),
+        ("kvstore", subjects.KV_EVENTS_STREAM, subjects.KV_EVENTS_ALL),
+    ],
+)
+async def test_who_writes_a_stream_may_repair_it(
+    server: Server, tmp_path: Path, user: str, stream: str, pattern: str
+) -> None:
+    async with bus_of(user, server, tmp_path) as bus, asyncio.timeout(10):
+        await bus.ensure_stream(
+            stream, [pattern], max_bytes=1 << 20, max_age_seconds=None, discard_old=True
+        )
+        repair = bus._streams._repair
+        watched = repair._streams[stream]
+        while not await repair._is_well(watched, is_silent=True):  # noqa: ASYNC110  (a lease)
+            await asyncio.sleep(0.1)
 
 
 async def test_a_stream_is_trimmed_by_its_reader(server: Server, tmp_path: Path) -> None:
