@@ -50,7 +50,7 @@ PROMPTS = [
     SHARED + random_tokens(9),
     random_tokens(83),
 ]
-SHORT_PROMPTS = [prompt[:20] for prompt in PROMPTS]
+SHORT_PROMPTS = [prompt[-20:] for prompt in PROMPTS]  # they share nothing, so blocks run out
 
 
 class FamilySubject(Subject):
