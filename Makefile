@@ -8,8 +8,10 @@ MEMBERS := proto kernels engine runtime worker services/gateway services/router 
 TORCH_INDEX ?=
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
+CLIENTS_VENV := .venv-clients
+CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 
-.PHONY: help setup up test lint typecheck format bench proto proto-check docs docs-check check-gpu chaos soak kernel-resources e2e compose-test clean
+.PHONY: help setup up test lint typecheck format bench proto proto-check docs docs-check check-gpu chaos soak kernel-resources e2e clients compose-test clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -87,8 +89,16 @@ soak: $(DEV_STAMP) ## Ten minutes of changeable clients: nothing may grow, leak 
 kernel-resources: $(DEV_STAMP) ## Record what every kernel compiles to: registers, spills, bytes per cycle
 	PYTHONPATH=tests:kernels $(BIN)/python -m support.compile_scripts benchmarks/results/compile/resources.json
 
+$(CLIENTS_STAMP): requirements-clients.txt
+	$(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/pip install -q --disable-pip-version-check -r requirements-clients.txt
+	@touch $@
+
+clients: $(DEV_STAMP) $(CLIENTS_STAMP) ## Run other people's clients (LangChain, LiteLLM, lm-eval ...) against the system, in .venv-clients
+	PYTHONPATH=tests $(BIN)/python -m clients $(CLIENTS_VENV)/bin/python
+
 compose-test: $(DEV_STAMP) ## Bring compose.yaml up with Docker and stream through it
 	$(BIN)/python -m pytest -m compose tests/compose $(PYTEST_ARGS)
 
 clean: ## Remove .venv and run-time data
-	rm -rf $(VENV) .pagoda
+	rm -rf $(VENV) $(CLIENTS_VENV) .pagoda

@@ -16,13 +16,34 @@ SPECIAL_TOKENS = ("<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>
 BOS_ID, END_ID, PAD_ID = 0, 1, 5
 
 # `role marker, text, <|end|>` per message, so that a turn ends with the token that ends generation.
+# Tools and their calls are written as the Hermes and Qwen families write them; the model has learnt
+# none of it, a grammar has it speak so.
 CHAT_TEMPLATE = """\
 {{- bos_token }}
-{%- for message in messages %}
-    {%- if message.role not in ['system', 'user', 'assistant'] %}
-        {{- raise_exception('role must be system, user or assistant, not ' ~ message.role) }}
+{%- if tools %}
+    {{- '<|system|>' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content | trim ~ '\\n\\n' }}
     {%- endif %}
-    {{- '<|' ~ message.role ~ '|>' ~ message.content | trim ~ eos_token }}
+    {{- 'Call functions like this:\\n<tool_call>\\n{"name": "f", "arguments": {}}\\n</tool_call>' }}
+    {%- for tool in tools %}
+        {{- '\\n' ~ (tool | tojson) }}
+    {%- endfor %}
+    {{- eos_token }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role not in ['system', 'user', 'assistant', 'tool'] %}
+        {{- raise_exception('role must be system, user, assistant or tool, not ' ~ message.role) }}
+    {%- endif %}
+    {%- if message.role == 'tool' %}
+        {{- '<|user|><tool_response>\\n' ~ message.content ~ '\\n</tool_response>' ~ eos_token }}
+    {%- elif not (tools and loop.first and message.role == 'system') %}
+        {{- '<|' ~ message.role ~ '|>' ~ message.content | trim }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<tool_call>\\n' ~ (call.function | tojson) ~ '\\n</tool_call>' }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|assistant|>' }}

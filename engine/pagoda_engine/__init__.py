@@ -18,6 +18,7 @@ from pagoda_engine.errors import (
     MemoryBudgetError,
     QueueFullError,
     SequenceStateError,
+    TokenMaskError,
     UnsupportedModelError,
 )
 from pagoda_engine.models.model_folder import LoadedModel, load_model
@@ -38,7 +39,7 @@ from pagoda_engine.step.result import (
     StepResult,
     StepStats,
 )
-from pagoda_engine.token_mask import TokenMask
+from pagoda_engine.token_mask import TokenBits, TokenMask, token_bits
 from pagoda_engine.validation import check_request
 
 __all__ = [
@@ -71,11 +72,14 @@ __all__ = [
     "StartUp",
     "StepResult",
     "StepStats",
+    "TokenBits",
     "TokenLogprobs",
     "TokenMask",
+    "TokenMaskError",
     "UnsupportedModelError",
     "check_request",
     "kv_layout",
     "load_engine",
     "load_model",
+    "token_bits",
 ]

@@ -6,6 +6,7 @@ Ties the scheduler, the KV blocks, the model and the sampler together. Knows no 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 
@@ -14,14 +15,19 @@ from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.device import DeviceQueue, GraphCapture, device_parts
 from pagoda_engine.engine_load import EngineLoad
-from pagoda_engine.errors import InvalidSequenceError, QueueFullError, SequenceStateError
+from pagoda_engine.errors import (
+    InvalidSequenceError,
+    QueueFullError,
+    SequenceStateError,
+    TokenMaskError,
+)
 from pagoda_engine.models.model_folder import LoadedModel
-from pagoda_engine.sampling import SampleRow, SamplingState, TokenCounts
-from pagoda_engine.scheduler.scheduler import ScheduledStep, Scheduler
+from pagoda_engine.sampling import SampleRow, SamplingState
+from pagoda_engine.scheduler.scheduler import ScheduledSequence, ScheduledStep, Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
-from pagoda_engine.step.commit import commit_step, end_of, final_output
+from pagoda_engine.step.commit import commit_step, fail, final_output, take_token
 from pagoda_engine.step.decode_graphs import Progress
 from pagoda_engine.step.launched import LaunchedStep
 from pagoda_engine.step.layer_export import LayerExport, OnLayers
@@ -34,6 +40,7 @@ from pagoda_engine.step.result import (
     StepStats,
 )
 from pagoda_engine.step.runner import Runner
+from pagoda_engine.step.sample_row import sample_row
 from pagoda_engine.validation import check_config, check_import, check_request
 
 
@@ -208,7 +215,8 @@ class Engine:
                 ``num_cached_tokens`` of the reservation. The engine prefills the rest, so a failed
                 import is no special case.
             first_token_id: the next output token, which the producer sampled and published; it is
-                not reported again. Needs the KV of all tokens before it.
+                not reported again; what a grammar forces after it is. Needs the KV of all tokens
+                before it.
 
         Raises:
             SequenceStateError: it does not wait for an import.
@@ -300,30 +308,46 @@ class Engine:
 
     def _launch(self, started: float) -> ScheduledStep:
         scheduled = self._scheduler.schedule()
-        if not scheduled.batch:
-            return scheduled
         scheduled_at = self._clock()
         with self._queue.preparing():
-            rows = [self._row(entry.sequence) for entry in scheduled.batch if entry.samples]
+            batch, rows = self._rows(scheduled.batch)
+            scheduled = replace(scheduled, batch=batch)
+            if not batch:
+                return scheduled
             export = self._layer_export
-            on_layer = None if export is None else export.of_batch(scheduled.batch)
-            step = self._runner.prepare(scheduled.batch, rows, on_layer=on_layer)
+            on_layer = None if export is None else export.of_batch(batch)
+            step = self._runner.prepare(batch, rows, on_layer=on_layer)
         sampled_rows = iter(step.row_of)
-        for entry in scheduled.batch:
+        for entry in batch:
             row = next(sampled_rows) if entry.samples else None
             entry.sequence.launch(entry.num_new_tokens, row=row)
         work = self._queue.submit(step.work)
         times = (started, scheduled_at, self._clock())
-        self._in_flight.append(LaunchedStep(scheduled.batch, step, work, times))
+        self._in_flight.append(LaunchedStep(batch, step, work, times))
         return scheduled
+
+    def _rows(
+        self, batch: tuple[ScheduledSequence, ...]
+    ) -> tuple[tuple[ScheduledSequence, ...], list[SampleRow]]:
+        """Return the batch without those whose grammar fails, which end here, and its rows."""
+        kept, rows = list[ScheduledSequence](), list[SampleRow]()
+        for entry in batch:
+            try:
+                if entry.samples:
+                    rows.append(sample_row(entry.sequence, self.model))
+                kept.append(entry)
+            except TokenMaskError as error:
+                failed = fail(self._scheduler, entry.sequence, FinishReason.INVALID, str(error))
+                self._pending_outputs.append(failed)
+        return tuple(kept), rows
 
     def _read(
         self, launched: LaunchedStep, num_preempted: int
     ) -> tuple[list[SequenceOutput], list[ComputedBlocks], StepStats]:
         started = self._clock()
-        tokens = launched.read()
+        read = launched.read()
         read_at = self._clock()
-        outputs, computed = commit_step(self._scheduler, launched.batch, tokens)
+        outputs, computed = commit_step(self._scheduler, launched.batch, read)
         stats = launched.stats(
             self._previous,
             num_preempted=num_preempted,
@@ -333,31 +357,12 @@ class Engine:
         self._previous = launched
         return outputs, computed, stats
 
-    def _row(self, sequence: Sequence) -> SampleRow:
-        state, num_prompt = sequence.sampling_state, sequence.num_prompt_tokens
-        tokens, mask = sequence.token_ids, sequence.request.token_mask
-        if state.has_penalties and state.counts is None:
-            state.counts = TokenCounts(
-                tokens[:num_prompt],
-                tokens[num_prompt:],
-                self.model.vocab_size,
-                self.model.device,
-            )
-        allowed = None if mask is None else mask.allowed(tokens[num_prompt:])
-        is_dead_end = allowed is not None and not allowed.any()
-        return SampleRow(
-            state,
-            sequence.num_tokens - num_prompt,
-            None if is_dead_end else allowed,
-            is_dead_end=is_dead_end,
-        )
-
     def _take_first_token(self, sequence: Sequence, token_id: int) -> None:
-        reason = end_of(sequence, token_id)
-        sequence.token_ids.append(token_id)
-        if reason is not None:  # a producer that is awake does not hand over what has ended
-            matched = token_id if reason is FinishReason.STOP else None
-            self._pending_outputs.append(final_output(sequence, reason, matched=matched))
+        output = take_token(sequence, token_id)
+        rest = replace(output, first_index=output.first_index + 1, token_ids=output.token_ids[1:])
+        if rest.token_ids or rest.finish_reason is not None:
+            self._pending_outputs.append(rest)
+        if rest.finish_reason is not None:  # a producer that is awake hands no such one over
             self._scheduler.finish(sequence)
 
 

@@ -32,8 +32,7 @@ class EngineLoad:
         """Count what waits, runs and is held."""
         waiting_tokens = sum(len(s.token_ids) for s in scheduler.waiting)
         for sequence in (*scheduler.running, *scheduler.importing.values()):
-            if sequence.is_prefilling:
-                waiting_tokens += sequence.num_uncomputed_tokens
+            waiting_tokens += sequence.num_uncomputed_tokens - (not sequence.is_prefilling)
         return cls(
             num_waiting=len(scheduler.waiting),
             num_running=len(scheduler.running) + len(scheduler.importing),

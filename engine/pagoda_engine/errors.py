@@ -7,6 +7,7 @@
     ├── MemoryBudgetError          the model, or the longest sequence, does not fit in the memory
     ├── InvalidSequenceError       a SequenceRequest (or a call about one) that can never be served
     ├── QueueFullError             too many sequences wait already; try again later
+    ├── TokenMaskError             a grammar, or lists of tokens, that leave nothing to say
     ├── SequenceStateError         a call that does not fit what the sequence is doing
     └── BlockPoolError             blocks freed twice or never owned: a bug of the caller
 
@@ -89,6 +90,10 @@ class QueueFullError(EngineError):
             f"{num_waiting} sequences wait and the limit is {limit}; retry later or raise "
             "max_num_waiting"
         )
+
+
+class TokenMaskError(EngineError):
+    """No next token is allowed, or a grammar is too complex from here on; ends its own sequence."""
 
 
 class SequenceStateError(EngineError):

@@ -12,8 +12,10 @@ class SamplingParams:
     and failover do not change what is drawn.
 
     Attributes:
-        max_tokens: output tokens at most, counted from output index 0; >= 1.
-        min_tokens: no stop token is chosen before this many output tokens.
+        max_tokens: output tokens at most, counted from output index 0; >= 1, or 0 where prompt
+            logprobs or an embedding are all that is asked for.
+        min_tokens: no stop token is chosen before this many output tokens, unless a grammar leaves
+            nothing else.
         temperature: 0 means greedy.
         top_k: keep the k likeliest; 0 = off.
         top_p: keep the smallest set with this probability; 1 = off.
@@ -24,8 +26,17 @@ class SamplingParams:
         logit_bias: token id -> added to its logit.
         seed: unsigned 64 bit.
         num_logprobs: alternatives returned for each token; None = no logprobs at all.
+        logprob_token_ids: logprobs of these tokens are returned in place of the likeliest; needs
+            num_logprobs.
+        num_prompt_logprobs: alternatives returned for each prompt token but the first; None = no
+            logprobs of the prompt at all. No cached block is used then: their logits are gone.
         stop_token_ids: end the output (beside the model's EOS, which ignore_eos switches off).
         ignore_eos: the model's EOS does not end the output.
+        allowed_token_ids: no other token is chosen; empty = all. What a grammar forces comes all
+            the same.
+        bad_words: sequences of tokens; the last token of one is not chosen where the output ends
+            with those before it. Each token must be known before the next, as with a grammar.
+        embed: the prompt's embedding is returned, and no token; needs max_tokens 0.
     """
 
     max_tokens: int
@@ -40,5 +51,10 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
     num_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    num_prompt_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    embed: bool = False

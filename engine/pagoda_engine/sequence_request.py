@@ -32,7 +32,8 @@ class SequenceRequest:
         prefill_only: finish after one sampled token and keep the blocks until `Engine.release`, so
             that they can be sent to another worker.
         token_mask: which tokens may come next; None for all. Its sequence is in every other step at
-            most where steps overlap, since each of its tokens must be known before the next.
+            most where steps overlap, since each of its tokens must be known before the next. An
+            error of it ends the sequence with INVALID.
     """
 
     sequence_id: str

@@ -3,13 +3,14 @@
 Knows requests, limits and what an import says. Changes nothing.
 """
 
+import itertools
 import math
 
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.errors import InvalidConfigError, InvalidSequenceError
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.scheduler.sequence import Sequence
-from pagoda_engine.sequence_request import SequenceRequest
+from pagoda_engine.sequence_request import KvSource, SequenceRequest
 
 _HASH_BYTES = 16
 _MAX_SEED = 2**64
@@ -55,13 +56,17 @@ def check_request(
         ("output_token_ids", request.output_token_ids),
         ("stop_token_ids", request.sampling.stop_token_ids),
         ("logit_bias", tuple(request.sampling.logit_bias)),
+        ("logprob_token_ids", request.sampling.logprob_token_ids),
+        ("allowed_token_ids", request.sampling.allowed_token_ids),
+        ("bad_words", tuple(itertools.chain.from_iterable(request.sampling.bad_words))),
     ):
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise InvalidSequenceError(f"a token in {name}", wrong, f"in [0, {vocab_size})")
     _check_hashes(request, config)
     check_sampling(request.sampling, vocab_size)
-    if num_output >= request.sampling.max_tokens:
+    _check_prompt_results(request)
+    if num_output >= max(1, request.sampling.max_tokens):
         raise InvalidSequenceError(
             "number of output tokens", num_output, f"below max_tokens {request.sampling.max_tokens}"
         )
@@ -71,8 +76,9 @@ def check_request(
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Raise InvalidSequenceError if a sampling parameter is out of range."""
     finite = math.isfinite
+    least_tokens = 0 if params.embed or params.num_prompt_logprobs is not None else 1
     rules = (
-        ("max_tokens", params.max_tokens >= 1, "at least 1"),
+        ("max_tokens", params.max_tokens >= least_tokens, f"at least {least_tokens}"),
         ("min_tokens", params.min_tokens >= 0, "at least 0"),
         ("temperature", finite(params.temperature) and params.temperature >= 0, "at least 0"),
         ("top_k", 0 <= params.top_k < _MAX_TOP_K, "in [0, 2**31); 0 is off"),
@@ -92,6 +98,18 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
             params.num_logprobs is None or 0 <= params.num_logprobs <= vocab_size,
             f"None or in [0, {vocab_size}]",
         ),
+        (
+            "logprob_token_ids",
+            not params.logprob_token_ids or params.num_logprobs is not None,
+            "empty without num_logprobs",
+        ),
+        ("bad_words", all(params.bad_words), "of one token at least, each"),
+        (
+            "num_prompt_logprobs",
+            params.num_prompt_logprobs is None or 0 <= params.num_prompt_logprobs <= vocab_size,
+            f"None or in [0, {vocab_size}]",
+        ),
+        ("embed", not (params.embed and params.max_tokens), "False unless max_tokens is 0"),
     )
     for name, is_met, limit in rules:
         if not is_met:
@@ -140,11 +158,23 @@ def _check_hashes(request: SequenceRequest, config: EngineConfig) -> None:
             raise InvalidSequenceError("size of a block hash", len(block_hash), _HASH_BYTES)
 
 
+def _check_prompt_results(request: SequenceRequest) -> None:
+    """What else a prompt gives is only where it is computed, and its output goes on there."""
+    if not request.prefill_only and request.kv_source is not KvSource.IMPORT:
+        return
+    for name, unset in (("num_prompt_logprobs", None), ("embed", False)):
+        wanted = getattr(request.sampling, name)
+        if wanted is not unset:
+            raise InvalidSequenceError(
+                name, wanted, f"{unset} where the KV is imported or exported"
+            )
+
+
 def _check_blocks(request: SequenceRequest, config: EngineConfig, max_model_len: int) -> None:
     num_prompt, num_output = len(request.prompt_token_ids), len(request.output_token_ids)
     # The last output token is never fed back, so its KV needs no slot.
     longest = min(max_model_len, num_prompt + request.sampling.max_tokens) - 1
-    if request.prefill_only:
+    if request.prefill_only or not request.sampling.max_tokens:
         longest = num_prompt + num_output
     num_blocks = -(-longest // config.block_size)
     if num_blocks > config.num_blocks:

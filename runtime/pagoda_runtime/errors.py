@@ -3,6 +3,7 @@
 RuntimeServiceError
 ├── SettingsError          unknown PAGODA_* names or values that cannot be used; lists all of them
 ├── ModelFolderError       no usable model folder
+├── GrammarError           a grammar that cannot be compiled, or is too complex to go on with
 ├── BusError               NATS
 │   ├── BusConnectError        no connection within the time allowed
 │   ├── BusDisconnectedError   the connection is down and its buffer is full, or it was closed
@@ -33,6 +34,10 @@ class SettingsError(RuntimeServiceError):
 
 class ModelFolderError(RuntimeServiceError):
     """No usable model folder."""
+
+
+class GrammarError(RuntimeServiceError):
+    """A grammar that cannot be compiled or followed; the message is for who wrote it."""
 
 
 class BusError(RuntimeServiceError):

@@ -37,7 +37,8 @@ def _three(role: str) -> tuple[Fault, ...]:
 
 
 GATEWAY_BACK_SECONDS = 15.0  # until it is up again: there is no second one
-ROUTER_BACK_SECONDS = 1.0
+NATS_BACK_SECONDS = 3.0
+NATS_AWAKE_SECONDS = 10.0  # its pauses are as long as the deadlines of requests
 
 CASES = {
     case.name: case
@@ -57,7 +58,6 @@ CASES = {
             "r6",
             "kill -9 the router",
             _each(Action.KILL, "router"),
-            max_refused_seconds=ROUTER_BACK_SECONDS,
         ),
         Case("r7", "damaged NVMe segments, kill -9 the kvstore", _each(Action.DAMAGE, "kvstore")),
         Case("r10", "Redis accepts and never answers", _each(Action.PAUSE, "redis")),
@@ -72,13 +72,18 @@ CASES = {
         Case("prefill", "every fault of a prefill worker", _three("prefill")),
         Case("kvstore", "every fault of the kvstore", _three("kvstore")),
         Case("redis", "every fault of Redis", _three("redis")),
-        Case("router", "every fault of the router", _three("router"), max_refused_seconds=5),
-        Case("nats", "kill -9 NATS", _each(Action.KILL, "nats"), max_refused_seconds=10),
+        Case("router", "every fault of the router", _three("router")),
+        Case(
+            "nats",
+            "kill -9 NATS",
+            _each(Action.KILL, "nats"),
+            max_refused_seconds=NATS_BACK_SECONDS,
+        ),
         Case(
             "nats-slow",
             "NATS stops and wakes, or is restarted",
             (Fault(Action.PAUSE, "nats"), Fault(Action.TERM, "nats")),
-            max_refused_seconds=10,
+            max_refused_seconds=NATS_AWAKE_SECONDS,
         ),
         Case(
             "short",
@@ -88,13 +93,13 @@ CASES = {
                 *_each(Action.PAUSE, "decode", "redis"),
                 *_each(Action.TERM, "kvstore"),
             ),
-            max_refused_seconds=10,
+            max_refused_seconds=NATS_BACK_SECONDS,
         ),
         Case(
             "mixed",
             "any fault of any process but the gateway, in random order",
             tuple(fault for role in (*WORKERS, *BEHIND) for fault in _three(role)),
-            max_refused_seconds=10,
+            max_refused_seconds=NATS_AWAKE_SECONDS,
         ),
     )
 }

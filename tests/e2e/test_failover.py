@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-import psutil
 import pytest
 from support.greedy_oracle import GreedyOracle
+from support.processes import busy_decode_workers
 from support.stack import running_stack
 from support.tiny_checkpoints import make_tiny_checkpoint
 
@@ -55,15 +55,3 @@ def test_a_killed_decode_worker_costs_no_token(tmp_path: Path) -> None:
     assert [usage["completion_tokens"] for usage in usages] == [MAX_TOKENS]
     assert receipt["attempts"] == 2
     assert receipt["output_tokens"] == MAX_TOKENS
-
-
-def busy_decode_workers(parent_pid: int) -> list[psutil.Process]:
-    """The decode process that generates now: the one with the most CPU time lately."""
-    workers = [
-        process
-        for process in psutil.Process(parent_pid).children(recursive=True)
-        if "pagoda_decode" in " ".join(process.cmdline())
-    ]
-    for worker in workers:
-        worker.cpu_percent()
-    return sorted(workers, key=lambda worker: worker.cpu_percent(interval=0.1))[-1:]

@@ -51,14 +51,19 @@ def make_request(
 
 @dataclass
 class Collected:
-    """One sequence's outputs; `token_ids[i]` has output index first_index + i."""
+    """One sequence's outputs; `token_ids[i]` has output index first_index + i.
+
+    `prompt_logprobs[i]` is of prompt token i; one that came again came alike.
+    """
 
     first_index: int | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     finish_reason: FinishReason | None = None
     matched_stop_token_id: int | None = None
     error: str = ""
+    embedding: bytes = b""
 
 
 class EngineDriver:
@@ -87,9 +92,13 @@ class EngineDriver:
             assert output.first_index == expected, "an index came twice or was skipped"
             collected.token_ids.extend(output.token_ids)
             collected.logprobs.extend(output.logprobs)
+            for i, logprobs in enumerate(output.prompt_logprobs, start=output.first_prompt_index):
+                known = collected.prompt_logprobs.setdefault(i, logprobs)
+                assert known.token_id == logprobs.token_id
             collected.finish_reason = output.finish_reason
             collected.matched_stop_token_id = output.matched_stop_token_id
             collected.error = output.error
+            collected.embedding = output.embedding
         return result
 
     def run(self, max_steps: int = 10_000) -> dict[str, Collected]:

@@ -21,7 +21,9 @@ from pagoda_engine.scheduler import ScheduledStep, Scheduler, Sequence
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
 from pagoda_engine.step.commit import commit_step
+from pagoda_engine.step.launched import ReadStep
 from pagoda_engine.step.result import ComputedBlocks
+from pagoda_engine.token_mask import TokenBits
 from support.engine_driver import hash_block
 
 VOCAB_SIZE = 50
@@ -37,12 +39,33 @@ def next_token(token_ids: SequenceOf[int]) -> int:
     return kv_of(token_ids)[0] % VOCAB_SIZE
 
 
+class ForcesRuns:
+    """Of each 16 output tokens, forces those from `first` to the last."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def bitmask(self, output_token_ids: SequenceOf[int]) -> TokenBits:
+        raise AssertionError("nothing is sampled here")
+
+    def forced(self, output_token_ids: SequenceOf[int]) -> SequenceOf[int]:
+        index = len(output_token_ids) % 16
+        return range(index, 16) if index >= self.first else ()
+
+
+def token_after(request: SequenceRequest, token_ids: SequenceOf[int]) -> int:
+    """Return what is chosen after these tokens, prompt included."""
+    mask = request.token_mask
+    forced = mask.forced(token_ids[len(request.prompt_token_ids) :]) if mask is not None else ()
+    return forced[0] if forced else next_token(token_ids)
+
+
 def expected_output(request: SequenceRequest, max_model_len: int) -> list[int]:
     """Compute a sequence alone, one token at a time, without blocks: the naive truth."""
     tokens = [*request.prompt_token_ids, *request.output_token_ids]
     num_prompt = len(request.prompt_token_ids)
     while True:
-        tokens.append(next_token(tokens))
+        tokens.append(token_after(request, tokens))
         num_output = len(tokens) - num_prompt
         is_full = num_output == request.sampling.max_tokens or len(tokens) == max_model_len
         if tokens[-1] == EOS or is_full or request.prefill_only:
@@ -136,11 +159,10 @@ class Simulation:
             self.check_kv(tokens[: row.first_token], row.block_ids)
             self.write_kv(tokens, row.block_ids, row.first_token)
             if row.samples:
-                sampled[row.sequence] = next_token(tokens)
+                sampled[row.sequence] = token_after(row.sequence.request, tokens)
         self.sampled = sampled
-        outputs, computed = commit_step(
-            self.scheduler, scheduled.batch, [SampledToken(token) for token in sampled.values()]
-        )
+        read = ReadStep([SampledToken(token) for token in sampled.values()], [], [])
+        outputs, computed = commit_step(self.scheduler, scheduled.batch, read)
         for output in outputs:
             self.outputs.setdefault(output.sequence_id, []).append(output)
         self.computed += computed

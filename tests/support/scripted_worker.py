@@ -8,8 +8,10 @@ first one stopped.
 import asyncio
 import contextlib
 import hashlib
+import math
+import struct
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry.context import Context
@@ -22,12 +24,14 @@ from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus, Subscription
 from pagoda_runtime.status import Heartbeat, WorkerDirectory, slow_status
 
+EMBEDDING_SIZE = 4
 TokenAt = Callable[[pb.GenerateRequest, int], int]
 
 
 def tiny_card(name: str = "tiny", **values: int) -> ModelCard:
     """A model card that fits `tiny_tokenizer`."""
     fields = {"block_size": 16, "block_bytes": 1024, "max_model_len": 512, "vocab_size": 267}
+    fields["embedding_size"] = EMBEDDING_SIZE
     identity = hashlib.blake2b(name.encode(), digest_size=16).digest()
     return ModelCard(name=name, kv_identity=identity, dtype="float32", **{**fields, **values})
 
@@ -49,6 +53,7 @@ def spell(token_ids: list[int]) -> TokenAt:
 class _Running:
     request: pb.GenerateRequest
     index: int
+    is_new: bool = True
 
 
 @dataclass
@@ -63,7 +68,8 @@ class ScriptedWorker:
         step_seconds: pause between steps; 0 = as fast as the event loop goes.
         admit_status: answers of the waiting queue; anything but ACCEPTED refuses.
         gate_index: sequences wait before this output index until `open_gate`; None = no gate.
-        finish_error: ends every sequence with FINISH_REASON_ERROR at `gate_index`.
+        finish_error: ends every sequence at `gate_index`.
+        finish_reason: with this reason.
         cached: prompt tokens reported as reused (device).
         requests, cancels, probes: everything that came.
     """
@@ -76,6 +82,7 @@ class ScriptedWorker:
     admit_status: pb.AdmitStatus = pb.ADMIT_STATUS_ACCEPTED
     gate_index: int | None = None
     finish_error: str = ""
+    finish_reason: "pb.FinishReason.ValueType" = pb.FINISH_REASON_ERROR
     cached: int = 0
     worker_id: str = field(default_factory=lambda: new_worker_id("decode"))
     epoch: str = field(default_factory=new_epoch)
@@ -195,12 +202,16 @@ class ScriptedWorker:
         while True:
             await self._work.wait()
             by_gateway: dict[str, list[pb.Frame]] = defaultdict(list)
+            for running in self._running.values():
+                if running.is_new and running.request.sampling.HasField("num_prompt_logprobs"):
+                    by_gateway[running.request.gateway_id] += self._prompt_frames(running)
+                running.is_new = False
             for key, running in list(self._running.items()):
                 if self.gate_index is not None and running.index >= self.gate_index:
                     if not self.finish_error:
                         continue
                     frame = self._frame(running)
-                    frame.finish_reason = pb.FINISH_REASON_ERROR
+                    frame.finish_reason = self.finish_reason
                     frame.error = self.finish_error
                 else:
                     frame = self._next_frame(running)
@@ -223,9 +234,31 @@ class ScriptedWorker:
             first_index=running.index,
         )
 
+    def _prompt_frames(self, running: _Running) -> list[pb.Frame]:
+        """Log probabilities of all prompt tokens but the first, two in a frame."""
+        prompt, num = running.request.prompt_token_ids, running.request.sampling.num_prompt_logprobs
+        frames = []
+        for start in range(1, len(prompt), 2):
+            frame = self._frame(running)
+            frame.first_prompt_index = start
+            for token_id in prompt[start : start + 2]:
+                position = _logprobs(token_id, num)
+                position.rank = 1
+                frame.prompt_logprobs.append(position)
+            frames.append(frame)
+        return frames
+
     def _next_frame(self, running: _Running) -> pb.Frame:
         request, sampling = running.request, running.request.sampling
         frame = self._frame(running)
+        if sampling.embed:
+            frame.finish_reason = pb.FINISH_REASON_STOP
+            frame.embedding = embedding_of(request.prompt_token_ids)
+            frame.cached.device = self.cached
+            return frame
+        if not sampling.max_tokens:
+            frame.finish_reason = pb.FINISH_REASON_LENGTH
+            return frame
         token_id = self.token_at(request, running.index)
         forced = [i for i, bias in sampling.logit_bias.items() if bias >= 100]
         token_id = forced[0] if forced else token_id
@@ -246,6 +279,12 @@ class ScriptedWorker:
         if frame.finish_reason:
             frame.stages.decode_generate_ms = 3.0
         return frame
+
+
+def embedding_of(token_ids: Sequence[int]) -> bytes:
+    """What a prompt's embedding is: of length 1, and of each prompt another."""
+    values = [len(token_ids), *(token_ids[i % len(token_ids)] for i in range(EMBEDDING_SIZE - 1))]
+    return struct.pack(f"<{EMBEDDING_SIZE}f", *(value / math.hypot(*values) for value in values))
 
 
 def _logprobs(token_id: int, num_top: int) -> pb.PositionLogprobs:

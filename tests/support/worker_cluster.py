@@ -51,6 +51,7 @@ class Answer:
     request: generate_pb2.GenerateRequest
     frames: list[generate_pb2.Frame] = field(default_factory=list)
     tokens: dict[int, int] = field(default_factory=dict)
+    prompt_logprobs: dict[int, generate_pb2.PositionLogprobs] = field(default_factory=dict)
     last: generate_pb2.Frame | None = None
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -263,6 +264,9 @@ class Cluster:
                 for offset, token_id in enumerate(frame.token_ids):
                     known = answer.tokens.setdefault(frame.first_index + offset, token_id)
                     assert known == token_id, "an index came twice with different tokens"
+                for i, logprobs in enumerate(frame.prompt_logprobs, frame.first_prompt_index):
+                    assert not answer.tokens, "logprobs of the prompt after its first token"
+                    answer.prompt_logprobs[i] = logprobs
                 if frame.finish_reason:
                     answer.last = frame
                 answer.changed.notify_all()

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_engine import (
@@ -12,16 +12,21 @@ from pagoda_engine import (
     SequenceOutput,
     SequenceRequest,
     TokenLogprobs,
+    TokenMask,
 )
 from pagoda_runtime.block_hash import HASH_BYTES, split_hashes
 from pagoda_worker.errors import RequestFormatError
 from pagoda_worker.sequences import CachedTokens, LiveSequence, Stages
+
+MAX_FRAME_LOGPROBS = 1 << 14
+"""Tokens with their log probabilities in one frame, of 13 bytes each at most."""
 
 FINISH_REASONS = {
     FinishReason.STOP: generate_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: generate_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: generate_pb2.FINISH_REASON_ERROR,
+    FinishReason.INVALID: generate_pb2.FINISH_REASON_INVALID,
 }
 
 
@@ -40,8 +45,15 @@ def sampling_params(message: generate_pb2.SamplingParams) -> SamplingParams:
         logit_bias={token_id: as_decimal(bias) for token_id, bias in message.logit_bias.items()},
         seed=message.seed,
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        num_prompt_logprobs=(
+            message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None
+        ),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        logprob_token_ids=tuple(message.logprob_token_ids),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        embed=message.embed,
     )
 
 
@@ -60,8 +72,13 @@ def sampling_message(params: SamplingParams) -> generate_pb2.SamplingParams:
         logit_bias=dict(params.logit_bias),
         seed=params.seed,
         num_logprobs=params.num_logprobs,
+        num_prompt_logprobs=params.num_prompt_logprobs,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
+        logprob_token_ids=params.logprob_token_ids,
+        allowed_token_ids=params.allowed_token_ids,
+        bad_words=(generate_pb2.TokenSequence(token_ids=word) for word in params.bad_words),
+        embed=params.embed,
     )
 
 
@@ -72,6 +89,7 @@ def sequence_request(
     block_size: int,
     kv_source: KvSource,
     prefill_only: bool,
+    token_mask: TokenMask | None,
 ) -> SequenceRequest:
     """Return the engine's form of a request.
 
@@ -101,11 +119,12 @@ def sequence_request(
         output_token_ids=tuple(message.output_token_ids),
         kv_source=kv_source,
         prefill_only=prefill_only,
+        token_mask=token_mask,
     )
 
 
 def frame(sequence: LiveSequence, output: SequenceOutput) -> generate_pb2.Frame:
-    """Return one sequence's new tokens; the caller adds cached tokens and stages."""
+    """Return new tokens or an embedding; the caller adds cached tokens and stages."""
     message = generate_pb2.Frame(
         request_id=sequence.request_id,
         sequence_index=sequence.sequence_index,
@@ -114,6 +133,7 @@ def frame(sequence: LiveSequence, output: SequenceOutput) -> generate_pb2.Frame:
         token_ids=output.token_ids,
         logprobs=map(position_logprobs, output.logprobs),
         error=output.error,
+        embedding=output.embedding,
     )
     if output.finish_reason is not None:
         message.finish_reason = FINISH_REASONS[output.finish_reason]
@@ -122,11 +142,27 @@ def frame(sequence: LiveSequence, output: SequenceOutput) -> generate_pb2.Frame:
     return message
 
 
+def prompt_frames(sequence: LiveSequence, output: SequenceOutput) -> Iterator[generate_pb2.Frame]:
+    """Yield the prompt's log probabilities that an output has, in frames small enough to send."""
+    logprobs = output.prompt_logprobs
+    num = max(1, MAX_FRAME_LOGPROBS // (1 + max(len(position.top) for position in logprobs)))
+    for start in range(0, len(logprobs), num):
+        yield generate_pb2.Frame(
+            request_id=sequence.request_id,
+            sequence_index=sequence.sequence_index,
+            attempt=sequence.attempt,
+            first_index=output.first_index,
+            first_prompt_index=output.first_prompt_index + start,
+            prompt_logprobs=map(position_logprobs, logprobs[start : start + num]),
+        )
+
+
 def position_logprobs(logprobs: TokenLogprobs) -> generate_pb2.PositionLogprobs:
     """Return the wire's form of one position's log probabilities."""
     return generate_pb2.PositionLogprobs(
         chosen=generate_pb2.TokenLogprob(token_id=logprobs.token_id, logprob=logprobs.logprob),
         top=token_logprobs(logprobs.top),
+        rank=logprobs.rank,
     )
 
 

@@ -5,7 +5,7 @@ Knows frames and the bus. Knows nothing of the engine.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_runtime.errors import BusError
@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 MAX_QUEUED_MESSAGES = 4096
 MAX_FRAMES_PER_MESSAGE = 512
+MAX_MESSAGE_BYTES = 1 << 19  # NATS takes 1 MiB unless told otherwise
 PUBLISH_SECONDS = 5.0
 
 Publish = Callable[[str, generate_pb2.FramesMessage], Awaitable[None]]
@@ -50,16 +51,14 @@ class FramePublisher:
         self._step.setdefault(gateway_id, []).append(frame)
 
     def flush(self) -> None:
-        """End the step: queue one message for each gateway that has frames."""
+        """End the step: queue one message for each gateway that has frames, several if large."""
         if not self._step:
             return
         step, self._step = self._step, {}
         for gateway_id, frames in step.items():
-            for start in range(0, len(frames), MAX_FRAMES_PER_MESSAGE):
+            for some in _split(frames):
                 message = generate_pb2.FramesMessage(
-                    worker_id=self._worker_id,
-                    epoch=self._epoch,
-                    frames=frames[start : start + MAX_FRAMES_PER_MESSAGE],
+                    worker_id=self._worker_id, epoch=self._epoch, frames=some
                 )
                 self._enqueue(gateway_id, message)
 
@@ -89,3 +88,18 @@ class FramePublisher:
                 await self._queue.join()
         except TimeoutError:
             logger.warning("%d frame messages were not published in time", self._queue.qsize())
+
+
+def _split(frames: list[generate_pb2.Frame]) -> Iterator[list[generate_pb2.Frame]]:
+    """Yield frames in order, as many at a time as one message may have."""
+    some: list[generate_pb2.Frame] = []
+    num_bytes = 0
+    for frame in frames:
+        size = frame.ByteSize()
+        is_full = len(some) == MAX_FRAMES_PER_MESSAGE or num_bytes + size > MAX_MESSAGE_BYTES
+        if some and is_full:
+            yield some
+            some, num_bytes = [], 0
+        some.append(frame)
+        num_bytes += size
+    yield some

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagoda.rpc.v1 import generate_pb2
-from pagoda_engine import EngineError, KvSource, SequenceRequest, check_request
+from pagoda_engine import EngineError, KvSource, SequenceRequest, TokenMask, check_request
 from pagoda_worker import engine_messages
 from pagoda_worker.errors import RequestFormatError
 from pagoda_worker.sequences import LiveSequence, sequence_id_of
@@ -29,6 +29,7 @@ def check_message(
     now: float,
     is_import: bool,
     prefill_only: bool,
+    token_mask: TokenMask | None,
 ) -> SequenceRequest | Refusal:
     """Return what the engine is asked to do, or why nothing is.
 
@@ -41,16 +42,17 @@ def check_message(
         now: unix seconds.
         is_import: some of its KV comes from elsewhere.
         prefill_only: see `SequenceRequest`.
+        token_mask: see `SequenceRequest`.
     """
     if any(other.attempt > message.attempt and not other.is_ending for other in others):
-        return _invalid(f"attempt {message.attempt} of {message.request_id} has been superseded")
+        return invalid(f"attempt {message.attempt} of {message.request_id} has been superseded")
     if num_waiting >= max_num_waiting:
         return Refusal(
             generate_pb2.ADMIT_STATUS_OVERLOADED,
             f"{num_waiting} sequences wait, max_num_waiting is {max_num_waiting}",
         )
     if message.deadline_unix_seconds and now >= message.deadline_unix_seconds:
-        return _invalid(f"its deadline passed {now - message.deadline_unix_seconds:.3f} s ago")
+        return invalid(f"its deadline passed {now - message.deadline_unix_seconds:.3f} s ago")
     try:
         request = engine_messages.sequence_request(
             message,
@@ -58,6 +60,7 @@ def check_message(
             block_size=model.block_size,
             kv_source=KvSource.IMPORT if is_import else KvSource.COMPUTE,
             prefill_only=prefill_only,
+            token_mask=token_mask,
         )
         check_request(
             request,
@@ -66,9 +69,10 @@ def check_message(
             vocab_size=model.vocab_size,
         )
     except (RequestFormatError, EngineError) as error:
-        return _invalid(str(error))
+        return invalid(str(error))
     return request
 
 
-def _invalid(message: str) -> Refusal:
+def invalid(message: str) -> Refusal:
+    """Refuse what no worker can serve."""
     return Refusal(generate_pb2.ADMIT_STATUS_INVALID, message)

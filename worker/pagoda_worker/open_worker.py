@@ -14,6 +14,7 @@ from pagoda_runtime.process.health import Health
 from pagoda_runtime.process.service import ServiceContext, StoppedError
 from pagoda_runtime.rpc_client import grpc_channel
 from pagoda_worker.engine_options import engine_options, settings_errors
+from pagoda_worker.grammars import Grammars
 from pagoda_worker.heartbeat.status import WorkerIdentity
 from pagoda_worker.kv_transfer.nixl_pool import read_buffer_bytes
 from pagoda_worker.sequences import S
@@ -56,6 +57,13 @@ async def open_worker(
             _load, context, settings, resident, parents, start_up, on_layers, shares_pool
         )
         engine = await context.unless_stopped(loading)
+    model = engine.model
+    grammars = await asyncio.to_thread(
+        Grammars.load,
+        resolve_model_folder(context.common),
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+    )
     for phase, seconds in start_up.seconds.items():
         metrics.startup_seconds.labels(phase.replace(" ", "_").lower()).set(seconds)
     logger.info("%s", start_up.summary())
@@ -75,6 +83,7 @@ async def open_worker(
             identity=identity,
             engine=engine,
             model=ServedModel.of(engine, context.common.served_model_name),
+            grammars=grammars,
             resident=resident,
             parents=parents,
             settings=settings,

@@ -11,9 +11,10 @@ from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2, status_pb2
 from pagoda_engine import KvSource, Reservation, SequenceRequest
+from pagoda_runtime.errors import GrammarError
 from pagoda_worker.cancellations import Cancellations
 from pagoda_worker.errors import EngineLoopError
-from pagoda_worker.intake import Refusal, check_message
+from pagoda_worker.intake import Refusal, check_message, invalid
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 from pagoda_worker.sequence_handler import SequenceHandler
 from pagoda_worker.sequences import S, sequence_id_of
@@ -65,7 +66,7 @@ class RoleHandler(SequenceHandler[S]):
     def start_import(self, sequence: S, blocks: ReservedBlocks) -> None:
         """Begin to fill reserved blocks; ends with `Worker.post_import_finished`."""
 
-    def admit(
+    async def admit(
         self,
         message: generate_pb2.GenerateRequest,
         context: Context,
@@ -79,6 +80,12 @@ class RoleHandler(SequenceHandler[S]):
         the sequence it may set on return: nothing happens to a sequence before.
         """
         worker = self.worker
+        token_mask = None
+        if message.sampling.grammar:
+            try:
+                token_mask = await worker.grammars.mask(message.sampling.grammar)
+            except GrammarError as error:
+                return invalid(f"the grammar: {error}")
         if worker.is_draining:
             return Refusal(
                 generate_pb2.ADMIT_STATUS_DRAINING,
@@ -100,6 +107,7 @@ class RoleHandler(SequenceHandler[S]):
             now=now,
             is_import=is_import,
             prefill_only=prefill_only,
+            token_mask=token_mask,
         )
         if isinstance(request, Refusal):
             return request

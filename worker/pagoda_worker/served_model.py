@@ -20,6 +20,7 @@ class ServedModel:
         config: the engine's limits.
         max_model_len: tokens of one sequence at most.
         vocab_size: token ids are below it.
+        embedding_size: numbers in an embedding.
         block_bytes: of one KV block, all layers.
         dtype: of weights and KV, e.g. ``bfloat16``.
     """
@@ -29,6 +30,7 @@ class ServedModel:
     config: EngineConfig
     max_model_len: int
     vocab_size: int
+    embedding_size: int
     block_bytes: int
     dtype: str
 
@@ -42,6 +44,7 @@ class ServedModel:
             config=engine.config,
             max_model_len=engine.max_model_len,
             vocab_size=model.vocab_size,
+            embedding_size=model.description.hidden_size,
             block_bytes=engine.kv_cache.block_bytes,
             dtype=str(model.dtype).removeprefix("torch."),
         )
@@ -60,5 +63,6 @@ class ServedModel:
             block_bytes=self.block_bytes,
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
+            embedding_size=self.embedding_size,
             dtype=self.dtype,
         )

@@ -23,6 +23,7 @@ from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_worker.engine_loop import EngineLoop
 from pagoda_worker.errors import EngineFailedError, EngineLoopError
 from pagoda_worker.frame_publisher import FramePublisher
+from pagoda_worker.grammars import Grammars
 from pagoda_worker.heartbeat.status import Speed, WorkerIdentity, make_status
 from pagoda_worker.sequence_handler import SequenceHandler
 from pagoda_worker.sequences import S, SequenceTable
@@ -51,6 +52,7 @@ class Worker(Generic[S]):
         sequence_class: of the role.
         identity: who it is.
         model: what it serves.
+        grammars: that bind its sequences.
         settings: as given.
         bus: to everybody else.
         metrics: of all parts.
@@ -73,6 +75,7 @@ class Worker(Generic[S]):
         identity: WorkerIdentity,
         engine: Engine,
         model: ServedModel,
+        grammars: Grammars,
         resident: ResidentBlocks,
         parents: ParentHashes,
         settings: WorkerSettings,
@@ -84,6 +87,7 @@ class Worker(Generic[S]):
         self.sequence_class = sequence_class
         self.identity = identity
         self.model = model
+        self.grammars = grammars
         self.settings = settings
         self.bus = bus
         self.metrics = metrics

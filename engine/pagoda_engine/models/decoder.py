@@ -87,7 +87,27 @@ class Decoder:
         logit_rows: torch.Tensor | None,
         on_layer: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
-        """Write the KV of the new tokens and return logits.
+        """Write the KV of the new tokens and return logits; see `hidden`.
+
+        Returns:
+            ``[R, V]`` in the model's dtype.
+        """
+        return self.logits(self.hidden(token_ids, positions, batch, kv_cache, logit_rows, on_layer))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return ``[R, V]`` logits of ``[R, hidden]`` in the model's dtype."""
+        return self._output(hidden)
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batch: AttentionBatch,
+        kv_cache: KvCache,
+        logit_rows: torch.Tensor | None,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> torch.Tensor:
+        """Write the KV of the new tokens and return what `logits` takes.
 
         On CUDA everything is queued on the current stream and nothing waits for the device: shapes
         follow from the arguments' shapes and the batch's host fields, so that a CUDA graph can
@@ -102,7 +122,7 @@ class Decoder:
             on_layer: called with a layer's index once the write of its KV is queued.
 
         Returns:
-            ``[R, V]`` in the model's dtype.
+            ``[R, hidden]`` in the model's dtype.
         """
         shape, eps = self.description, self._eps
         residual = F.embedding(token_ids, self._embedding)
@@ -125,7 +145,7 @@ class Decoder:
             if on_layer is not None:
                 on_layer(i)
             if i == last and logit_rows is not None and not logit_rows.numel():
-                return residual.new_empty((0, shape.vocab_size))
+                return residual[:0]
             attended = paged_attention(
                 q,
                 k_cache,
@@ -143,4 +163,4 @@ class Decoder:
             hidden = layer.feed_forward(hidden)
             next_norm = self._final_norm if i == last else self._layers[i + 1].input_norm
             hidden, residual = add_rms_norm(hidden, residual, next_norm, eps)
-        return self._output(hidden)
+        return hidden

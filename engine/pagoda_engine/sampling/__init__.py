@@ -4,6 +4,7 @@ Knows parameters, penalties and random numbers by (seed, index). Knows nothing o
 which sequences share a batch.
 """
 
+from pagoda_engine.sampling.prompt_scores import ScoredRows, score, to_prompt_logprobs
 from pagoda_engine.sampling.row_plan import RowPlan, SampleRow, plan_rows
 from pagoda_engine.sampling.sampler import SampledToken, sample, to_tokens
 from pagoda_engine.sampling.sampling_state import SamplingState, TokenCounts
@@ -13,8 +14,11 @@ __all__ = [
     "SampleRow",
     "SampledToken",
     "SamplingState",
+    "ScoredRows",
     "TokenCounts",
     "plan_rows",
     "sample",
+    "score",
+    "to_prompt_logprobs",
     "to_tokens",
 ]

@@ -3,6 +3,7 @@
 Knows parameters and rows. Knows nothing of sequences or of when they end.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from pagoda_engine.sampling.sampling_state import SamplingState, TokenCounts
+from pagoda_engine.token_mask import TokenBits
 from pagoda_kernels import SamplingRows, plan_sampling
 from pagoda_kernels.host_copy import to_device
 
@@ -21,19 +23,18 @@ class SampleRow:
     Attributes:
         state: of the sequence; its counts must be there if it has penalties.
         index: output index of the token, for the random number and ``min_tokens``.
-        allowed: ``[V]`` bool on the CPU; None for all tokens.
-        is_dead_end: nothing is allowed; the row is computed for nobody.
+        allowed: int32 ``[ceil(V / 32)]``, ``min_tokens`` considered; None for all tokens.
     """
 
     state: SamplingState
     index: int
-    allowed: torch.Tensor | None = None
-    is_dead_end: bool = False
+    allowed: TokenBits | None = None
 
     @property
     def must_not_stop(self) -> bool:
-        """Whether the token is one of the first ``min_tokens``."""
-        return self.index < self.state.params.min_tokens and bool(self.state.stop_token_ids)
+        """Whether the token is one of the first ``min_tokens``, and no mask says so."""
+        is_early = self.allowed is None and self.index < self.state.params.min_tokens
+        return is_early and bool(self.state.stop_token_ids)
 
     @property
     def is_plain(self) -> bool:
@@ -58,10 +59,32 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """Rows whose logprobs are wanted: int64 ``[L]``, and how many of the likeliest at most."""
+    """Rows whose logprobs are wanted.
+
+    Attributes:
+        rows: int64 ``[L]``.
+        num_top: how many of the likeliest at most.
+        token_ids: int64 ``[L, K]``, padded: tokens that rows ask for; None if no row does.
+    """
 
     rows: torch.Tensor
     num_top: int
+    token_ids: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Rows with a mask.
+
+    Attributes:
+        rows: int64 ``[M]``.
+        allowed: int32 ``[M, ceil(V / 32)]``.
+        bits_of_byte: int64 ``[256]``; each is eight bools, one for each bit of its index.
+    """
+
+    rows: torch.Tensor
+    allowed: torch.Tensor
+    bits_of_byte: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +96,7 @@ class RowPlan:
         penalties: None if no row has any.
         biased: (row, token, bias), each ``[B]``; None if no row has a bias.
         forbidden: (row, token), each ``[F]``, that get no chance; None if there are none.
-        masked: (rows ``[M]``, bool ``[M, V]`` allowed); None if no row has a mask.
+        masks: None if no row has one.
         logprobs: None if nobody asked.
     """
 
@@ -81,17 +104,20 @@ class RowPlan:
     penalties: Penalties | None = None
     biased: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     forbidden: tuple[torch.Tensor, torch.Tensor] | None = None
-    masked: tuple[torch.Tensor, torch.Tensor] | None = None
+    masks: Masks | None = None
     logprobs: LogprobRows | None = None
 
     @property
     def changes_logits(self) -> bool:
         """Whether the tokens come from other logits than the model's."""
-        changes = (self.penalties, self.biased, self.forbidden, self.masked)
+        changes = (self.penalties, self.biased, self.forbidden, self.masks)
         return any(change is not None for change in changes)
 
 
 _PLAIN = RowPlan()
+_BITS_OF_BYTE = np.unpackbits(
+    np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
+).view(np.int64)[:, 0]
 
 
 def plan_rows(rows: Sequence[SampleRow], device: torch.device) -> RowPlan:
@@ -103,7 +129,7 @@ def plan_rows(rows: Sequence[SampleRow], device: torch.device) -> RowPlan:
         penalties=_penalties(rows, device),
         biased=_biased(rows, device),
         forbidden=_forbidden(rows, device),
-        masked=_masked(rows, device),
+        masks=_masks(rows, device),
         logprobs=_logprobs(rows, device),
     )
 
@@ -171,16 +197,13 @@ def _rows_of(rows: Sequence[int], entries: Sequence[torch.Tensor]) -> torch.Tens
     return torch.repeat_interleave(row_ids, repeats, output_size=sum(sizes))
 
 
-def _masked(
-    rows: Sequence[SampleRow], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _masks(rows: Sequence[SampleRow], device: torch.device) -> Masks | None:
     chosen = [(i, row.allowed) for i, row in enumerate(rows) if row.allowed is not None]
     if not chosen:
         return None
     row_ids, allowed = zip(*chosen, strict=True)
-    stacked = np.stack([mask.numpy() for mask in allowed])
-    row_tensor, masks = to_device((np.array(row_ids, np.int64), stacked), device)
-    return row_tensor, masks
+    arrays = np.array(row_ids, np.int64), np.stack(allowed), _BITS_OF_BYTE
+    return Masks(*to_device(arrays, device))
 
 
 def _logprobs(rows: Sequence[SampleRow], device: torch.device) -> LogprobRows | None:
@@ -190,5 +213,9 @@ def _logprobs(rows: Sequence[SampleRow], device: torch.device) -> LogprobRows | 
     if not wanted:
         return None
     row_ids, nums = zip(*wanted, strict=True)
-    (rows_on_device,) = to_device([np.array(row_ids, np.int64)], device)
-    return LogprobRows(rows_on_device, max(nums))
+    asked = [rows[i].state.params.logprob_token_ids for i in row_ids]
+    arrays = [np.array(row_ids, np.int64)]
+    if any(asked):
+        arrays.append(np.array([*itertools.zip_longest(*asked, fillvalue=0)], np.int64).T.copy())
+    rows_on_device, *token_ids = to_device(arrays, device)
+    return LogprobRows(rows_on_device, max(nums), token_ids[0] if token_ids else None)

@@ -7,10 +7,11 @@ they end.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 
-from pagoda_engine.sampling.row_plan import Penalties, RowPlan, SampleRow
+from pagoda_engine.sampling.row_plan import Masks, Penalties, RowPlan, SampleRow
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_kernels import penalise_logits, sample_tokens
 
@@ -28,15 +29,13 @@ class SampledToken:
     Attributes:
         token_id: the token.
         logprobs: of the model's own distribution; None if not asked.
-        is_valid: False when the logits held a NaN or nothing finite, or the mask allowed nothing;
-            then ``token_id`` means nothing.
-        is_dead_end: it is the mask's fault.
+        is_valid: False when the logits held a NaN or nothing finite; then ``token_id`` means
+            nothing.
     """
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     is_valid: bool = True
-    is_dead_end: bool = False
 
 
 def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
@@ -48,7 +47,8 @@ def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
 
     Returns:
         int64 ``[S]`` token ids or INVALID; where logprobs are wanted also float32 ``[L]`` of the
-        chosen tokens, int64 and float32 ``[L, num_top]`` of the likeliest.
+        chosen tokens, int64 and float32 ``[L, num_top]`` of the likeliest, and if a row asks for
+        tokens of its own float32 ``[L, K]`` of those.
     """
     adjusted = _adjust(logits, plan) if plan.changes_logits else logits
     if plan.draw is None:
@@ -67,25 +67,29 @@ def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
     logprobs.clamp_(min=MIN_LOGPROB)
     own = logprobs.gather(1, token_ids.index_select(0, rows)[:, None])[:, 0]
     top = logprobs.topk(plan.logprobs.num_top, dim=-1)
-    return [chosen, own, top.indices, top.values]
+    tensors = [chosen, own, top.indices, top.values]
+    if plan.logprobs.token_ids is not None:
+        tensors.append(logprobs.gather(1, plan.logprobs.token_ids))
+    return tensors
 
 
 def to_tokens(tensors: Sequence[torch.Tensor], rows: Sequence[SampleRow]) -> list[SampledToken]:
     """Return what `sample` chose, once its tensors are on the host."""
     token_ids = tensors[0].tolist()
     sampled = [SampledToken(token_id, is_valid=token_id != INVALID) for token_id in token_ids]
-    for i, row in enumerate(rows):
-        if row.is_dead_end:
-            sampled[i] = SampledToken(INVALID, is_valid=False, is_dead_end=True)
     if len(tensors) == 1:
         return sampled
-    own, top_ids, top_values = (tensor.tolist() for tensor in tensors[1:])
+    own, top_ids, top_values, *asked_values = (tensor.tolist() for tensor in tensors[1:])
     wanted = [i for i, row in enumerate(rows) if row.state.params.num_logprobs is not None]
     for j, i in enumerate(wanted):
-        num_logprobs = rows[i].state.params.num_logprobs
+        params = rows[i].state.params
         if sampled[i].is_valid:
-            best = tuple(zip(top_ids[j][:num_logprobs], top_values[j][:num_logprobs], strict=True))
-            logprobs = TokenLogprobs(token_ids[i], own[j], best)
+            num = params.num_logprobs
+            best = list(zip(top_ids[j][:num], top_values[j][:num], strict=True))
+            if asked := params.logprob_token_ids:
+                best = list(zip(asked, asked_values[0][j][: len(asked)], strict=True))
+                best.sort(key=itemgetter(1), reverse=True)
+            logprobs = TokenLogprobs(token_ids[i], own[j], tuple(best))
             sampled[i] = SampledToken(token_ids[i], logprobs)
     return sampled
 
@@ -101,11 +105,18 @@ def _adjust(logits: torch.Tensor, plan: RowPlan) -> torch.Tensor:
     if plan.forbidden is not None:
         # Not `= float("-inf")`: on CUDA that number would be copied over, and the copy waited for.
         adjusted.index_put_(plan.forbidden, adjusted.new_full((1,), float("-inf")))
-    if plan.masked is not None:
-        rows, allowed = plan.masked
-        kept = adjusted.index_select(0, rows).masked_fill_(allowed.logical_not(), float("-inf"))
-        adjusted.index_copy_(0, rows, kept)
+    if plan.masks is not None:
+        rows = plan.masks.rows
+        adjusted.index_copy_(0, rows, _mask(adjusted.index_select(0, rows), plan.masks))
     return adjusted
+
+
+def _mask(logits: torch.Tensor, masks: Masks) -> torch.Tensor:
+    # A byte at a time: to take each bit apart takes six times as long.
+    index = masks.allowed.view(torch.uint8).flatten().int()
+    bits = masks.bits_of_byte.index_select(0, index).view(torch.bool)
+    allowed = bits.view(len(logits), -1)[:, : logits.shape[1]]
+    return torch.where(allowed, logits, logits.new_full((), float("-inf")))
 
 
 def _penalise(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pagoda_engine.sampling_params import SamplingParams
+from pagoda_engine.token_mask import TokenBits, token_bits
 from pagoda_kernels.host_copy import to_device
 
 
@@ -26,6 +27,7 @@ class SamplingState:
     """
 
     __slots__ = (
+        "_allowed",
         "_bias",
         "_stops",
         "counts",
@@ -53,8 +55,16 @@ class SamplingState:
             and params.num_logprobs is None
         )
         self.counts: TokenCounts | None = None
+        self._allowed: TokenBits | None = None
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
         self._stops: torch.Tensor | None = None
+
+    def allowed(self, vocab_size: int) -> TokenBits:
+        """Return ``allowed_token_ids``, or all of `vocab_size` tokens; not to be changed."""
+        if self._allowed is None:
+            token_ids = self.params.allowed_token_ids or range(vocab_size)
+            self._allowed = token_bits(token_ids, vocab_size)
+        return self._allowed
 
     def bias(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ``logit_bias`` as int64 ids and float32 biases, copied there at the first call."""

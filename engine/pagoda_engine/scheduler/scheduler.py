@@ -27,7 +27,8 @@ class ScheduledSequence:
         sequence: its counts change when the step is launched, and again when it is read.
         first_token: the first token whose KV is missing.
         num_new_tokens: at least 1.
-        is_prefill: the tokens were known at admission; else it is the decode of one sampled token.
+        is_prefill: the tokens were known at admission; else it is the decode of one sampled token
+            and of those that a grammar forced after it.
         samples: the chunk reaches the last token, so its logits give the next one.
     """
 
@@ -41,6 +42,21 @@ class ScheduledSequence:
     def num_context_tokens(self) -> int:
         """KV tokens that its attention reads, the new ones included."""
         return self.first_token + self.num_new_tokens
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the hidden state of its last token is asked for."""
+        return self.samples and self.sequence.request.sampling.embed
+
+    @property
+    def scored(self) -> range:
+        """Prompt tokens whose logprobs its logits give: each token's come from the one before."""
+        sequence = self.sequence
+        if not self.is_prefill or sequence.request.sampling.num_prompt_logprobs is None:
+            return range(0)
+        return range(
+            self.first_token + 1, min(self.num_context_tokens + 1, sequence.num_prompt_tokens)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +109,10 @@ class Scheduler:
     def schedule(self) -> ScheduledStep:
         """Choose the next step's batch. Blocks and queues change; token counts do not."""
         batch: list[ScheduledSequence] = []
-        budget, num_preempted = self._schedule_decodes(batch, self._max_num_batched_tokens)
+        budget, num_preempted = self._schedule_decodes(batch)
         for sequence in self.running:
             if budget and sequence.is_prefilling:
-                budget -= self._schedule_prefill(sequence, budget, batch)
+                budget -= self._schedule_chunk(sequence, budget, batch)
         # Who was just preempted would be admitted at once and preempted again.
         reserved = [] if num_preempted else self._admit(batch, budget)
         return ScheduledStep(tuple(batch), tuple(reserved), num_preempted)
@@ -136,33 +152,30 @@ class Scheduler:
         """Tell whether `schedule` would choose or admit anything."""
         return bool(self.running) or self._can_admit()
 
-    def _schedule_decodes(self, batch: list[ScheduledSequence], budget: int) -> tuple[int, int]:
+    def _schedule_decodes(self, batch: list[ScheduledSequence]) -> tuple[int, int]:
+        """Give every decode its token; forced ones come out of what that leaves of the budget.
+
+        Returns:
+            The tokens that are left, and how many sequences were preempted.
+        """
         num_preempted = 0
+        budget = self._max_num_batched_tokens - sum(s.is_decoding for s in self.running)
         for sequence in self.running.copy():
             # A victim of an older sequence is no longer running; it is younger, so not in the batch
             # yet.
             if sequence.state is not SequenceState.RUNNING or not sequence.is_decoding:
                 continue
-            if not budget:
-                break
-            while self.blocks.needs_block(sequence) and not self.blocks.grow(sequence):
+            while self.blocks.needs_block(sequence):
+                if self.blocks.grow(sequence):
+                    continue
                 num_preempted += 1
                 if self._preempt_youngest() is sequence:
                     break
             else:
-                batch.append(
-                    ScheduledSequence(
-                        sequence,
-                        first_token=sequence.num_launched_tokens,
-                        num_new_tokens=1,
-                        is_prefill=False,
-                        samples=True,
-                    )
-                )
-                budget -= 1
+                budget -= self._schedule_chunk(sequence, budget + 1, batch) - 1
         return budget, num_preempted
 
-    def _schedule_prefill(
+    def _schedule_chunk(
         self, sequence: Sequence, budget: int, batch: list[ScheduledSequence]
     ) -> int:
         missing = sequence.num_uncomputed_tokens
@@ -172,7 +185,7 @@ class Scheduler:
                 sequence,
                 first_token=sequence.num_launched_tokens,
                 num_new_tokens=num_new_tokens,
-                is_prefill=True,
+                is_prefill=sequence.is_prefilling,
                 samples=num_new_tokens == missing,
             )
         )
@@ -206,7 +219,7 @@ class Scheduler:
                 self.importing[sequence.sequence_id] = sequence
             else:
                 self.start_running(sequence)
-                budget -= self._schedule_prefill(sequence, budget, batch)
+                budget -= self._schedule_chunk(sequence, budget, batch)
         return reserved
 
     def _can_admit(self) -> bool:
@@ -231,8 +244,9 @@ class Scheduler:
     def _num_spare_blocks(self) -> int:
         """Blocks that an admission leaves free, so that it does not cause a preemption soon.
 
-        Each running sequence asks for at most one block in block_size steps. With none running
-        nothing is spared: else a sequence as large as the pool would wait for ever.
+        Each running sequence asks for at most one block in block_size steps, but for what grammars
+        force. With none running nothing is spared: else a sequence as large as the pool would wait
+        for ever.
         """
         if not self.running:
             return 0
@@ -275,7 +289,11 @@ class Scheduler:
             return
         assert len(set(sequence.block_ids)) == len(sequence.block_ids)
         assert num_launched < num_tokens or sequence.has_ended, "nothing left to compute"
-        assert num_tokens <= sequence.max_num_tokens
+        # With max_tokens 0 one token is sampled all the same.
+        assert num_tokens <= max(sequence.max_num_tokens, sequence.num_prompt_tokens + 1)
+        if sequence.state is SequenceState.RUNNING and not sequence.is_prefilling:
+            has_forced = sequence.num_uncomputed_tokens > 1
+            assert not has_forced or sequence.request.token_mask, "a decode fell behind"
         assert sequence.num_cached_tokens % size == 0
         assert sequence.num_cached_tokens <= num_computed
         # Blocks that this sequence may still write are its own.

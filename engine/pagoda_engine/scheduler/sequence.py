@@ -128,6 +128,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def output_token_ids(self) -> list[int]:
+        """Output tokens that were read, those of earlier attempts included."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is missing; at least 1, since the last token's logits are needed."""
         return self.num_tokens - self.num_launched_tokens
@@ -139,13 +144,15 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether a step can compute its last token and sample one more.
+        """Whether a step can compute what was sampled last, or forced since, and sample one more.
 
         An end by length is foreseen; a stop token is not, and costs one row of one more step.
         """
         if self.is_prefilling or self.request.prefill_only:
             return False
-        must_wait = self.num_unread_tokens > 0 and self.request.token_mask is not None
+        request = self.request
+        depends = request.token_mask is not None or bool(request.sampling.bad_words)
+        must_wait = depends and self.num_unread_tokens > 0
         return not must_wait and self.num_tokens < self.max_num_tokens
 
     @property

@@ -137,7 +137,8 @@ class SequenceBlocks:
             assert block_hash in producer.block_hashes[producer.num_registered_blocks :]
 
     def _match(self, sequence: Sequence) -> SequenceOf[bytes]:
-        if not self._enable_prefix_caching:
+        is_scored = sequence.request.sampling.num_prompt_logprobs is not None
+        if not self._enable_prefix_caching or is_scored:
             return ()
         max_shared_blocks = (len(sequence.token_ids) - 1) // self.block_size
         self._extend_hashes(sequence, max_shared_blocks)

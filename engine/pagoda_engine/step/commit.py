@@ -3,43 +3,62 @@
 Knows sequences and their queues. Knows nothing of tensors.
 """
 
+import itertools
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 from pagoda_engine.sampling.sampler import SampledToken
 from pagoda_engine.scheduler.scheduler import ScheduledSequence, Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
+from pagoda_engine.step.launched import ReadStep
 from pagoda_engine.step.result import ComputedBlocks, FinishReason, SequenceOutput
 
 _NOT_FINITE = "the model's logits are not finite"
-_DEAD_END = "the grammar allows no token here"
 
 
-def end_of(sequence: Sequence, token_id: int) -> FinishReason | None:
-    """Tell whether this token, not yet appended, is the sequence's last."""
-    may_stop = sequence.num_output_tokens >= sequence.request.sampling.min_tokens
-    if may_stop and token_id in sequence.stop_token_ids:
-        return FinishReason.STOP
-    if len(sequence.token_ids) + 1 >= sequence.max_num_tokens:
-        return FinishReason.LENGTH
-    return None
+def take_token(sequence: Sequence, token_id: int) -> SequenceOutput:
+    """Append a token and those that its grammar forces after it, up to the end."""
+    first, first_index = len(sequence.token_ids), sequence.num_output_tokens
+    reason = _append(sequence, token_id)
+    if reason is None:
+        for forced_id in _forced_next(sequence):
+            reason = _append(sequence, forced_id)
+            sequence.sampling_state.counts = None  # they lack it: a step counts what it samples
+            if reason is not None:
+                break
+    return SequenceOutput(
+        sequence_id=sequence.sequence_id,
+        first_index=first_index,
+        token_ids=tuple(sequence.token_ids[first:]),
+        finish_reason=reason,
+        matched_stop_token_id=sequence.token_ids[-1] if reason is FinishReason.STOP else None,
+    )
 
 
-def final_output(
-    sequence: Sequence, reason: FinishReason, *, error: str = "", matched: int | None = None
-) -> SequenceOutput:
+def final_output(sequence: Sequence, reason: FinishReason, *, error: str = "") -> SequenceOutput:
     """Return the end of a sequence that brings no token."""
     return SequenceOutput(
         sequence_id=sequence.sequence_id,
         first_index=sequence.num_output_tokens,
         token_ids=(),
         finish_reason=reason,
-        matched_stop_token_id=matched,
         error=error,
     )
 
 
+def fail(
+    scheduler: Scheduler, sequence: Sequence, reason: FinishReason, error: str
+) -> SequenceOutput:
+    """End a sequence that can bring no further token."""
+    sequence.has_ended = True
+    _leave_steps(scheduler, sequence)
+    return final_output(sequence, reason, error=error)
+
+
 def commit_step(
-    scheduler: Scheduler, batch: SequenceOf[ScheduledSequence], sampled: SequenceOf[SampledToken]
+    scheduler: Scheduler,
+    batch: SequenceOf[ScheduledSequence],
+    read: ReadStep,
 ) -> tuple[list[SequenceOutput], list[ComputedBlocks]]:
     """Advance every sequence of the batch that has not ended since the step was launched.
 
@@ -48,14 +67,18 @@ def commit_step(
     Args:
         scheduler: owns the sequences.
         batch: what was computed.
-        sampled: a token for each entry with ``samples``, in order.
+        read: what the device found for it.
     """
     outputs: list[SequenceOutput] = []
     computed: list[ComputedBlocks] = []
-    tokens = iter(sampled)
+    tokens, scores = iter(read.tokens), iter(read.prompt_logprobs)
+    embeddings = iter(read.embeddings)
     for scheduled in batch:
         sequence = scheduled.sequence
         token = next(tokens) if scheduled.samples else None
+        embedding = next(embeddings) if scheduled.embeds else b""
+        scored = scheduled.scored
+        logprobs = tuple(itertools.islice(scores, len(scored)))
         if sequence.state is SequenceState.FINISHED:
             continue
         if token is not None:
@@ -63,37 +86,68 @@ def commit_step(
             if not token.is_valid:
                 # KV that may hold NaN must not be reused. Nor what earlier chunks left: attention
                 # passes a NaN on to the tokens before it, where its weight is 0.
-                if not token.is_dead_end:
-                    scheduler.blocks.forget(sequence)
-                error = _DEAD_END if token.is_dead_end else _NOT_FINITE
-                outputs.append(final_output(sequence, FinishReason.ERROR, error=error))
-                sequence.has_ended = True
-                _leave_steps(scheduler, sequence)
+                scheduler.blocks.forget(sequence)
+                outputs.append(fail(scheduler, sequence, FinishReason.ERROR, _NOT_FINITE))
                 continue
         if sequence.state is SequenceState.RUNNING:
             sequence.num_computed_tokens += scheduled.num_new_tokens
             scheduler.blocks.register_computed(sequence)
             if sequence.request.prefill_only:
                 computed.extend(_export(scheduler, sequence, is_last=token is not None))
+        if logprobs:
+            outputs.append(
+                SequenceOutput(
+                    sequence.sequence_id,
+                    first_index=sequence.num_output_tokens,
+                    token_ids=(),
+                    first_prompt_index=scored.start,
+                    prompt_logprobs=logprobs,
+                )
+            )
         if token is not None:
-            outputs.append(_commit_token(scheduler, sequence, token))
+            outputs.append(_commit_token(scheduler, sequence, token, embedding))
     return outputs, computed
 
 
-def _commit_token(scheduler: Scheduler, sequence: Sequence, token: SampledToken) -> SequenceOutput:
-    reason = end_of(sequence, token.token_id)
-    output = SequenceOutput(
-        sequence_id=sequence.sequence_id,
-        first_index=sequence.num_output_tokens,
-        token_ids=(token.token_id,),
-        logprobs=() if token.logprobs is None else (token.logprobs,),
-        finish_reason=reason,
-        matched_stop_token_id=token.token_id if reason is FinishReason.STOP else None,
-    )
-    sequence.token_ids.append(token.token_id)
-    sequence.has_ended = reason is not None
+def _commit_token(
+    scheduler: Scheduler, sequence: Sequence, token: SampledToken, embedding: bytes
+) -> SequenceOutput:
+    if embedding:
+        output = replace(final_output(sequence, FinishReason.STOP), embedding=embedding)
+    elif sequence.request.sampling.max_tokens:
+        output = take_token(sequence, token.token_id)
+    else:
+        output = final_output(sequence, FinishReason.LENGTH)
+    if token.logprobs is not None and output.token_ids:
+        output = replace(output, logprobs=(token.logprobs,))
+    sequence.has_ended = output.finish_reason is not None
     _leave_steps(scheduler, sequence)
     return output
+
+
+def _append(sequence: Sequence, token_id: int) -> FinishReason | None:
+    """Append a token; returns why it is the last, if it is.
+
+    No stop token is sampled before ``min_tokens``, unless the grammar leaves nothing else.
+    """
+    sequence.token_ids.append(token_id)
+    if token_id in sequence.stop_token_ids:
+        return FinishReason.STOP
+    if len(sequence.token_ids) >= sequence.max_num_tokens:
+        return FinishReason.LENGTH
+    return None
+
+
+def _forced_next(sequence: Sequence) -> SequenceOf[int]:
+    """Return tokens that need no logits; where each needs its own, the sampler is forced instead.
+
+    A ``prefill_only`` sequence samples one token: whoever goes on with it appends what is forced.
+    """
+    request = sequence.request
+    needs_logits = request.prefill_only or request.sampling.num_logprobs is not None
+    if request.token_mask is None or needs_logits:
+        return ()
+    return request.token_mask.forced(sequence.output_token_ids)
 
 
 def _leave_steps(scheduler: Scheduler, sequence: Sequence) -> None:

@@ -87,11 +87,11 @@ class DecodeGraphs:
         progress(len(self._sizes), len(self._sizes))
 
     def fits(self, batch: SequenceOf[ScheduledSequence]) -> bool:
-        """Tell whether a batch is of decodes alone and not too large."""
+        """Tell whether a batch gives logits alone, one token each, and is not too large."""
         return (
             bool(self._replays)
             and len(batch) <= self._sizes[-1]
-            and all(entry.num_new_tokens == 1 and entry.samples for entry in batch)
+            and all(e.num_new_tokens == 1 and e.samples and not e.embeds for e in batch)
         )
 
     def prepare(self, batch: SequenceOf[ScheduledSequence]) -> tuple[list[int], Forward]:

@@ -15,7 +15,7 @@ KNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """S sequences with T new tokens, R of which give logits.
+    """S sequences with T new tokens, R of which give the logits of a token to sample.
 
     Attributes:
         token_ids: T tokens; 0 where the host does not know it yet.
@@ -26,6 +26,10 @@ class StepInputs:
         context_lens: KV tokens of each sequence, the new ones included.
         block_tables: of each sequence. Not copied: to be read before the step loop goes on.
         logit_rows: R of the T rows.
+        scored_rows: those of the T rows whose next token is of the prompt, and asked for.
+        scored_token_ids: the next token of each scored row.
+        scored_nums: alternatives that each scored row asks for.
+        embedded: those of the R rows whose hidden state is asked for.
     """
 
     token_ids: list[int]
@@ -35,6 +39,10 @@ class StepInputs:
     context_lens: list[int]
     block_tables: list[list[int]]
     logit_rows: list[int]
+    scored_rows: list[int]
+    scored_token_ids: list[int]
+    scored_nums: list[int]
+    embedded: list[int]
 
     @property
     def has_unread(self) -> bool:
@@ -44,10 +52,16 @@ class StepInputs:
 
 def flatten(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
     """Return the inputs of a batch that is not launched yet."""
-    inputs = StepInputs([], [], [], [], [], [], [])
+    inputs = StepInputs([], [], [], [], [], [], [], [], [], [], [])
     for entry in batch:
         sequence, end = entry.sequence, entry.num_context_tokens
         known = sequence.token_ids[entry.first_token : end]
+        if scored := entry.scored:
+            first_row = len(inputs.token_ids) + scored.start - 1 - entry.first_token
+            inputs.scored_rows.extend(range(first_row, first_row + len(scored)))
+            inputs.scored_token_ids.extend(sequence.token_ids[scored.start : scored.stop])
+            num = sequence.request.sampling.num_prompt_logprobs
+            inputs.scored_nums.extend([num or 0] * len(scored))
         inputs.token_ids.extend(known)
         inputs.previous_rows.extend([KNOWN] * len(known))
         if len(known) < entry.num_new_tokens:  # a decode of a token that is still on the device
@@ -57,6 +71,8 @@ def flatten(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
         inputs.seqlens_q.append(entry.num_new_tokens)
         inputs.context_lens.append(end)
         inputs.block_tables.append(sequence.block_ids)
+        if entry.embeds:
+            inputs.embedded.append(len(inputs.logit_rows))
         if entry.samples:
             inputs.logit_rows.append(len(inputs.token_ids) - 1)
     return inputs

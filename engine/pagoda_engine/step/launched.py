@@ -3,10 +3,26 @@
 from dataclasses import dataclass
 
 from pagoda_engine.device.queue import LaunchedWork
-from pagoda_engine.sampling import SampledToken, to_tokens
+from pagoda_engine.sampling import SampledToken, to_prompt_logprobs, to_tokens
+from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.scheduler.scheduler import ScheduledSequence
 from pagoda_engine.step.result import StepStats
 from pagoda_engine.step.runner import PreparedStep
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStep:
+    """What the device found, in the order of the batch.
+
+    Attributes:
+        tokens: of each entry with ``samples``.
+        prompt_logprobs: of what each entry has ``scored``.
+        embeddings: of each entry that ``embeds``; see `SequenceOutput`.
+    """
+
+    tokens: list[SampledToken]
+    prompt_logprobs: list[TokenLogprobs]
+    embeddings: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +41,21 @@ class LaunchedStep:
     work: LaunchedWork
     times: tuple[float, float, float]
 
-    def read(self) -> list[SampledToken]:
-        """Wait for the device; returns a token for each entry with ``samples``, in order."""
-        tensors = self.work.read()
-        if not self.prepared.rows:
-            return []
-        by_row = to_tokens(tensors, self.prepared.rows)
-        return [by_row[row] for row in self.prepared.row_of]
+    def read(self) -> ReadStep:
+        """Wait for the device."""
+        tensors, prepared = self.work.read(), self.prepared
+        scores: list[TokenLogprobs] = []
+        if prepared.scored is not None:
+            scores = to_prompt_logprobs(tensors[-4:], prepared.scored)
+            tensors = tensors[:-4]
+        embeddings: list[bytes] = []
+        if prepared.num_embedded:
+            embeddings = [row.tobytes() for row in tensors[-1].numpy().astype("<f4", copy=False)]
+            tensors = tensors[:-1]
+        if not prepared.rows:
+            return ReadStep([], scores, embeddings)
+        by_row = to_tokens(tensors, prepared.rows)
+        return ReadStep([by_row[row] for row in prepared.row_of], scores, embeddings)
 
     def stats(
         self,
@@ -51,11 +75,12 @@ class LaunchedStep:
         """
         started, scheduled, launched = self.times
         forward_seconds, sample_seconds = self.work.times()
+        num_decodes = sum(not s.is_prefill for s in self.batch)
         gap_seconds = 0.0 if previous is None else self.work.gap_after(previous.work)
         return StepStats(
             num_sequences=len(self.batch),
-            num_prefill_tokens=sum(s.num_new_tokens for s in self.batch if s.is_prefill),
-            num_decode_tokens=sum(not s.is_prefill for s in self.batch),
+            num_prefill_tokens=sum(s.num_new_tokens for s in self.batch) - num_decodes,
+            num_decode_tokens=num_decodes,
             num_context_tokens=sum(s.num_context_tokens for s in self.batch),
             num_preempted=num_preempted,
             started=started,

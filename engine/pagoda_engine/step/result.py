@@ -8,22 +8,34 @@ from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 
 
 class FinishReason(enum.Enum):
-    """Why a sequence ended."""
+    """Why a sequence ended.
+
+    INVALID: the request itself is to blame, so no other engine can serve it.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    INVALID = "invalid"
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
     """New tokens of one sequence; ``first_index`` is the output index of ``token_ids[0]``.
 
-    A sequence's last output has ``finish_reason``; it may carry no token (abort, error, or the end
-    by an imported first token). The one token of a ``prefill_only`` sequence has a finish_reason
-    only if the output really ends with it (a stop token, or max_tokens reached): else it is None
-    and another engine goes on.
+    There are several where a grammar leaves no choice after a token. An imported first token is not
+    reported, but what a grammar forces after it is.
+
+    Logprobs of the prompt come as it is computed, in outputs without tokens, from prompt token
+    ``first_prompt_index`` on; what a preempted sequence computes again comes again.
+
+    The embedding of a prompt comes with the end: float32, little endian, of length 1.
+
+    A sequence's last output has ``finish_reason``; it may carry no token (abort, error, invalid,
+    max_tokens 0, or the end by an imported first token). The one token of a ``prefill_only``
+    sequence has a finish_reason only if the output really ends with it (a stop token, or max_tokens
+    reached): else it is None and another engine goes on.
     """
 
     sequence_id: str
@@ -33,6 +45,9 @@ class SequenceOutput:
     finish_reason: FinishReason | None = None
     matched_stop_token_id: int | None = None
     error: str = ""
+    first_prompt_index: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +115,8 @@ class StepStats:
 
     Attributes:
         num_sequences: in the batch.
-        num_prefill_tokens: new tokens of prompts.
-        num_decode_tokens: new tokens of decodes.
+        num_prefill_tokens: new tokens of prompts, and those that grammars forced.
+        num_decode_tokens: one for each decode.
         num_context_tokens: KV tokens read, all sequences.
         num_preempted: sequences that lost their blocks since the last result.
         started: the engine's clock when the host began to schedule.

@@ -9,20 +9,25 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.device import GraphCapture, Recorder, Work
 from pagoda_engine.models.model_folder import LoadedModel
-from pagoda_engine.sampling import SampleRow, plan_rows, sample
+from pagoda_engine.sampling import SampleRow, ScoredRows, plan_rows, sample, score
 from pagoda_engine.scheduler.scheduler import ScheduledSequence
 from pagoda_engine.step.decode_graphs import DecodeGraphs, Progress, chosen_sizes
-from pagoda_engine.step.inputs import KNOWN, flatten
+from pagoda_engine.step.inputs import KNOWN, StepInputs, flatten
 from pagoda_kernels import plan_attention
 from pagoda_kernels.host_copy import to_device
 
 OnLayer = Callable[[int, Recorder], None]
 """(layer whose KV was launched, recorder of the step)."""
+StepForward = Callable[[Recorder], tuple[torch.Tensor, list[torch.Tensor]]]
+"""Returns the logits of what is sampled, and the tensors of embeddings and of `score`."""
+MAX_SCORED_ROWS = 256
+"""Prompt tokens whose logits are there at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +35,20 @@ class PreparedStep:
     """A step that is ready to be queued.
 
     Attributes:
-        work: for the device's queue; returns the tensors of `sample`.
+        work: for the device's queue; returns the tensors of `sample`, float32 ``[E, hidden]``
+            embeddings if there are any, and then the tensors of `score`.
         rows: as sampled, in the order of the step's tokens.
         row_of: of each entry with ``samples``, in the order of the batch, its row.
+        num_embedded: E, entries that ``embeds``.
+        scored: prompt tokens whose logprobs are wanted; None if there are none.
         is_graph: the forward is a replay.
     """
 
     work: Work
     rows: list[SampleRow]
     row_of: list[int]
+    num_embedded: int
+    scored: ScoredRows | None
     is_graph: bool
 
 
@@ -66,6 +76,8 @@ class Runner:
         self._decoder = model.decoder
         self._device = model.device
         self._kv_cache = kv_cache
+        # Start-up has measured what the logits of so many rows take.
+        self._max_scored_rows = min(config.max_num_seqs, MAX_SCORED_ROWS)
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=model.device)
         self._graphs = None
         if capture is not None:
@@ -101,21 +113,25 @@ class Runner:
         if self._graphs is not None and on_layer is None and self._graphs.fits(batch):
             row_of, forward = self._graphs.prepare(batch)
             ordered = [row for _, row in sorted(zip(row_of, rows, strict=True), key=_first)]
-            work = self._work(lambda _: forward(), ordered)
-            return PreparedStep(work, ordered, row_of, is_graph=True)
-        work = self._work(self._eager(batch, on_layer), rows)
-        return PreparedStep(work, rows, list(range(len(rows))), is_graph=False)
+            work = self._work(lambda _: (forward(), []), ordered)
+            return PreparedStep(work, ordered, row_of, 0, scored=None, is_graph=True)
+        inputs = flatten(batch)
+        scored = ScoredRows.of(inputs.scored_token_ids, inputs.scored_nums, self._device)
+        work = self._work(self._eager(inputs, scored, on_layer), rows)
+        row_of, num_embedded = list(range(len(rows))), len(inputs.embedded)
+        return PreparedStep(work, rows, row_of, num_embedded, scored=scored, is_graph=False)
 
     def _eager(
-        self, batch: SequenceOf[ScheduledSequence], on_layer: OnLayer | None
-    ) -> Callable[[Recorder], torch.Tensor]:
-        inputs = flatten(batch)
-        lists = inputs.token_ids, inputs.previous_rows, inputs.logit_rows
+        self, inputs: StepInputs, scored: ScoredRows | None, on_layer: OnLayer | None
+    ) -> StepForward:
+        needed_rows = inputs.logit_rows + inputs.scored_rows
+        lists = inputs.token_ids, inputs.previous_rows, needed_rows, inputs.embedded
         arrays = [np.array(values, np.int64) for values in lists]
         arrays.append(np.array(inputs.positions, np.int32))  # as graphs have them: one kernel
-        token_ids, previous_rows, logit_rows, positions = to_device(arrays, self._device)
-        has_unread = inputs.has_unread
-        needs_all = len(inputs.logit_rows) == len(inputs.token_ids)
+        on_device = to_device(arrays, self._device)
+        token_ids, previous_rows, logit_rows, embedded, positions = on_device
+        has_unread, num_sampled = inputs.has_unread, len(inputs.logit_rows)
+        needs_all = num_sampled == len(inputs.token_ids)
         plan = plan_attention(
             seqlens_q=inputs.seqlens_q,
             context_lens=inputs.context_lens,
@@ -124,13 +140,13 @@ class Runner:
             device=self._device,
         )
 
-        def forward(recorder: Recorder) -> torch.Tensor:
+        def forward(recorder: Recorder) -> tuple[torch.Tensor, list[torch.Tensor]]:
             ids = token_ids
             if has_unread:
                 previous = self._last_tokens.index_select(0, previous_rows.clamp(min=0))
                 ids = torch.where(previous_rows == KNOWN, token_ids, previous)
             report = None if on_layer is None else lambda layer: on_layer(layer, recorder)
-            return self._decoder.forward(
+            hidden = self._decoder.hidden(
                 ids,
                 positions,
                 plan,
@@ -138,22 +154,34 @@ class Runner:
                 None if needs_all else logit_rows,
                 on_layer=report,
             )
+            logits = self._decoder.logits(hidden[:num_sampled])
+            others = []
+            if inputs.embedded:
+                others.append(F.normalize(hidden.index_select(0, embedded).float(), dim=-1))
+            if scored is not None:
+                others += score(
+                    hidden[num_sampled:],
+                    self._decoder.logits,
+                    scored,
+                    max_rows=self._max_scored_rows,
+                )
+            return logits, others
 
         return forward
 
-    def _work(self, forward: Callable[[Recorder], torch.Tensor], rows: list[SampleRow]) -> Work:
+    def _work(self, forward: StepForward, rows: list[SampleRow]) -> Work:
         plan = plan_rows(rows, self._device)
 
         def work(recorder: Recorder) -> list[torch.Tensor]:
             with torch.inference_mode():
                 recorder.mark()
-                logits = forward(recorder)
+                logits, others = forward(recorder)
                 recorder.mark()
                 tensors = sample(logits, plan) if rows else []
                 if rows:
                     self._last_tokens[: len(rows)].copy_(tensors[0].clamp(min=0))
                 recorder.mark()
-            return tensors
+            return tensors + others
 
         return work
 

@@ -49,7 +49,7 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
         """Take a sequence in, or say why not."""
         plan = message.plan
         can_fetch = self.worker.tiers.can_fetch and plan.num_fetch_blocks > 0
-        admitted = self.admit(
+        admitted = await self.admit(
             message,
             context,
             is_import=bool(plan.prefill_worker_id) or can_fetch,
@@ -102,13 +102,18 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
 
     def on_output(self, sequence: DecodeSequence, output: SequenceOutput) -> None:
         """Publish tokens; at the end say how long everything took."""
+        if output.prompt_logprobs:
+            for frame in engine_messages.prompt_frames(sequence, output):
+                self.worker.frames.add(sequence.gateway_id, frame)
+            return
         stages = sequence.stages
         if sequence.is_ending and output.finish_reason is FinishReason.ABORT:
             output = dataclasses.replace(output, error=sequence.end_error)
         frame = engine_messages.frame(sequence, output)
         sequence.num_output_tokens += len(output.token_ids)
         sequence.next_index = output.first_index + len(output.token_ids)
-        if output.token_ids and not stages.joined:  # the first token, and it was computed here
+        is_end = bool(output.embedding) or output.finish_reason is FinishReason.LENGTH
+        if (output.token_ids or is_end) and not stages.joined:  # the first, or max_tokens 0, here
             stages.first_token = stages.joined = self.worker.clock()
             frame.cached.CopyFrom(engine_messages.cached_message(sequence.cached))
             frame.stages.CopyFrom(engine_messages.prefill_stages(stages))

@@ -1,4 +1,4 @@
-"""The gateway: OpenAI's HTTP API in front of the workers.
+"""The gateway: OpenAI's and Anthropic's HTTP APIs in front of the workers.
 
 Owns HTTP, text <-> tokens, the requests in flight, keys and accounts. Does not know tensors, what
 is in KV blocks, or where workers are: routers choose, and messages find their way by subjects.
@@ -7,9 +7,10 @@ Imports go down this list, never up:
 
 - `http`: routes, bodies, answers, the server.
 - `gateway`: the parts of one replica, made and tied together.
+- `anthropic`, `responses`: other APIs' bodies turned into chats, and their answers.
 - `openai`: bodies checked and turned into sequences; results turned into answers.
 - `sequences`: placement, frames, failover. Hears of accounts only as a log of open records.
 - `text`: tokens <-> text, templates, stop strings.
 - `accounts`: keys, the usage log, the ledger, receipts. Known to `gateway` and `http` alone.
-- `served_model`, `config`, `errors`, `metrics`: known to all.
+- `served_model`, `config`, `errors`, `metrics`, `sse`: known to all.
 """

@@ -1,6 +1,7 @@
 """Settings of the gateway, `PAGODA_GATEWAY_*`. The port is the platform's: `PAGODA_HTTP_PORT`."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
@@ -17,6 +18,11 @@ class GatewaySettings(ServiceSettings):
     health_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics.")
     health_port: int | None = Field(
         None, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; empty: none."
+    )
+    cors_origins: list[str] = Field(
+        [],
+        description="Origins of web pages that may call, as JSON, such as "
+        '["https://chat.example"]; ["*"] is any.',
     )
     ledger_url: str = Field(
         "",
@@ -43,9 +49,16 @@ class GatewaySettings(ServiceSettings):
         description="Open connections; one more closes the one that has waited longest without a "
         "request.",
     )
+    tool_format: Literal["auto", "hermes", "llama3", "mistral"] = Field(
+        "auto",
+        description="How the model writes tool calls; auto: as its chat template shows.",
+    )
     max_n: int = Field(16, ge=1, le=128, description="Largest n (choices for each prompt).")
     max_sequences: int = Field(
-        128, ge=1, description="Most sequences of one request: prompts times n."
+        128,
+        ge=1,
+        description="Most sequences of one request: prompts times n. Inputs of embeddings may be "
+        "2048; so many run at a time.",
     )
     max_requests_in_flight: int = Field(
         1024,
@@ -62,8 +75,15 @@ class GatewaySettings(ServiceSettings):
         description="Tokens that one answer which is no stream may have, log probabilities "
         "included, before it is cut.",
     )
+    response_store_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=0,
+        description="Bytes of responses (/v1/responses) kept for their clients; beyond it the "
+        "tenant that holds most loses its oldest. A replica keeps its own; 0: none.",
+    )
+    response_store_seconds: float = Field(3600.0, gt=0, description="How long a response is kept.")
     keepalive_seconds: float = Field(
-        5.0, gt=0, description="A waiting stream gets an SSE comment this often."
+        5.0, gt=0, description="A waiting stream gets an SSE comment or a ping this often."
     )
     request_timeout_seconds: float = Field(
         600.0, gt=0, description="Deadline of a request, from its arrival to its last token."
@@ -76,7 +96,7 @@ class GatewaySettings(ServiceSettings):
         5.0, gt=0, description="Deadline of one hand-over of a sequence to a decode worker."
     )
     usage_timeout_seconds: float = Field(
-        5.0, gt=0, description="Deadline of one write to the usage log."
+        10.0, gt=0, description="Deadline of one write to the usage log."
     )
     usage_log_bytes: int = Field(
         4 << 30,

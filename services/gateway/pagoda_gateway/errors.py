@@ -16,11 +16,14 @@ GatewayError
 └── InternalError                500
 """
 
+import contextlib
 import itertools
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-MAX_MESSAGE_CHARS = 16_000  # an error body stays below 32 kB whatever the client sent
+MAX_MESSAGE_BYTES = 15_000  # an error body stays below 32 kB whatever the client sent
+MAX_PROBLEMS = 64
 MAX_VALUE_CHARS = 200
 _MAX_SHOWN_LEVELS = 3
 
@@ -45,6 +48,10 @@ def _cut(value: object, limit: int, *, levels: int) -> object:
     return value
 
 
+def _cut_text(text: str) -> str:
+    return text.encode(errors="replace")[:MAX_MESSAGE_BYTES].decode(errors="ignore")
+
+
 class GatewayError(Exception):
     """Root. Each kind knows its HTTP status, OpenAI `type` and `code`."""
 
@@ -62,7 +69,7 @@ class GatewayError(Exception):
             param: the request's field.
             retry_after_seconds: when trying again makes sense.
         """
-        super().__init__(message[:MAX_MESSAGE_CHARS])
+        super().__init__(_cut_text(message))
         self.param = param
         self.retry_after_seconds = retry_after_seconds
 
@@ -77,8 +84,11 @@ class GatewayError(Exception):
         return {"retry-after": str(max(1, math.ceil(self.retry_after_seconds)))}
 
 
-class InvalidRequestError(GatewayError):
-    """The client's request cannot be served as it is."""
+class InvalidRequestError(GatewayError, ValueError):
+    """The client's request cannot be served as it is.
+
+    A ValueError, so that pydantic gathers what validators raise.
+    """
 
     status = 400
     kind = "invalid_request_error"
@@ -136,7 +146,7 @@ class AuthenticationError(GatewayError):
     """Missing or wrong API key."""
 
     status = 401
-    kind = "authentication_error"
+    kind = "invalid_request_error"  # as OpenAI says
     code = "invalid_api_key"
 
 
@@ -170,6 +180,36 @@ class InternalError(GatewayError):
     code = "internal_error"
 
 
+class Problems:
+    """Gathers what is wrong with a request, so that one answer says all of it."""
+
+    def __init__(self) -> None:
+        self._errors: list[InvalidRequestError] = []
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Keep the error that ends the block."""
+        try:
+            yield
+        except InvalidRequestError as error:
+            self._errors.append(error)
+
+    def raise_all(self) -> None:
+        """Raise what was gathered, if anything was."""
+        if self._errors:
+            raise joined(self._errors)
+
+
+def joined(errors: Sequence[InvalidRequestError]) -> InvalidRequestError:
+    """Return one error that says all of them; its kind, code and param are the first one's."""
+    first, more = errors[0], len(errors) - MAX_PROBLEMS
+    if len(errors) == 1:
+        return first
+    lines = [str(error) for error in errors[:MAX_PROBLEMS]]
+    lines += [f"and {more} more problems"] * (more > 0)
+    return type(first)("; ".join(lines), param=first.param)
+
+
 def error_body(
     message: str, *, kind: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
@@ -177,11 +217,16 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-_KIND_OF_STATUS = {401: "authentication_error", 429: "rate_limit_error"}
+_KIND_OF_STATUS = {429: "rate_limit_error"}
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 
 
-def http_error_body(status: int, detail: str) -> dict[str, Any]:
-    """Return the body for an error that the web framework raised (unknown route, wrong method)."""
-    kind = _KIND_OF_STATUS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return error_body(detail[:MAX_MESSAGE_CHARS], kind=kind, code=_CODE_OF_STATUS.get(status))
+def http_error(status: int, detail: str) -> GatewayError:
+    """Return an error that the web framework raised itself (unknown route, wrong method)."""
+    error = GatewayError(detail)
+    error.status = status
+    error.kind = _KIND_OF_STATUS.get(
+        status, "invalid_request_error" if status < 500 else "server_error"
+    )
+    error.code = _CODE_OF_STATUS.get(status)
+    return error

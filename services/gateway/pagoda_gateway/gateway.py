@@ -1,6 +1,7 @@
 """The gateway's parts, made and tied together once; everything an HTTP route needs."""
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,16 @@ from pagoda_gateway.accounts.keys import Authenticator
 from pagoda_gateway.accounts.ledger import Ledger, open_ledger
 from pagoda_gateway.accounts.receipts import Receipts
 from pagoda_gateway.accounts.usage_log import UsageLog
+from pagoda_gateway.anthropic.endpoint import MessagesEndpoint
 from pagoda_gateway.body_budget import BodyBudget
 from pagoda_gateway.config import GatewaySettings
-from pagoda_gateway.openai.chat import ChatProcessor
-from pagoda_gateway.openai.completions import CompletionProcessor
+from pagoda_gateway.dialects import Dialect
+from pagoda_gateway.embeddings.endpoint import EmbeddingProcessor, EmbeddingsEndpoint
+from pagoda_gateway.openai.answer_form import AnswerForms
+from pagoda_gateway.openai.chat import ChatEndpoint, ChatProcessor
+from pagoda_gateway.openai.completions import CompletionEndpoint, CompletionProcessor
+from pagoda_gateway.responses.endpoint import ResponsesEndpoint
+from pagoda_gateway.responses.response_store import ResponseStore
 from pagoda_gateway.sequences.admission import Admission
 from pagoda_gateway.sequences.frames import FrameReceiver
 from pagoda_gateway.sequences.placement import Placer
@@ -22,9 +29,12 @@ from pagoda_gateway.sequences.readiness import Readiness
 from pagoda_gateway.sequences.silence import SilenceWatch
 from pagoda_gateway.served_model import Catalog
 from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.grammars import GrammarChecker
 from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.errors import GrammarError
+from pagoda_runtime.grammar import GrammarCompiler
 from pagoda_runtime.identity import new_epoch
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -36,6 +46,8 @@ from pagoda_runtime.status import (
     slow_status,
 )
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_TENANT = "default"
 LEDGER_CONSUMER = "ledger"
@@ -56,8 +68,11 @@ class Gateway:
     catalog: Catalog
     tokenizer: ModelTokenizer
     prompts: PromptMaker
-    chat: ChatProcessor
-    completions: CompletionProcessor
+    chat: ChatEndpoint
+    completions: CompletionEndpoint
+    embeddings: EmbeddingsEndpoint
+    messages: MessagesEndpoint
+    responses: ResponsesEndpoint
     frames: FrameReceiver
     placer: Placer
     usage_log: UsageLog
@@ -86,6 +101,13 @@ async def open_gateway(
     tokenizer = ModelTokenizer.load(model_folder)
     template = ChatTemplate.load(model_folder, tokenizer.special_tokens)
     prompts = PromptMaker(tokenizer, template)
+    checker = GrammarChecker(_compiler(tokenizer))
+    dialect = Dialect.of(template.source if template else "", settings.tool_format)
+    forms = AnswerForms(dialect, tokenizer, checker)
+    chat = ChatProcessor(settings, prompts, forms)
+    store = ResponseStore(
+        max_bytes=settings.response_store_bytes, keep_seconds=settings.response_store_seconds
+    )
     directory, frames = WorkerDirectory(), FrameReceiver()
     usage_log = UsageLog(bus, timeout_seconds=settings.usage_timeout_seconds)
     readiness = Readiness(health, common.served_model_name)
@@ -111,8 +133,13 @@ async def open_gateway(
             catalog=catalog,
             tokenizer=tokenizer,
             prompts=prompts,
-            chat=ChatProcessor(settings, tokenizer, prompts),
-            completions=CompletionProcessor(settings, tokenizer, prompts),
+            chat=ChatEndpoint(chat, tokenizer),
+            completions=CompletionEndpoint(
+                CompletionProcessor(settings, prompts, forms), tokenizer
+            ),
+            embeddings=EmbeddingsEndpoint(EmbeddingProcessor(settings, prompts, forms)),
+            messages=MessagesEndpoint(chat),
+            responses=ResponsesEndpoint(chat, store),
             frames=frames,
             placer=Placer(bus, directory, settings, gateway_id=gateway_id),
             usage_log=usage_log,
@@ -127,6 +154,7 @@ async def open_gateway(
             lambda is_ready, why: health.set_ready("usage log", is_ready, why),
         )
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback(checker.close)
             for subscription in (
                 await frames.subscribe(bus, gateway_id),
                 await directory.subscribe(bus, Role.ROLE_DECODE, Role.ROLE_ROUTER),
@@ -154,3 +182,11 @@ async def open_gateway(
             tasks.start(watch.run(), name="silence watch")
             health.set_ready("gateway", True)
             yield gateway
+
+
+def _compiler(tokenizer: ModelTokenizer) -> GrammarCompiler | None:
+    try:
+        return tokenizer.grammar_compiler()
+    except GrammarError as error:
+        logger.warning("no JSON mode and no forced tools: %s", error)
+        return None

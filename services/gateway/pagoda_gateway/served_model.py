@@ -3,6 +3,7 @@
 Known by every room. Knows no tokenizer and no request.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from pagoda_gateway.errors import (
 from pagoda_runtime.status import WorkerDirectory
 
 RETRY_AFTER_SECONDS = 2.0
+MAX_NAMED_IDS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class ServedModel:
         block_size: tokens in one block.
         max_model_len: prompt + output tokens; the least that a decode worker alive can keep.
         vocab_size: token ids are below it.
+        embedding_size: numbers in an embedding.
         created_unix_seconds: when this gateway first heard of it.
     """
 
@@ -37,15 +40,17 @@ class ServedModel:
     block_size: int
     max_model_len: int
     vocab_size: int
+    embedding_size: int
     created_unix_seconds: int
 
     def check_token_ids(self, token_ids: Sequence[int], *, param: str) -> None:
         """Raise InvalidRequestError for `param` unless every id is in the vocabulary."""
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):
-            bad = next(i for i in token_ids if not 0 <= i < self.vocab_size)
+            bad = (str(i) for i in token_ids if not 0 <= i < self.vocab_size)
+            named = ", ".join(itertools.islice(bad, MAX_NAMED_IDS))
             raise InvalidRequestError(
-                f"'{param}' has token id {bad}; the vocabulary has ids 0 to {self.vocab_size - 1} "
-                f"(vocab_size {self.vocab_size})",
+                f"'{param}' has token id {named}; the vocabulary has ids 0 to "
+                f"{self.vocab_size - 1} (vocab_size {self.vocab_size})",
                 param=param,
             )
 
@@ -127,6 +132,7 @@ class Catalog:
                 block_size=card.block_size,
                 max_model_len=card.max_model_len,
                 vocab_size=card.vocab_size,
+                embedding_size=card.embedding_size,
                 created_unix_seconds=int(self._clock()),
             )
 

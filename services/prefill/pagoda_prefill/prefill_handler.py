@@ -46,7 +46,7 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
         """Take a prompt in, or say why not."""
         generate, lease = message.generate, message.lease
         is_import = self.worker.tiers.can_fetch and generate.plan.num_fetch_blocks > 0
-        admitted = self.admit(generate, context, is_import=is_import, prefill_only=True)
+        admitted = await self.admit(generate, context, is_import=is_import, prefill_only=True)
         response = generate_pb2.PrefillResponse(
             status=generate_pb2.ADMIT_STATUS_ACCEPTED, epoch=self.worker.identity.epoch
         )

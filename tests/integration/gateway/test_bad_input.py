@@ -1,5 +1,6 @@
 """Bad input: OpenAI-shaped 4xx that names the field and the limit; the engine never sees it."""
 
+from importlib.metadata import version
 from typing import Any
 
 import httpx
@@ -46,12 +47,14 @@ def check(answer: Any, status: int, param: str | None = None, *named: str) -> di
         ({"n": 0}, "n", "16"),
         ({"seed": 2**63}, "seed", str(2**63 - 1)),
         ({"stop": 5}, "stop", "5"),
-        ({"logit_bias": {"9999": 1, "x": 1}}, "logit_bias", "9999"),
+        ({"logit_bias": {"y": 1, "x": 1}}, "logit_bias", "'x'"),
+        ({"logit_bias": {"9999": 1, "9998": 1}}, "logit_bias", "9999, 9998"),
+        ({"max_completion_tokens": 10**6}, "max_completion_tokens", "max_completion_tokens"),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
-        ({"tool_choice": {}}, "tool_choice", "function"),
+        ({"tool_choice": {}}, "tool_choice", "tools"),
         ({"tool_choice": "required"}, "tool_choice", "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "text"),
+        ({"response_format": {"type": "yaml"}}, "response_format", "text"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
             "continue_final_message",
@@ -76,12 +79,33 @@ async def test_bad_field(
         ({"logprobs": 21}, "logprobs"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"prompt": ["x"] * 20, "n": 16}, "prompt"),
     ],
 )
 async def test_bad_completion_field(running: Running, fields: dict[str, Any], param: str) -> None:
     check(await running.completion(**fields), 400, param)
+    assert running.worker.requests == []
+
+
+async def test_every_wrong_field_is_named_at_once(running: Running) -> None:
+    fields = {"n": 17, "temperature": 9, "stop": 5, "stream_options": {}, "logit_bias": {"x": 1}}
+    check(await running.chat(**fields), 400, "n", *(f"'{name}" for name in fields))
+    check(await running.completion(**fields, prompt=5), 400, "n", *fields, "'prompt'")
+
+
+async def test_what_the_model_cannot_serve_is_named_at_once(running: Running) -> None:
+    ids = {"300": 1, "301": 1}
+    fields = {"max_tokens": 10**6, "stop_token_ids": [400], "logit_bias": ids}
+    named = ("max_tokens", "stop_token_ids", "400", "logit_bias", "300, 301")
+    error = check(await running.chat(**fields), 400, "max_tokens", *named)
+    assert error["code"] == "context_length_exceeded"
+    error = check(
+        await running.completion(min_tokens=9, max_tokens=None, prompt=[300], logit_bias=ids),
+        400,
+        "prompt",
+    )
+    assert "logit_bias" in error["message"]
+    check(await running.completion(min_tokens=17, max_tokens=None), 400, "min_tokens", "16")
     assert running.worker.requests == []
 
 
@@ -160,20 +184,52 @@ async def test_wrong_key(running: Running, method: str, path: str, key: str | No
     body = CHAT if method == "POST" else None
     async with httpx.AsyncClient(base_url=running.url, headers=headers) as stranger:
         answer = await stranger.request(method, path, json=body)
-    assert check(answer, 401)["code"] == "invalid_api_key"
+    error = check(answer, 401)
+    assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/readyz", "/health", "/ping", "/version", "/metrics"]
+)
 async def test_health_needs_no_key(running: Running, path: str) -> None:
     async with httpx.AsyncClient(base_url=running.url) as stranger:
         assert (await stranger.get(path)).status_code == 200
+
+
+async def test_health_follows_readiness(running: Running) -> None:
+    running.gateway.health.set_ready("test", False, "asked to")
+    try:
+        for path in ("/readyz", "/health", "/ping"):
+            assert (await running.http.get(path)).status_code == 503
+    finally:
+        running.gateway.health.set_ready("test", True)
+    assert (await running.http.get("/version")).json() == {"version": version("pagoda-gateway")}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_unknown_fields_are_named_in_the_answer(running: Running, stream: bool) -> None:
+    answer = await running.chat(stream=stream, zeta=1, alpha={"a": 1}, user="u", store=False)
+    assert answer.status_code == 200
+    assert answer.headers["x-pagoda-ignored"] == "alpha,zeta"
+    assert "x-pagoda-ignored" not in (await running.chat(stream=stream)).headers
+    bad = await running.chat(stream=stream, zeta=1, temperature=9)
+    assert bad.headers["x-pagoda-ignored"] == "zeta"
+    answer = await running.http.post("/detokenize", json={"tokens": [70.0], "zeta": 1})
+    assert (answer.status_code, answer.headers["x-pagoda-ignored"]) == (200, "zeta")
+
+
+async def test_integral_floats_are_integers(running: Running) -> None:
+    answer = await running.chat(max_tokens=2.0, n=3.0, seed=0.0)
+    assert answer.json()["usage"]["completion_tokens"] == 6
+    assert type(answer.json()["usage"]["completion_tokens"]) is int
+    assert running.worker.requests[0].sampling.seed == 0
 
 
 async def test_unknown_fields_change_nothing(running: Running) -> None:
     answer = await running.chat(
         brand_new={"a": [1]}, user="u", store=False, metadata={"k": "v"},
         messages=[{**USER, "annotations": []}], response_format={"type": "text"},
-        tools=[], tool_choice="auto", parallel_tool_calls=True,
+        parallel_tool_calls=True,
     )  # fmt: skip
     assert answer.status_code == 200
 

@@ -124,6 +124,17 @@ async def test_stop_token_ids_have_no_text(start: Start, bus: Any) -> None:
     async with start(ScriptedWorker(bus, token_at=spell([69, 70, 71]))) as running:
         choice = (await running.chat(stop_token_ids=[70])).json()["choices"][0]
         assert (choice["message"]["content"], choice["stop_reason"]) == ("a", 70)
+        assert (choice["finish_reason"], choice["matched_stop"]) == ("stop", 70)
+        kept = {"stop_token_ids": [70], "include_stop_str_in_output": True}
+        whole = (await running.chat(**kept)).json()["choices"][0]
+        assert whole["message"]["content"] == text_of(await running.events(**kept)) == "ab"
+        # Before min_tokens it ends nothing, and is text as any other.
+        running.worker.token_at = spell([70, 70, 71, 70])
+        answer = (await running.chat(stop_token_ids=[70], min_tokens=2)).json()
+        assert answer["choices"][0]["message"]["content"] == "bbc"
+        assert answer["usage"]["completion_tokens"] == 4
+        ignored = {"stop_token_ids": [70], "ignore_eos": True}  # which is about the model's own
+        assert (await running.chat(**ignored)).json()["usage"]["completion_tokens"] == 1
 
 
 @pytest.mark.parametrize("num_top", [0, 5])
@@ -172,11 +183,27 @@ async def test_the_worker_gets_everything_it_needs(running: Running) -> None:
 
 
 async def test_return_token_ids(running: Running) -> None:
-    answer = (await running.chat(return_token_ids=True)).json()["choices"][0]
-    assert len(answer["token_ids"]) == 8
-    assert answer["prompt_token_ids"] == list(running.worker.requests[-1].prompt_token_ids)
-    chunks = await running.events(return_token_ids=True)
+    answer = (await running.chat(return_token_ids=True)).json()
+    prompt = list(running.worker.requests[-1].prompt_token_ids)
+    assert answer["prompt_token_ids"] == prompt
+    assert len(answer["choices"][0]["token_ids"]) == 8
+    assert "prompt_token_ids" not in answer["choices"][0]
+    for n in (2, 1):
+        chunks = await running.events(return_token_ids=True, n=n)
+        assert chunks[0]["prompt_token_ids"] == prompt
+        assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
     assert sum(len(chunk["choices"][0]["token_ids"]) for chunk in chunks) == 8
+
+
+async def test_cache_salt_keeps_equal_prompts_apart(running: Running) -> None:
+    messages = [{"role": "user", "content": "word " * 20}]
+    for salt in (None, "a", "b", "a"):
+        assert (await running.chat(messages=messages, cache_salt=salt)).status_code == 200
+    hashes = [request.block_hashes for request in running.worker.requests]
+    assert len(set(hashes)) == 3
+    assert hashes[1] == hashes[3]
+    asked = [request.block_hashes for request in running.router.requests]
+    assert asked == hashes
 
 
 async def test_tokenize_counts_what_usage_counts(running: Running) -> None:
@@ -195,3 +222,6 @@ async def test_continue_final_message_with_echo(running: Running) -> None:
     content = (await running.chat(**fields)).json()["choices"][0]["message"]["content"]
     assert content.startswith("So it")
     assert len(content) == 5 + 8
+    explicit = {**fields, "add_generation_prompt": False, "temperature": 0}
+    whole = (await running.chat(**explicit)).json()["choices"][0]["message"]["content"]
+    assert text_of(await running.events(**explicit)) == whole

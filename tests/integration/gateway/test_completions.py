@@ -69,3 +69,41 @@ async def test_logprobs(running: Running, num_top: int) -> None:
     assert {len(values) for values in logprobs.values()} == {8}
     assert logprobs["text_offset"] == list(range(8))
     assert all(max(1, num_top) <= len(top) <= num_top + 1 for top in logprobs["top_logprobs"])
+
+
+async def test_lists_of_tokens_reach_the_worker(running: Running) -> None:
+    answer = await running.completion(
+        allowed_token_ids=[69, 70], bad_words=["ab", " c"], logprob_token_ids=[71, 72, 73]
+    )
+    sampling = running.worker.requests[-1].sampling
+    assert list(sampling.allowed_token_ids) == [69, 70]
+    assert [list(word.token_ids) for word in sampling.bad_words] == [[69, 70], [71]]
+    assert (list(sampling.logprob_token_ids), sampling.num_logprobs) == ([71, 72, 73], 3)
+    logprobs = answer.json()["choices"][0]["logprobs"]
+    assert [len(top) for top in logprobs["top_logprobs"]] == [3] * 8
+
+
+@pytest.mark.parametrize("field", ["allowed_token_ids", "logprob_token_ids"])
+async def test_tokens_outside_the_vocabulary_are_named(running: Running, field: str) -> None:
+    answer = await running.completion(**{field: [69, 267]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field)
+    assert "267" in error["message"]
+
+
+@pytest.mark.parametrize(("side", "text"), [(None, "ld"), ("left", "ld"), ("right", "hello w")])
+async def test_prompts_are_cut(running: Running, side: str | None, text: str) -> None:
+    fields = {"prompt": "hello world", "echo": True, "max_tokens": 1, "add_special_tokens": False}
+    fields |= {"truncate_prompt_tokens": 2, "truncation_side": side}
+    answer = (await running.completion(**fields)).json()
+    assert answer["usage"]["prompt_tokens"] == 2
+    assert answer["choices"][0]["text"][:-1] == text
+
+
+async def test_minus_one_cuts_to_the_context(running: Running) -> None:
+    fields = {"truncate_prompt_tokens": -1, "max_tokens": 12}
+    usage = (await running.completion(prompt=[69] * 600, **fields)).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (500, 12)
+    messages = [{"role": "user", "content": "a" * 600}]
+    usage = (await running.chat(messages=messages, **fields)).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (500, 12)

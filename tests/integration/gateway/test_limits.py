@@ -16,7 +16,9 @@ from pagoda_runtime.telemetry.metrics import REGISTRY
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
-OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
+OPEN = {
+    "/healthz", "/readyz", "/health", "/ping", "/version", "/metrics", "/openapi.json",
+}  # fmt: skip
 
 
 async def connect(running: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -3,21 +3,31 @@
 from typing import Any
 
 import jsonschema
+import orjson
 import pytest
 from support.running_gateway import CHAT, Running
 
+from pagoda_gateway.anthropic.schemas import CountTokensBody, MessagesBody
+from pagoda_gateway.embeddings.schemas import EmbeddingsBody
+from pagoda_gateway.http.middleware import OPEN_PATHS
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.completions import CompletionBody
 from pagoda_gateway.openai.schemas.tokens import DetokenizeBody, TokenizeBody
+from pagoda_gateway.responses.schemas import ResponsesBody
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 BODIES = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
+    "/v1/embeddings": EmbeddingsBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
+    "/v1/responses": ResponsesBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
+TOOL = {"type": "function", "name": "f", "parameters": {}}
 RICH = {"n": 2, "return_token_ids": True, "stop": ["zz"]}
 
 
@@ -76,14 +86,15 @@ async def test_document_names_limits_and_required_fields(running: Running) -> No
 async def test_keyed_routes_need_the_key_and_answer_with_our_errors(running: Running) -> None:
     found = await document(running)
     assert found["components"]["securitySchemes"] == {
-        "api_key": {"type": "http", "scheme": "bearer"}
+        "api_key": {"type": "http", "scheme": "bearer"},
+        "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
     }
-    bad = (await running.chat(temperature=9)).json()
     for path, operations in found["paths"].items():
         for operation in operations.values():
-            is_open = path in ("/healthz", "/readyz", "/metrics")
+            is_open = path in OPEN_PATHS
             assert ("security" not in operation) is is_open, path
             if not is_open:
+                bad = (await running.http.get(path, headers={"authorization": "Bearer x"})).json()
                 assert "422" not in operation["responses"]
                 for status in ("4XX", "5XX"):
                     media = content(operation, status)["application/json"]
@@ -115,8 +126,10 @@ async def test_answers_fit_the_document(
 async def test_other_answers_fit_the_document(running: Running) -> None:
     found = await document(running)
     asked = {
+        "/v1/embeddings": {"model": "tiny", "input": ["hello", "world"], "dimensions": 2},
         "/tokenize": {"prompt": "hello", "return_token_strs": True},
         "/detokenize": {"tokens": [70, 71]},
+        "/v1/messages/count_tokens": {"model": "tiny", "messages": CHAT["messages"]},
     }
     for path, body in asked.items():
         answer = await running.http.post(path, json=body)
@@ -139,7 +152,7 @@ async def test_receipts_fit_the_document(running: Running) -> None:
 async def test_bodies_that_are_served_fit_the_document(running: Running) -> None:
     found = await document(running)
     chat = {
-        **CHAT, "stop": "x", "logit_bias": {"70": 5}, "tool_choice": "auto",
+        **CHAT, "stop": "x", "logit_bias": {"70": 5}, "tool_choice": "none",
         "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
     }  # fmt: skip
     assert (await running.chat(**chat)).status_code == 200
@@ -148,3 +161,29 @@ async def test_bodies_that_are_served_fit_the_document(running: Running) -> None
         completion = {"model": "tiny", "prompt": prompt, "max_tokens": 2}
         assert (await running.completion(**completion)).status_code == 200
         check(found, {"$ref": "#/components/schemas/CompletionBody"}, completion)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_named_events_fit_the_document(running: Running, path: str) -> None:
+    found = await document(running)
+    media = content(found["paths"][path]["post"])
+    body = {"model": "tiny", "max_tokens": 8, "messages": CHAT["messages"]}
+    if path == "/v1/responses":
+        body = {"model": "tiny", "max_output_tokens": 8, "input": "hello", "tools": [TOOL]}
+    whole = await running.http.post(path, json=body)
+    check(found, media["application/json"]["schema"], whole.json())
+    stream = await running.http.post(path, json={**body, "stream": True})
+    events = [line[6:] for line in stream.text.split("\n") if line.startswith("data: ")]
+    assert len(events) > 5
+    for event in events:
+        check(found, media["text/event-stream"]["schema"], orjson.loads(event))
+
+
+async def test_kept_responses_fit_the_document(running: Running) -> None:
+    found = await document(running)
+    kept = (await running.http.post("/v1/responses", json={"model": "tiny", "input": "a"})).json()
+    operations = found["paths"]["/v1/responses/{response_id}"]
+    for method, operation in operations.items():  # get, then delete
+        answer = await running.http.request(method, f"/v1/responses/{kept['id']}")
+        assert answer.status_code == 200
+        check(found, content(operation)["application/json"]["schema"], answer.json())

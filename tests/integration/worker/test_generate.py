@@ -1,8 +1,11 @@
 """Disaggregated, aggregated and alone: the same tokens."""
 
 import asyncio
+import dataclasses
 import random
+from typing import Any
 
+import numpy as np
 import pytest
 from support.kv_pools import maps_of_peers
 from support.prefill_process import WORKER_ID, prefill_process
@@ -178,3 +181,60 @@ async def test_choices_of_a_prompt_are_prefilled_once(cluster: Cluster) -> None:
         assert (await answer.finished()).token_ids == cluster.alone([prompt])[0]
     assert prefill.metric("pagoda_prefill_tokens_total") == 100
     assert decode.metric("pagoda_prefill_tokens_total") == 3 * 4, "what fills no block"
+
+
+@pytest.mark.parametrize("max_tokens", [0, 12])
+async def test_logprobs_of_the_prompt_come_before_its_first_token(
+    cluster: Cluster, max_tokens: int
+) -> None:
+    decode = await cluster.start_decode("decode-1")
+    prompt = PROMPTS[5]
+    sampling = dataclasses.replace(GREEDY, max_tokens=max_tokens, num_prompt_logprobs=2)
+    await (await cluster.generate("decode-1", prompt)).finished()  # its blocks must not be reused
+    answer = await (await cluster.generate("decode-1", prompt, sampling=sampling)).finished()
+
+    assert answer.token_ids == cluster.alone([prompt])[0][:max_tokens]
+    assert answer.last.finish_reason == generate_pb2.FINISH_REASON_LENGTH
+    assert sorted(answer.prompt_logprobs) == list(range(1, len(prompt)))
+    assert [p.chosen.token_id for p in answer.prompt_logprobs.values()] == prompt[1:]
+    first = next(frame for frame in answer.frames if frame.HasField("cached"))
+    assert first.cached.device == 0
+    assert first.stages.prefill_compute_ms > 0
+    await cluster.idle(decode)
+
+
+async def test_an_embedding_comes_with_the_end(cluster: Cluster) -> None:
+    decode = await cluster.start_decode("decode-1")
+    prompt = PROMPTS[5]
+    sampling = dataclasses.replace(GREEDY, max_tokens=0, embed=True)
+    first = await (await cluster.generate("decode-1", prompt, sampling=sampling)).finished()
+    again = await (await cluster.generate("decode-1", prompt, sampling=sampling)).finished()
+    for answer, is_cached in ((first, False), (again, True)):
+        (frame,) = answer.frames
+        assert frame.finish_reason == generate_pb2.FINISH_REASON_STOP
+        assert not frame.token_ids
+        assert (frame.cached.device > 0) is is_cached
+        assert frame.stages.prefill_compute_ms > 0
+    found = [np.frombuffer(answer.frames[0].embedding, "<f4") for answer in (first, again)]
+    assert len(found[0]) == cluster.statuses["decode-1"].model.embedding_size
+    assert np.linalg.norm(found[0]) == pytest.approx(1, abs=1e-5)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+    await cluster.idle(decode)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"num_prompt_logprobs": 0}, "num_prompt_logprobs is 0"),
+        ({"embed": True, "max_tokens": 0}, "embed is True"),
+    ],
+)
+async def test_what_a_prompt_gives_needs_its_prefill_here(
+    cluster: Cluster, fields: dict[str, Any], wrong: str
+) -> None:
+    await cluster.start_decode("decode-1")
+    sampling = dataclasses.replace(GREEDY, **fields)
+    request = cluster.request(PROMPTS[5], sampling=sampling, prefill_worker_id="prefill-1")
+    response = await cluster.ask("decode-1", request)
+    assert response.status == generate_pb2.ADMIT_STATUS_INVALID
+    assert wrong in response.message

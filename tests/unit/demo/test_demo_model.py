@@ -125,8 +125,10 @@ def test_chat_template_extends_its_own_prefix(tokenizer):
 
 
 def test_chat_template_rejects_an_unknown_role(tokenizer):
-    with pytest.raises(Exception, match="role must be system, user or assistant, not tool"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": "42"}], tokenize=False)
+    with pytest.raises(
+        Exception, match="role must be system, user, assistant or tool, not narrator"
+    ):
+        tokenizer.apply_chat_template([{"role": "narrator", "content": "42"}], tokenize=False)
 
 
 @pytest.mark.parametrize(

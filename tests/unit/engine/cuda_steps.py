@@ -28,6 +28,7 @@ from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.start_up.warm_up import prompt_lengths
+from pagoda_engine.token_mask import TokenBits, token_bits
 
 VOCAB_SIZE = 151936
 DENSE = DecoderDescription(
@@ -167,8 +168,13 @@ class EmptyWeights:
 
 
 class AnyToken:
-    def allowed(self, output_token_ids: Sequence[int]) -> torch.Tensor:
-        return torch.ones(VOCAB_SIZE, dtype=torch.bool)
+    """Also forces a few tokens once."""
+
+    def bitmask(self, output_token_ids: Sequence[int]) -> TokenBits:
+        return token_bits(range(VOCAB_SIZE), VOCAB_SIZE)
+
+    def forced(self, output_token_ids: Sequence[int]) -> Sequence[int]:
+        return (1,) * 5 if len(output_token_ids) == 4 else ()
 
 
 REQUESTS: list[dict[str, Any]] = [

@@ -1,8 +1,6 @@
 import random
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -191,24 +189,6 @@ def test_logprobs_are_bitwise_the_same_alone_and_in_a_batch(tiny_folder: Path, d
     assert [driver.sequences[str(i)].logprobs for i in range(len(prompts))] == alone
 
 
-def test_a_grammar_that_allows_nothing_ends_its_own_sequence_only(tiny_model: LoadedModel) -> None:
-    class TwoTokens:
-        def allowed(self, output_token_ids: Sequence[int]) -> torch.Tensor:
-            return torch.full((tiny_model.vocab_size,), len(output_token_ids) < 2)
-
-    driver = make_driver(tiny_model)
-    driver.add("dead end", PROMPT, sampling=greedy(6), token_mask=TwoTokens())
-    driver.add("other", OTHER, sampling=greedy(6))
-    driver.run()
-    ended = driver.sequences["dead end"]
-    assert ended.finish_reason is FinishReason.ERROR
-    assert ended.token_ids == greedy_tokens(tiny_model, PROMPT)[:2]
-    assert driver.sequences["other"].token_ids == greedy_tokens(tiny_model, OTHER)
-    num_blocks = len(PROMPT) // 4
-    hashes = make_request("a", PROMPT, block_size=4).block_hashes
-    assert driver.engine.match_prefix(hashes) == num_blocks, "its KV is as good as any"
-
-
 def test_unknown_ids_are_ignored(tiny_model: LoadedModel) -> None:
     engine = make_driver(tiny_model).engine
     engine.abort("gone")
@@ -274,14 +254,14 @@ def test_stats_say_what_a_step_was(tiny_model: LoadedModel) -> None:
 
 
 def spoil_first_row(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = model.decoder.forward
+    logits_of = model.decoder.logits
 
-    def spoilt(*args: Any, **kwargs: Any) -> torch.Tensor:
-        logits = forward(*args, **kwargs).clone()
+    def spoilt(hidden: torch.Tensor) -> torch.Tensor:
+        logits = logits_of(hidden).clone()
         logits[:1] = float("nan")
         return logits
 
-    monkeypatch.setattr(model.decoder, "forward", spoilt)
+    monkeypatch.setattr(model.decoder, "logits", spoilt)
 
 
 def test_logits_that_are_not_finite_free_no_block_that_is_being_exported(

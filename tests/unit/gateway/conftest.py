@@ -29,6 +29,7 @@ def model() -> ServedModel:
         block_size=16,
         max_model_len=100,
         vocab_size=267,
+        embedding_size=4,
         created_unix_seconds=0,
     )
 

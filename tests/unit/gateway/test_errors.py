@@ -25,9 +25,26 @@ def test_retry_after_is_a_whole_number_of_seconds() -> None:
     assert errors.InternalError("x").headers() == {}
 
 
-def test_body_is_bounded() -> None:
-    body = errors.InvalidRequestError("x" * 1_000_000).body()
+@pytest.mark.parametrize("text", ["x", '"', "\u6f22", "\U0001f600"])
+def test_body_is_bounded(text: str) -> None:
+    body = errors.InvalidRequestError(text * 1_000_000).body()
     assert len(orjson.dumps(body)) < 32_000
+
+
+def test_problems_are_said_together() -> None:
+    problems = errors.Problems()
+    problems.raise_all()
+    for kind, param in ((errors.ContextLengthError, "a"), (errors.UnsupportedFieldError, "b")):
+        with problems.gathered():
+            raise kind(f"'{param}' is wrong", param=param)
+    with pytest.raises(errors.ContextLengthError, match="'a' is wrong; 'b' is wrong") as caught:
+        problems.raise_all()
+    assert caught.value.param == "a"
+
+
+def test_so_many_problems_are_said_and_no_more() -> None:
+    many = [errors.InvalidRequestError(f"'{i}'") for i in range(5000)]
+    assert str(errors.joined(many)).endswith("'63'; and 4936 more problems")
 
 
 def test_every_kind_is_in_the_tree_of_the_module() -> None:

@@ -49,7 +49,12 @@ def make_sequence() -> LiveSequence:
 
 def decode(message: generate_pb2.GenerateRequest) -> SequenceRequest:
     return engine_messages.sequence_request(
-        message, sequence_id="s", block_size=16, kv_source=KvSource.IMPORT, prefill_only=True
+        message,
+        sequence_id="s",
+        block_size=16,
+        kv_source=KvSource.IMPORT,
+        prefill_only=True,
+        token_mask=None,
     )
 
 
@@ -70,9 +75,14 @@ def decode(message: generate_pb2.GenerateRequest) -> SequenceRequest:
             logit_bias={3: -100.0, 5: 0.1},
             seed=2**64 - 1,
             num_logprobs=0,
+            num_prompt_logprobs=0,
             stop_token_ids=(4, 2),
             ignore_eos=True,
+            logprob_token_ids=(8, 6),
+            allowed_token_ids=(5, 3),
+            bad_words=((5,), (3, 5)),
         ),
+        SamplingParams(max_tokens=0, embed=True),
     ],
 )
 def test_sampling_survives_the_wire(params: SamplingParams) -> None:
@@ -118,6 +128,26 @@ def test_contradicting_request_is_refused(fields: dict[str, object], says: str) 
         decode(make_message(**fields))
 
 
+def test_logprobs_of_a_prompt_come_in_frames_of_bounded_size() -> None:
+    top = tuple((i, -0.25 * i) for i in range(20))
+    logprobs = tuple(TokenLogprobs(i, -3.5, top, rank=i) for i in range(2000))
+    output = SequenceOutput("r.1.2", 4, (), first_prompt_index=7, prompt_logprobs=logprobs)
+
+    frames = list(engine_messages.prompt_frames(make_sequence(), output))
+
+    assert len(frames) == 3
+    assert all(frame.ByteSize() < 1 << 18 for frame in frames)
+    assert {(frame.attempt, frame.first_index, len(frame.token_ids)) for frame in frames} == {
+        (2, 4, 0)
+    }
+    found = {
+        frame.first_prompt_index + i: (position.chosen.token_id, position.rank, len(position.top))
+        for frame in frames
+        for i, position in enumerate(frame.prompt_logprobs)
+    }
+    assert found == {7 + i: (i, i, 20) for i in range(2000)}
+
+
 def test_frame_carries_tokens_and_the_end() -> None:
     output = SequenceOutput(
         "r.1.2",
@@ -136,6 +166,14 @@ def test_frame_carries_tokens_and_the_end() -> None:
     assert frame.matched_stop_token_id == 9
     assert [t.token_id for t in frame.logprobs[0].top] == [9, 3]
     assert frame.logprobs[0].chosen.logprob == -0.5
+
+
+def test_frame_carries_an_embedding() -> None:
+    output = SequenceOutput("r.1.2", 0, (), finish_reason=FinishReason.STOP, embedding=b"1234")
+    frame = engine_messages.frame(make_sequence(), output)
+    assert (frame.embedding, list(frame.token_ids)) == (b"1234", [])
+    assert frame.finish_reason == generate_pb2.FINISH_REASON_STOP
+    assert not frame.HasField("matched_stop_token_id")
 
 
 def test_unfinished_frame_has_no_reason() -> None:
@@ -169,3 +207,8 @@ def test_stage_times_are_differences() -> None:
 def test_cached_tokens_are_by_tier() -> None:
     message = engine_messages.cached_message(CachedTokens(device=16, cpu=32, nvme=48))
     assert (message.device, message.cpu, message.nvme) == (16, 32, 48)
+
+
+def test_every_end_has_a_name_on_the_wire() -> None:
+    assert engine_messages.FINISH_REASONS.keys() == set(FinishReason)
+    assert len(set(engine_messages.FINISH_REASONS.values())) == len(FinishReason)

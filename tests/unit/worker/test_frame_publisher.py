@@ -69,6 +69,21 @@ async def test_large_step_is_split() -> None:
     assert [f.first_index for _, m in recorder.published for f in m.frames] == list(range(1000))
 
 
+async def test_large_frames_are_split_by_their_bytes() -> None:
+    recorder = Recorder()
+    publisher = make(recorder)
+    for number in range(5):
+        publisher.add("a", generate_pb2.Frame(error="x" * 200_000, first_index=number))
+    publisher.flush()
+    await run(publisher)
+
+    assert [[f.first_index for f in m.frames] for _, m in recorder.published] == [
+        [0, 1],
+        [2, 3],
+        [4],
+    ]
+
+
 async def test_full_queue_drops_and_counts() -> None:
     recorder = Recorder()
     publisher = make(recorder, max_queued=2)

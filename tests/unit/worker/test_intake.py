@@ -19,6 +19,7 @@ MODEL = ServedModel(
     config=EngineConfig(),
     max_model_len=64,
     vocab_size=256,
+    embedding_size=64,
     block_bytes=1024,
     dtype="float32",
 )
@@ -48,6 +49,7 @@ def check(
         now=100.0,
         is_import=False,
         prefill_only=False,
+        token_mask=None,
     )
 
 

@@ -17,4 +17,5 @@ def test_card_says_what_is_served(tmp_path: Path) -> None:
     assert (card.name, card.block_size, card.max_model_len) == ("tiny", 16, 512)
     assert len(card.kv_identity) == 16
     assert (card.vocab_size, card.dtype) == (engine.model.vocab_size, "float32")
+    assert card.embedding_size == engine.model.description.hidden_size
     assert card.block_bytes == engine.kv_cache.block_bytes

@@ -24,11 +24,13 @@ FORGET_WRONG_SECONDS = 1.0  # a key may be made the next moment
 LOOKUPS_PER_SECOND = 20.0  # of unknown keys, from one address
 MAX_LOOKUP_BURST = 60.0
 MAX_ADDRESSES = 10_000
-REMEMBER_SECONDS = 10.0  # a revoked key works no longer than this
+REMEMBER_SECONDS = 10.0  # a revoked key works no longer than this, while the ledger answers
+TRUST_SECONDS = 60.0  # a key that was good goes on for so long if it does not
 MAX_REMEMBERED = 10_000
 MAX_KEY_CHARS = 512
 RETRY_AFTER_SECONDS = 1.0
 LOOKUP_SECONDS = 5.0
+RECHECK_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -79,7 +81,8 @@ class Authenticator:
         secret = secret.strip()
         if scheme.lower() != "bearer" or not secret:
             raise AuthenticationError(
-                "You didn't provide an API key. Send it as 'Authorization: Bearer YOUR_KEY'."
+                "You didn't provide an API key. Send it as 'Authorization: Bearer YOUR_KEY' "
+                "or 'x-api-key: YOUR_KEY'."
             )
         key = await self._lookup(secret, address) if len(secret) <= MAX_KEY_CHARS else None
         if key is None:
@@ -91,12 +94,15 @@ class Authenticator:
         known = self._known.get(digest)
         if known is not None and known[0] > self._clock():
             return known[1]
+        was_good = None if known is None else known[1]
         try:
-            async with asyncio.timeout(LOOKUP_SECONDS):
+            async with asyncio.timeout(RECHECK_SECONDS if was_good else LOOKUP_SECONDS):
                 async with self._asking.setdefault(digest, asyncio.Lock()):  # one asks for all
                     return await self._find(digest, address)
         except (OSError, SQLAlchemyError) as error:  # TimeoutError is an OSError
             logger.warning("the ledger does not answer for a key: %r", error)
+            if known is not None and was_good and self._clock() < known[0] + TRUST_SECONDS:
+                return was_good
             raise UnavailableError(
                 "API keys cannot be checked now; try again",
                 retry_after_seconds=RETRY_AFTER_SECONDS,

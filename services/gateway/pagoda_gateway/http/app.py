@@ -1,15 +1,31 @@
-"""The HTTP application: routes, middleware, and OpenAI-shaped errors for everything."""
+"""The HTTP application: routes, middleware, and one shape of errors for each API."""
+
+from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
-from pagoda_gateway.errors import http_error_body
+from pagoda_gateway.errors import GatewayError, http_error
 from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.error_shape import error_body
+from pagoda_gateway.http.ignored_fields import IGNORED_HEADER
 from pagoda_gateway.http.middleware import RequestMiddleware
 from pagoda_gateway.http.openapi import DocumentedApp
-from pagoda_gateway.http.routes import generation, health, models, receipts, tokens
+from pagoda_gateway.http.routes import (
+    embeddings,
+    generation,
+    health,
+    messages,
+    models,
+    receipts,
+    responses,
+    tokens,
+)
+
+EXPOSED_HEADERS = ("x-request-id", "x-pagoda-request-id", IGNORED_HEADER, "retry-after")
 
 
 def make_app(gateway: Gateway) -> FastAPI:
@@ -25,11 +41,22 @@ def make_app(gateway: Gateway) -> FastAPI:
             "logs": False,
         },  # one trace per request: ours
     )
-    for module in (generation, models, tokens, receipts, health):
+    for module in (
+        generation, embeddings, messages, responses, models, tokens, receipts, health,
+    ):  # fmt: skip
         app.include_router(module.make_router(gateway))
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_middleware(RequestMiddleware, authenticator=gateway.authenticator)
+    if gateway.settings.cors_origins:
+        # Added last, so it is the outermost: browsers ask what they may without a key.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=gateway.settings.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
     return app
 
 
@@ -37,13 +64,16 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     """Translate what the framework raises itself: unknown route, wrong method."""
     assert isinstance(error, HTTPException), "registered for nothing else"
     detail = f"{error.detail}: {request.method} {request.url.path[:200]}"
-    return JSONResponse(
-        http_error_body(error.status_code, detail),
-        status_code=error.status_code,
-        headers=dict(error.headers or {}),
-    )
+    return _answer(request, http_error(error.status_code, detail), error.headers)
 
 
-async def _on_validation_error(_request: Request, error: Exception) -> JSONResponse:
+async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
     """Translate a path or query parameter that the framework refuses."""
-    return JSONResponse(http_error_body(400, str(error)[:1000]), status_code=400)
+    return _answer(request, http_error(400, str(error)[:1000]))
+
+
+def _answer(
+    request: Request, error: GatewayError, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    body = error_body(request.url.path, error)
+    return JSONResponse(body, status_code=error.status, headers=dict(headers or {}))

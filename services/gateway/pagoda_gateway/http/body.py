@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -10,22 +10,27 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
-from pagoda_gateway.errors import InvalidRequestError, MediaTypeError, shorten
+from pagoda_gateway.errors import InvalidRequestError, MediaTypeError, joined, shorten
 from pagoda_gateway.http.body_reader import BodyReader
+from pagoda_gateway.http.ignored_fields import note_ignored
 from pagoda_gateway.http.json_limits import check_structure
 
 Body = TypeVar("Body", bound=BaseModel)
 
-_MAX_PROBLEMS = 5
 _MAX_PARAM_CHARS = 200
 _UNION_PART = re.compile(r"^[a-z]+\[.*\]$")
 
 
 @contextlib.asynccontextmanager
 async def read_body(
-    request: Request, schema: type[Body], reader: BodyReader
+    request: Request,
+    schema: type[Body],
+    reader: BodyReader,
+    limits: Mapping[str, int] | None = None,
 ) -> AsyncIterator[Body]:
     """Yield the request's body as `schema`; its bytes are in the reader's budget until the end.
+
+    `limits`: see `validated`.
 
     Raises:
         GatewayError: says which field and limit.
@@ -38,16 +43,19 @@ async def read_body(
         )
     async with reader.read(request) as raw:
         await check_structure(raw)
-        body = parse_body(raw, schema)
-        del raw  # its text is in the body now
+        value = parse_object(raw)
+        del raw  # its text is in the object now
+        note_ignored(request.scope, value, schema)
+        body = validated(value, schema, limits)
+        del value
         yield body
 
 
-def parse_body(raw: bytes, schema: type[Body]) -> Body:
-    """Return JSON text as `schema`.
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """Return JSON text as an object.
 
     Raises:
-        InvalidRequestError: names the first fields that are wrong.
+        InvalidRequestError: it is none.
     """
     try:
         value = orjson.loads(raw)
@@ -57,19 +65,36 @@ def parse_body(raw: bytes, schema: type[Body]) -> Body:
         raise InvalidRequestError(
             f"the body must be a JSON object, not {type(value).__name__} {shorten(value)}"
         )
+    return value
+
+
+def validated(
+    value: dict[str, Any], schema: type[Body], limits: Mapping[str, int] | None = None
+) -> Body:
+    """Return a JSON object as `schema`.
+
+    Args:
+        value: the object.
+        schema: of the body.
+        limits: what the schema's validators ask their context for.
+
+    Raises:
+        InvalidRequestError: names every field that is wrong.
+    """
     try:
-        return schema.model_validate(value)
+        return schema.model_validate(value, context=limits)
     except ValidationError as error:
+        problems = error.errors(include_url=False)
         # Not its cause: traces and logs would print what the client sent, all of it.
-        raise _translate(error) from None
+        raise joined([_translate(problem) for problem in problems]) from None
 
 
-def _translate(error: ValidationError) -> InvalidRequestError:
-    problems = error.errors(include_url=False, include_context=False)
-    lines = [f"'{_param(problem)}': {_describe(problem)}" for problem in problems[:_MAX_PROBLEMS]]
-    if len(problems) > _MAX_PROBLEMS:
-        lines.append(f"and {len(problems) - _MAX_PROBLEMS} more problems")
-    return InvalidRequestError("; ".join(lines), param=_param(problems[0]))
+def _translate(problem: ErrorDetails) -> InvalidRequestError:
+    raised = problem.get("ctx", {}).get("error")  # by a validator of ours
+    if isinstance(raised, InvalidRequestError):
+        return raised
+    param = _param(problem)
+    return InvalidRequestError(f"'{param}': {_describe(problem)}", param=param)
 
 
 def _param(problem: ErrorDetails) -> str:

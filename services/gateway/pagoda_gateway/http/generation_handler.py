@@ -1,6 +1,6 @@
 """A generation request up to its first worker: slot, body, prompts. Its answer is a response.
 
-One handler serves one endpoint; what makes the endpoints differ is in its request processor.
+One handler serves one endpoint; what makes APIs differ is in their `Endpoint`.
 """
 
 import contextlib
@@ -23,21 +23,22 @@ from pagoda_gateway.http.request_telemetry import (
     stage_span,
     start_request_span,
 )
-from pagoda_gateway.openai.request_processor import Body, ProcessedRequest, RequestProcessor
-from pagoda_gateway.openai.responses import ResponseSerializer
+from pagoda_gateway.openai.endpoint import Endpoint, Sent
+from pagoda_gateway.openai.request_processor import Body, ProcessedRequest
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.sequences.request import RequestIdentity
 from pagoda_gateway.served_model import ServedModel
 
 
-class GenerationHandler(Generic[Body]):
+class GenerationHandler(Generic[Sent, Body]):
     """Turns requests of one endpoint into responses that run them."""
 
-    def __init__(self, gateway: Gateway, processor: RequestProcessor[Body]) -> None:
+    def __init__(self, gateway: Gateway, endpoint: Endpoint[Sent, Body]) -> None:
         self._gateway = gateway
-        self._processor = processor
+        self._endpoint = endpoint
         self._bodies = BodyReader.of(gateway)
+        self._limits = {"max_n": gateway.settings.max_n}
 
     async def handle(self, request: Request) -> GenerationResponse:
         """Read, check and tokenise; the response runs what comes out, and frees the slot.
@@ -52,10 +53,14 @@ class GenerationHandler(Generic[Body]):
             span = held.enter_context(self._recorded(request, caller))
             admission, tenant = self._gateway.admission, caller.key.tenant
             admission.check(tenant)  # before anything is sent in vain
-            async with read_body(request, self._processor.schema, self._bodies) as body:
+            async with read_body(
+                request, self._endpoint.schema, self._bodies, self._limits
+            ) as sent:
                 held.enter_context(admission.slot(tenant))
-                generation, serializer = await self._process(body, caller, span)
-            is_stream = bool(body.stream)
+                translated = self._endpoint.translate(sent, tenant)
+                generation, processed = await self._process(translated.body, caller, span)
+                serializer = translated.serializer(processed, generation)
+            is_stream = bool(translated.body.stream)
             return GenerationResponse(
                 self._gateway, caller, generation, serializer,
                 is_stream=is_stream, held=held.pop_all(),
@@ -64,7 +69,7 @@ class GenerationHandler(Generic[Body]):
     @contextlib.contextmanager
     def _recorded(self, request: Request, caller: Caller) -> Iterator[Span]:
         """Hold the span gateway.request."""
-        span = start_request_span(request, caller, self._processor.operation)
+        span = start_request_span(request, caller, self._endpoint.operation)
         try:
             yield span
         except GatewayError as error:  # no slot, or a request that cannot be served
@@ -75,9 +80,10 @@ class GenerationHandler(Generic[Body]):
 
     async def _process(
         self, body: Body, caller: Caller, span: Span
-    ) -> tuple[Generation, ResponseSerializer]:
-        """Return what is ready to run, and who writes it down."""
-        gateway, processor = self._gateway, self._processor
+    ) -> tuple[Generation, ProcessedRequest]:
+        """Return what is ready to run, and what it was made of."""
+        gateway, endpoint = self._gateway, self._endpoint
+        processor = endpoint.processor
         tenant = caller.key.tenant
         context = set_span_in_context(span)
         with stage_span("gateway.admit", context, start_seconds=caller.arrived_unix_seconds):
@@ -88,8 +94,8 @@ class GenerationHandler(Generic[Body]):
             processed = await processor.process(body, options, model, tenant)
         identity = RequestIdentity(
             request_id=caller.request_id,
-            object_id=processor.object_id_prefix + caller.request_id,
-            endpoint=processor.endpoint,
+            object_id=endpoint.object_id_prefix + caller.request_id,
+            endpoint=endpoint.name,
             tenant=tenant,
             api_key_id=caller.key.api_key_id,
             arrived_unix_seconds=caller.arrived_unix_seconds,
@@ -98,16 +104,7 @@ class GenerationHandler(Generic[Body]):
         is_stream = bool(body.stream)
         generation = self._generation(identity, model, processed, span, is_stream=is_stream)
         describe_request(generation, body)
-        stream_options = body.stream_options
-        serializer = processor.serializer(
-            generation,
-            options,
-            gateway.tokenizer,
-            echo_texts=processed.echo_texts,
-            include_usage=bool(stream_options and stream_options.include_usage),
-            continuous_usage=bool(stream_options and stream_options.continuous_usage_stats),
-        )
-        return generation, serializer
+        return generation, processed
 
     def _generation(
         self,
@@ -133,6 +130,7 @@ class GenerationHandler(Generic[Body]):
                 if is_stream
                 else settings.max_whole_tokens // (1 + (processed.options.num_logprobs or 0))
             ),
+            max_placed=settings.max_sequences,
         )
         for index, sampling in enumerate(processed.sampling):
             generation.add_sequence(

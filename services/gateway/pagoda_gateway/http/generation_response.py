@@ -11,7 +11,7 @@ from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.caller import Caller
 from pagoda_gateway.http.request_telemetry import count, describe_outcome, stage_span
 from pagoda_gateway.http.streaming import GenerationWriter
-from pagoda_gateway.openai.responses import ResponseSerializer
+from pagoda_gateway.openai.serializer import Serializer
 from pagoda_gateway.sequences.generation import Generation
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class GenerationResponse(Response):
         gateway: Gateway,
         caller: Caller,
         generation: Generation,
-        serializer: ResponseSerializer,
+        serializer: Serializer,
         *,
         is_stream: bool,
         held: contextlib.ExitStack,

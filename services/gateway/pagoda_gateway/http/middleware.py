@@ -12,6 +12,8 @@ from pagoda_gateway import metrics
 from pagoda_gateway.accounts.keys import Authenticator
 from pagoda_gateway.errors import GatewayError, InternalError
 from pagoda_gateway.http.caller import Caller
+from pagoda_gateway.http.error_shape import error_body
+from pagoda_gateway.http.ignored_fields import IGNORED_HEADER, ignored_of
 from pagoda_gateway.http.wire import send_error
 from pagoda_runtime.identity import new_request_id
 
@@ -19,7 +21,9 @@ logger = logging.getLogger(__name__)
 
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Everything else is for clients with a key alone, a route that somebody adds included.
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
+OPEN_PATHS = frozenset(
+    {"/healthz", "/readyz", "/health", "/ping", "/version", "/metrics", "/openapi.json"}
+)
 
 
 class RequestMiddleware:
@@ -53,6 +57,8 @@ class RequestMiddleware:
                 named = MutableHeaders(scope=message)
                 named["x-request-id"] = client_id or request_id
                 named["x-pagoda-request-id"] = request_id
+                if ignored := ignored_of(scope):
+                    named[IGNORED_HEADER] = ignored
             await send(message)
 
         arrived = time.time()
@@ -60,22 +66,27 @@ class RequestMiddleware:
             key = None
             if scope["path"] not in OPEN_PATHS:
                 key = await self._authenticator.authenticate(
-                    headers.get("authorization"), address=(scope.get("client") or ("",))[0]
+                    _authorization(headers), address=(scope.get("client") or ("",))[0]
                 )
             Caller(request_id, client_id, key, arrived).enter(scope)
             await self._app(scope, receive, send_named)
         except GatewayError as error:
             if not status:
-                await send_error(send_named, error)
+                await send_error(send_named, error, error_body(scope["path"], error))
         except ClientDisconnect:
             logger.debug("request %s: the client left while it sent", request_id)
         except Exception:
             logger.exception("request %s: %s %s", request_id, scope["method"], scope["path"])
             if not status:
-                await send_error(
-                    send_named, InternalError("internal error; the log has the details")
-                )
+                failure = InternalError("internal error; the log has the details")
+                await send_error(send_named, failure, error_body(scope["path"], failure))
         finally:
             route = scope.get("route")
             path = getattr(route, "path", "unknown")
             metrics.RESPONSES.labels(path, str(status or 499)).inc()
+
+
+def _authorization(headers: Headers) -> str | None:
+    """Return the Authorization header; Anthropic's clients send the key in one of its own."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (f"Bearer {key}" if key else None)

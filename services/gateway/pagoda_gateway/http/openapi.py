@@ -10,8 +10,17 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from pagoda_gateway import sse
+from pagoda_gateway.anthropic.answers import (
+    MessageAnswer,
+    MessageEvent,
+    MessagesError,
+    TokenCount,
+)
+from pagoda_gateway.anthropic.schemas import CountTokensBody, MessagesBody
+from pagoda_gateway.embeddings.schemas import EmbeddingList, EmbeddingsBody
+from pagoda_gateway.http.error_shape import error_schema
 from pagoda_gateway.http.middleware import OPEN_PATHS
-from pagoda_gateway.http.wire import EVENT_STREAM
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.completions import CompletionBody
 from pagoda_gateway.openai.schemas.models import ModelCard, ModelList
@@ -29,14 +38,22 @@ from pagoda_gateway.openai.schemas.tokens import (
     TokenizeAnswer,
     TokenizeBody,
 )
+from pagoda_gateway.responses.answers import DeletedResponse, ResponseAnswer, ResponseEvent
+from pagoda_gateway.responses.schemas import ResponsesBody
 
 _REF = "#/components/schemas/{model}"
 _MODELS: tuple[type[BaseModel], ...] = (
     ChatBody, ChatCompletion, ChatCompletionChunk, CompletionBody, Completion, CompletionChunk,
+    EmbeddingsBody, EmbeddingList,
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, ModelCard, ModelList,
     Receipt, ErrorAnswer,
+    MessagesBody, MessageAnswer, MessageEvent, MessagesError, CountTokensBody, TokenCount,
+    ResponsesBody, ResponseAnswer, ResponseEvent, DeletedResponse,
 )  # fmt: skip
-_KEY = "api_key"
+_KEYS: dict[str, Any] = {
+    "api_key": {"type": "http", "scheme": "bearer"},
+    "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 _ERRORS = {"4XX": "The request cannot be served", "5XX": "Not now; try again"}
 
 
@@ -55,7 +72,7 @@ def described(
     """
     content = _json(answer)
     if event is not None:
-        content[EVENT_STREAM] = {"schema": _reference(event)}
+        content[sse.MEDIA_TYPE] = {"schema": _reference(event)}
     extra: dict[str, Any] = {"responses": {"200": {"content": content}}}
     if body is not None:
         extra["requestBody"] = {"required": True, "content": _json(body)}
@@ -78,7 +95,7 @@ def _complete(document: dict[str, Any]) -> None:
     _, definitions = models_json_schema([(m, "validation") for m in _MODELS], ref_template=_REF)
     document["components"] = {
         "schemas": definitions["$defs"],
-        "securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}},
+        "securitySchemes": _KEYS,
     }
     for path, operations in document["paths"].items():
         for operation in operations.values():
@@ -88,9 +105,12 @@ def _complete(document: dict[str, Any]) -> None:
                 if "$ref" in media["schema"]:  # FastAPI merges what it guesses into it
                     media["schema"] = {"$ref": media["schema"]["$ref"]}
             if path not in OPEN_PATHS:
-                operation["security"] = [{_KEY: []}]
+                operation["security"] = [{name: []} for name in _KEYS]  # one of them
                 for status, meaning in _ERRORS.items():
-                    responses[status] = {"description": meaning, "content": _json(ErrorAnswer)}
+                    responses[status] = {
+                        "description": meaning,
+                        "content": _json(error_schema(path)),
+                    }
 
 
 def _json(model: type[BaseModel]) -> dict[str, Any]:

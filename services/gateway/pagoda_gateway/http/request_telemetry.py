@@ -16,6 +16,7 @@ from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_runtime.telemetry.tracing import extract, tracer
 
+MAX_USER_CHARS = 128
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
@@ -73,6 +74,8 @@ def describe_request(generation: Generation, body: GenerationBody) -> None:
             "pagoda.tenant": generation.identity.tenant,
         }
     )
+    if body.user:
+        generation.span.set_attribute("enduser.id", body.user[:MAX_USER_CHARS])
 
 
 def describe_outcome(generation: Generation, record: UsageClose) -> None:

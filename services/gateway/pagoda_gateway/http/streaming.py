@@ -1,14 +1,15 @@
 """Writes one generation to one client over ASGI: a stream of events, or one body.
 
-Knows OpenAI's framing, not what is in a chunk. Says which tokens were delivered.
+Knows no API's framing: that is the serializer's. Says which tokens were delivered.
 """
 
 import asyncio
 
 from starlette.types import Send
 
+from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.http import wire
-from pagoda_gateway.openai.responses import ResponseSerializer
+from pagoda_gateway.openai.serializer import Serializer
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 
@@ -19,7 +20,7 @@ class GenerationWriter:
     def __init__(
         self,
         generation: Generation,
-        serializer: ResponseSerializer,
+        serializer: Serializer,
         send: Send,
         *,
         keepalive_seconds: float,
@@ -36,6 +37,9 @@ class GenerationWriter:
         self._serializer = serializer
         self._send = send
         self._keepalive_seconds = keepalive_seconds
+        self._loop = asyncio.get_running_loop()
+        self._written_at = self._loop.time()
+        self._is_silent = False  # for so long that the connection needs a sign of life
         self.is_started = False
         self.is_complete = False  # the client got the end of a good answer
 
@@ -49,13 +53,20 @@ class GenerationWriter:
             return
         self.is_started = True
         if generation.failure is not None:
-            await wire.send_error(self._send, generation.failure)
+            await self._refuse(generation.failure)
             return
         await wire.send_json(self._send, 200, self._serializer.body())
         self.is_complete = not generation.is_disconnected
 
     async def stream(self) -> None:
         """Send events as they come. A failure before the first has its own HTTP status."""
+        self._timer = self._loop.call_later(self._keepalive_seconds, self._watch_silence)
+        try:
+            await self._stream()
+        finally:
+            self._timer.cancel()
+
+    async def _stream(self) -> None:
         generation = self._generation
         while True:
             await self._wait()
@@ -67,14 +78,11 @@ class GenerationWriter:
             if failure is not None:
                 if not self.is_started:
                     self.is_started = True
-                    await wire.send_error(self._send, failure)
+                    await self._refuse(failure)
                     return
-                events += [wire.event(failure.body()), wire.DONE]
+                events += self._serializer.failure_events(failure)
             elif is_over:
-                usage = self._serializer.usage_chunk()
-                if usage is not None:
-                    events.append(wire.event(usage))
-                events.append(wire.DONE)
+                events += self._serializer.end_events()
             if events:
                 await self._write(b"".join(events), is_last=is_over)
             if not generation.is_disconnected:
@@ -84,31 +92,43 @@ class GenerationWriter:
             if is_over:
                 return
 
+    async def _refuse(self, error: GatewayError) -> None:
+        await wire.send_error(self._send, error, self._serializer.error_body(error))
+
     def _read(self) -> tuple[list[bytes], list[tuple[OutputSequence, int]]]:
         """Return everything new as events, and how many tokens of each sequence they cover."""
-        events, progress = [], []
+        events: list[bytes] = []
+        progress = []
         for sequence in self._generation.sequences:
             delta = sequence.read()
             if delta is None:
                 continue
-            chunk = self._serializer.chunk(sequence, delta)
-            if chunk is not None:
-                events.append(wire.event(chunk))
+            new_events = self._serializer.events(sequence, delta)
+            events += new_events
+            if new_events or delta.finish_reason:
                 progress.append((sequence, len(sequence.token_ids)))
         return events, progress
 
     async def _wait(self) -> None:
-        """Return when something changed; keep the connection alive meanwhile."""
+        """Return when something changed, or silence was broken."""
         changed = self._generation.changed
-        while not changed.is_set():
-            try:
-                async with asyncio.timeout(self._keepalive_seconds):
-                    await changed.wait()
-            except TimeoutError:
-                await self._write(wire.keepalive(self._generation.stage), is_last=False)
+        await changed.wait()
         changed.clear()
+        if self._is_silent:
+            self._is_silent = False
+            await self._write(self._serializer.keepalive(self._generation.stage), is_last=False)
+
+    def _watch_silence(self) -> None:
+        """Look again when silence would be too long; a deadline for each token costs more."""
+        due = self._written_at + self._keepalive_seconds
+        if self._loop.time() >= due:
+            self._is_silent = True
+            self._generation.changed.set()
+            due = self._loop.time() + self._keepalive_seconds
+        self._timer = self._loop.call_at(due, self._watch_silence)
 
     async def _write(self, body: bytes, *, is_last: bool) -> None:
+        self._written_at = self._loop.time()
         if not self.is_started:
             self.is_started = True
             await self._send(

@@ -1,29 +1,18 @@
-"""Answers as they go over the wire: JSON, errors, server-sent events."""
+"""Answers as they go over the wire: JSON, errors, heads of event streams."""
 
 from typing import Any
 
 import orjson
 from starlette.types import Send
 
+from pagoda_gateway import sse
 from pagoda_gateway.errors import GatewayError
 
-EVENT_STREAM = "text/event-stream"
 EVENT_STREAM_HEADERS = [
-    (b"content-type", f"{EVENT_STREAM}; charset=utf-8".encode()),
+    (b"content-type", f"{sse.MEDIA_TYPE}; charset=utf-8".encode()),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies such as nginx pass events on at once
 ]
-DONE = b"data: [DONE]\n\n"
-
-
-def event(payload: dict[str, Any]) -> bytes:
-    """Return one data event."""
-    return b"data: " + orjson.dumps(payload) + b"\n\n"
-
-
-def keepalive(stage: str) -> bytes:
-    """Return a comment: clients ignore it, proxies see that the connection lives."""
-    return b": keep-alive " + stage.encode() + b"\n\n"
 
 
 async def send_json(
@@ -37,6 +26,6 @@ async def send_json(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: GatewayError) -> None:
-    """Send an error as the whole answer."""
-    await send_json(send, error.status, error.body(), error.headers())
+async def send_error(send: Send, error: GatewayError, body: dict[str, Any]) -> None:
+    """Send an error as the whole answer; `body` is its shape in the API."""
+    await send_json(send, error.status, body, error.headers())

@@ -1,81 +1,65 @@
-"""The `prompt` field of a completion: text, token ids, or a list of either."""
+"""The prompts of a completion or the inputs of embeddings, each text or token ids, as token ids."""
 
-from typing import Any
-
-from pagoda_gateway.errors import ContextLengthError, InvalidRequestError, shorten
+from pagoda_gateway.errors import ContextLengthError, InvalidRequestError
+from pagoda_gateway.openai.schemas.completions import CompletionBody
+from pagoda_gateway.openai.truncation import truncated
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import PromptMaker
 
 
 async def completion_prompts(
     maker: PromptMaker,
-    prompt: Any,
+    body: CompletionBody,
     model: ServedModel,
     *,
     max_prompts: int,
-    add_special_tokens: bool,
-    needs_text: bool,
+    default_max_tokens: int | None,
 ) -> list[tuple[list[int], str | None]]:
-    """Return (token ids, text) of each prompt in the body's `prompt`.
+    """Return (token ids, text) of each of a body's prompts; a text that nobody needs may be None.
 
     Raises:
-        InvalidRequestError: too many, too long or no prompts; before anything is tokenised.
+        InvalidRequestError: they are too many or too long; before anything is tokenised.
     """
-    items = _split_prompts(prompt, model, max_prompts)
+    items: list[str | list[int]] = body.prompt
+    _check_size(body, model, max_prompts)
     texts = [item for item in items if isinstance(item, str)]
     tokens = iter(
-        await maker.text_tokens(texts, model, add_special_tokens=add_special_tokens)
+        await maker.text_tokens(
+            texts,
+            model,
+            add_special_tokens=body.add_special_tokens is not False,
+            param=body.prompt_field,
+        )
         if texts
         else ()
     )
+    num_reserved = default_max_tokens if body.max_tokens is None else body.max_tokens
     result: list[tuple[list[int], str | None]] = []
     for item in items:
-        if isinstance(item, str):
-            result.append((next(tokens), item))
-        else:
-            model.check_token_ids(item, param="prompt")
-            result.append((item, await maker.text_of(item) if needs_text else None))
+        text = item if isinstance(item, str) else None
+        token_ids = next(tokens) if isinstance(item, str) else item
+        if text is None:
+            model.check_token_ids(token_ids, param=body.prompt_field)
+        kept = truncated(token_ids, body, model, num_reserved=num_reserved)
+        if body.echo and (text is None or len(kept) < len(token_ids)):
+            text = await maker.text_of(kept)
+        result.append((kept, text))
     return result
 
 
-def _split_prompts(prompt: Any, model: ServedModel, max_prompts: int) -> list[str | list[int]]:
-    if prompt is None:
-        raise InvalidRequestError("'prompt': this field is required", param="prompt")
-    if isinstance(prompt, str) or (
-        isinstance(prompt, list) and prompt and not isinstance(prompt[0], str | list)
-    ):
-        items: list[Any] = [prompt]
-    elif isinstance(prompt, list) and prompt:
-        items = prompt
-    else:
-        raise _bad_prompt("prompt", prompt)
+def _check_size(body: CompletionBody, model: ServedModel, max_prompts: int) -> None:
+    items, param = body.prompt, body.prompt_field
+    is_truncated = body.truncate_prompt_tokens is not None
     if len(items) > max_prompts:
         raise InvalidRequestError(
-            f"'prompt' has {len(items)} prompts; with this n the limit is {max_prompts}",
-            param="prompt",
+            f"'{param}' has {len(items)} prompts; with this n the limit is {max_prompts}",
+            param=param,
         )
     for index, item in enumerate(items):
-        where = "prompt" if items is not prompt else f"prompt[{index}]"
-        if isinstance(item, list) and len(item) >= model.max_model_len:
+        if isinstance(item, list) and len(item) >= model.max_model_len and not is_truncated:
+            where = param if len(items) == 1 else f"{param}[{index}]"
             raise ContextLengthError(
                 f"This model's maximum context length is {model.max_model_len} tokens, and "
                 f"'{where}' has {len(item)}. Shorten the prompt.",
-                param="prompt",
+                param=param,
             )
-        if not (isinstance(item, str) or _is_token_list(item)):
-            raise _bad_prompt(where, item)
-        if not item:
-            raise InvalidRequestError(f"'{where}' is empty", param="prompt")
-    return items
-
-
-def _is_token_list(value: Any) -> bool:
-    return isinstance(value, list) and set(map(type, value)) == {int}  # bool is no int here
-
-
-def _bad_prompt(where: str, value: Any) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"'{where}' must be text, a list of token ids, or a list of either (not empty), "
-        f"not {shorten(value)}",
-        param="prompt",
-    )

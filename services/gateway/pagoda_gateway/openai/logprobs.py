@@ -1,7 +1,8 @@
 """Log probabilities in the two shapes that OpenAI answers with."""
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pagoda.rpc.v1.generate_pb2 import PositionLogprobs, TokenLogprob
@@ -30,15 +31,13 @@ class LogprobFormat:
         """Return a completion choice's `logprobs`."""
         tokens: list[str] = []
         values: list[float] = []
-        tops: list[dict[str, float]] = []
+        tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
         for position in positions:
             text = self._name(position.chosen.token_id)
             tokens.append(text)
             values.append(_finite(position.chosen.logprob))
-            top = {self._name(t.token_id): _finite(t.logprob) for t in position.top[:num_top]}
-            top.setdefault(text, _finite(position.chosen.logprob))
-            tops.append(top)
+            tops.append(self._top(position, num_top))
             offsets.append(self._offset)
             self._offset += len(text)
         return {
@@ -47,6 +46,54 @@ class LogprobFormat:
             "top_logprobs": tops,
             "text_offset": offsets,
         }
+
+    def echoed(
+        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs], num_top: int
+    ) -> dict[str, Any]:
+        """Return the `logprobs` of a prompt that is repeated before a completion.
+
+        Its text ends where the output's begins: what the tokenizer put in front of it has none.
+
+        Args:
+            token_ids: of the prompt.
+            positions: of all its tokens but the first.
+            num_top: alternatives.
+        """
+        texts = [self._name(token_id) for token_id in token_ids]
+        ends = list(itertools.accumulate(map(len, texts)))
+        begin = self._offset - ends[-1]
+        values = [_finite(position.chosen.logprob) for position in positions]
+        return {
+            "tokens": texts,
+            "token_logprobs": [None, *values],
+            "top_logprobs": [None, *(self._top(position, num_top) for position in positions)],
+            "text_offset": [max(0, begin + end) for end in [0, *ends[:-1]]],
+        }
+
+    def prompt(
+        self, positions: Iterable[PositionLogprobs], num_top: int
+    ) -> list[dict[str, Any] | None]:
+        """Return an answer's `prompt_logprobs`, from all prompt tokens but the first."""
+        found: list[dict[str, Any] | None] = [None]
+        for position in positions:
+            ranked = [(position.chosen, position.rank)]
+            ranked += ((token, rank) for rank, token in enumerate(position.top[:num_top], start=1))
+            found.append(
+                {
+                    str(token.token_id): {
+                        "logprob": _finite(token.logprob),
+                        "rank": rank,
+                        "decoded_token": self._tokenizer.token_text(token.token_id),
+                    }
+                    for token, rank in ranked
+                }
+            )
+        return found
+
+    def _top(self, position: PositionLogprobs, num_top: int) -> dict[str, float]:
+        top = {self._name(t.token_id): _finite(t.logprob) for t in position.top[:num_top]}
+        top.setdefault(self._name(position.chosen.token_id), _finite(position.chosen.logprob))
+        return top
 
     def _entry(self, token: TokenLogprob) -> dict[str, Any]:
         return {

@@ -5,8 +5,11 @@ from typing import Any
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.openai.tool_history import ToolHistory
 from pagoda_gateway.served_model import ServedModel
-from pagoda_gateway.text.prompts import PromptMaker
+from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.prompts import ChatTokens, PromptMaker
+from pagoda_gateway.text.template_shape import TemplateShape
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 
@@ -21,13 +24,14 @@ async def conversation_tokens(
     continue_final_message: bool | None,
     variables: dict[str, Any] | None,
     add_special_tokens: bool | None = None,
-) -> list[int]:
-    """Return the token ids of a conversation; None means a field's default.
+) -> ChatTokens:
+    """Return the tokens of a conversation; None means a field's default.
 
     Raises:
         InvalidRequestError: names the message and the part of it that cannot be rendered.
     """
     template = prompts.template
+    history = ToolHistory(template.shape)
     continues = bool(continue_final_message)
     if continues and add_generation_prompt:
         raise InvalidRequestError(
@@ -35,10 +39,7 @@ async def conversation_tokens(
             param="continue_final_message",
         )
     return await prompts.chat_tokens(
-        [
-            _template_message(i, message, knows_developer=template.knows_developer)
-            for i, message in enumerate(messages)
-        ],
+        [_template_message(i, message, template, history) for i, message in enumerate(messages)],
         model,
         tools=tools,
         add_generation_prompt=(
@@ -50,7 +51,9 @@ async def conversation_tokens(
     )
 
 
-def _template_message(index: int, message: Message, *, knows_developer: bool) -> dict[str, Any]:
+def _template_message(
+    index: int, message: Message, template: ChatTemplate, history: ToolHistory
+) -> dict[str, Any]:
     """Return what the template sees of one message."""
     where = f"messages[{index}]"
     if message.role not in ROLES:
@@ -59,23 +62,36 @@ def _template_message(index: int, message: Message, *, knows_developer: bool) ->
             param=f"{where}.role",
         )
     role = message.role
-    if role == "developer" and not knows_developer:
+    if role == "developer" and not template.knows_developer:
         role = "system"  # OpenAI's newer word for it
-    seen: dict[str, Any] = {"role": role, "content": _content_text(where, message)}
-    for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
+    calls = history.calls(where, message)
+    texts = _content_texts(where, message, may_be_empty=role == "assistant" and bool(calls))
+    seen: dict[str, Any] = {"role": role, "content": _content(texts, message, template.shape)}
+    if calls:
+        seen["tool_calls"] = calls
+    for name in ("name", "tool_call_id", "reasoning_content"):
         value = getattr(message, name)
         if value is not None:
             seen[name] = value
     return seen
 
 
-def _content_text(where: str, message: Message) -> str | None:
+def _content(texts: list[str], message: Message, shape: TemplateShape) -> Any:
+    """Return content as the template reads it; parts as they were sent, if it can."""
+    sent_parts = isinstance(message.content, list) and message.role != "tool"
+    if shape.content_parts and (sent_parts or not shape.content_text):
+        return [{"type": "text", "text": text} for text in texts]
+    return "\n".join(texts)
+
+
+def _content_texts(where: str, message: Message, *, may_be_empty: bool) -> list[str]:
+    """Return the text of each part; of plain text, one."""
     content = message.content
     if isinstance(content, str):
-        return content
+        return [content]
     if content is None:
-        if message.role == "assistant" and message.tool_calls:
-            return None  # as the reference: templates test `content is none`
+        if may_be_empty:
+            return [""]
         raise InvalidRequestError(
             f"'{where}.content': this field is required", param=f"{where}.content"
         )
@@ -84,13 +100,13 @@ def _content_text(where: str, message: Message) -> str | None:
             f"'{where}.content' must be text or a list of parts, not {shorten(content)}",
             param=f"{where}.content",
         )
-    return "\n".join(_part_text(f"{where}.content[{i}]", part) for i, part in enumerate(content))
+    return [_part_text(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
 
 
 def _part_text(where: str, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get("text") if isinstance(part, dict) else None
-    if kind == "text" and isinstance(text, str):
+    text = part.get(kind) if kind in ("text", "refusal") else None
+    if isinstance(text, str):
         return text
     raise InvalidRequestError(
         f"'{where}' has type {shorten(kind)}; this model takes only text parts "

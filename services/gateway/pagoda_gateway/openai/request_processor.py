@@ -1,25 +1,29 @@
-"""From a body to what the engine can run, the part that every endpoint shares.
+"""From a body to what the engine can run, the part that all processors share.
 
-An endpoint's own part (its prompts, its fields, its names) is in `chat` and `completions`. Knows no
-HTTP; nothing has been sent to a worker yet.
+What makes processors differ is in `chat`, `completions` and `embeddings`. Knows no HTTP; nothing
+has been sent to a worker yet.
 """
 
 import asyncio
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, TypeVar
 
 from pagoda.rpc.v1.generate_pb2 import SamplingParams
 from pagoda_gateway.config import GatewaySettings
-from pagoda_gateway.errors import InvalidRequestError
-from pagoda_gateway.openai.responses import ResponseSerializer
-from pagoda_gateway.openai.sampling_params import output_budget, sampling_params, sequence_seed
+from pagoda_gateway.errors import InvalidRequestError, Problems
+from pagoda_gateway.openai.answer_form import AnswerForm, AnswerForms
+from pagoda_gateway.openai.sampling_params import (
+    logit_bias,
+    output_budget,
+    sampling_params,
+    sequence_seed,
+)
+from pagoda_gateway.openai.schemas.checks import check_min_tokens
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.output_options import OutputOptions
-from pagoda_gateway.sequences.request import Endpoint
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import Prompt, PromptMaker
-from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 Body = TypeVar("Body", bound=GenerationBody)
 
@@ -33,58 +37,55 @@ class ProcessedRequest:
         sampling: one for each sequence: prompt index * n + choice.
         options: of the output.
         echo_texts: one for each prompt if the output repeats it.
+        form: of the answers.
     """
 
     prompts: list[Prompt]
     sampling: list[SamplingParams]
     options: OutputOptions
     echo_texts: list[str] | None
+    form: AnswerForm
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompts:
-    """What an endpoint makes of its body's prompt field or messages.
+    """What a processor makes of a body's prompt field or messages.
 
     Attributes:
         prompts: token ids and, where they are known, the text.
         max_tokens: what the client asked for; None = nothing.
         echo_texts: see `ProcessedRequest`.
+        form: of the answers.
     """
 
     prompts: list[tuple[list[int], str | None]]
     max_tokens: int | None
     echo_texts: list[str] | None
+    form: AnswerForm
 
 
 class RequestProcessor(ABC, Generic[Body]):
-    """One endpoint's way from a body to sequences, and what its answers look like.
+    """The way from a body to sequences.
 
     Attributes:
-        endpoint: its name in accounts and metrics.
-        operation: its name in traces.
-        object_id_prefix: of its answers' ids.
-        schema: of its bodies.
-        serializer: writes its answers.
         default_max_tokens: when the client asks for nothing; None = what is left of the context.
     """
 
-    endpoint: ClassVar[Endpoint]
-    operation: ClassVar[str]
-    object_id_prefix: ClassVar[str]
-    schema: type[Body]
-    serializer: ClassVar[type[ResponseSerializer]]
     default_max_tokens: ClassVar[int | None] = None
 
-    def __init__(
-        self, settings: GatewaySettings, tokenizer: ModelTokenizer, prompts: PromptMaker
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, prompts: PromptMaker, forms: AnswerForms) -> None:
         self._settings = settings
-        self._tokenizer = tokenizer
         self._prompts = prompts
+        self._forms = forms
+
+    @property
+    def max_sequences(self) -> int:
+        """Sequences of one request at most."""
+        return self._settings.max_sequences
 
     @abstractmethod
     def options(self, body: Body) -> OutputOptions:
-        """Check the body's options; needs no model and no tokenizer."""
+        """Return the body's options; needs no model and no tokenizer."""
 
     @abstractmethod
     async def tokenize(
@@ -98,33 +99,37 @@ class RequestProcessor(ABC, Generic[Body]):
         """Tokenise, budget and hash.
 
         Raises:
-            InvalidRequestError: names the field, the value and the limit.
+            InvalidRequestError: names every field that the model cannot serve, and its limit.
         """
-        tokenized = await self.tokenize(body, options, model)
-        num_prompts = len(tokenized.prompts)
-        num_sequences = num_prompts * options.num_choices
-        if num_sequences > self._settings.max_sequences:
-            raise InvalidRequestError(
-                f"{num_prompts} prompts times n {options.num_choices} make {num_sequences} "
-                f"sequences; the limit is {self._settings.max_sequences}",
-                param="prompt" if num_prompts > 1 else "n",
-            )
+        problems = Problems()
+        with problems.gathered():
+            tokenized = await self.tokenize(body, options, model)
+            budgets = self._budgets(body, tokenized, options, model)
+        for param, token_ids in (
+            ("stop_token_ids", body.stop_token_ids),
+            ("logit_bias", tuple(logit_bias(body))),
+            ("allowed_token_ids", body.allowed_token_ids),
+            ("logprob_token_ids", body.logprob_token_ids),
+        ):
+            with problems.gathered():
+                model.check_token_ids(token_ids or (), param=param)
+        problems.raise_all()
+        bad_words = await self._prompts.bad_word_tokens(body.bad_words or ())
         prompts: list[Prompt] = []
         sampling: list[SamplingParams] = []
-        for token_ids, text in tokenized.prompts:
-            if not token_ids:
-                raise InvalidRequestError(
-                    "the prompt has no tokens: the tokenizer or the model's chat template makes "
-                    "nothing of it. Send some text.",
-                    param="messages" if self.default_max_tokens is None else "prompt",
-                )
-            budget = output_budget(
-                len(token_ids), tokenized.max_tokens, self.default_max_tokens, model
-            )
+        for (token_ids, text), budget in zip(tokenized.prompts, budgets, strict=True):
             base = sampling_params(
-                body, model, max_tokens=budget, num_logprobs=options.num_logprobs
+                body,
+                options,
+                max_tokens=budget,
+                grammar=tokenized.form.grammar,
+                bad_words=bad_words,
             )
-            prompts.append(await self._prompts.finish(token_ids, text, model, tenant))
+            prompts.append(
+                await self._prompts.finish(
+                    token_ids, text, model, tenant, own_salt=body.cache_salt or ""
+                )
+            )
             for _ in range(options.num_choices):
                 params = SamplingParams()
                 params.CopyFrom(base)
@@ -133,4 +138,50 @@ class RequestProcessor(ABC, Generic[Body]):
                 )
                 sampling.append(params)
             await asyncio.sleep(0)  # many prompts: others have their turn between them
-        return ProcessedRequest(prompts, sampling, options, tokenized.echo_texts)
+        options = replace(options, kept_token_ids=tokenized.form.kept_token_ids)
+        return ProcessedRequest(prompts, sampling, options, tokenized.echo_texts, tokenized.form)
+
+    def _budgets(
+        self, body: Body, tokenized: TokenizedPrompts, options: OutputOptions, model: ServedModel
+    ) -> list[int]:
+        """Return max_tokens for each prompt; raises InvalidRequestError for one that cannot run."""
+        num_prompts = len(tokenized.prompts)
+        num_sequences = num_prompts * options.num_choices
+        if num_sequences > self.max_sequences:
+            raise InvalidRequestError(
+                f"{num_prompts} prompts times n {options.num_choices} make {num_sequences} "
+                f"sequences; the limit is {self.max_sequences}",
+                param=body.prompt_field if num_prompts > 1 else "n",
+            )
+        budgets = []
+        for token_ids, _ in tokenized.prompts:
+            if not token_ids:
+                raise InvalidRequestError(
+                    "the prompt has no tokens: the tokenizer or the model's chat template makes "
+                    "nothing of it. Send some text.",
+                    param=body.prompt_field,
+                )
+            budget = output_budget(
+                len(token_ids),
+                tokenized.max_tokens,
+                self.default_max_tokens,
+                model,
+                param=body.max_tokens_field,
+                prompt_param=body.prompt_field,
+            )
+            check_min_tokens(body.min_tokens, budget, body.max_tokens_field)
+            budgets.append(budget)
+        self._check_num_scored(sum(len(ids) for ids, _ in tokenized.prompts), options)
+        return budgets
+
+    def _check_num_scored(self, num_prompt_tokens: int, options: OutputOptions) -> None:
+        """Refuse more log probabilities of prompts than one answer may hold."""
+        if options.num_scored_logprobs is None:
+            return
+        num_tokens = num_prompt_tokens * options.num_choices * (1 + options.num_scored_logprobs)
+        if num_tokens > self._settings.max_whole_tokens:
+            raise InvalidRequestError(
+                f"log probabilities of {num_tokens} tokens are asked for (prompt tokens times n "
+                f"times alternatives); the limit is {self._settings.max_whole_tokens}",
+                param="prompt_logprobs" if options.num_echoed_logprobs is None else "logprobs",
+            )

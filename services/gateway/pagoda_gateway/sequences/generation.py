@@ -44,6 +44,7 @@ class Generation:
         span: Span,
         deadline_unix_seconds: float,
         max_undelivered_tokens: int | None,
+        max_placed: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Prepare; `add_sequence` and `run` come next.
@@ -58,6 +59,7 @@ class Generation:
             span: gateway.request.
             deadline_unix_seconds: when it must have ended.
             max_undelivered_tokens: bound on what waits for a slow reader; None: nobody reads yet.
+            max_placed: sequences that workers have at a time; others wait here.
             clock: Unix seconds.
         """
         self.identity = identity
@@ -74,6 +76,7 @@ class Generation:
         self._frames = frames
         self._open_log = open_log
         self._max_undelivered_tokens = max_undelivered_tokens
+        self._places = asyncio.Semaphore(max_placed)
         self._clock = clock
         self._route_ms = 0.0
         self._runner: asyncio.Task[None] | None = None
@@ -110,11 +113,16 @@ class Generation:
             return "prefill"
         return "route"
 
-    def on_sequence_change(self) -> None:
-        """Wake whoever reads; cut a request whose reader is far too slow."""
+    def on_sequence_change(self, num_unread: int) -> None:
+        """Wake whoever reads; cut a request whose reader is far too slow.
+
+        `num_unread`: tokens of the sequence that changed.
+        """
         self.changed.set()
         limit = self._max_undelivered_tokens
-        if limit is not None and sum(s.num_unread for s in self.sequences) > limit:
+        if limit is None or num_unread <= limit // len(self.sequences):
+            return
+        if sum(s.num_unread for s in self.sequences) > limit:
             self.fail(
                 UnavailableError(
                     f"more than {limit} tokens wait for this client: read faster, ask for fewer "
@@ -192,7 +200,11 @@ class Generation:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._open())
             for sequence in self.sequences:
-                tasks.create_task(self._placer.run(self._request, sequence))
+                tasks.create_task(self._run_sequence(sequence))
+
+    async def _run_sequence(self, sequence: OutputSequence) -> None:
+        async with self._places:
+            await self._placer.run(self._request, sequence)
 
     async def _open(self) -> None:
         self.is_opened = True

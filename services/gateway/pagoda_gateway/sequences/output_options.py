@@ -12,8 +12,13 @@ class OutputOptions:
         stops: stop strings.
         include_stop: the matched stop string stays in the text.
         num_logprobs: alternatives for each token; None = no logprobs.
+        num_prompt_logprobs: alternatives for each prompt token but the first; None = no logprobs.
+        num_echoed_logprobs: the same, where the output repeats the prompt.
+        embed: the prompt's embedding is wanted, and no token.
         min_tokens: stop strings are not looked for before this many tokens.
         skip_special_tokens: special tokens have no text.
+        kept_token_ids: special tokens that have text all the same: whoever reads the output needs
+            them.
         return_token_ids: token ids go out beside the text.
         tokens_as_ids: logprobs name tokens as "token_id:42".
     """
@@ -26,3 +31,13 @@ class OutputOptions:
     skip_special_tokens: bool
     return_token_ids: bool
     tokens_as_ids: bool
+    kept_token_ids: frozenset[int] = frozenset()
+    num_prompt_logprobs: int | None = None
+    num_echoed_logprobs: int | None = None
+    embed: bool = False
+
+    @property
+    def num_scored_logprobs(self) -> int | None:
+        """Alternatives that an engine must find for each prompt token; None = none are wanted."""
+        wanted = self.num_prompt_logprobs, self.num_echoed_logprobs
+        return max((num for num in wanted if num is not None), default=None)

@@ -12,12 +12,18 @@ from dataclasses import dataclass, field
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_gateway.sequences.output_options import OutputOptions
+from pagoda_gateway.sequences.prompt_logprobs import PromptLogprobs
 from pagoda_gateway.text.prompts import Prompt
 from pagoda_gateway.text.stop_strings import StopStrings
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 MAX_EARLY_FRAMES = 4096
 _LENGTH = generate_pb2.FINISH_REASON_LENGTH
+_FAILURES = (
+    generate_pb2.FINISH_REASON_ABORT,
+    generate_pb2.FINISH_REASON_ERROR,
+    generate_pb2.FINISH_REASON_INVALID,
+)
 _STAGE_NAMES = tuple(generate_pb2.StageTimes.DESCRIPTOR.fields_by_name)
 
 
@@ -42,7 +48,7 @@ class OutputSequence:
         sampling: generate_pb2.SamplingParams,
         options: OutputOptions,
         tokenizer: ModelTokenizer,
-        on_change: Callable[[], None],
+        on_change: Callable[[int], None],
         gap_timeout_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -54,7 +60,7 @@ class OutputSequence:
             sampling: as the engine takes it, seed included.
             options: of the request.
             tokenizer: of the model.
-            on_change: called when there is something to read.
+            on_change: called with the tokens that wait when there is something to read.
             gap_timeout_seconds: how long missing tokens may be missing.
             clock: seconds; for time to first token.
         """
@@ -62,6 +68,10 @@ class OutputSequence:
         self.prompt = prompt
         self.sampling = sampling
         self.token_ids: list[int] = []
+        self.prompt_logprobs: PromptLogprobs | None = None
+        if sampling.HasField("num_prompt_logprobs"):
+            self.prompt_logprobs = PromptLogprobs(len(prompt.token_ids))
+        self.embedding = b""  # of the prompt, once finished, where it is asked for
         self.num_delivered = 0  # tokens whose text the client got; set by whoever sends it
         self.finish_reason: str | None = None
         self.matched_stop: str | int | None = None
@@ -78,9 +88,12 @@ class OutputSequence:
         self.is_ended_by_worker = False
         self.lost_reason: str | None = None
         self.error: str | None = None
+        self.is_own_fault = False  # the error is the request's own, on every worker
         self.attention = asyncio.Event()  # finished, lost or failed: its driver must act
         self._detokenizer = tokenizer.detokenizer(
-            prompt.token_ids, skip_special_tokens=options.skip_special_tokens
+            prompt.token_ids,
+            skip_special_tokens=options.skip_special_tokens,
+            kept=options.kept_token_ids,
         )
         self._stops = StopStrings(options.stops, include=options.include_stop)
         self._options = options
@@ -156,6 +169,8 @@ class OutputSequence:
         if frame.attempt != self.attempt or self.attention.is_set():
             return
         self.hear()
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.take(frame)
         if frame.first_index > len(self.token_ids):
             self._keep_early(frame)
             return
@@ -167,7 +182,7 @@ class OutputSequence:
             self._apply(self._early.pop(first))
         if not self._early:
             self._stop_gap_timer()
-        self._on_change()
+        self._on_change(self.num_unread)
 
     def read(self) -> Delta | None:
         """Return what is new, or None. The finish reason is returned once, with the last text."""
@@ -185,32 +200,41 @@ class OutputSequence:
         return delta
 
     def _apply(self, frame: generate_pb2.Frame) -> None:
+        # Most frames bring one token and no more: what is rare is asked for only where it can be.
+        frame_ids = frame.token_ids
         skip = len(self.token_ids) - frame.first_index
-        if self._contradicts(frame):
+        if skip and self._contradicts(frame):
             return
-        new_ids = frame.token_ids[skip:]
-        is_at_end = frame.first_index + len(frame.token_ids) == len(self.token_ids) + len(new_ids)
+        new_ids = frame_ids[skip:] if skip else frame_ids
+        is_at_end = skip <= len(frame_ids)
         reason = frame.finish_reason if is_at_end else generate_pb2.FINISH_REASON_UNSPECIFIED
         if not new_ids and not reason:
             return
-        self._note_metadata(frame)
+        scores = self.prompt_logprobs
+        if scores is not None and not scores.is_complete and reason not in _FAILURES:
+            self.lose("log probabilities of its prompt never came")
+            return
+        if reason or self.cached is None or not self.has_progressed:
+            self._note_metadata(frame)
         if new_ids:
             self._note_times()
-        matched_id = (
-            frame.matched_stop_token_id if frame.HasField("matched_stop_token_id") else None
-        )
+        matched_id = None
+        if reason and frame.HasField("matched_stop_token_id"):
+            matched_id = frame.matched_stop_token_id
         is_stop = reason == generate_pb2.FINISH_REASON_STOP
+        logprobs = frame.logprobs if self._options.num_logprobs is not None else ()
         for position, token_id in enumerate(new_ids, start=skip):
-            is_last = position == len(frame.token_ids) - 1
+            is_last = position == len(frame_ids) - 1
             hide = is_stop and is_last and token_id == matched_id and not self._options.include_stop
             self._add_token(token_id, hide=hide)
-            if position < len(frame.logprobs):
-                self._logprobs.append(frame.logprobs[position])
+            if position < len(logprobs):
+                self._logprobs.append(logprobs[position])
             if self._stops.matched is not None:
                 self.is_ended_by_worker = is_last and bool(reason)
                 self._finish("stop", self._stops.matched)
                 return
         if reason:
+            self.embedding = frame.embedding
             self._end(reason, frame.error, matched_id)
 
     def _contradicts(self, frame: generate_pb2.Frame) -> bool:
@@ -237,7 +261,8 @@ class OutputSequence:
 
     def _end(self, reason: int, error: str, matched_id: int | None) -> None:
         self.is_ended_by_worker = True
-        if reason == generate_pb2.FINISH_REASON_ERROR:
+        if reason in (generate_pb2.FINISH_REASON_ERROR, generate_pb2.FINISH_REASON_INVALID):
+            self.is_own_fault = reason == generate_pb2.FINISH_REASON_INVALID
             self.error = error or "the worker gave no reason"
             self._call_for_attention()
         elif reason == generate_pb2.FINISH_REASON_ABORT:

@@ -158,6 +158,9 @@ class Placer:
     ) -> None:
         """Wait for the end of an attempt that was handed over."""
         await sequence.attention.wait()
+        if sequence.error is not None and sequence.is_own_fault:
+            sequence.worker_id = ""
+            raise InvalidRequestError(f"the output cannot go on: {sequence.error}")
         if sequence.error is not None:
             refused.add(sequence.worker_id)
             sequence.worker_id = ""  # it has forgotten the sequence
@@ -185,6 +188,12 @@ class Placer:
         placement: route_pb2.RouteResponse,
         refused: set[str],
     ) -> None:
+        plan = generate_pb2.KvPlan(
+            prefill_worker_id=placement.prefill_worker_id,
+            num_fetch_blocks=placement.num_fetch_blocks,
+        )
+        if sequence.sampling.HasField("num_prompt_logprobs") or sequence.sampling.embed:
+            plan.Clear()  # who answers computes the prompt: KV alone has no logits, no hidden state
         request = generate_pb2.GenerateRequest(
             request_id=context.request_id,
             sequence_index=sequence.index,
@@ -195,10 +204,7 @@ class Placer:
             cache_root=sequence.prompt.cache_root,
             block_hashes=b"".join(sequence.prompt.block_hashes),
             sampling=sequence.sampling,
-            plan=generate_pb2.KvPlan(
-                prefill_worker_id=placement.prefill_worker_id,
-                num_fetch_blocks=placement.num_fetch_blocks,
-            ),
+            plan=plan,
             deadline_unix_seconds=context.deadline_unix_seconds,
         )
         worker_id = placement.decode_worker_id

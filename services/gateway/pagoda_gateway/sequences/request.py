@@ -11,7 +11,7 @@ from pagoda.rpc.v1.route_pb2 import RouteResponse
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.served_model import ServedModel
 
-Endpoint = Literal["chat.completions", "completions"]
+EndpointName = Literal["chat.completions", "completions", "embeddings", "messages", "responses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class RequestIdentity:
 
     Attributes:
         request_id: ours (ULID).
-        object_id: the OpenAI id.
+        object_id: the id in the answer.
         endpoint: which one.
         tenant: whose account and cache.
         api_key_id: which of the tenant's keys.
@@ -30,7 +30,7 @@ class RequestIdentity:
 
     request_id: str
     object_id: str
-    endpoint: Endpoint
+    endpoint: EndpointName
     tenant: str
     api_key_id: str
     arrived_unix_seconds: float

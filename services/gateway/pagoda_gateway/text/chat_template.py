@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.text.model_files import naming, read_text
 from pagoda_gateway.text.template_sandbox import MAX_TEXT_CHARS, BudgetedEnvironment, budgeted
+from pagoda_gateway.text.template_shape import template_shape
 from pagoda_gateway.text.tokenizer import read_tokenizer_config
 
 _TEMPLATE_ERRORS = (
@@ -52,8 +53,11 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
-        self._template = environment.from_string(source)
+        tree = environment.parse(source)
+        self.shape = template_shape(tree)
+        self._template = environment.from_string(tree)
         self._special_tokens = dict(special_tokens)
+        self.source = source
         self.knows_developer = "developer" in source
 
     @classmethod
@@ -95,8 +99,7 @@ class ChatTemplate:
         chat = [dict(message) for message in messages]
         final_text = ""
         if continue_final_message:
-            final_text = str(chat[-1].get("content") or "")
-            chat[-1]["content"] = final_text + _CONTINUE_TAG
+            final_text, chat[-1]["content"] = _tagged(chat[-1].get("content"))
         try:
             text = self._written(
                 {
@@ -127,6 +130,15 @@ class ChatTemplate:
                 if size > MAX_TEXT_CHARS:
                     raise jinja2.TemplateRuntimeError(f"it writes over {MAX_TEXT_CHARS} characters")
         return "".join(texts)
+
+
+def _tagged(content: Any) -> tuple[str, Any]:
+    """Return a final message's last text, and its content with the tag after that."""
+    if isinstance(content, list) and content:
+        text = content[-1]["text"]
+        return text, [*content[:-1], {**content[-1], "text": text + _CONTINUE_TAG}]
+    text = str(content or "")
+    return text, text + _CONTINUE_TAG
 
 
 def _cut_after(text: str, final_text: str) -> str:

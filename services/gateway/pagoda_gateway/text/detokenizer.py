@@ -6,7 +6,7 @@ and take the difference.
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
@@ -85,3 +85,22 @@ class WindowDetokenizer:
         before = self._decoder.decode(self._context, skip_special_tokens=self._skip)
         after = self._decoder.decode(self._context + self._pending, skip_special_tokens=self._skip)
         return after[len(before) :]
+
+
+class KeepingDetokenizer:
+    """Another detokeniser that skips special tokens, and the texts of a few that it must not."""
+
+    def __init__(self, detokenizer: Detokenizer, kept: Mapping[int, str]) -> None:
+        self._detokenizer = detokenizer
+        self._kept = kept
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this token completes."""
+        text = self._kept.get(token_id)
+        if text is None:
+            return self._detokenizer.push(token_id)
+        return self._detokenizer.flush() + text
+
+    def flush(self) -> str:
+        """Return what is left."""
+        return self._detokenizer.flush()

@@ -13,6 +13,7 @@ import orjson
 
 from pagoda_gateway.errors import ContextLengthError, InvalidRequestError
 from pagoda_gateway.served_model import ServedModel
+from pagoda_gateway.text.bad_words import bad_word_tokens
 from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime import block_hash
@@ -22,6 +23,7 @@ INLINE_CHARS = 4096
 LARGE_CHARS = 1 << 18
 MAX_LARGE = 2  # so many large ones at a time: each takes a core, and a hundred times its memory
 PIECE_IDS = 4096  # written out before others have their turn
+END_CHARS = 64
 _SALT_BYTES = 16
 
 T = TypeVar("T")
@@ -42,6 +44,14 @@ class Prompt:
     text: str | None
     cache_root: bytes
     block_hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTokens:
+    """A conversation as tokens, and the end of its text, which the output goes on from."""
+
+    token_ids: list[int]
+    text_end: str
 
 
 class PromptMaker:
@@ -75,15 +85,15 @@ class PromptMaker:
         continue_final_message: bool,
         variables: dict[str, Any] | None,
         add_special_tokens: bool,
-    ) -> list[int]:
-        """Return the token ids of a conversation; the template writes the special tokens itself.
+    ) -> ChatTokens:
+        """Return the tokens of a conversation; the template writes the special tokens itself.
 
         Raises:
             InvalidRequestError: the template refuses it, or it is longer than the context can be.
         """
         template = self.template
 
-        def make() -> list[int]:
+        def make() -> ChatTokens:
             text = template.render(
                 chat,
                 tools=tools,
@@ -92,7 +102,8 @@ class PromptMaker:
                 variables=variables,
             )
             self._check_chars(text, model, param="messages")
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            token_ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return ChatTokens(token_ids, text[-END_CHARS:])
 
         # Whatever the template may write out, tools and variables too.
         size = len(orjson.dumps([chat, tools, variables]))
@@ -124,6 +135,12 @@ class PromptMaker:
             len(token_ids), lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False)
         )
 
+    async def bad_word_tokens(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the tokens that would spell words, in each way; see `text.bad_words`."""
+        return await self._off_loop(
+            sum(map(len, words)), lambda: bad_word_tokens(self._tokenizer, words)
+        )
+
     async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Return each token's own text, made a piece at a time."""
         texts: list[str] = []
@@ -133,10 +150,25 @@ class PromptMaker:
         return texts
 
     async def finish(
-        self, token_ids: Sequence[int], text: str | None, model: ServedModel, tenant: str
+        self,
+        token_ids: Sequence[int],
+        text: str | None,
+        model: ServedModel,
+        tenant: str,
+        *,
+        own_salt: str = "",
     ) -> Prompt:
-        """Hash the blocks of a prompt that has passed its checks."""
-        root = block_hash.cache_root(kv_identity=model.kv_identity, cache_salt=cache_salt(tenant))
+        """Hash the blocks of a prompt that has passed its checks.
+
+        Args:
+            token_ids: what the model sees.
+            text: if it is known.
+            model: whose blocks they are.
+            tenant: only its own prompts share blocks.
+            own_salt: of them, only those with the same one.
+        """
+        salt = cache_salt(tenant, own_salt)
+        root = block_hash.cache_root(kv_identity=model.kv_identity, cache_salt=salt)
         hashes = await self._off_loop(
             len(token_ids), lambda: block_hash.hash_prompt(root, token_ids, model.block_size)
         )
@@ -163,6 +195,11 @@ class PromptMaker:
             return await asyncio.to_thread(work)
 
 
-def cache_salt(tenant: str) -> bytes:
-    """Return what keeps one tenant's blocks apart from all others'."""
-    return hashlib.blake2b(tenant.encode(), digest_size=_SALT_BYTES, person=b"pagoda.salt").digest()
+def cache_salt(tenant: str, own_salt: str = "") -> bytes:
+    """Return what keeps a tenant's blocks apart from all others', and each of its own salts'."""
+    salt = hashlib.blake2b(tenant.encode(), digest_size=_SALT_BYTES, person=b"pagoda.salt").digest()
+    if not own_salt:
+        return salt
+    return hashlib.blake2b(
+        own_salt.encode(), key=salt, digest_size=_SALT_BYTES, person=b"pagoda.own.salt"
+    ).digest()

@@ -5,17 +5,23 @@ Uses the `tokenizers` library alone. Knows nothing of requests.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from pagoda_gateway.errors import shorten
-from pagoda_gateway.text.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from pagoda_gateway.text.detokenizer import (
+    ByteLevelDetokenizer,
+    Detokenizer,
+    KeepingDetokenizer,
+    WindowDetokenizer,
+)
 from pagoda_gateway.text.model_files import naming, read_object, read_text
 from pagoda_gateway.text.panics import reported_panics
 from pagoda_runtime.errors import ModelFolderError
+from pagoda_runtime.grammar import GrammarCompiler
 
 FREE_IDS = 1 << 16  # ids without a token that any tokenizer may have, beside one for each token
 PROBE_TEXT = "Hello, W\u00f6rld! \u65e5\u672c \U0001f600\n 1 2"
@@ -114,13 +120,38 @@ class ModelTokenizer:
             return str(text)
 
     def detokenizer(
-        self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
+        self,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        kept: frozenset[int] = frozenset(),
     ) -> Detokenizer:
-        """Return an incremental detokeniser for the output that follows this prompt."""
+        """Return an incremental detokeniser for the output that follows this prompt.
+
+        `skip_special_tokens` leaves special tokens out, but for those in `kept`.
+        """
         if self._is_byte_level:
-            skipped = self._special_ids if skip_special_tokens else frozenset[int]()
+            skipped = self._special_ids - kept if skip_special_tokens else frozenset[int]()
             return ByteLevelDetokenizer(self._token_bytes, skipped)
-        return WindowDetokenizer(self, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        detokenizer = WindowDetokenizer(
+            self, prompt_token_ids, skip_special_tokens=skip_special_tokens
+        )
+        if not (kept and skip_special_tokens):
+            return detokenizer
+        return KeepingDetokenizer(detokenizer, {i: self.token_text(i) for i in kept})
+
+    def mark_ids(self, marks: Iterable[str]) -> dict[str, int]:
+        """Return the ids of those texts that are one token each."""
+        ids = {mark: self._tokenizer.token_to_id(mark) for mark in marks}
+        return {mark: i for mark, i in ids.items() if i is not None}
+
+    def grammar_compiler(self) -> GrammarCompiler:
+        """Return what compiles grammars for this tokenizer.
+
+        Raises:
+            GrammarError: none can be.
+        """
+        return GrammarCompiler(self._tokenizer.to_str())
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes one token stands for; ids that only pad the vocabulary have none."""

@@ -17,6 +17,7 @@ from pagoda_engine.sampling import (
 )
 from pagoda_engine.sampling import sample as sample_on_device
 from pagoda_engine.sampling.sampler import MIN_LOGPROB
+from pagoda_engine.token_mask import token_bits
 from pagoda_kernels.sampling.reference import philox_uniform
 
 CPU = torch.device("cpu")
@@ -28,7 +29,7 @@ def make_row(
     prompt: Sequence[int] = (1,),
     output: Sequence[int] = (),
     vocab_size: int = VOCAB_SIZE,
-    allowed: torch.Tensor | None = None,
+    allowed: Sequence[int] | None = None,
     **params: Any,
 ) -> SampleRow:
     state = SamplingState(
@@ -37,7 +38,8 @@ def make_row(
     )
     if state.has_penalties:
         state.counts = TokenCounts(prompt, output, vocab_size, CPU)
-    return SampleRow(state, len(output), allowed)
+    words = None if allowed is None else token_bits(allowed, vocab_size)
+    return SampleRow(state, len(output), words)
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
@@ -208,8 +210,7 @@ def test_penalties_match_counting_from_the_start() -> None:
 
 def test_a_mask_leaves_the_likeliest_allowed_token() -> None:
     logits = make_logits(rows=2)
-    allowed = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
-    allowed[[4, 9]] = True
+    allowed = [4, 9]
     rows = [make_row(temperature=0.0, allowed=allowed), make_row(temperature=0.0)]
     masked, free = sample(logits, rows)
     assert masked.token_id == (4 if logits[0, 4] > logits[0, 9] else 9)
@@ -217,11 +218,27 @@ def test_a_mask_leaves_the_likeliest_allowed_token() -> None:
     assert set(draws(logits[:1], count=200, allowed=allowed)) == {4, 9}
 
 
-def test_a_mask_goes_with_min_tokens_bias_and_logprobs() -> None:
+@pytest.mark.parametrize("vocab_size", [7, 32, 33, 64, 100])
+def test_a_mask_may_leave_any_token_of_any_vocabulary(vocab_size: int) -> None:
+    logits = make_logits(rows=vocab_size, vocab_size=vocab_size)
+    rows = [
+        make_row(temperature=0.0, allowed=[token], vocab_size=vocab_size)
+        for token in range(vocab_size)
+    ]
+    assert [s.token_id for s in sample(logits, rows)] == list(range(vocab_size))
+
+
+def test_bits_beyond_the_vocabulary_mean_nothing() -> None:
+    logits = make_logits(vocab_size=33)
+    row = make_row(temperature=0.0, allowed=[7], vocab_size=33)
+    assert row.allowed is not None
+    row.allowed[1] |= 2
+    assert choose(logits, row) == 7
+
+
+def test_a_mask_goes_with_bias_and_logprobs() -> None:
     logits = make_logits()
-    allowed = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
-    allowed[[4, EOS]] = True
-    row = make_row(min_tokens=1, logit_bias={EOS: 50.0}, num_logprobs=1, allowed=allowed)
+    row = make_row(logit_bias={4: 50.0, 5: 90.0}, num_logprobs=1, allowed=[4, EOS])
     sampled = sample(logits, [row])[0]
     assert sampled.token_id == 4
     assert sampled.logprobs is not None
@@ -330,3 +347,21 @@ def test_integer_parameters_mean_the_same_as_floats() -> None:
     params: dict[str, Any] = {"temperature": 1, "repetition_penalty": 2, "logit_bias": {3: 1}}
     floats = {"temperature": 1.0, "repetition_penalty": 2.0, "logit_bias": {3: 1.0}}
     assert draws(logits, count=100, **params) == draws(logits, count=100, **floats)
+
+
+def test_logprobs_of_the_tokens_that_a_row_asks_for() -> None:
+    logits = make_logits(rows=3)
+    rows = [
+        make_row(temperature=0.0, num_logprobs=2),
+        make_row(temperature=0.0, num_logprobs=3, logprob_token_ids=(5, 7, 9)),
+        make_row(temperature=0.0, num_logprobs=1, logprob_token_ids=(EOS,)),
+    ]
+    found = [token.logprobs for token in sample(logits, rows)]
+    expected = torch.log_softmax(logits, dim=-1)
+    assert [len(f.top) for f in found if f] == [2, 3, 1]
+    asked = {5: expected[1, 5], 7: expected[1, 7], 9: expected[1, 9]}
+    assert found[1] is not None
+    assert found[2] is not None
+    assert dict(found[1].top) == pytest.approx({i: v.item() for i, v in asked.items()})
+    assert list(found[1].top) == sorted(found[1].top, key=lambda pair: -pair[1])
+    assert dict(found[2].top) == pytest.approx({EOS: expected[2, EOS].item()})

@@ -2,7 +2,7 @@ import random
 
 import pytest
 from support.engine_driver import make_request
-from support.scheduler_simulation import Simulation, expected_output
+from support.scheduler_simulation import ForcesRuns, Simulation, expected_output
 
 from pagoda_engine import EngineConfig, KvSource, SamplingParams
 from pagoda_engine.scheduler import Sequence, SequenceState
@@ -342,6 +342,38 @@ def test_check_invariants_finds_a_leaked_block() -> None:
         simulation.scheduler.check_invariants()
 
 
+def test_forced_tokens_come_out_of_what_the_decodes_leave() -> None:
+    simulation = make_simulation(max_num_batched_tokens=5)
+    add(simulation, "a", 2, max_tokens=40, token_mask=ForcesRuns(2))
+    add(simulation, "b", 2, first_token=1, max_tokens=40)
+    batches = [batch_of(simulation) for _ in range(7)]
+    assert batches[:2] == [{"a": 2, "b": 2}, {"a": 1, "b": 1}]
+    assert batches[2:] == [{"a": 4, "b": 1}] * 3 + [{"a": 3, "b": 1}, {"a": 1, "b": 1}]
+    assert len(simulation.tokens("a")) == 32
+    assert len(simulation.tokens("b")) == 7
+
+
+def test_prefills_get_what_forced_tokens_leave() -> None:
+    simulation = make_simulation(max_num_batched_tokens=20)
+    add(simulation, "a", 2, max_tokens=40, token_mask=ForcesRuns(1))
+    simulation.step()
+    add(simulation, "b", 9, first_token=1)
+    assert batch_of(simulation) == {"a": 16, "b": 4}
+
+
+def test_forced_tokens_take_all_their_blocks_at_once() -> None:
+    simulation = make_simulation(num_blocks=6, max_num_batched_tokens=12)
+    old = add(simulation, "old", 3, max_tokens=20, token_mask=ForcesRuns(1))
+    young = add(simulation, "young", 8, first_token=1, max_tokens=12)
+    assert batch_of(simulation) == {"old": 3, "young": 8}
+    assert batch_of(simulation) == {"old": 11}  # a token was kept for the other one
+    assert (len(old.block_ids), young.state) == (5, SequenceState.WAITING)
+    for _ in range(60):
+        simulation.step()
+    assert simulation.tokens("old") == expected_output(old.request, 64)
+    assert simulation.tokens("young") == expected_output(young.request, 64)
+
+
 class RandomCaller:
     """Adds, aborts, imports and releases at random, and remembers what must come out."""
 
@@ -397,6 +429,7 @@ class RandomCaller:
                 output_token_ids=tuple(rng.randrange(49) for _ in range(rng.choice([0, 0, 2]))),
                 kv_source=KvSource.IMPORT if kind < 0.25 else KvSource.COMPUTE,
                 prefill_only=0.2 < kind < 0.4,
+                token_mask=rng.choice([None, None, ForcesRuns(rng.choice([1, 4, 13]))]),
             )
         )
 

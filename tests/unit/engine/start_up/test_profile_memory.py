@@ -68,11 +68,11 @@ class CountingDecoder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
 
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        logits = self._decoder.forward(*args, **kwargs)
-        self.shapes.append((len(args[0]), len(logits)))
-        self._use(len(args[0]) * TOKEN_BYTES + len(logits) * ROW_BYTES)
-        return logits
+    def hidden(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        hidden = self._decoder.hidden(*args, **kwargs)
+        self.shapes.append((len(args[0]), len(hidden)))
+        self._use(len(args[0]) * TOKEN_BYTES + len(hidden) * ROW_BYTES)
+        return hidden
 
 
 @pytest.fixture(scope="module")

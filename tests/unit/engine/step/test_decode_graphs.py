@@ -53,6 +53,15 @@ def test_decodes_replay_and_prefills_do_not(tiny_model: LoadedModel) -> None:
     assert [result.stats.is_graph for result in driver.results] == [False, True, True, True]
 
 
+def test_an_embedding_does_not_replay(tiny_model: LoadedModel) -> None:
+    driver = Capturing(tiny_model, (1, 2))
+    driver.add("a", PROMPT[:1], sampling=greedy(1))
+    driver.run()
+    driver.add("b", PROMPT[:1], sampling=greedy(0, embed=True))
+    assert driver.run()["b"].embedding
+    assert [result.stats.is_graph for result in driver.results] == [True, False]
+
+
 def test_batch_beyond_the_largest_size_does_not_replay(tiny_model: LoadedModel) -> None:
     driver = Capturing(tiny_model, (1, 2))
     tokens = driver.generate([PROMPT, OTHER, PROMPT[1:10]], sampling=greedy(4))

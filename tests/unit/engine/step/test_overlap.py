@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from support.engine_driver import EngineDriver
+from support.automaton_mask import AutomatonMask, OneByOne, random_edges
+from support.engine_driver import Collected, EngineDriver
 from support.rerun_capture import RerunCapture
 from support.thread_queue import ThreadQueue
 from support.tiny_checkpoints import VOCAB_SIZE
@@ -34,18 +35,15 @@ def make_overlapped(model: LoadedModel, queue: ThreadQueue, **fields: object) ->
     return EngineDriver(model, EngineConfig(**{**CONFIG, **fields}), queue=queue)
 
 
-class EveryThird:
-    """A grammar: the next token leaves the remainder 3 that the number of tokens before it has."""
-
-    def allowed(self, output_token_ids: Sequence[int]) -> torch.Tensor:
-        return torch.arange(VOCAB_SIZE) % 3 == len(output_token_ids) % 3
-
-
 def alone(model: LoadedModel, prompt: Sequence[int], **fields: object) -> list[int]:
+    return collected_alone(model, prompt, **fields).token_ids
+
+
+def collected_alone(model: LoadedModel, prompt: Sequence[int], **fields: object) -> Collected:
     """Return what the synchronous loop gives to a sequence that has the engine to itself."""
     driver = make_driver(model)
     driver.add("a", prompt, **fields)
-    return driver.run()["a"].token_ids
+    return driver.run()["a"]
 
 
 def test_next_step_is_launched_before_the_tokens_are_read(
@@ -111,7 +109,8 @@ def test_import_into_blocks_that_a_step_under_way_still_writes_to(tiny_model: Lo
 
 
 def test_mask_sees_every_token(tiny_model: LoadedModel, queue: ThreadQueue) -> None:
-    fields = {"sampling": greedy(8), "token_mask": EveryThird()}
+    thirds = {i: dict.fromkeys(range(i, VOCAB_SIZE, 3), (i + 1) % 3) for i in range(3)}
+    fields = {"sampling": greedy(8), "token_mask": AutomatonMask(thirds)}
     driver = make_overlapped(tiny_model, queue)
     driver.add("masked", PROMPT, **fields)
     driver.add("free", OTHER, sampling=greedy(8))
@@ -198,8 +197,9 @@ class RandomCaller:
             stop_token_ids=tuple(rng.sample(range(250), 12)),
         )
         fields: dict[str, object] = {"sampling": params}
-        if rng.random() < 0.2:
-            fields["token_mask"] = EveryThird()
+        if rng.random() < 0.4:
+            max_run = rng.choice([1, 3, 50])
+            fields["token_mask"] = AutomatonMask(random_edges(rng), max_run=max_run)
         if rng.random() < 0.2:
             fields["kv_source"] = KvSource.IMPORT
         sequence_id = str(len(self.prompts))
@@ -211,11 +211,16 @@ class RandomCaller:
         for sequence_id, prompt in self.prompts.items():
             found = self.driver.sequences[sequence_id]
             fields = {**self.fields[sequence_id], "kv_source": KvSource.COMPUTE}
-            expected = alone(self.model, prompt, **fields)
+            if (mask := fields.get("token_mask")) is not None:
+                assert isinstance(mask, AutomatonMask)
+                fields["token_mask"] = OneByOne(mask.edges)
+            expected = collected_alone(self.model, prompt, **fields)
             if sequence_id in self.aborted:
-                assert found.token_ids == expected[: len(found.token_ids)]
+                assert found.token_ids == expected.token_ids[: len(found.token_ids)]
             else:
-                assert found.token_ids == expected
+                assert found.token_ids == expected.token_ids
+                assert found.finish_reason is expected.finish_reason
+                assert found.matched_stop_token_id == expected.matched_stop_token_id
             assert [lp.token_id for lp in found.logprobs] in ([], found.token_ids)
 
 

@@ -99,3 +99,15 @@ async def test_many_requests_with_one_key_ask_once() -> None:
     authenticator = Authenticator(store)
     await asyncio.gather(*(authenticator.authenticate("Bearer sk-good") for _ in range(200)))
     assert store.num_asked == 1
+
+
+async def test_a_good_key_outlives_a_ledger_that_does_not_answer() -> None:
+    store, now = CountingStore(), 0.0
+    authenticator = Authenticator(store, clock=lambda: now)
+    await authenticator.authenticate("Bearer sk-good")
+    store.error = TimeoutError()
+    now = 69.0
+    assert (await authenticator.authenticate("Bearer sk-good")).tenant == "t"
+    now = 71.0
+    with pytest.raises(UnavailableError):
+        await authenticator.authenticate("Bearer sk-good")

@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from pagoda_gateway.errors import InvalidRequestError
-from pagoda_gateway.http.body import parse_body
+from pagoda_gateway.http.body import parse_object, validated
 from pagoda_gateway.openai.schemas.chat import ChatBody
 
 GOOD = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
@@ -13,7 +13,7 @@ GOOD = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
 def fails(raw: bytes) -> InvalidRequestError:
     with pytest.raises(InvalidRequestError) as caught:
-        parse_body(raw, ChatBody)
+        validated(parse_object(raw), ChatBody, {"max_n": 16})
     return caught.value
 
 
@@ -41,7 +41,7 @@ def test_no_json_object(raw: bytes) -> None:
         ("max_tokens", 0, "max_tokens", "1"),
         ("max_completion_tokens", -1, "max_completion_tokens", "1"),
         ("seed", 2**63, "seed", str(2**63 - 1)),
-        ("seed", 2**70, "seed", "integer"),
+        ("seed", 2**70, "seed", str(2**63 - 1)),
         ("top_logprobs", 21, "top_logprobs", "20"),
         ("n", "two", "n", "integer"),
         ("messages", [], "messages", "1"),
@@ -65,8 +65,30 @@ def test_names_field_value_and_limit(field: str, value: object, named: str, limi
 
 
 def test_unknown_fields_are_ignored() -> None:
-    body = parse_body(orjson.dumps({**GOOD, "new_field": {"a": 1}}), ChatBody)
+    body = validated({**GOOD, "new_field": {"a": 1}}, ChatBody)
     assert body.model == "m"
+
+
+def test_every_wrong_field_is_named_at_once() -> None:
+    wrong = {
+        "temperature": 9, "n": 17, "stop": 5, "stream_options": {}, "logit_bias": {"x": 1},
+        "min_tokens": 6, "max_completion_tokens": 5, "seed": 2**63, "bad_words": [""],
+        "top_logprobs": 3, "stream": "yes", "stop_token_ids": [1, "a"], "cache_salt": "",
+        "priority": 1, "functions": [1], "max_tokens": 0,
+    }  # fmt: skip
+    error = fails(orjson.dumps({**GOOD, **wrong}))
+    named = set(wrong) - {"max_completion_tokens", "stream_options"}  # they may be right
+    assert [name for name in named if f"'{name}" not in str(error)] == []
+    assert "more problems" not in str(error)
+    del wrong["stream"]
+    error = fails(orjson.dumps({**GOOD, **wrong}))
+    assert "'stream_options'" in str(error)
+    assert error.param == "n"
+
+
+def test_an_error_of_wide_characters_is_small() -> None:
+    wrong = dict.fromkeys(set(ChatBody.model_fields) - {"messages"}, "\u6f22" * 300)
+    assert len(orjson.dumps(fails(orjson.dumps({**GOOD, **wrong})).body())) < 32_000
 
 
 def test_many_problems_make_a_small_error() -> None:

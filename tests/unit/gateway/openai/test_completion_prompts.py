@@ -6,16 +6,17 @@ import pytest
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.completion_prompts import completion_prompts
+from pagoda_gateway.openai.schemas.completions import CompletionBody
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import PromptMaker
 
 
 async def prompts(
-    maker: PromptMaker, model: ServedModel, prompt: Any
+    maker: PromptMaker, model: ServedModel, prompt: Any, **fields: Any
 ) -> list[tuple[list[int], str | None]]:
-    return await completion_prompts(
-        maker, prompt, model, max_prompts=8, add_special_tokens=True, needs_text=True
-    )
+    values = {"model": "tiny", "prompt": prompt, "echo": True, **fields}
+    body = CompletionBody.model_validate(values)
+    return await completion_prompts(maker, body, model, max_prompts=8, default_max_tokens=16)
 
 
 @pytest.mark.parametrize(
@@ -35,10 +36,36 @@ async def test_token_ids_are_taken_as_they_are(maker: PromptMaker, model: Served
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    [None, "", [], [""], [[]], 5, [1.5], [True], [[-1]], [267], {"a": 1}, [["a"]], ["a", None]],
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 2}, "ef"),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, "ab"),
+        ({"truncate_prompt_tokens": 9, "truncation_side": "left"}, "abcdef"),
+    ],
 )
-async def test_bad_prompt_is_refused(maker: PromptMaker, model: ServedModel, prompt: Any) -> None:
+async def test_prompts_are_cut_on_the_side_that_is_asked_for(
+    maker: PromptMaker, model: ServedModel, fields: dict[str, Any], kept: str
+) -> None:
+    for prompt in ("abcdef", [69, 70, 71, 72, 73, 74]):
+        ((ids, text),) = await prompts(maker, model, prompt, add_special_tokens=False, **fields)
+        assert text == kept
+        assert ids == [69 + ord(c) - ord("a") for c in kept]
+
+
+@pytest.mark.parametrize(("max_tokens", "num_kept"), [(None, 84), (30, 70), (0, 99), (200, 1)])
+async def test_minus_one_keeps_what_fits(
+    maker: PromptMaker, model: ServedModel, max_tokens: int | None, num_kept: int
+) -> None:
+    fields = {"truncate_prompt_tokens": -1, "max_tokens": max_tokens, "echo": False}
+    for prompt in ([69] * 500, "a" * 500):
+        ((ids, _),) = await prompts(maker, model, prompt, **fields)
+        assert len(ids) == num_kept
+
+
+@pytest.mark.parametrize("prompt", [[[-1]], [267]])
+async def test_ids_outside_the_vocabulary_are_refused(
+    maker: PromptMaker, model: ServedModel, prompt: Any
+) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         await prompts(maker, model, prompt)
     assert caught.value.param == "prompt"

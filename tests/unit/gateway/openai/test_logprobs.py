@@ -38,6 +38,32 @@ def test_completion_shape_adds_the_chosen_token(tokenizer: ModelTokenizer) -> No
     assert shape.completion([position(69, -1)], 0)["text_offset"] == [5]
 
 
+def test_echoed_prompt_ends_where_the_output_begins(tokenizer: ModelTokenizer) -> None:
+    shape = LogprobFormat(tokenizer, tokens_as_ids=False, offset=2)
+    bos = tokenizer.token_text(0)
+    found = shape.echoed([0, 69, 70], [position(69, -3, (70, -1)), position(70, -1)], 1)
+    assert found == {
+        "tokens": [bos, "a", "b"],
+        "token_logprobs": [None, -3.0, -1.0],
+        "top_logprobs": [None, {"b": -1.0, "a": -3.0}, {"b": -1.0}],
+        "text_offset": [0, 0, 1],
+    }
+    assert len(bos) > 1
+    assert shape.completion([position(69, -1)], 0)["text_offset"] == [2]
+
+
+def test_prompt_logprobs_are_by_token_id(tokenizer: ModelTokenizer) -> None:
+    scored = position(69, -3, (70, -1), (71, -2))
+    scored.rank = 40
+    assert LogprobFormat(tokenizer, tokens_as_ids=True).prompt([scored], 1) == [
+        None,
+        {
+            "69": {"logprob": -3.0, "rank": 40, "decoded_token": "a"},
+            "70": {"logprob": -1.0, "rank": 1, "decoded_token": "b"},
+        },
+    ]
+
+
 def test_no_infinity_and_no_nan(tokenizer: ModelTokenizer) -> None:
     made = LogprobFormat(tokenizer, tokens_as_ids=False).chat(
         [position(69, -math.inf, (70, math.nan))], 5

@@ -17,6 +17,7 @@ MODEL = ServedModel(
     block_size=16,
     max_model_len=100,
     vocab_size=267,
+    embedding_size=4,
     created_unix_seconds=0,
 )
 
@@ -27,7 +28,8 @@ async def chat(maker: PromptMaker, *messages: dict[str, Any], **options: Any) ->
         "variables": None, **options,
     }  # fmt: skip
     found = [Message.model_validate(message) for message in messages]
-    return await conversation_tokens(maker, found, MODEL, **values)
+    tokens = await conversation_tokens(maker, found, MODEL, **values)
+    return tokens.token_ids
 
 
 async def test_text_parts_equal_the_string(maker: PromptMaker) -> None:

@@ -19,14 +19,16 @@ OPTIONS = OutputOptions(
 )  # fmt: skip
 
 
-def make(tokenizer: ModelTokenizer, **options: Any) -> OutputSequence:
+def make(
+    tokenizer: ModelTokenizer, *, sampling: pb.SamplingParams | None = None, **options: Any
+) -> OutputSequence:
     return OutputSequence(
         index=0,
         prompt=Prompt((5, 6, 7), None, b"", ()),
-        sampling=pb.SamplingParams(max_tokens=100),
+        sampling=sampling or pb.SamplingParams(max_tokens=100),
         options=replace(OPTIONS, **options),
         tokenizer=tokenizer,
-        on_change=lambda: None,
+        on_change=lambda num_unread: None,
         gap_timeout_seconds=60,
         clock=lambda: 1.0,
     )
@@ -227,3 +229,41 @@ async def test_nothing_is_taken_after_the_end(tokenizer: ModelTokenizer) -> None
     sequence.take(frame(0, [10], finish_reason=pb.FINISH_REASON_LENGTH))
     sequence.take(frame(1, [11]))
     assert sequence.token_ids == [10]
+
+
+def scores(first: int, token_ids: list[int], attempt: int = 0) -> pb.Frame:
+    positions = [pb.PositionLogprobs(chosen=pb.TokenLogprob(token_id=i)) for i in token_ids]
+    return frame(0, [], attempt, first_prompt_index=first, prompt_logprobs=positions)
+
+
+def scored_ids(sequence: OutputSequence) -> list[int]:
+    assert sequence.prompt_logprobs is not None
+    return [position.chosen.token_id for position in sequence.prompt_logprobs.positions]
+
+
+async def test_logprobs_of_the_prompt_are_taken_once(tokenizer: ModelTokenizer) -> None:
+    sequence = make(tokenizer, sampling=pb.SamplingParams(max_tokens=9, num_prompt_logprobs=0))
+    sequence.take(scores(1, [6]))
+    sequence.begin_attempt(1)
+    sequence.take(scores(1, [6, 7], attempt=1))
+    sequence.take(scores(1, [6], attempt=1))  # after a preemption
+    sequence.take(frame(0, [10], attempt=1))
+    assert scored_ids(sequence) == [6, 7]
+    assert sequence.token_ids == [10]
+
+
+@pytest.mark.parametrize("reason", [pb.FINISH_REASON_UNSPECIFIED, pb.FINISH_REASON_LENGTH])
+async def test_a_token_without_the_logprobs_of_its_prompt_loses_the_attempt(
+    tokenizer: ModelTokenizer, reason: "pb.FinishReason.ValueType"
+) -> None:
+    sequence = make(tokenizer, sampling=pb.SamplingParams(max_tokens=9, num_prompt_logprobs=0))
+    sequence.take(scores(2, [7]))  # the frame before was lost
+    sequence.take(frame(0, [] if reason else [10], finish_reason=reason))
+    assert sequence.lost_reason == "log probabilities of its prompt never came"
+    assert (scored_ids(sequence), sequence.token_ids) == ([], [])
+
+
+async def test_an_error_needs_no_logprobs(tokenizer: ModelTokenizer) -> None:
+    sequence = make(tokenizer, sampling=pb.SamplingParams(max_tokens=9, num_prompt_logprobs=0))
+    sequence.take(frame(0, [], finish_reason=pb.FINISH_REASON_ERROR, error="out of memory"))
+    assert (sequence.error, sequence.lost_reason) == ("out of memory", None)

@@ -48,6 +48,14 @@ def test_continue_final_message_as_the_reference(model_folder: Path) -> None:
     assert wanted.endswith("That.")
 
 
+def test_continue_final_message_made_of_parts() -> None:
+    template = ChatTemplate("{% for p in messages[0].content %}{{ p.text }}{% endfor %}!", {})
+    parts = [{"type": "text", "text": text} for text in ("a", "b")]
+    chat = [{"role": "assistant", "content": parts}]
+    assert template.render(chat, continue_final_message=True) == "ab"
+    assert parts[1]["text"] == "b"
+
+
 def test_jinja_file_wins(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path)
     (folder / "chat_template.jinja").write_text("from the file")

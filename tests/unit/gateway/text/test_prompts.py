@@ -20,6 +20,18 @@ async def test_tenants_never_share_blocks(maker: PromptMaker, model: ServedModel
     assert first.block_hashes == block_hash.hash_prompt(root, ids, 16)
 
 
+async def test_own_salts_are_apart_within_a_tenant(maker: PromptMaker, model: ServedModel) -> None:
+    ids = list(range(5, 40))
+    salted = [("a", ""), ("a", "b"), ("a", "c"), ("b", "b"), ("ab", ""), ("", "ab")]
+    hashes = [
+        set((await maker.finish(ids, None, model, tenant, own_salt=salt)).block_hashes)
+        for tenant, salt in salted
+    ]
+    assert len(set.union(*hashes)) == 2 * len(salted)
+    again = await maker.finish(ids, None, model, "a", own_salt="b")
+    assert set(again.block_hashes) == hashes[1]
+
+
 async def test_long_texts_leave_the_event_loop(
     maker: PromptMaker, tokenizer: ModelTokenizer, model: ServedModel
 ) -> None:

@@ -62,6 +62,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     FINISH_REASON_ABORT: _FinishReason.ValueType  # 3
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 4
+    FINISH_REASON_INVALID: _FinishReason.ValueType  # 5
+    """its own parameters are to blame: no other worker can go on with it"""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
 
@@ -71,6 +73,8 @@ FINISH_REASON_STOP: FinishReason.ValueType  # 1
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 FINISH_REASON_ABORT: FinishReason.ValueType  # 3
 FINISH_REASON_ERROR: FinishReason.ValueType  # 4
+FINISH_REASON_INVALID: FinishReason.ValueType  # 5
+"""its own parameters are to blame: no other worker can go on with it"""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -113,8 +117,14 @@ class SamplingParams(_message.Message):
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    EMBED_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """output tokens at most, counted from output index 0"""
+    """output tokens at most, counted from output index 0; 0 only with num_prompt_logprobs or embed"""
     min_tokens: _builtins.int
     """no stop token before this many output tokens"""
     temperature: _builtins.float
@@ -137,6 +147,12 @@ class SamplingParams(_message.Message):
     """alternatives per token; absent = no logprobs at all"""
     ignore_eos: _builtins.bool
     """the model's EOS does not end the output"""
+    grammar: _builtins.str
+    """llguidance's JSON text, which the output must follow; empty = any text"""
+    num_prompt_logprobs: _builtins.int
+    """alternatives per prompt token but the first; absent = none; needs an empty KvPlan"""
+    embed: _builtins.bool
+    """the prompt's embedding is wanted, and no token: max_tokens is 0; needs an empty KvPlan"""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """token id -> added to its logit"""
@@ -144,6 +160,18 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """end the output, the model's own EOS included unless ignore_eos"""
+
+    @_builtins.property
+    def logprob_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """alternatives are these tokens, not the likeliest; with num_logprobs"""
+
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """no other token is chosen; empty = all"""
+
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
+        """none of them comes in the output"""
 
     def __init__(
         self,
@@ -162,16 +190,49 @@ class SamplingParams(_message.Message):
         num_logprobs: _builtins.int | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
+        grammar: _builtins.str = ...,
+        num_prompt_logprobs: _builtins.int | None = ...,
+        logprob_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_words: _abc.Iterable[Global___TokenSequence] | None = ...,
+        embed: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "embed", b"embed", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprob_token_ids", b"logprob_token_ids", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class TokenSequence(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one at least"""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenSequence: _TypeAlias = TokenSequence  # noqa: Y015
 
 @_typing.final
 class KvPlan(_message.Message):
@@ -537,6 +598,9 @@ class PositionLogprobs(_message.Message):
 
     CHOSEN_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """of the chosen among all tokens, 1 = most likely; 0 in the output, where nobody asks"""
     @_builtins.property
     def chosen(self) -> Global___TokenLogprob: ...
     @_builtins.property
@@ -548,10 +612,11 @@ class PositionLogprobs(_message.Message):
         *,
         chosen: Global___TokenLogprob | None = ...,
         top: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "rank", b"rank", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -625,7 +690,9 @@ Global___StageTimes: _TypeAlias = StageTimes  # noqa: Y015
 
 @_typing.final
 class Frame(_message.Message):
-    """Tokens of one sequence. The gateway takes each output index once and drops what it already has."""
+    """Tokens of one sequence. The gateway takes each output index once and drops what it already has. Log probabilities of
+    the prompt come in frames of their own, all before the frame with the attempt's first token, or its end.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -640,6 +707,9 @@ class Frame(_message.Message):
     CACHED_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     MATCHED_STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    FIRST_PROMPT_INDEX_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     sequence_index: _builtins.int
     attempt: _builtins.int
@@ -648,9 +718,13 @@ class Frame(_message.Message):
     finish_reason: Global___FinishReason.ValueType
     """set on the sequence's last frame only"""
     error: _builtins.str
-    """for FINISH_REASON_ERROR: what, which value, which limit"""
+    """for FINISH_REASON_ERROR and FINISH_REASON_INVALID: what, which value, which limit"""
     matched_stop_token_id: _builtins.int
     """with FINISH_REASON_STOP"""
+    first_prompt_index: _builtins.int
+    """which prompt token prompt_logprobs[0] is of"""
+    embedding: _builtins.bytes
+    """of the prompt: float32, little endian, of length 1; with FINISH_REASON_STOP and no token"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -664,6 +738,10 @@ class Frame(_message.Message):
     @_builtins.property
     def stages(self) -> Global___StageTimes:
         """prefill stages on the first frame, decode stages on the last"""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
+        """what came before (another attempt, a preemption) may come again"""
 
     def __init__(
         self,
@@ -679,10 +757,13 @@ class Frame(_message.Message):
         cached: Global___CachedTokens | None = ...,
         stages: Global___StageTimes | None = ...,
         matched_stop_token_id: _builtins.int | None = ...,
+        first_prompt_index: _builtins.int = ...,
+        prompt_logprobs: _abc.Iterable[Global___PositionLogprobs] | None = ...,
+        embedding: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id", "cached", b"cached", "matched_stop_token_id", b"matched_stop_token_id", "stages", b"stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id", "attempt", b"attempt", "cached", b"cached", "error", b"error", "finish_reason", b"finish_reason", "first_index", b"first_index", "logprobs", b"logprobs", "matched_stop_token_id", b"matched_stop_token_id", "request_id", b"request_id", "sequence_index", b"sequence_index", "stages", b"stages", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id", "attempt", b"attempt", "cached", b"cached", "embedding", b"embedding", "error", b"error", "finish_reason", b"finish_reason", "first_index", b"first_index", "first_prompt_index", b"first_prompt_index", "logprobs", b"logprobs", "matched_stop_token_id", b"matched_stop_token_id", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sequence_index", b"sequence_index", "stages", b"stages", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_stop_token_id: _TypeAlias = _typing.Literal["matched_stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__matched_stop_token_id: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id"]  # noqa: Y015

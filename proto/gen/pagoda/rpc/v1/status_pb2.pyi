@@ -80,6 +80,7 @@ class ModelCard(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kv_identity: _builtins.bytes
     """16 bytes: BLAKE2b-128 of fingerprint, KV dtype, layout, block size"""
@@ -91,6 +92,8 @@ class ModelCard(_message.Message):
     """prompt + output tokens"""
     vocab_size: _builtins.int
     dtype: _builtins.str
+    embedding_size: _builtins.int
+    """numbers in an embedding: the model's hidden size"""
     def __init__(
         self,
         *,
@@ -101,10 +104,11 @@ class ModelCard(_message.Message):
         max_model_len: _builtins.int = ...,
         vocab_size: _builtins.int = ...,
         dtype: _builtins.str = ...,
+        embedding_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "kv_identity", b"kv_identity", "max_model_len", b"max_model_len", "name", b"name", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "embedding_size", b"embedding_size", "kv_identity", b"kv_identity", "max_model_len", b"max_model_len", "name", b"name", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,7 +42,7 @@ class UsageOpen(_message.Message):
     api_key_id: _builtins.str
     model: _builtins.str
     endpoint: _builtins.str
-    """chat.completions | completions"""
+    """chat.completions | completions | embeddings | messages | responses"""
     num_prompt_tokens: _builtins.int
     max_output_tokens: _builtins.int
     """over all sequences"""

@@ -1,4 +1,6 @@
-"""GET /healthz, /readyz, /metrics: no key needed, nothing secret in them."""
+"""Routes that need no key, with nothing secret in them: health, version, metrics."""
+
+from importlib.metadata import version
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
@@ -18,11 +20,18 @@ def make_router(gateway: Gateway) -> APIRouter:
         return {"alive": True}
 
     @router.get("/readyz", response_model=None)
+    @router.get("/health", response_model=None)
+    @router.get("/ping", response_model=None)
     async def readyz() -> Response:
         """Say whether requests may be sent here."""
         is_ready = gateway.health.is_ready and gateway.bus.is_connected
         report = {**gateway.health.report(), "ready": is_ready, "bus": gateway.bus.is_connected}
         return JSONResponse(report, status_code=200 if is_ready else 503)
+
+    @router.get("/version")
+    async def version_of_gateway() -> dict[str, str]:
+        """Return the gateway's version."""
+        return {"version": version("pagoda-gateway")}
 
     @router.get("/metrics", response_model=None)
     async def prometheus() -> Response:

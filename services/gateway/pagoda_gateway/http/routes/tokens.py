@@ -1,17 +1,12 @@
 """POST /tokenize and /detokenize: what a prompt costs before it is sent."""
 
-import contextlib
-from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.http.body import read_body
-from pagoda_gateway.http.body_reader import BodyReader
-from pagoda_gateway.http.caller import caller_of
+from pagoda_gateway.http.admitted_body import admitted_body
 from pagoda_gateway.http.openapi import described
 from pagoda_gateway.openai.messages import conversation_tokens
 from pagoda_gateway.openai.schemas.tokens import (
@@ -22,8 +17,6 @@ from pagoda_gateway.openai.schemas.tokens import (
 )
 from pagoda_gateway.served_model import ServedModel
 
-Body = TypeVar("Body", bound=BaseModel)
-
 
 def make_router(gateway: Gateway) -> APIRouter:
     """Return the routes."""
@@ -32,7 +25,7 @@ def make_router(gateway: Gateway) -> APIRouter:
     @router.post("/tokenize", openapi_extra=described(TokenizeAnswer, body=TokenizeBody))
     async def tokenize(request: Request) -> dict[str, Any]:
         """Return the token ids that the same prompt or messages would have in a request."""
-        async with _admitted(gateway, request, TokenizeBody) as body:
+        async with admitted_body(gateway, request, TokenizeBody) as body:
             model = gateway.catalog.get(body.model or gateway.served_name)
             tokens = await _tokens(gateway, body, model)
             names = await gateway.prompts.token_texts(tokens) if body.return_token_strs else None
@@ -46,22 +39,12 @@ def make_router(gateway: Gateway) -> APIRouter:
     @router.post("/detokenize", openapi_extra=described(DetokenizeAnswer, body=DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, Any]:
         """Return the text of token ids."""
-        async with _admitted(gateway, request, DetokenizeBody) as body:
+        async with admitted_body(gateway, request, DetokenizeBody) as body:
             model = gateway.catalog.get(body.model or gateway.served_name)
             model.check_token_ids(body.tokens, param="tokens")
             return {"prompt": await gateway.prompts.text_of(body.tokens)}
 
     return router
-
-
-@contextlib.asynccontextmanager
-async def _admitted(gateway: Gateway, request: Request, schema: type[Body]) -> AsyncIterator[Body]:
-    """Yield the body, and hold a slot as any other request does."""
-    tenant = caller_of(request).key.tenant
-    gateway.admission.check(tenant)
-    async with read_body(request, schema, BodyReader.of(gateway)) as body:
-        with gateway.admission.slot(tenant):
-            yield body
 
 
 async def _tokens(gateway: Gateway, body: TokenizeBody, model: ServedModel) -> list[int]:
@@ -72,7 +55,7 @@ async def _tokens(gateway: Gateway, body: TokenizeBody, model: ServedModel) -> l
             [body.prompt], model, add_special_tokens=body.add_special_tokens is not False
         )
         return tokens
-    return await conversation_tokens(
+    chat = await conversation_tokens(
         gateway.prompts,
         body.messages or [],
         model,
@@ -82,3 +65,4 @@ async def _tokens(gateway: Gateway, body: TokenizeBody, model: ServedModel) -> l
         variables=body.chat_template_kwargs,
         add_special_tokens=body.add_special_tokens,
     )
+    return chat.token_ids

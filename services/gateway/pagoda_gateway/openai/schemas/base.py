@@ -2,7 +2,16 @@
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
+
+from pagoda_gateway.openai.schemas.checks import whole_numbers
 
 _TEXT = {"type": "string"}
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
@@ -23,6 +32,23 @@ ToolChoice = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}),
 ]
+ResponseFormat = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "type": {"enum": ["text", "json_object", "json_schema"]},
+                "json_schema": {
+                    "type": "object",
+                    "properties": {"name": _TEXT, "schema": {"type": "object"}},
+                    "required": ["schema"],
+                },
+            },
+            "required": ["type"],
+        }
+    ),
+]
 MAX_MESSAGES = 32_768
 MAX_TOOLS = 1024
 Item = TypeVar("Item")
@@ -40,6 +66,15 @@ Bias = Annotated[Any, WithJsonSchema({"type": "number", "minimum": -100, "maximu
 
 
 class RequestModel(BaseModel):
-    """A body: fields that nobody here knows are ignored, as new SDKs send them."""
+    """A part of a body: fields that nobody here knows are ignored, as new SDKs send them."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class RequestBody(RequestModel):
+    """A whole body. JSON knows one kind of number, so 2.0 is an integer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return {name: whole_numbers(value[name]) for name in cls.model_fields if name in value}

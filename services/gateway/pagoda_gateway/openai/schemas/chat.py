@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.openai.schemas import checks, tools
 from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, ToolChoice, Tools
 from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBody
 from pagoda_gateway.openai.schemas.messages import Message
@@ -18,7 +20,56 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: Tools | None = None
     tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
     echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    # OpenAI's former tools; known, and refused when set.
+    functions: Any = None
+    function_call: Any = None
+
+    @property
+    def max_tokens_field(self) -> str:
+        """Name of the field that bounds the output."""
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+
+    @property
+    def prompt_field(self) -> str:
+        """Name of the field that has the prompt."""
+        return "messages"
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _check_max_completion_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
+        checks.check_min_tokens(info.data.get("min_tokens"), value, "max_completion_tokens")
+        return value
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _check_top_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if info.data.get("logprobs", True):  # not there: wrong itself
+            return value
+        if value:
+            raise InvalidRequestError("'top_logprobs' needs logprobs: true", param="top_logprobs")
+        return None
+
+    @field_validator("tools")
+    @classmethod
+    def _check_tools(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        if value is not None:
+            tools.by_name(value)
+        return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_tool_choice(cls, value: Any, info: ValidationInfo) -> Any:
+        if "tools" in info.data:  # else they are wrong themselves
+            tools.tool_use(info.data["tools"], value, None)
+        return value
+
+    @field_validator("functions", "function_call")
+    @classmethod
+    def _refuse_functions(cls, value: Any, info: ValidationInfo) -> Any:
+        checks.refuse(info.field_name or "", value, hint="; use 'tools' and 'tool_choice'")
+        return value

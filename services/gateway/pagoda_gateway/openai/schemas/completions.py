@@ -1,7 +1,11 @@
 """Body of POST /v1/completions."""
 
-from pydantic import ConfigDict, Field
+from typing import Any
 
+from pydantic import Field, ValidationInfo, field_validator
+
+from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError
+from pagoda_gateway.openai.schemas import checks
 from pagoda_gateway.openai.schemas.base import Prompts
 from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBody
 
@@ -9,10 +13,37 @@ from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBod
 class CompletionBody(GenerationBody):
     """One prompt or several, as text or token ids."""
 
-    model_config = ConfigDict(json_schema_extra={"required": ["model", "prompt"]})
-
-    prompt: Prompts = None  # required, see `completion_prompts`
+    prompt: Prompts  # after its check: a list of texts and lists of token ids
+    max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1)
     suffix: str | None = None
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_prompt(cls, value: Any) -> list[str | list[int]]:
+        return checks.prompt_items(value)
+
+    @field_validator("best_of")
+    @classmethod
+    def _check_best_of(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is None or "n" not in info.data:  # n is wrong itself
+            return value
+        num_choices = info.data["n"] or 1
+        if value < num_choices:
+            raise InvalidRequestError(
+                f"'best_of' is {value}; it must be >= n {num_choices}", param="best_of"
+            )
+        if value > num_choices:
+            raise UnsupportedFieldError(
+                f"'best_of' is {value}; above n {num_choices} it is not supported by this server",
+                param="best_of",
+            )
+        return value
+
+    @field_validator("suffix")
+    @classmethod
+    def _refuse_suffix(cls, value: str | None) -> str | None:
+        checks.refuse("suffix", value)
+        return value

@@ -1,17 +1,25 @@
 """Fields that chat and completions share."""
 
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
-from pagoda_gateway.openai.schemas.base import Bias, Items, RequestModel, Texts
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.openai.schemas import checks, formats
+from pagoda_gateway.openai.schemas.base import (
+    Bias,
+    Items,
+    RequestBody,
+    RequestModel,
+    ResponseFormat,
+    Texts,
+)
 
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 4
-MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
-MAX_LOGIT_BIAS = 4096
+MAX_CACHE_SALT_CHARS = 1024
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_ALLOWED_TOKEN_IDS = 16_384
 
 
 class StreamOptions(RequestModel):
@@ -21,13 +29,7 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: bool | None = None
 
 
-class ResponseFormat(RequestModel):
-    """Only text for now; anything else is refused by name."""
-
-    type: str
-
-
-class GenerationBody(RequestModel):
+class GenerationBody(RequestBody):
     """How to generate: everything but the prompt."""
 
     model: str = Field(min_length=1, max_length=512)
@@ -43,33 +45,131 @@ class GenerationBody(RequestModel):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
-    logit_bias: dict[str, Bias] | None = None  # checked against the vocabulary, all keys at once
-    seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX)
+    logit_bias: dict[str, Bias] | None = None
+    seed: int | None = Field(None, ge=checks.INT64_MIN, le=checks.INT64_MAX)
     stop: Texts = None
     stop_token_ids: Items[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    allowed_token_ids: Items[int] | None = Field(
+        None, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS
+    )
+    bad_words: Items[str] | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprob_token_ids: Items[int] | None = Field(None, max_length=MAX_LOGPROB_TOKEN_IDS)
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
-    # Known, and refused when set: ignoring them would change what the client gets.
-    prompt_logprobs: int | None = None
-    use_beam_search: bool | None = None
-    allowed_token_ids: Items[int] | None = None
-    logprob_token_ids: Items[int] | None = None
-    bad_words: Items[str] | None = None
-    truncate_prompt_tokens: int | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    user: str | None = None
+    # Known, and without effect here.
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    reasoning_effort: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    verbosity: str | None = None
+    # Known, and refused when set: ignoring them would change what the client gets.
+    use_beam_search: bool | None = None
+    priority: int | None = None
 
+    @property
+    def max_tokens_field(self) -> str:
+        """Name of the field that bounds the output."""
+        return "max_tokens"
 
-REFUSED_FIELDS = (
-    "prompt_logprobs", "use_beam_search", "allowed_token_ids", "logprob_token_ids", "bad_words",
-    "truncate_prompt_tokens", "structured_outputs", "guided_json", "guided_regex",
-    "guided_choice", "guided_grammar",
-)  # fmt: skip
+    @property
+    def prompt_field(self) -> str:
+        """Name of the field that has the prompt."""
+        return "prompt"
+
+    @field_validator("n")
+    @classmethod
+    def _check_n(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if info.context is not None:
+            checks.check_n(value, info.context["max_n"])
+        return value
+
+    @field_validator("stream_options")
+    @classmethod
+    def _check_stream_options(
+        cls, value: StreamOptions | None, info: ValidationInfo
+    ) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream", True):  # not there: wrong itself
+            raise InvalidRequestError(
+                "'stream_options' is only allowed with stream: true", param="stream_options"
+            )
+        return value
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _check_prompt_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("stream"):
+            raise InvalidRequestError(
+                "'prompt_logprobs' is only allowed without stream: true", param="prompt_logprobs"
+            )
+        return value
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _check_min_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
+        checks.check_min_tokens(value, info.data.get("max_tokens"), "max_tokens")
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_logit_bias(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        checks.check_logit_bias(value)
+        return value
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _check_seed(cls, value: Any) -> Any:
+        checks.check_seed(value)
+        return value
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, value: Any) -> Any:
+        checks.check_stop(value)
+        return value
+
+    @field_validator(*formats.FIELDS)
+    @classmethod
+    def _check_format(cls, value: Any, info: ValidationInfo) -> Any:
+        formats.wanted(info.field_name or "", value)
+        return value
+
+    @field_validator("bad_words")
+    @classmethod
+    def _check_bad_words(cls, value: list[str] | None) -> list[str] | None:
+        checks.check_bad_words(value)
+        return value
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _check_truncation(cls, value: int | None) -> int | None:
+        checks.check_truncation(value)
+        return value
+
+    @field_validator("use_beam_search")
+    @classmethod
+    def _refuse_beam_search(cls, value: bool | None) -> bool | None:
+        checks.refuse("use_beam_search", value)
+        return value
+
+    @field_validator("priority")
+    @classmethod
+    def _refuse_priority(cls, value: int | None) -> int | None:
+        checks.refuse("priority", value or None, hint="; requests are served in their order")
+        return value

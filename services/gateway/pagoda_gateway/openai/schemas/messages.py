@@ -1,5 +1,7 @@
 """Messages of a conversation."""
 
+from typing import Any
+
 from pagoda_gateway.openai.schemas.base import Content, RequestModel, Tools
 
 
@@ -10,5 +12,6 @@ class Message(RequestModel):
     content: Content = None
     name: str | None = None
     tool_calls: Tools | None = None
+    function_call: dict[str, Any] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None

@@ -1,10 +1,10 @@
 """Answers of generation requests, for the OpenAPI document alone: serialisers write plain dicts."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class TopLogprob(BaseModel):
@@ -29,12 +29,26 @@ class ChatLogprobs(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """One entry for each token, in each of the lists."""
+    """One entry for each token, in each of the lists; with echo the first has no logprobs."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(BaseModel):
+    """What the model thought of one token at one place of the prompt."""
+
+    logprob: float
+    rank: int = Field(description="Among all tokens; 1 = the likeliest.")
+    decoded_token: str
+
+
+PromptLogprobs = Annotated[
+    list[dict[str, PromptLogprob] | None] | None,
+    Field(description="With prompt_logprobs: for each prompt token, by token id; null the first."),
+]
 
 
 class CachedDetails(BaseModel):
@@ -58,14 +72,46 @@ class _Choice(BaseModel):
     stop_reason: str | int | None = Field(None, description="The stop string or token that ended.")
     matched_stop: str | int | None = None
     token_ids: list[int] | None = Field(None, description="With return_token_ids.")
-    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+
+
+class CalledFunction(BaseModel):
+    """Which function, and its arguments: JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the model asks for."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class FunctionDelta(BaseModel):
+    """The name comes with the first piece of a call, the arguments with all of them."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """A piece of one call; the first has its id."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
 
 
 class ChatMessage(BaseModel):
     """What the model said."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="null beside calls alone.")
+    reasoning_content: str | None = Field(None, description="What it thought before.")
+    tool_calls: list[ToolCall] | None = None
     refusal: None
 
 
@@ -74,6 +120,8 @@ class ChatDelta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChoice(_Choice):
@@ -95,6 +143,8 @@ class CompletionChoice(_Choice):
 
     text: str
     logprobs: CompletionLogprobs | None
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+    prompt_logprobs: PromptLogprobs = None
 
 
 class _Answer(BaseModel):
@@ -110,6 +160,8 @@ class ChatCompletion(_Answer):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+    prompt_logprobs: PromptLogprobs = None
 
 
 class ChatCompletionChunk(_Answer):
@@ -118,6 +170,9 @@ class ChatCompletionChunk(_Answer):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = Field(
+        None, description="With return_token_ids, in the first chunk."
+    )
 
 
 class Completion(_Answer):

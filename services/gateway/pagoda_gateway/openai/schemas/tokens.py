@@ -4,11 +4,11 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, RequestModel, Tools
+from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, RequestBody, Tools
 from pagoda_gateway.openai.schemas.messages import Message
 
 
-class TokenizeBody(RequestModel):
+class TokenizeBody(RequestBody):
     """Either `prompt` or `messages`."""
 
     model: str | None = None
@@ -22,7 +22,7 @@ class TokenizeBody(RequestModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeBody(RequestModel):
+class DetokenizeBody(RequestBody):
     """Token ids to turn into text."""
 
     model: str | None = None

@@ -1,0 +1,54 @@
+"""What the sampler is told of a sequence when a step is launched.
+
+Knows sequences, grammars and token counts. Knows nothing of logits.
+"""
+
+from collections.abc import Sequence as SequenceOf
+
+from pagoda_engine.errors import TokenMaskError
+from pagoda_engine.models.model_folder import LoadedModel
+from pagoda_engine.sampling import SampleRow, TokenCounts
+from pagoda_engine.scheduler.sequence import Sequence
+from pagoda_engine.token_mask import TokenBits, token_bits
+
+
+def sample_row(sequence: Sequence, model: LoadedModel) -> SampleRow:
+    """Return a row for the next token; puts token counts on the device where they are missing.
+
+    Raises:
+        TokenMaskError: no next token is allowed, or the grammar cannot tell which.
+    """
+    state, num_prompt = sequence.sampling_state, sequence.num_prompt_tokens
+    if state.has_penalties and state.counts is None:
+        prompt, output = sequence.token_ids[:num_prompt], sequence.output_token_ids
+        state.counts = TokenCounts(prompt, output, model.vocab_size, model.device)
+    index = sequence.num_tokens - num_prompt
+    return SampleRow(state, index, _allowed(sequence, index, model.vocab_size))
+
+
+def _allowed(sequence: Sequence, index: int, vocab_size: int) -> TokenBits | None:
+    mask, state = sequence.request.token_mask, sequence.sampling_state
+    params = state.params
+    if mask is None and not params.allowed_token_ids and not params.bad_words:
+        return None
+    output = sequence.output_token_ids
+    if mask is not None and (forced := mask.forced(output)):
+        return token_bits(forced[:1], vocab_size)
+    allowed = state.allowed(vocab_size)
+    if mask is not None:
+        allowed = mask.bitmask(output) & allowed
+    if params.bad_words:
+        allowed = allowed & ~token_bits(_bad(params.bad_words, output), vocab_size)
+    if not allowed.any():
+        raise TokenMaskError("allowed_token_ids and bad_words leave no next token")
+    if index < params.min_tokens:
+        others = allowed & ~token_bits(state.stop_token_ids, vocab_size)
+        return others if others.any() else allowed  # nothing but the end is left
+    return allowed
+
+
+def _bad(words: SequenceOf[tuple[int, ...]], output: list[int]) -> list[int]:
+    """Return the tokens that would complete one of the words."""
+    return [
+        word[-1] for word in words if output[max(0, len(output) + 1 - len(word)) :] == [*word[:-1]]
+    ]

@@ -1,0 +1,112 @@
+"""Grammars that bind a model's output, compiled by llguidance for one model's tokenizer.
+
+A grammar is llguidance's JSON text. Gateways compile to refuse what cannot be served, workers to
+enforce it. Knows no request. Importing this imports llguidance.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from pagoda_runtime.errors import GrammarError
+
+MAX_GRAMMAR_BYTES = 128 << 10
+MAX_CACHED = 16  # each may grow to 100 MB of lexer states, if somebody makes it
+MAX_ERROR_CHARS = 500
+
+_LIMITS = LLParserLimits(step_lexer_fuel=100_000, step_max_items=25_000, verbose_errors=False)
+"""Work for one token, about 10 ms, and for a whole grammar; see docs/adr/0015."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """A grammar that can be followed, and how long its compiling took."""
+
+    text: str
+    seconds: float
+    start: LLMatcher
+
+    def matcher(self) -> LLMatcher:
+        """Return a matcher at its start; all of them share the lexer states found so far."""
+        return self.start.deep_copy()
+
+
+class GrammarCompiler:
+    """Compiles for one tokenizer, and remembers the latest. Any thread may call.
+
+    Attributes:
+        eos_token_ids: what may follow a whole output.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: str,
+        *,
+        vocab_size: int | None = None,
+        eos_token_ids: Sequence[int] | None = None,
+    ) -> None:
+        """Build the tables of a tokenizer; takes a second for the largest.
+
+        Args:
+            tokenizer_json: text of tokenizer.json.
+            vocab_size: bits of a mask at least; None: as many as there are tokens.
+            eos_token_ids: see the attribute; None: what the tokenizer names.
+
+        Raises:
+            GrammarError: the tokenizer is of a kind that cannot be used.
+        """
+        ends = None if eos_token_ids is None else list(eos_token_ids)
+        try:
+            self._tokenizer = LLTokenizer(tokenizer_json, eos_token=ends)
+            if self._tokenizer.vocab_size < (vocab_size or 0):
+                self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=ends)
+        except Exception as error:  # whatever a Rust library says of a strange file
+            raise GrammarError(f"no grammars with this tokenizer: {_shown(str(error))}") from error
+        self.eos_token_ids = tuple(self._tokenizer.eos_tokens)
+        self._compiled: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def cached(self, text: str) -> CompiledGrammar | None:
+        """Return what was compiled lately; takes no time."""
+        with self._lock:
+            compiled = self._compiled.get(text)
+            if compiled is not None:
+                self._compiled.move_to_end(text)
+            return compiled
+
+    def compile(self, text: str) -> CompiledGrammar:
+        """Compile anew, and remember it.
+
+        Raises:
+            GrammarError: it is too large, wrong, or too complex even for its first token.
+        """
+        size = len(text.encode())
+        if size > MAX_GRAMMAR_BYTES:
+            raise GrammarError(f"it has {size} bytes; the limit is {MAX_GRAMMAR_BYTES}")
+        started = time.perf_counter()
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+        check(matcher)
+        matcher.compute_bitmask()
+        check(matcher)
+        compiled = CompiledGrammar(text, time.perf_counter() - started, matcher)
+        with self._lock:
+            self._compiled[text] = compiled
+            self._compiled.move_to_end(text)
+            while len(self._compiled) > MAX_CACHED:
+                self._compiled.popitem(last=False)
+        return compiled
+
+
+def check(matcher: LLMatcher) -> None:
+    """Raise GrammarError if a matcher has failed; it never recovers."""
+    if matcher.is_error():
+        raise GrammarError(_shown(matcher.get_error()))
+
+
+def _shown(message: str) -> str:
+    first = message.strip().partition("\n")[0]
+    return first if len(first) <= MAX_ERROR_CHARS else first[:MAX_ERROR_CHARS] + "..."

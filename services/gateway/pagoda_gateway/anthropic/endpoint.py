@@ -1,0 +1,86 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's way to ask for a chat."""
+
+from typing import Any
+
+from pagoda_gateway.anthropic.conversation import chat_messages
+from pagoda_gateway.anthropic.schemas import Choice, ClientTool, CountTokensBody, MessagesBody
+from pagoda_gateway.anthropic.serializer import MessageSerializer
+from pagoda_gateway.openai.chat import ChatProcessor
+from pagoda_gateway.openai.endpoint import Endpoint, Translated
+from pagoda_gateway.openai.schemas.chat import ChatBody
+from pagoda_gateway.openai.schemas.tools import function_tool, tool_use
+from pagoda_gateway.served_model import ServedModel
+
+
+class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):
+    """Messages in front of chat."""
+
+    name = "messages"
+    operation = "chat"
+    object_id_prefix = "msg_"
+    schema = MessagesBody
+
+    def __init__(self, processor: ChatProcessor) -> None:
+        super().__init__(processor)
+        self._chat = processor
+
+    def translate(self, sent: MessagesBody, _tenant: str) -> Translated[ChatBody]:
+        """Return the chat that the body asks for."""
+        body = ChatBody.model_construct(
+            **_conversation(sent),
+            max_tokens=sent.max_tokens,
+            stream=sent.stream,
+            temperature=sent.temperature,
+            top_p=sent.top_p,
+            top_k=sent.top_k,
+            stop=sent.stop_sequences,
+            cache_salt=sent.cache_salt,
+            user=sent.metadata.user_id if sent.metadata else None,
+        )
+        return Translated(
+            body, lambda processed, generation: MessageSerializer(generation, processed.form)
+        )
+
+    async def count_tokens(self, sent: CountTokensBody, model: ServedModel) -> int:
+        """Return how many tokens the conversation's prompt has.
+
+        Raises:
+            InvalidRequestError: the model's template cannot render it.
+        """
+        body = ChatBody.model_construct(**_conversation(sent))
+        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+        return len((await self._chat.conversation(body, use, model)).token_ids)
+
+
+def _conversation(sent: CountTokensBody) -> dict[str, Any]:
+    """Return the fields of a chat's body that its prompt and its grammar depend on."""
+    messages = chat_messages(sent.system, sent.messages)
+    last = messages[-1]
+    choice, form = sent.tool_choice, sent.output_config and sent.output_config.format
+    is_begun = last.role == "assistant" and not last.tool_calls  # the answer, by the client
+    is_silent = sent.thinking is not None and sent.thinking.type == "disabled"
+    return {
+        "model": sent.model,
+        "messages": messages,
+        "continue_final_message": is_begun,
+        "tools": [_function(tool) for tool in sent.tools] if sent.tools else None,
+        "tool_choice": _tool_choice(choice),
+        "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
+        "response_format": form
+        and {"type": "json_schema", "json_schema": {"schema": form.schema_}},
+        "chat_template_kwargs": {"enable_thinking": False} if is_silent else None,
+    }
+
+
+def _function(tool: ClientTool) -> dict[str, Any]:
+    return function_tool(
+        tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
+
+
+def _tool_choice(choice: Choice | None) -> Any:
+    if choice is None:
+        return None
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    return "required" if choice.type == "any" else choice.type

@@ -1,0 +1,127 @@
+"""Bodies of Anthropic's API: fields, types, ranges. Blocks are checked by `conversation`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.openai.schemas import checks
+from pagoda_gateway.openai.schemas.base import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Content,
+    Items,
+    RequestBody,
+    RequestModel,
+)
+from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS
+from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS
+
+MAX_STOP_SEQUENCES = 16
+StopSequence = Annotated[str, Field(min_length=1, max_length=checks.MAX_STOP_STRING_CHARS)]
+
+
+class Turn(RequestModel):
+    """One message; its content is text or blocks."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class ClientTool(RequestModel):
+    """A tool that the client runs."""
+
+    type: str | None = None
+    name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @field_validator("type")
+    @classmethod
+    def _check_type(cls, value: str | None) -> str | None:
+        if value not in (None, "custom"):
+            raise InvalidRequestError(
+                f"a tool has type {shorten(value)}; this server runs no tools itself, so it must "
+                "be 'custom' or missing",
+                param="tools",
+            )
+        return value
+
+
+class Choice(RequestModel):
+    """Which tools the model may or must call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_name(self) -> "Choice":
+        if self.type == "tool" and self.name is None:
+            raise InvalidRequestError(
+                "'tool_choice.name': type tool needs it", param="tool_choice.name"
+            )
+        return self
+
+
+class Thinking(RequestModel):
+    """Whether the model thinks; a budget of it is not kept."""
+
+    type: str
+
+
+class JsonFormat(RequestModel):
+    """What the answer's text must be."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(RequestModel):
+    """The form of the answer; `effort` has no effect."""
+
+    format: JsonFormat | None = None
+    effort: str | None = None
+
+
+class Metadata(RequestModel):
+    """Who asks, as the client names them."""
+
+    user_id: str | None = None
+
+
+class CountTokensBody(RequestBody):
+    """A conversation."""
+
+    model: str = Field(min_length=1, max_length=512)
+    messages: Items[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
+    system: Content = None
+    tools: Items[ClientTool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Choice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None  # known, and without effect: all is cached
+
+
+class MessagesBody(CountTokensBody):
+    """A conversation to go on with."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0, le=2**31 - 1)
+    stop_sequences: Items[StopSequence] | None = Field(None, max_length=MAX_STOP_SEQUENCES)
+    metadata: Metadata | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    service_tier: str | None = None  # known, and without effect
+    # Known, and refused when set.
+    container: Any = None
+    mcp_servers: Any = None
+
+    @field_validator("container", "mcp_servers")
+    @classmethod
+    def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
+        checks.refuse(info.field_name or "", value)
+        return value

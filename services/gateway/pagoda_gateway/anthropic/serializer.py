@@ -1,0 +1,131 @@
+"""A generation written down as Anthropic's message: whole, or as its events."""
+
+import secrets
+from typing import Any
+
+import orjson
+
+from pagoda_gateway import sse
+from pagoda_gateway.anthropic.errors import messages_error
+from pagoda_gateway.dialects import Block, BlockChange, BlockReader
+from pagoda_gateway.errors import GatewayError
+from pagoda_gateway.openai.answer_form import AnswerForm
+from pagoda_gateway.openai.chat_message import CALL_ID_BYTES
+from pagoda_gateway.openai.serializer import Serializer, whole_output
+from pagoda_gateway.sequences.generation import Generation
+from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
+
+
+class MessageSerializer(Serializer):
+    """Writes the message that one sequence makes."""
+
+    def __init__(self, generation: Generation, form: AnswerForm) -> None:
+        assert form.new_parser is not None, "a chat's answers are read by a parser"
+        (self._sequence,) = generation.sequences
+        self._generation = generation
+        self._output = BlockReader(form.new_parser())
+        self._has_begun = False
+
+    def body(self) -> dict[str, Any]:
+        """Return the whole message."""
+        self._output.read(whole_output(self._sequence).text, is_last=True)
+        content = [_whole_block(block) for block in self._output.blocks]
+        return self._message(content) | self._stop()
+
+    def events(self, _sequence: OutputSequence, delta: Delta) -> list[bytes]:
+        """Return events of blocks; those of the first token begin the message."""
+        events = []
+        if not self._has_begun:
+            self._has_begun = True
+            events.append({"type": "message_start", "message": self._message([])})
+        changes = self._output.read(delta.text, is_last=delta.finish_reason is not None)
+        return [sse.named(event) for event in [*events, *map(_block_event, changes)]]
+
+    def end_events(self) -> list[bytes]:
+        """Return why the message has ended, and its end."""
+        delta = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+        return [sse.named(delta), sse.named({"type": "message_stop"})]
+
+    def failure_events(self, error: GatewayError) -> list[bytes]:
+        """Return the error."""
+        return [sse.named(messages_error(error))]
+
+    def error_body(self, error: GatewayError) -> dict[str, Any]:
+        """Return the error as Anthropic's clients read it."""
+        return messages_error(error)
+
+    def keepalive(self, _stage: str) -> bytes:
+        """Return a ping."""
+        return sse.named({"type": "ping"})
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._generation.identity.object_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._generation.model.name,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(),
+        }
+
+    def _usage(self) -> dict[str, int]:
+        num_cached, _ = self._generation.cached_tokens()
+        return {
+            "input_tokens": self._generation.num_prompt_tokens - num_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": num_cached,
+            "output_tokens": len(self._sequence.token_ids),
+        }
+
+    def _stop(self) -> dict[str, Any]:
+        matched = self._sequence.matched_stop
+        if isinstance(matched, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+        if self._sequence.finish_reason == "length":
+            reason = "max_tokens"
+        else:
+            reason = "tool_use" if self._output.has_calls else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": None}
+
+
+def _block_event(change: BlockChange) -> dict[str, Any]:
+    block = change.block
+    if change.kind == "start":
+        begun = _block(block.kind, name=block.name)
+        return {"type": "content_block_start", "index": block.index, "content_block": begun}
+    if change.kind == "end":
+        return {"type": "content_block_stop", "index": block.index}
+    kind, field = {
+        "text": ("text_delta", "text"),
+        "reasoning": ("thinking_delta", "thinking"),
+        "call": ("input_json_delta", "partial_json"),
+    }[block.kind]
+    delta = {"type": kind, field: change.text}
+    return {"type": "content_block_delta", "index": block.index, "delta": delta}
+
+
+def _whole_block(block: Block) -> dict[str, Any]:
+    values = _input(block.text) if block.kind == "call" else {}
+    return _block(block.kind, name=block.name, text=block.text, values=values)
+
+
+def _block(
+    kind: str, *, name: str = "", text: str = "", values: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    if kind == "text":
+        return {"type": "text", "text": text}
+    if kind == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    call_id = f"toolu_{secrets.token_hex(CALL_ID_BYTES)}"
+    return {"type": "tool_use", "id": call_id, "name": name, "input": values or {}}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Return the arguments; those that were cut or written wrongly are none."""
+    try:
+        values = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return {}
+    return values if isinstance(values, dict) else {}

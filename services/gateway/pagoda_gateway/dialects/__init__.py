@@ -1,0 +1,33 @@
+"""How model families write reasoning and tool calls, as text; parsers of it, and grammars for it.
+
+Knows no HTTP, no OpenAI bodies and no tokens. One module for each family.
+"""
+
+from pagoda_gateway.dialects.blocks import Block, BlockChange, BlockReader
+from pagoda_gateway.dialects.dialect import Dialect
+from pagoda_gateway.dialects.grammar import Calls, Tool
+from pagoda_gateway.dialects.parts import (
+    CallArguments,
+    CallStart,
+    ContentText,
+    OutputParser,
+    Part,
+    ReasoningText,
+    read_parts,
+)
+
+__all__ = [
+    "Block",
+    "BlockChange",
+    "BlockReader",
+    "CallArguments",
+    "CallStart",
+    "Calls",
+    "ContentText",
+    "Dialect",
+    "OutputParser",
+    "Part",
+    "ReasoningText",
+    "Tool",
+    "read_parts",
+]

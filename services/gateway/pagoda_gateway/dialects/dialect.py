@@ -1,0 +1,117 @@
+"""Which family's format a model writes, and what it takes to read and to force it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagoda_gateway.dialects import reasoning
+from pagoda_gateway.dialects.grammar import Calls, Tool
+from pagoda_gateway.dialects.hermes import Hermes
+from pagoda_gateway.dialects.llama3 import Llama3
+from pagoda_gateway.dialects.mistral import ARGS, Mistral
+from pagoda_gateway.dialects.parts import CallsOnly, OutputParser
+from pagoda_gateway.dialects.stream_parser import ContentParser
+
+NAMES = ("hermes", "llama3", "mistral")
+
+
+class _Family(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def marks(self) -> tuple[str, ...]: ...
+
+    def parser(self, tools: Sequence[Tool], /) -> OutputParser: ...
+
+    def calls_rules(self, calls: Calls) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one model writes.
+
+    Attributes:
+        name: the family of its tool calls; hermes where the template shows none.
+        marks: texts that parsers look for; where they are special tokens, detokenising keeps them.
+        reasons: whether an output may begin with reasoning.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    reasons: bool
+    _family: _Family
+
+    @classmethod
+    def of(cls, template_source: str, name: str = "auto") -> "Dialect":
+        """Return the dialect that a chat template shows, or the one of this name.
+
+        Raises:
+            ValueError: no such name.
+        """
+        if name not in ("auto", *NAMES):
+            known = ", ".join(("auto", *NAMES))
+            raise ValueError(f"no tool call format is named {name!r}; it must be one of {known}")
+        family = _family(template_source, _found(template_source) if name == "auto" else name)
+        reasons = reasoning.CLOSE in template_source
+        return cls(
+            name=family.name,
+            marks=family.marks + ((reasoning.OPEN, reasoning.CLOSE) if reasons else ()),
+            reasons=reasons,
+            _family=family,
+        )
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Return whether the output goes on inside reasoning that the prompt's end has opened."""
+        return self.reasons and prompt.rstrip().endswith(reasoning.OPEN)
+
+    def reasoning_grammar(self, prompt: str, token_ids: Mapping[str, int]) -> str:
+        """Return llguidance's rules of reasoning before an answer, the first named `prefix`.
+
+        Empty if there can be none. `token_ids`: as in `Calls`.
+        """
+        if not self.reasons or prompt.rstrip().endswith(reasoning.CLOSE):
+            return ""
+        return reasoning.rules(inside=self.opens_reasoning(prompt), token_ids=token_ids)
+
+    def parser(
+        self, tools: Sequence[Tool], *, inside_reasoning: bool, calls_only: bool = False
+    ) -> OutputParser:
+        """Return a parser of one output.
+
+        Args:
+            tools: what the model may call; none: calls are not looked for.
+            inside_reasoning: the prompt `opens_reasoning`.
+            calls_only: the grammar leaves no room for text.
+        """
+        answer = self._family.parser(tools) if tools else ContentParser()
+        if calls_only:
+            answer = CallsOnly(answer)
+        if not self.reasons:
+            return answer
+        return reasoning.ReasoningParser(answer, inside=inside_reasoning)
+
+    def calls_grammar(self, calls: Calls) -> str:
+        """Return llguidance's rules for an answer that `parser` reads as these calls.
+
+        The rule that a grammar begins with is `calls`; all names begin with `call`.
+
+        Raises:
+            InvalidRequestError: the format cannot hold one of the names.
+        """
+        return "\n".join(self._family.calls_rules(calls))
+
+
+def _found(source: str) -> str:
+    """Return the name of the format that a template shows."""
+    if "[TOOL_CALLS]" in source:
+        return "mistral"
+    if "<|start_header_id|>" in source and '"parameters"' in source:
+        return "llama3"
+    return "hermes"
+
+
+def _family(source: str, name: str) -> _Family:
+    if name == "llama3":
+        return Llama3()
+    return Mistral(named=ARGS in source) if name == "mistral" else Hermes()

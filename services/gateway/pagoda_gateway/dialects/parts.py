@@ -1,0 +1,81 @@
+"""What an output consists of: content, reasoning, and calls of tools."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ContentText:
+    """More of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningText:
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call begins; `index` counts the calls of one output from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of a call's arguments: JSON text, exactly as the model writes it."""
+
+    index: int
+    text: str
+
+
+Part = ContentText | ReasoningText | CallStart | CallArguments
+
+
+class OutputParser(Protocol):
+    """One output as its text arrives, cut anywhere: the parts' concatenation is always the same."""
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+
+    def push(self, text: str) -> list[Part]:
+        """Take more text; return the parts that are certain now."""
+
+    def flush(self) -> list[Part]:
+        """Return what was held back; the output has ended."""
+
+
+class CallsOnly:
+    """Reads an output that has no content: what looks like it is a call cut before its name."""
+
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+        return self._parser.has_calls
+
+    def push(self, text: str) -> list[Part]:
+        """Take more text; return the parts that are certain now."""
+        return _without_content(self._parser.push(text))
+
+    def flush(self) -> list[Part]:
+        """Return what was held back; the output has ended."""
+        return _without_content(self._parser.flush())
+
+
+def read_parts(parser: OutputParser, text: str, *, is_last: bool) -> list[Part]:
+    """Return what more text makes certain, and at the end all the rest."""
+    parts = parser.push(text) if text else []
+    return [*parts, *parser.flush()] if is_last else parts
+
+
+def _without_content(parts: list[Part]) -> list[Part]:
+    return [part for part in parts if not isinstance(part, ContentText)]

@@ -1,0 +1,31 @@
+"""Fields of a body that nobody here knows: their names go back in a header of the answer.
+
+Knows names only; a client that misspells a field finds it there.
+"""
+
+import itertools
+import re
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.types import Scope
+
+IGNORED_HEADER = "x-pagoda-ignored"
+MAX_NAMES = 20
+MAX_NAME_CHARS = 64
+
+_SCOPE_NAME = "pagoda.ignored"
+_PLAIN = re.compile(r"[!-+\--~]+")  # printable ASCII without space and comma
+
+
+def note_ignored(scope: Scope, value: dict[str, Any], schema: type[BaseModel]) -> None:
+    """Keep the names of the first fields that `schema` does not have."""
+    unknown = (name for name in value if name not in schema.model_fields)
+    names = [name[:MAX_NAME_CHARS] for name in itertools.islice(unknown, MAX_NAMES)]
+    scope[_SCOPE_NAME] = ",".join(sorted(name for name in names if _PLAIN.fullmatch(name)))
+
+
+def ignored_of(scope: Scope) -> str:
+    """Return the header's value; empty if there is nothing to name."""
+    names: str = scope.get(_SCOPE_NAME, "")
+    return names

@@ -1,0 +1,52 @@
+"""POST /v1/responses, and what is kept of the answers: OpenAI's Responses API."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.caller import caller_of
+from pagoda_gateway.http.generation_handler import GenerationHandler
+from pagoda_gateway.http.openapi import described
+from pagoda_gateway.responses.answers import DeletedResponse, ResponseAnswer, ResponseEvent
+from pagoda_gateway.responses.schemas import ResponsesBody
+
+PATH = "/v1/responses"
+
+
+def make_router(gateway: Gateway) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(tags=["responses"])
+    handler = GenerationHandler(gateway, gateway.responses)
+
+    @router.post(
+        PATH,
+        response_model=None,
+        openapi_extra=described(ResponseAnswer, body=ResponsesBody, event=ResponseEvent),
+    )
+    async def responses(request: Request) -> Response:
+        """Answer items, after those of a kept response if one is named."""
+        return await handler.handle(request)
+
+    @router.get(f"{PATH}/{{response_id}}", openapi_extra=described(ResponseAnswer))
+    async def get_response(response_id: str, request: Request) -> dict[str, Any]:
+        """Return a kept response of the caller's own tenant."""
+        return gateway.responses.find(caller_of(request).key.tenant, response_id)
+
+    @router.delete(f"{PATH}/{{response_id}}", openapi_extra=described(DeletedResponse))
+    async def delete_response(response_id: str, request: Request) -> dict[str, Any]:
+        """Forget a kept response of the caller's own tenant."""
+        gateway.responses.delete(caller_of(request).key.tenant, response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @router.post(f"{PATH}/{{response_id}}/cancel", openapi_extra=described(ResponseAnswer))
+    async def cancel_response(response_id: str, request: Request) -> dict[str, Any]:
+        """Refuse: only what runs in the background could be cancelled."""
+        gateway.responses.find(caller_of(request).key.tenant, response_id)
+        raise InvalidRequestError(
+            "Cannot cancel a synchronous response: close the connection of one that runs"
+        )
+
+    return router

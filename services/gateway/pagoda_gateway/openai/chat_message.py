@@ -1,0 +1,69 @@
+"""One answer of a chat as OpenAI writes it: content, reasoning and tool calls, whole or in deltas.
+
+Knows the parts of an output, not how the model wrote them.
+"""
+
+import secrets
+from typing import Any
+
+from pagoda_gateway.dialects import (
+    CallArguments,
+    CallStart,
+    ContentText,
+    OutputParser,
+    Part,
+    ReasoningText,
+    read_parts,
+)
+
+CALL_ID_BYTES = 12
+
+
+class ChatMessage:
+    """The message of one choice, as its text arrives."""
+
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the model has begun to call a tool."""
+        return self._parser.has_calls
+
+    def delta(self, text: str, *, is_last: bool) -> dict[str, Any]:
+        """Return what new text adds to the message, as a chunk's `delta` says it."""
+        return _delta(read_parts(self._parser, text, is_last=is_last))
+
+    def whole(self, text: str) -> dict[str, Any]:
+        """Return the message that all of the text makes."""
+        message = {"role": "assistant", "content": None, **self.delta(text, is_last=True)}
+        message["refusal"] = None
+        for call in message.get("tool_calls", ()):
+            del call["index"]
+        if message["content"] is None and not self.has_calls:
+            message["content"] = ""
+        return message
+
+
+def _delta(parts: list[Part]) -> dict[str, Any]:
+    delta: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        match part:
+            case ContentText(text):
+                delta["content"] = delta.get("content", "") + text
+            case ReasoningText(text):
+                delta["reasoning_content"] = delta.get("reasoning_content", "") + text
+            case CallStart(index, name):
+                calls[index] = {
+                    "index": index,
+                    "id": f"call_{secrets.token_hex(CALL_ID_BYTES)}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": ""},
+                }
+            case CallArguments(index, text):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += text
+    if calls:
+        delta["tool_calls"] = list(calls.values())
+    return delta

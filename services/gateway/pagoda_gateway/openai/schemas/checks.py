@@ -1,0 +1,169 @@
+"""Checks that pydantic has no words for.
+
+Schemas run them as validators, and pydantic gathers what they raise with what it finds itself, so
+one answer names every wrong field. Knows no model: whether token ids exist and a prompt fits
+is checked later.
+"""
+
+from typing import Any
+
+from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, shorten
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+MAX_STOP_STRINGS = 4
+MAX_STOP_STRING_CHARS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
+MAX_LOGIT_BIAS = 4096
+MAX_NAMED_KEYS = 50
+
+
+def whole_numbers(value: Any) -> Any:
+    """Return JSON data with integers for numbers such as 2.0, in lists too; objects are left."""
+    # A number beyond int64 is no longer what the client wrote: whoever reads it refuses it.
+    if type(value) is float and value.is_integer() and INT64_MIN < value < INT64_MAX:
+        return int(value)
+    if type(value) is not list:
+        return value
+    kinds = set(map(type, value))
+    if list in kinds:
+        return [whole_numbers(item) if type(item) is list else item for item in value]
+    if float in kinds and kinds <= {int, float}:
+        whole = list(map(int, value))  # a million token ids: no call of ours for each
+        return whole if whole == value else value
+    return value
+
+
+def check_n(n: int | None, max_n: int) -> None:
+    """Raise InvalidRequestError unless 1 <= n <= max_n; None means 1."""
+    if n is not None and not 1 <= n <= max_n:
+        raise InvalidRequestError(f"'n' is {n}; it must be 1 to {max_n}", param="n")
+
+
+def check_min_tokens(min_tokens: int | None, limit: int | None, limit_name: str) -> None:
+    """Raise InvalidRequestError if the least is more than the most; None is no bound."""
+    if min_tokens is not None and limit is not None and min_tokens > limit:
+        raise InvalidRequestError(
+            f"'min_tokens' is {min_tokens}; it must be <= {limit_name} {limit}", param="min_tokens"
+        )
+
+
+def check_seed(seed: Any) -> None:
+    """Raise InvalidRequestError for a number that JSON parsers made a float of."""
+    if type(seed) is float and not INT64_MIN < seed < INT64_MAX:
+        raise InvalidRequestError(
+            f"'seed' is {seed:.17g}; it must be {INT64_MIN} to {INT64_MAX}", param="seed"
+        )
+
+
+def check_truncation(num_tokens: int | None) -> None:
+    """Raise InvalidRequestError if no token of the prompt would be kept; None keeps all."""
+    if num_tokens == 0:
+        raise InvalidRequestError(
+            "'truncate_prompt_tokens' is 0; it must be >= 1, or -1 for what fits the context",
+            param="truncate_prompt_tokens",
+        )
+
+
+def refuse(name: str, value: Any, *, hint: str = "") -> None:
+    """Raise UnsupportedFieldError unless the value asks for nothing."""
+    if value is not None and value is not False and value not in ("", []):
+        raise UnsupportedFieldError(f"'{name}' is not supported by this server{hint}", param=name)
+
+
+def check_stop(stop: Any) -> None:
+    """Raise InvalidRequestError unless it is a stop string, a few, or None."""
+    stops = [stop] if isinstance(stop, str) else stop
+    if stops is None:
+        return
+    if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
+        raise InvalidRequestError(
+            f"'stop' must be a string or a list of strings, not {shorten(stop)}", param="stop"
+        )
+    if len(stops) > MAX_STOP_STRINGS:
+        raise InvalidRequestError(
+            f"'stop' has {len(stops)} strings; the limit is {MAX_STOP_STRINGS}", param="stop"
+        )
+    for text in stops:
+        if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
+            raise InvalidRequestError(
+                f"'stop' has a string of {len(text)} characters; each must have 1 to "
+                f"{MAX_STOP_STRING_CHARS}",
+                param="stop",
+            )
+
+
+def check_bad_words(words: list[str] | None) -> None:
+    """Raise InvalidRequestError unless there are only a few words, none too long or empty."""
+    words = words or []
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidRequestError(
+            f"'bad_words' has {len(words)} words; the limit is {MAX_BAD_WORDS}", param="bad_words"
+        )
+    for word in words:
+        if not word.strip() or len(word) > MAX_BAD_WORD_CHARS:
+            raise InvalidRequestError(
+                f"'bad_words' has {shorten(word)}, of {len(word)} characters; each must have 1 to "
+                f"{MAX_BAD_WORD_CHARS}, not all of them spaces",
+                param="bad_words",
+            )
+
+
+def check_logit_bias(bias: dict[str, Any] | None) -> None:
+    """Raise one InvalidRequestError that lists every entry that is wrong whatever the model."""
+    entries = bias or {}
+    if len(entries) > MAX_LOGIT_BIAS:
+        raise InvalidRequestError(
+            f"'logit_bias' has {len(entries)} entries; the limit is {MAX_LOGIT_BIAS}",
+            param="logit_bias",
+        )
+    problems = []
+    for key, value in entries.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            problems.append(f"key {shorten(key, 40)} is not a token id")
+        elif not is_number or not -100 <= value <= 100:
+            problems.append(f"value {shorten(value, 40)} of token {key} is not within -100 and 100")
+    if problems:
+        more = len(problems) - MAX_NAMED_KEYS
+        listed = "; ".join(problems[:MAX_NAMED_KEYS]) + (f"; and {more} more" if more > 0 else "")
+        raise InvalidRequestError(f"'logit_bias': {listed}", param="logit_bias")
+
+
+def prompt_items(prompt: Any, *, param: str = "prompt") -> list[str | list[int]]:
+    """Return the texts and lists of token ids that the field `param` means.
+
+    Raises:
+        InvalidRequestError: it is something else, or one of them is empty.
+    """
+    if prompt is None:
+        raise InvalidRequestError(f"'{param}': this field is required", param=param)
+    if isinstance(prompt, str) or (
+        isinstance(prompt, list) and prompt and not isinstance(prompt[0], str | list)
+    ):
+        items: list[Any] = [prompt]
+    elif isinstance(prompt, list) and prompt:
+        items = prompt
+    else:
+        raise _bad_prompt(param, param, prompt)
+    for index, item in enumerate(items):
+        if type(item) is str and item:
+            continue
+        where = param if items is not prompt else f"{param}[{index}]"
+        if item in ("", []):
+            raise InvalidRequestError(f"'{where}' is empty", param=param)
+        if not _is_token_list(item):
+            raise _bad_prompt(param, where, item)
+    return items
+
+
+def _is_token_list(value: Any) -> bool:
+    return isinstance(value, list) and set(map(type, value)) == {int}  # bool is no int here
+
+
+def _bad_prompt(param: str, where: str, value: Any) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"'{where}' must be text, a list of token ids, or a list of either (not empty), "
+        f"not {shorten(value)}",
+        param=param,
+    )

@@ -1,0 +1,104 @@
+"""What the text of an output must be: `response_format`, `structured_outputs` and their like.
+
+Whether a schema or a grammar can be followed is found out later, by compiling it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, shorten
+
+MAX_CHOICES = 1024
+KINDS = ("json", "json_object", "regex", "choice", "grammar")
+GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+FIELDS = ("response_format", "structured_outputs", *GUIDED_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One of KINDS, its value, and the field that it comes from."""
+
+    param: str
+    kind: str
+    value: Any
+
+
+def wanted(name: str, value: Any) -> Wanted | None:
+    """Return what one of FIELDS asks for; None: any text.
+
+    Raises:
+        InvalidRequestError: names the part of the field that is wrong.
+    """
+    if value is None:
+        return None
+    if name == "response_format":
+        return _response_format(value)
+    if name == "structured_outputs":
+        return _structured_outputs(value)
+    return _checked(Wanted(name, name.removeprefix("guided_"), value))
+
+
+def only_wanted(fields: Mapping[str, Any]) -> Wanted | None:
+    """Return what the only one of FIELDS asks for that asks for anything.
+
+    Raises:
+        InvalidRequestError: there are two.
+    """
+    found = [w for name in FIELDS if (w := wanted(name, fields.get(name))) is not None]
+    if len(found) > 1:
+        names = " and ".join(f"'{w.param}'" for w in found)
+        raise InvalidRequestError(f"{names} exclude each other; send one", param=found[1].param)
+    return found[0] if found else None
+
+
+def _response_format(value: dict[str, Any]) -> Wanted | None:
+    kind = value.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Wanted("response_format", "json_object", True)
+    if kind != "json_schema":
+        raise InvalidRequestError(
+            f"'response_format.type' is {shorten(kind)}; it must be text, json_object or "
+            "json_schema",
+            param="response_format",
+        )
+    described = value.get("json_schema")
+    schema = described.get("schema") if isinstance(described, dict) else None
+    return _checked(Wanted("response_format.json_schema.schema", "json", schema))
+
+
+def _structured_outputs(value: dict[str, Any]) -> Wanted | None:
+    fields = {name: v for name, v in value.items() if v is not None and v is not False}
+    unknown = sorted(fields.keys() - set(KINDS))
+    if unknown:
+        raise UnsupportedFieldError(
+            f"'structured_outputs' has {shorten(unknown)}; this server knows {', '.join(KINDS)}",
+            param="structured_outputs",
+        )
+    if len(fields) > 1:
+        raise InvalidRequestError(
+            f"'structured_outputs' has {', '.join(fields)}; it must have one of them",
+            param="structured_outputs",
+        )
+    for kind, chosen in fields.items():
+        return _checked(Wanted(f"structured_outputs.{kind}", kind, chosen))
+    return None
+
+
+def _checked(found: Wanted) -> Wanted:
+    param, value = found.param, found.value
+    match found.kind, value:
+        case ("json", dict()) | ("json" | "regex" | "grammar", str()) | ("json_object", True):
+            return found
+        case "choice", [*choices] if choices and all(isinstance(c, str) for c in choices):
+            if len(choices) <= MAX_CHOICES:
+                return found
+            raise InvalidRequestError(
+                f"'{param}' has {len(choices)} choices; the limit is {MAX_CHOICES}", param=param
+            )
+    must_be = {"json": "a JSON schema (an object)", "choice": "a list of texts"}
+    raise InvalidRequestError(
+        f"'{param}' must be {must_be.get(found.kind, 'text')}, not {shorten(value)}", param=param
+    )

@@ -1,0 +1,75 @@
+"""Calls in a conversation's history, as chat templates want them."""
+
+from typing import Any
+
+import orjson
+
+from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.text.template_shape import TemplateShape
+
+MAX_VALUES = 65_536  # in the arguments of all calls: each becomes an object on the event loop
+
+
+class ToolHistory:
+    """Reads the calls of one conversation's messages."""
+
+    def __init__(self, shape: TemplateShape) -> None:
+        self._shape = shape
+        self._num_values = 0
+
+    def calls(self, where: str, message: Message) -> list[dict[str, Any]]:
+        """Return the calls of the message that errors name `where`.
+
+        Raises:
+            InvalidRequestError: names the call and the field that is wrong.
+        """
+        if message.function_call is not None and not message.tool_calls:  # OpenAI's older word
+            function = self._function(f"{where}.function_call", message.function_call)
+            return [{"type": "function", "function": function}]
+        return [
+            self._call(f"{where}.tool_calls[{i}]", call)
+            for i, call in enumerate(message.tool_calls or [])
+        ]
+
+    def _call(self, where: str, call: dict[str, Any]) -> dict[str, Any]:
+        kind, call_id = call.get("type", "function"), call.get("id")
+        if kind != "function":
+            raise _wrong(f"{where}.type", kind, "function")
+        if not isinstance(call_id, str | None):
+            raise _wrong(f"{where}.id", call_id, "text")
+        seen = {"type": kind, "function": self._function(f"{where}.function", call.get("function"))}
+        return {"id": call_id, **seen} if call_id is not None else seen
+
+    def _function(self, where: str, function: Any) -> dict[str, Any]:
+        if not isinstance(function, dict):
+            raise _wrong(where, function, 'an object {"name": "...", "arguments": "{...}"}')
+        name, text = function.get("name"), function.get("arguments")
+        if not isinstance(name, str) or not name:
+            raise _wrong(f"{where}.name", name, "the function's name")
+        if not isinstance(text, str | None):
+            raise _wrong(f"{where}.arguments", text, "JSON as text")
+        arguments = self._object(f"{where}.arguments", text or "")
+        if not self._shape.arguments_text:
+            return {"name": name, "arguments": arguments}
+        return {"name": name, "arguments": text if arguments else "{}"}
+
+    def _object(self, where: str, text: str) -> dict[str, Any]:
+        """Return the arguments; those that a model wrote wrongly are none."""
+        self._num_values += sum(map(text.count, ",[{"))
+        if self._num_values > MAX_VALUES:
+            raise InvalidRequestError(
+                f"'{where}': with it the calls' arguments have {self._num_values} values; the "
+                f"limit is {MAX_VALUES}. Send less at once.",
+                param=where,
+            )
+        try:
+            found = orjson.loads(text)
+            orjson.dumps(found)  # what is nested too deep to be written again is wrong too
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def _wrong(where: str, value: Any, wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(f"'{where}' is {shorten(value)}; it must be {wanted}", param=where)

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API as data: items turned into chats, results turned into items, and kept."""

@@ -1,0 +1,123 @@
+"""Answers of the Responses API, for the OpenAPI document alone: serialisers write plain dicts."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from pagoda_gateway.openai.schemas.responses import CachedDetails
+from pagoda_gateway.responses.schemas import FunctionTool
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputPart(BaseModel):
+    """Text of a message or of reasoning."""
+
+    type: Literal["output_text", "reasoning_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class OutputItem(BaseModel):
+    """message and reasoning have `content`, function_call has the call's fields."""
+
+    type: Literal["message", "function_call", "reasoning"]
+    id: str
+    status: ItemStatus
+    role: Literal["assistant"] | None = None
+    content: list[OutputPart] | None = None
+    summary: list[Any] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ReasoningDetails(BaseModel):
+    """What reasoning took."""
+
+    reasoning_tokens: Literal[0] = Field(description="Not counted apart from the others.")
+
+
+class ResponseUsage(BaseModel):
+    """Tokens used."""
+
+    input_tokens: int
+    input_tokens_details: CachedDetails
+    output_tokens: int
+    output_tokens_details: ReasoningDetails
+    total_tokens: int
+
+
+class ResponseFailure(BaseModel):
+    """Why a response that had begun has failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded"]
+    message: str
+
+
+class IncompleteDetails(BaseModel):
+    """Why a response is not all that the model would say."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseAnswer(BaseModel):
+    """The answer to a ResponsesBody; fields of the body come back in it."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False]
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, Any]
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[FunctionTool]
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+
+
+class ResponseEvent(BaseModel):
+    """One event of a streamed ResponseAnswer; its name is its `type`."""
+
+    type: Literal[
+        "response.created", "response.in_progress", "response.completed", "response.incomplete",
+        "response.failed", "response.output_item.added", "response.output_item.done",
+        "response.content_part.added", "response.content_part.done",
+        "response.output_text.delta", "response.output_text.done",
+        "response.reasoning_text.delta", "response.reasoning_text.done",
+        "response.function_call_arguments.delta", "response.function_call_arguments.done",
+    ]  # fmt: skip
+    sequence_number: int
+    response: ResponseAnswer | None = None
+    output_index: int | None = None
+    content_index: int | None = None
+    item_id: str | None = None
+    item: OutputItem | None = None
+    part: OutputPart | None = None
+    delta: str | None = None
+    text: str | None = None
+    logprobs: list[Any] | None = None
+    name: str | None = None
+    arguments: str | None = None
+
+
+class DeletedResponse(BaseModel):
+    """What is left of a response."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]

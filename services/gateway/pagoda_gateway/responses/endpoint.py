@@ -1,0 +1,117 @@
+"""POST /v1/responses: OpenAI's newer way to ask for a chat, and what is kept of the answers."""
+
+from typing import Any
+
+from pagoda_gateway.errors import NotFoundError, shorten
+from pagoda_gateway.openai.chat import ChatProcessor
+from pagoda_gateway.openai.endpoint import Endpoint, Translated
+from pagoda_gateway.openai.schemas.chat import ChatBody
+from pagoda_gateway.openai.schemas.tools import function_tool
+from pagoda_gateway.responses.conversation import chat_messages, input_items
+from pagoda_gateway.responses.response_store import ResponseStore
+from pagoda_gateway.responses.schemas import FunctionTool, ResponsesBody, TextFormat
+from pagoda_gateway.responses.serializer import ResponseSerializer
+
+
+class _Chat(ChatBody):
+    @property
+    def max_tokens_field(self) -> str:
+        """Name of the field that bounds the output."""
+        return "max_output_tokens"
+
+
+class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
+    """Responses in front of chat."""
+
+    name = "responses"
+    operation = "chat"
+    object_id_prefix = "resp_"
+    schema = ResponsesBody
+
+    def __init__(self, processor: ChatProcessor, store: ResponseStore) -> None:
+        super().__init__(processor)
+        self._store = store
+
+    def translate(self, sent: ResponsesBody, tenant: str) -> Translated[ChatBody]:
+        """Return the chat that the body asks for, after the conversation that it goes on with."""
+        previous: list[Any] = []
+        if sent.previous_response_id:
+            previous = self._kept(tenant, sent.previous_response_id)["items"]
+        items = [*previous, *input_items(sent.input)]
+        body = _Chat.model_construct(
+            model=sent.model,
+            messages=chat_messages(sent.instructions, items, num_previous=len(previous)),
+            max_tokens=sent.max_output_tokens,
+            stream=sent.stream,
+            temperature=sent.temperature,
+            top_p=sent.top_p,
+            tools=[_function(tool) for tool in sent.tools] if sent.tools else None,
+            tool_choice=_tool_choice(sent.tool_choice),
+            parallel_tool_calls=sent.parallel_tool_calls,
+            response_format=_response_format(sent.text.format if sent.text else None),
+            cache_salt=sent.cache_salt,
+            user=sent.user,
+        )
+
+        def keep(response: dict[str, Any]) -> None:
+            if sent.store is not False:
+                value = {"response": response, "items": [*items, *response["output"]]}
+                self._store.put(tenant, response["id"], value)
+
+        return Translated(
+            body,
+            lambda processed, generation: ResponseSerializer(
+                generation, processed.form, sent, keep
+            ),
+        )
+
+    def find(self, tenant: str, response_id: str) -> dict[str, Any]:
+        """Return a tenant's response.
+
+        Raises:
+            NotFoundError: it is not here, or no longer.
+        """
+        response: dict[str, Any] = self._kept(tenant, response_id)["response"]
+        return response
+
+    def delete(self, tenant: str, response_id: str) -> None:
+        """Forget a tenant's response; those that went on with it keep its conversation.
+
+        Raises:
+            NotFoundError: see `find`.
+        """
+        self._kept(tenant, response_id)
+        self._store.delete(tenant, response_id)
+
+    def _kept(self, tenant: str, response_id: str) -> Any:
+        kept = self._store.get(tenant, response_id)
+        if kept is None:
+            raise NotFoundError(
+                f"no response {shorten(response_id)} is kept here: each replica keeps its own, "
+                "for a while, unless store is false. Send the whole conversation as input."
+            )
+        return kept
+
+
+def _function(tool: FunctionTool) -> dict[str, Any]:
+    return function_tool(
+        tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+    )
+
+
+def _tool_choice(choice: Any) -> Any:
+    """Return the choice as chat has it; what is none is refused there."""
+    match choice:
+        case "auto":
+            return None
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+    return choice
+
+
+def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
+    if form is None:
+        return None
+    return {"type": form.type, "json_schema": {"schema": form.schema_}}

@@ -1,0 +1,76 @@
+"""Responses that clients may come back to, in this process's memory. Knows no field of them.
+
+What is kept is JSON text, so the bytes that are counted are the bytes that are held.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    text: bytes
+    expires_seconds: float
+
+
+class ResponseStore:
+    """Keeps JSON values by tenant and id, for a while and within a sum of bytes."""
+
+    def __init__(
+        self, *, max_bytes: int, keep_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start empty.
+
+        Args:
+            max_bytes: of all; beyond, the tenant that holds most loses its oldest.
+            keep_seconds: nothing is found longer than this.
+            clock: seconds.
+        """
+        self._max_bytes = max_bytes
+        self._keep_seconds = keep_seconds
+        self._clock = clock
+        self._tenants: dict[str, dict[str, _Kept]] = {}  # oldest first
+        self._num_bytes: dict[str, int] = defaultdict(int)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return sum(self._num_bytes.values())
+
+    def put(self, tenant: str, name: str, value: Any) -> None:
+        """Keep a value; one that is over the limit alone is not kept."""
+        self._drop_expired()
+        text = orjson.dumps(value)
+        kept = _Kept(text, self._clock() + self._keep_seconds)
+        self._tenants.setdefault(tenant, {})[name] = kept
+        self._num_bytes[tenant] += len(text)
+        while self.num_bytes > self._max_bytes:
+            largest = max(self._num_bytes, key=self._num_bytes.__getitem__)
+            self.delete(largest, next(iter(self._tenants[largest])))
+
+    def get(self, tenant: str, name: str) -> Any:
+        """Return the tenant's value of this name; None if there is none."""
+        kept = self._tenants.get(tenant, {}).get(name)
+        if kept is None or kept.expires_seconds <= self._clock():
+            return None
+        return orjson.loads(kept.text)
+
+    def delete(self, tenant: str, name: str) -> None:
+        """Forget a value that is there."""
+        values = self._tenants[tenant]
+        self._num_bytes[tenant] -= len(values.pop(name).text)
+        if not values:
+            del self._tenants[tenant], self._num_bytes[tenant]
+
+    def _drop_expired(self) -> None:
+        now = self._clock()
+        for tenant, values in list(self._tenants.items()):
+            for name, kept in list(values.items()):
+                if kept.expires_seconds > now:
+                    break
+                self.delete(tenant, name)

@@ -1,0 +1,131 @@
+"""Body of POST /v1/responses: fields, types, ranges. Items are checked by `conversation`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+
+from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.openai.schemas import checks
+from pagoda_gateway.openai.schemas.base import (
+    MAX_TOOLS,
+    Content,
+    Items,
+    RequestBody,
+    RequestModel,
+    ToolChoice,
+)
+from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS
+from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS
+
+REFUSED_FIELDS = ("conversation", "prompt", "moderation", "top_logprobs")
+LOGPROBS = "message.output_text.logprobs"
+Names = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "string"}})]
+
+
+class FunctionTool(RequestModel):
+    """A function that the client runs."""
+
+    type: str
+    name: str = Field("", max_length=MAX_NAME_CHARS)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "FunctionTool":
+        if self.type != "function":
+            raise InvalidRequestError(
+                f"a tool has type {shorten(self.type)}; this server runs no tools itself, so it "
+                "must be 'function'",
+                param="tools",
+            )
+        if not self.name:
+            raise InvalidRequestError("a function has no 'name'", param="tools")
+        return self
+
+
+class TextFormat(RequestModel):
+    """What the text of the answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+    description: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "TextFormat":
+        if self.type == "json_schema" and self.schema_ is None:
+            raise InvalidRequestError(
+                "'text.format.schema': type json_schema needs it", param="text.format.schema"
+            )
+        return self
+
+
+class TextOptions(RequestModel):
+    """The form of the answer's text; `verbosity` has no effect."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsesBody(RequestBody):
+    """Items to answer."""
+
+    model: str = Field(min_length=1, max_length=512)
+    input: Content
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    tools: Items[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    # Known, and without effect here.
+    max_tool_calls: int | None = None
+    prompt_cache_key: str | None = None
+    reasoning: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    stream_options: dict[str, Any] | None = None
+    # Known, and refused when they would change the answer.
+    background: bool | None = None
+    include: Names = None
+    truncation: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+    moderation: Any = None
+    top_logprobs: int | None = None
+
+    @field_validator("background")
+    @classmethod
+    def _refuse_background(cls, value: bool | None) -> bool | None:
+        checks.refuse("background", value, hint="; wait for the answer or ask for a stream")
+        return value
+
+    @field_validator("include")
+    @classmethod
+    def _refuse_logprobs(cls, value: Any) -> Any:
+        if isinstance(value, list) and LOGPROBS in value:
+            checks.refuse(f"include: {LOGPROBS}", value)
+        return value
+
+    @field_validator("truncation")
+    @classmethod
+    def _refuse_truncation(cls, value: str | None) -> str | None:
+        if value != "disabled":
+            checks.refuse("truncation", value, hint=" but 'disabled'; shorten the input")
+        return value
+
+    @field_validator(*REFUSED_FIELDS)
+    @classmethod
+    def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
+        checks.refuse(info.field_name or "", value or None)
+        return value

@@ -1,0 +1,142 @@
+"""A generation written down as OpenAI's response: whole, or as its events."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pagoda_gateway import sse
+from pagoda_gateway.dialects import BlockReader
+from pagoda_gateway.errors import GatewayError
+from pagoda_gateway.openai.answer_form import AnswerForm
+from pagoda_gateway.openai.serializer import Serializer, whole_output
+from pagoda_gateway.responses.items import item, item_events
+from pagoda_gateway.responses.schemas import ResponsesBody
+from pagoda_gateway.sequences.generation import Generation
+from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
+
+
+class ResponseSerializer(Serializer):
+    """Writes the response that one sequence makes."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        form: AnswerForm,
+        sent: ResponsesBody,
+        keep: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Write `generation` down.
+
+        Args:
+            generation: whose answer this is.
+            form: of the answer.
+            sent: what it answers; much of it is repeated.
+            keep: gets a response that is whole.
+        """
+        assert form.new_parser is not None, "a chat's answers are read by a parser"
+        (self._sequence,) = generation.sequences
+        self._generation = generation
+        self._output = BlockReader(form.new_parser())
+        self._sent = sent
+        self._keep = keep
+        self._num_events = 0
+
+    def body(self) -> dict[str, Any]:
+        """Return the whole response."""
+        self._output.read(whole_output(self._sequence).text, is_last=True)
+        return self._ended()
+
+    def events(self, _sequence: OutputSequence, delta: Delta) -> list[bytes]:
+        """Return events of items; those of the first token begin the response."""
+        events = []
+        if not self._num_events:
+            response = self._response("in_progress")
+            for kind in ("response.created", "response.in_progress"):
+                events.append({"type": kind, "response": response})
+        for change in self._output.read(delta.text, is_last=delta.finish_reason is not None):
+            index = change.block.index
+            status = self._item_status(index) if change.kind == "end" else "in_progress"
+            events += item_events(change, self._generation.identity.request_id, status)
+        return [self._numbered(event) for event in events]
+
+    def end_events(self) -> list[bytes]:
+        """Return the whole response."""
+        response = self._ended()
+        kind = f"response.{response['status']}"
+        return [self._numbered({"type": kind, "response": response})]
+
+    def failure_events(self, error: GatewayError) -> list[bytes]:
+        """Return the response so far, and why there is no more of it."""
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        response = self._response("failed") | {"error": {"code": code, "message": str(error)}}
+        return [self._numbered({"type": "response.failed", "response": response})]
+
+    def _numbered(self, event: dict[str, Any]) -> bytes:
+        number = self._num_events
+        self._num_events += 1
+        return sse.named({**event, "sequence_number": number})
+
+    def _ended(self) -> dict[str, Any]:
+        is_cut = self._sequence.finish_reason == "length"
+        request_id = self._generation.identity.request_id
+        response = self._response("incomplete" if is_cut else "completed") | {
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": [
+                item(block, request_id, self._item_status(block.index))
+                for block in self._output.blocks
+            ],
+            "usage": self._usage(),
+        }
+        self._keep(response)
+        return response
+
+    def _item_status(self, index: int) -> str:
+        """Return the status of an item that has ended: the last one may have been cut."""
+        is_last = index == len(self._output.blocks) - 1
+        is_cut = is_last and self._sequence.finish_reason == "length"
+        return "incomplete" if is_cut else "completed"
+
+    def _response(self, status: str) -> dict[str, Any]:
+        """Return a response without output."""
+        generation, sent = self._generation, self._sent
+        form = sent.text.format if sent.text else None
+        return {
+            "id": generation.identity.object_id,
+            "object": "response",
+            "created_at": int(generation.identity.arrived_unix_seconds),
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": sent.instructions,
+            "max_output_tokens": sent.max_output_tokens,
+            "metadata": sent.metadata or {},
+            "model": generation.model.name,
+            "output": [],
+            "parallel_tool_calls": sent.parallel_tool_calls is not False,
+            "previous_response_id": sent.previous_response_id,
+            "store": sent.store is not False,
+            "temperature": self._sequence.sampling.temperature,
+            "text": {
+                "format": form.model_dump(by_alias=True, exclude_none=True)
+                if form
+                else {"type": "text"}
+            },
+            "tool_choice": sent.tool_choice or "auto",
+            "tools": [tool.model_dump() for tool in sent.tools or ()],
+            "top_p": self._sequence.sampling.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "user": sent.user,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        num_prompt = self._generation.num_prompt_tokens
+        num_output = len(self._sequence.token_ids)
+        num_cached, _ = self._generation.cached_tokens()
+        return {
+            "input_tokens": num_prompt,
+            "input_tokens_details": {"cached_tokens": num_cached},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": 0},  # nobody counts them apart
+            "total_tokens": num_prompt + num_output,
+        }

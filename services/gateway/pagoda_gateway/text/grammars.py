@@ -1,0 +1,201 @@
+"""Grammars of whole outputs: written for llguidance, and compiled once before a worker sees them.
+
+Knows languages and their limits. Knows no request's fields: who calls names them.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+import orjson
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+from pagoda_gateway.errors import InvalidRequestError, UnavailableError, shorten
+from pagoda_gateway.text.schema_check import check_schema
+from pagoda_gateway.text.schema_formats import exact_formats
+from pagoda_runtime.errors import GrammarError
+from pagoda_runtime.grammar import GrammarCompiler
+
+COMPILE_SECONDS = 2.0
+WAIT_SECONDS = 5.0
+RETRY_AFTER_SECONDS = 2.0
+MAX_COMPILING = 2
+MAX_GBNF_CHARS = 8192  # whose translation takes up to a second
+
+Rules: TypeAlias = dict[str, Any]
+"""What one part of an output must be: an entry of llguidance's list of grammars, without name."""
+
+JSON_LAYOUT = {
+    # Compact, or one space as models write it: weak ones get lost in white space without bound.
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    # Without \uXXXX, in which a key could be written once more and be taken for another one.
+    "json_allowed_escapes": 'nrbtf\\"',
+}
+
+
+# Of a schema with these keywords alone, `properties` are all that it says of its properties.
+_PLAIN = {"type", "properties", "required", "title", "description", "$schema", "$defs"}
+
+
+def json_rules(schema: dict[str, Any]) -> Rules:
+    """Return rules for JSON that `schema` allows.
+
+    Raises:
+        InvalidRequestError: they would allow more than it does.
+    """
+    return {"json_schema": enforceable(schema)}
+
+
+def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema as llguidance holds it: no output that follows it is invalid under `schema`.
+
+    Raises:
+        InvalidRequestError: there is no such schema; it would allow more.
+    """
+    check_schema(schema)
+    return {**exact_formats(schema), "x-guidance": JSON_LAYOUT}
+
+
+def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the schema of a function's arguments, `enforceable`; None: any object.
+
+    A function takes the arguments that it names: a plain list of properties is closed, as many
+    clients leave `additionalProperties` away.
+
+    Raises:
+        InvalidRequestError: as `enforceable`.
+    """
+    schema = {**(parameters or {}), "type": "object"}
+    if _is_plain(schema):
+        schema["additionalProperties"] = False
+    return enforceable(schema)
+
+
+def _is_plain(schema: dict[str, Any]) -> bool:
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not schema.keys() <= _PLAIN:
+        return False
+    return set(schema.get("required", ())) <= properties.keys()
+
+
+def parse_schema(text: str) -> dict[str, Any]:
+    """Return a JSON schema that came as text.
+
+    Raises:
+        InvalidRequestError: it is no JSON object.
+    """
+    try:
+        schema = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"it is not valid JSON: {shorten(str(error))}") from error
+    if not isinstance(schema, dict):
+        raise InvalidRequestError(f"it must be a JSON object, not {shorten(schema)}")
+    return schema
+
+
+def lark_rules(text: str) -> Rules:
+    """Return rules in llguidance's Lark syntax, as they are."""
+    return {"lark_grammar": text}
+
+
+def regex_rules(pattern: str) -> Rules:
+    """Return rules for text that `pattern` matches from end to end."""
+    return lark_rules(f"start: /{regex_to_lark(pattern, use_ascii='dws')}/")
+
+
+def choice_rules(choices: list[str]) -> Rules:
+    """Return rules for one of these texts."""
+    return lark_rules("start: " + " | ".join(orjson.dumps(text).decode() for text in choices))
+
+
+async def grammar_rules(text: str) -> Rules:
+    """Return rules for a grammar in Lark's or in GBNF syntax.
+
+    Raises:
+        InvalidRequestError: it is in neither, or GBNF that is too long to be translated.
+    """
+    if is_lark_syntax(text):
+        return lark_rules(text)
+    if len(text) > MAX_GBNF_CHARS:
+        raise InvalidRequestError(
+            f"it has {len(text)} characters; in GBNF the limit is {MAX_GBNF_CHARS}, Lark may have "
+            "more"
+        )
+    try:
+        return lark_rules(await asyncio.to_thread(gbnf_to_lark, text))
+    except Exception as error:  # a small translator with errors of many kinds
+        message = shorten(str(error), 500)
+        raise InvalidRequestError(f"it is neither Lark nor GBNF: {message}") from error
+
+
+def whole_grammar(text: Rules | None = None, *, calls: str = "", prefix: str = "") -> str:
+    """Return llguidance's text of a whole output: reasoning, then one of text and calls.
+
+    Args:
+        text: what the output's text must be.
+        calls: Lark rules of one called `calls`; empty: there are none.
+        prefix: Lark rules of one called `prefix`, which comes first; empty: nothing does.
+    """
+    answers = ["calls"] * bool(calls) + ["@text"] * (text is not None)
+    start = f"start: {'prefix' * bool(prefix)} ({' | '.join(answers)})"
+    rules = [lark_rules("\n".join(part for part in (start, calls, prefix) if part))]
+    if text is not None:
+        rules.append({"name": "text", **text})
+    return orjson.dumps({"grammars": rules}).decode()
+
+
+class GrammarChecker:
+    """Compiles what clients send, in threads of its own: it may take long, and lets go of the GIL.
+
+    What it lets pass compiles on a worker in the same time.
+    """
+
+    def __init__(self, compiler: GrammarCompiler | None) -> None:
+        """Use `compiler`; None: the model's tokenizer allows no grammars."""
+        self._compiler = compiler
+        self._threads = ThreadPoolExecutor(MAX_COMPILING, thread_name_prefix="grammar")
+        self._slots = asyncio.Semaphore(MAX_COMPILING)
+
+    async def check(self, grammar: str, *, param: str) -> None:
+        """Return if workers can follow `grammar`.
+
+        Raises:
+            InvalidRequestError: says for `param` why not.
+            UnavailableError: too many others are being compiled.
+        """
+        compiler = self._compiler
+        if compiler is None:
+            raise InvalidRequestError(
+                f"'{param}': the tokenizer of this model allows no grammars", param=param
+            )
+        if compiler.cached(grammar) is not None:
+            return
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise UnavailableError(
+                "too many grammars are being compiled; try again",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            ) from None
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._threads, compiler.compile, grammar)
+        work.add_done_callback(lambda _: self._slots.release())
+        try:
+            async with asyncio.timeout(COMPILE_SECONDS):
+                await asyncio.shield(work)
+        except GrammarError as error:
+            raise InvalidRequestError(f"'{param}': {error}", param=param) from error
+        except TimeoutError:
+            work.add_done_callback(lambda done: done.exception())  # nobody waits for it now
+            raise InvalidRequestError(
+                f"'{param}': it takes over {COMPILE_SECONDS:g} s to compile; make it simpler",
+                param=param,
+            ) from None
+
+    def close(self) -> None:
+        """Take nothing more; a compilation that runs ends by itself."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,86 @@
+"""What a chat template expects of messages: read from its syntax tree, before it ever renders.
+
+Templates differ in whether content is text or a list of parts, and whether a call's arguments are
+an object or text. Given the wrong one, they raise, or write Python's notation into the prompt.
+"""
+
+from dataclasses import dataclass
+
+from jinja2 import nodes
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateShape:
+    """One template's expectations.
+
+    Attributes:
+        content_text: content may be text.
+        content_parts: content may be a list of parts.
+        arguments_text: the arguments of calls are JSON text, not an object.
+    """
+
+    content_text: bool
+    content_parts: bool
+    arguments_text: bool
+
+
+def template_shape(tree: nodes.Template) -> TemplateShape:
+    """Return what a template expects."""
+    content = _Field("content", tree)
+    owners = [member.node for member in tree.find_all(nodes.Getattr)]
+    owners += [member.node for member in tree.find_all(nodes.Getitem)]
+    parts = any(content.is_meant(loop.iter) for loop in tree.find_all(nodes.For)) or any(
+        isinstance(owner, nodes.Getitem) and content.is_named(owner.node)  # content[0].type
+        for owner in owners
+    )
+    arguments = _Field("arguments", tree)
+    written = [
+        *(side for add in tree.find_all(nodes.Add) for side in (add.left, add.right)),
+        *(side for join in tree.find_all(nodes.Concat) for side in join.nodes),
+        *(side for output in tree.find_all(nodes.Output) for side in output.nodes),
+    ]
+    return TemplateShape(
+        content_text=not parts or content.is_tested(tree, "string"),
+        content_parts=parts,
+        arguments_text=any(map(arguments.is_named, written))
+        and not arguments.is_tested(tree, "string", "mapping"),
+    )
+
+
+class _Field:
+    """A message's field, and the variables that it is kept in."""
+
+    def __init__(self, name: str, tree: nodes.Template) -> None:
+        self._name = name
+        self._variables = {name}
+        # In the order of the text, so that a variable set from a variable is one too.
+        for assign in tree.find_all(nodes.Assign):
+            if isinstance(assign.target, nodes.Name) and self.is_named(assign.node):
+                self._variables.add(assign.target.name)
+
+    def is_named(self, node: nodes.Node) -> bool:
+        """Return whether an expression is the field itself."""
+        match node:
+            case nodes.Name():
+                return node.name in self._variables
+            case nodes.Getattr():
+                return node.attr == self._name
+            case nodes.Getitem(arg=nodes.Const() as key):
+                return bool(key.value == self._name)
+        return False
+
+    def is_meant(self, node: nodes.Node) -> bool:
+        """Return whether an expression is the field, maybe filtered or counted by the sandbox."""
+        while True:
+            if isinstance(node, nodes.Filter) and node.node is not None:
+                node = node.node
+            elif isinstance(node, nodes.Call) and node.args:
+                node = node.args[0]
+            else:
+                return self.is_named(node)
+
+    def is_tested(self, tree: nodes.Template, *tests: str) -> bool:
+        """Return whether the template asks if the field is one of these."""
+        return any(
+            test.name in tests and self.is_named(test.node) for test in tree.find_all(nodes.Test)
+        )

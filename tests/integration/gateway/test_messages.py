@@ -1,0 +1,262 @@
+"""Anthropic's Messages API, with its official client, against a scripted worker."""
+
+from typing import Any
+
+import anthropic
+import orjson
+import pytest
+from support.running_gateway import API_KEY, Running, Start, running_gateway
+from support.scripted_worker import ScriptedWorker, spell
+from support.tiny_tokenizer import EOS_ID, TEMPLATE, write_model_folder
+
+from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+PATH = "/v1/messages"
+ASKED: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 8,
+    "messages": [{"role": "user", "content": "hello world"}],
+}
+GREEDY = {"temperature": 0}  # no field of the newest client's methods
+WEATHER: Any = {
+    "name": "weather",
+    "description": "Of a city",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = 'Look:<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+def client_of(running: Running) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=running.url, api_key=API_KEY, max_retries=0)
+
+
+def says(bus: Any, folder: Any, text: str, **options: Any) -> ScriptedWorker:
+    ids = ModelTokenizer.load(folder).encode(text, add_special_tokens=False)
+    return ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]), **options)
+
+
+async def events_of(running: Running, **fields: Any) -> list[dict[str, Any]]:
+    """Return a stream's events; checks the framing."""
+    answer = await running.http.post(PATH, json={**ASKED, **fields, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for block in answer.text.split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        event = orjson.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        events.append(event)
+    return events
+
+
+async def test_a_message_and_its_usage(start: Start, bus: Any) -> None:
+    async with start(ScriptedWorker(bus, cached=4)) as running, client_of(running) as client:
+        message = await client.messages.create(**ASKED)
+        count = await client.messages.count_tokens(model="tiny", messages=ASKED["messages"])
+        receipt = await running.http.get(f"/v1/receipts/{message.id.removeprefix('msg_')}")
+    assert message.type == "message"
+    assert message.stop_reason == "max_tokens"
+    (block,) = message.content
+    assert block.type == "text"
+    assert len(block.text) == 8
+    usage = message.usage
+    assert (usage.cache_read_input_tokens, usage.output_tokens) == (4, 8)
+    assert usage.input_tokens + 4 == count.input_tokens
+    assert (receipt.json()["endpoint"], receipt.json()["output_tokens"]) == ("messages", 8)
+
+
+async def test_a_stream_is_the_whole_message(running: Running) -> None:
+    async with client_of(running) as client:
+        whole = await client.messages.create(**ASKED, extra_body=GREEDY)
+        async with client.messages.stream(**ASKED, extra_body=GREEDY) as stream:
+            text = "".join([piece async for piece in stream.text_stream])
+            final = await stream.get_final_message()
+    assert text == final.content[0].text == whole.content[0].text  # type: ignore[union-attr]
+    assert (final.stop_reason, final.usage) == (whole.stop_reason, whole.usage)
+
+
+async def test_events_in_their_order(running: Running) -> None:
+    events = await events_of(running, temperature=0)
+    kinds = [event["type"] for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert events[0]["message"]["content"] == []
+    assert events[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert events[-2]["usage"]["output_tokens"] == 8
+
+
+async def test_system_blocks_history_and_results_reach_the_template(running: Running) -> None:
+    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [text("warm")]}
+    count = await running.http.post(
+        f"{PATH}/count_tokens",
+        json={
+            "model": "tiny",
+            "system": [text("be brief"), text("be kind")],
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": [text("b"), use]},
+                {"role": "user", "content": [result, text("c")]},
+            ],
+            "tools": [WEATHER],
+        },
+    )
+    call = {
+        "id": "toolu_1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+    }
+    same = await running.http.post(
+        "/tokenize",
+        json={
+            "messages": [
+                {"role": "system", "content": "be brief\nbe kind"},
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b", "tool_calls": [call]},
+                {"role": "tool", "content": "warm", "tool_call_id": "toolu_1"},
+                {"role": "user", "content": "c"},
+            ]
+        },
+    )
+    assert count.json() == {"input_tokens": same.json()["count"]}
+
+
+async def test_an_answer_that_the_client_has_begun_is_continued(running: Running) -> None:
+    begun = {"role": "assistant", "content": "So it"}
+    await running.http.post(PATH, json={**ASKED, "messages": [*ASKED["messages"], begun]})
+    prompt = list(running.worker.requests[-1].prompt_token_ids)
+    assert (await running.gateway.prompts.text_of(prompt)).endswith("<|assistant|>So it")
+
+
+async def test_sampling_and_stop_sequences(start: Start, bus: Any, model_folder: Any) -> None:
+    worker = says(bus, model_folder, "one two three four")
+    async with start(worker) as running, client_of(running) as client:
+        message = await client.messages.create(
+            **{**ASKED, "max_tokens": 60},
+            extra_body={"temperature": 0.5, "top_k": 3, "top_p": 0.5},
+            stop_sequences=[" th", "zz"],
+            metadata={"user_id": "u"},
+        )
+        ended = await client.messages.create(**{**ASKED, "max_tokens": 60})
+        sampling = worker.requests[0].sampling
+    assert message.content[0].text == "one two"  # type: ignore[union-attr]
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", " th")
+    assert (ended.stop_reason, ended.stop_sequence) == ("end_turn", None)
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 3, 0.5)
+
+
+async def test_a_tool_is_used(start: Start, bus: Any, model_folder: Any) -> None:
+    options = {**ASKED, "max_tokens": 200, "tools": [WEATHER]}
+    async with start(says(bus, model_folder, CALL)) as running, client_of(running) as client:
+        whole = await client.messages.create(**options)
+        async with client.messages.stream(**options) as stream:
+            final = await stream.get_final_message()
+    for message in (whole, final):
+        said, used = message.content
+        assert said.type == "text"
+        assert said.text == "Look:"
+        assert used.type == "tool_use"
+        assert (used.name, used.input) == ("weather", {"city": "Rome"})
+        assert used.id.startswith("toolu_")
+        assert message.stop_reason == "tool_use"
+
+
+async def test_tool_choice_becomes_a_grammar(running: Running) -> None:
+    for choice, is_forced in (
+        ({"type": "any"}, True),
+        ({"type": "tool", "name": "weather"}, True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, False),
+        ({"type": "none"}, False),
+    ):
+        body = {**ASKED, "tools": [WEATHER], "tool_choice": choice}
+        assert (await running.http.post(PATH, json=body)).status_code == 200
+        assert bool(running.worker.requests[-1].sampling.grammar) is is_forced, choice
+
+
+async def test_thinking_has_blocks_of_its_own(nats_common: Any, bus: Any, tmp_path: Any) -> None:
+    template = TEMPLATE + "{# a model that writes </think> #}"
+    folder = write_model_folder(tmp_path / "thinks", chat_template=template)
+    worker = says(bus, folder, "<think>\nhm\n</think>\n\nyes")
+    async with running_gateway(nats_common, bus, folder, worker) as running:
+        body = {**ASKED, "max_tokens": 60, "thinking": {"type": "adaptive"}}
+        whole = (await running.http.post(PATH, json=body)).json()
+        async with client_of(running) as client, client.messages.stream(**body) as stream:
+            final = await stream.get_final_message()
+    thought, said = whole["content"]
+    assert thought == {"type": "thinking", "thinking": thought["thinking"], "signature": ""}
+    assert thought["thinking"].strip() == "hm"
+    assert said == {"type": "text", "text": "yes"}
+    assert [block.model_dump(exclude_none=True) for block in final.content] == whole["content"]
+
+
+async def test_a_silent_stream_is_pinged(start: Start, bus: Any) -> None:
+    worker, body = ScriptedWorker(bus, gate_index=0), {**ASKED, "stream": True}
+    async with (
+        start(worker, keepalive_seconds=0.01) as running,
+        running.http.stream("POST", PATH, json=body) as answer,
+    ):
+        lines = answer.aiter_lines()
+        assert [await anext(lines) for _ in range(2)] == ["event: ping", 'data: {"type":"ping"}']
+        worker.open_gate()
+        assert 'data: {"type":"message_stop"}' in [line async for line in lines]
+
+
+async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, gate_index=3, finish_error="broken")
+    async with start(worker, max_attempts=1) as running, client_of(running) as client:
+        stream = await client.messages.create(**ASKED, stream=True)
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            [event async for event in stream]
+    assert caught.value.body["error"]["type"] == "api_error"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 10**6}, "512"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "poet", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
+        ({"system": [{"type": "image"}]}, "system[0]"),
+        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "web_search_20250305"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "'x'"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+    ],
+)
+async def test_bad_bodies(running: Running, fields: dict[str, Any], named: str) -> None:
+    answer = await running.http.post(PATH, json={**ASKED, **fields})
+    assert answer.status_code == 400
+    assert answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert named in answer.json()["error"]["message"]
+    assert not running.worker.requests
+
+
+async def test_errors_become_the_clients_own_types(running: Running) -> None:
+    async with client_of(running) as client:
+        with pytest.raises(anthropic.NotFoundError, match="gpt-9"):
+            await client.messages.create(**{**ASKED, "model": "gpt-9"})
+        with pytest.raises(anthropic.AuthenticationError) as caught:
+            await client.with_options(api_key="sk-wrong").messages.create(**ASKED)
+    assert caught.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
+    wrong_method = await running.http.get(PATH)
+    assert wrong_method.status_code == 405
+    assert wrong_method.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_an_answer_must_follow_a_schema(running: Running) -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    body = {**ASKED, "output_config": {"format": form}}
+    assert (await running.http.post(PATH, json=body)).status_code == 200
+    assert running.worker.requests[-1].sampling.grammar
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}

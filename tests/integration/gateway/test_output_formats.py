@@ -1,0 +1,188 @@
+"""JSON, tools and reasoning over HTTP: what workers are asked, and how answers are read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.running_gateway import Running, Start
+from support.scripted_worker import ScriptedWorker, spell
+
+from pagoda.rpc.v1 import generate_pb2
+from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+EOS_ID = 1
+LOOK: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {
+            "type": "object",
+            "properties": {"where": {"type": "string"}},
+            "required": ["where"],
+        },
+    },
+}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"where": "up"}}\n</tool_call>'
+
+
+def by_schema(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": by_schema(SCHEMA)},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"structured_outputs": {"regex": "[ab]+"}},
+        {"structured_outputs": {"choice": ["a", "b"]}},
+        {"structured_outputs": {"grammar": 'root ::= "a"'}},
+        {"guided_choice": ["a", "b"]},
+        {"tools": [LOOK], "tool_choice": "required"},
+        {"tools": [LOOK], "tool_choice": {"type": "function", "function": {"name": "look"}}},
+        {"tools": [{**LOOK, "function": {**LOOK["function"], "strict": True}}]},
+    ],
+)
+async def test_workers_get_a_grammar(running: Running, fields: dict[str, Any]) -> None:
+    assert (await running.chat(**fields)).status_code == 200
+    assert json.loads(running.worker.requests[-1].sampling.grammar)["grammars"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"response_format": {"type": "text"}},
+        {"structured_outputs": {}},
+        {"tools": [LOOK]},
+        {"tools": [LOOK], "tool_choice": "none"},
+        {"tools": None, "tool_choice": "none"},
+    ],
+)
+async def test_nothing_binds_what_asks_for_nothing(
+    running: Running, fields: dict[str, Any]
+) -> None:
+    assert (await running.chat(**fields)).status_code == 200
+    assert running.worker.requests[-1].sampling.grammar == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"response_format": {}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"response_format": by_schema({"type": "strin"})}, "response_format.json_schema.schema"),
+        ({"response_format": by_schema({"not": {}})}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "???"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"colour": "red"}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+        ({"tools": []}, "tools"),
+        ({"tools": [{"foo": 1}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [LOOK, LOOK]}, "tools[1].function.name"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": {}}, "tool_choice"),
+        (
+            {"tools": [LOOK], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice",
+        ),
+    ],
+)
+async def test_what_is_wrong_is_named(running: Running, fields: dict[str, Any], param: str) -> None:
+    answer = await running.chat(**fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert param.split("[")[0].split(".")[0] in error["message"]
+
+
+async def test_a_grammar_that_is_too_large_is_refused_at_once(running: Running) -> None:
+    large = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(9000)}}
+    answer = await running.chat(response_format=by_schema(large))
+    assert answer.status_code == 400
+    assert "the limit is" in answer.json()["error"]["message"]
+
+
+async def test_a_grammar_that_compiles_for_long_costs_only_its_own_request(
+    running: Running,
+) -> None:
+    """All 4000 properties are optional: each may follow each, and that takes seconds."""
+    slow = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(4000)}}
+    answer = await running.chat(response_format=by_schema(slow))
+    assert answer.status_code == 400, answer.text
+    assert (await running.chat()).status_code == 200
+
+
+async def test_a_worker_that_cannot_go_on_is_not_tried_twice(running: Running) -> None:
+    before = len(running.worker.requests)
+    running.worker.gate_index, running.worker.finish_error = 2, "the grammar: too complex"
+    running.worker.finish_reason = generate_pb2.FINISH_REASON_INVALID
+    try:
+        answer = await running.chat(response_format={"type": "json_object"})
+    finally:
+        running.worker.gate_index, running.worker.finish_error = None, ""
+        running.worker.finish_reason = generate_pb2.FINISH_REASON_ERROR
+    assert answer.status_code == 400
+    assert "too complex" in answer.json()["error"]["message"]
+    assert len(running.worker.requests) == before + 1
+
+
+@pytest.fixture
+def saying(start: Start, model_folder: Path) -> Any:
+    """Start a gateway whose worker says this text, and nothing after it."""
+
+    tokenizer = ModelTokenizer.load(model_folder)
+
+    def start_saying(bus: Any, text: str) -> Any:
+        token_ids = [*tokenizer.encode(text, add_special_tokens=False), EOS_ID]
+        return start(ScriptedWorker(bus, token_at=spell(token_ids), step_seconds=0.002))
+
+    return start_saying
+
+
+async def test_calls_are_read_whole_and_streamed(saying: Any, bus: Any) -> None:
+    async with saying(bus, f"Let me see.{CALL}\n{CALL}") as running:
+        options = {"tools": [LOOK], "max_tokens": 400}
+        (choice,) = (await running.chat(**options)).json()["choices"]
+        chunks = await running.events(**options)
+        (only,) = (await running.chat(max_tokens=400)).json()["choices"]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert message["content"] == "Let me see."
+    functions = [call["function"] for call in message["tool_calls"]]
+    assert functions == [{"name": "look", "arguments": '{"where": "up"}'}] * 2
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(d.get("content") or "" for d in deltas) == "Let me see."
+    pieces = [call for d in deltas for call in d.get("tool_calls", ())]
+    for index in range(2):
+        mine = [piece for piece in pieces if piece["index"] == index]
+        assert [p["function"].get("name") for p in mine] == ["look"] + [None] * (len(mine) - 1)
+        assert ["id" in p for p in mine] == [True] + [False] * (len(mine) - 1)
+        assert "".join(p["function"]["arguments"] for p in mine) == '{"where": "up"}'
+    assert len([p for p in pieces if p["index"] == 0]) > 3, "arguments come as they are written"
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["tool_calls"]
+    assert only["message"]["content"] == f"Let me see.{CALL}\n{CALL}", "nobody asked for tools"
+
+
+async def test_text_beside_tools_is_text(saying: Any, bus: Any) -> None:
+    async with saying(bus, "No need to look.") as running:
+        (choice,) = (await running.chat(tools=[LOOK], max_tokens=100)).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == "No need to look."
+    assert "tool_calls" not in choice["message"]

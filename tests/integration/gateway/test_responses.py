@@ -1,0 +1,280 @@
+"""OpenAI's Responses API, with its official client, against a scripted worker."""
+
+from typing import Any
+
+import openai
+import orjson
+import pytest
+from support.running_gateway import CHAT, Running, Start, running_gateway
+from support.scripted_worker import ScriptedWorker, spell
+from support.tiny_tokenizer import EOS_ID, TEMPLATE, write_model_folder
+
+from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+PATH = "/v1/responses"
+ASKED: dict[str, Any] = {"model": "tiny", "input": "hello world", "max_output_tokens": 8}
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "Of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": None,
+}
+CALL = 'Look:<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+def says(bus: Any, folder: Any, text: str) -> ScriptedWorker:
+    ids = ModelTokenizer.load(folder).encode(text, add_special_tokens=False)
+    return ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]))
+
+
+async def events_of(running: Running, **fields: Any) -> list[dict[str, Any]]:
+    """Return a stream's events; checks the framing and the numbers."""
+    answer = await running.http.post(PATH, json={**ASKED, **fields, "stream": True})
+    assert answer.status_code == 200, answer.text
+    events = []
+    for block in answer.text.split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        event = orjson.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        assert event["sequence_number"] == len(events)
+        events.append(event)
+    return events
+
+
+async def prompt_of(running: Running) -> str:
+    """Return the text that the worker was asked to go on with."""
+    return await running.gateway.prompts.text_of(list(running.worker.requests[-1].prompt_token_ids))
+
+
+async def test_a_response_and_its_usage(start: Start, bus: Any) -> None:
+    async with start(ScriptedWorker(bus, cached=4)) as running, running.sdk() as client:
+        response = await client.responses.create(**ASKED, instructions="be brief", temperature=0)
+        receipt = await running.http.get(f"/v1/receipts/{response.id.removeprefix('resp_')}")
+        prompt = await prompt_of(running)
+    assert (response.object, response.status) == ("response", "incomplete")
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert len(response.output_text) == 8
+    assert response.usage is not None
+    assert response.usage.input_tokens_details.cached_tokens == 4
+    assert response.usage.total_tokens == response.usage.input_tokens + 8
+    assert (response.instructions, response.temperature) == ("be brief", 0)
+    assert (receipt.json()["endpoint"], receipt.json()["output_tokens"]) == ("responses", 8)
+    assert prompt == "<|bos|><|system|>be brief<|end|><|user|>hello world<|end|><|assistant|>"
+
+
+async def test_a_stream_is_the_whole_response(running: Running) -> None:
+    async with running.sdk() as client:
+        whole = await client.responses.create(**ASKED, temperature=0)
+        stream = await client.responses.create(**ASKED, temperature=0, stream=True)
+        events = [event async for event in stream]
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == whole.output_text
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    assert last.response.output_text == text
+    assert last.response.usage == whole.usage
+
+
+async def test_events_in_their_order(running: Running) -> None:
+    events = await events_of(running)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert events[2]["item"]["status"] == "in_progress"
+    assert events[-2]["item"] == events[-1]["response"]["output"][0]
+    assert events[-2]["item"]["status"] == "incomplete"
+
+
+async def test_a_call_and_its_answer(start: Start, bus: Any, model_folder: Any) -> None:
+    async with start(says(bus, model_folder, CALL)) as running, running.sdk() as client:
+        options = {**ASKED, "max_output_tokens": 200, "tools": [WEATHER]}
+        whole = await client.responses.create(**options)
+        async with client.responses.stream(**options) as stream:
+            final = await stream.get_final_response()
+        kinds = {e["type"] for e in await events_of(running, **options)}
+        call = whole.output[1]
+        assert call.type == "function_call"
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "warm"}
+        await client.responses.create(
+            **{**options, "input": [output], "previous_response_id": whole.id}  # type: ignore[arg-type]
+        )
+        prompt = await prompt_of(running)
+    for response in (whole, final):
+        said, called = response.output
+        assert response.status == "completed"
+        assert said.type == "message"
+        assert response.output_text == "Look:"
+        assert called.type == "function_call"
+        assert (called.name, orjson.loads(called.arguments)) == ("weather", {"city": "Rome"})
+    assert "response.function_call_arguments.delta" in kinds
+    assert "response.function_call_arguments.done" in kinds
+    asked, called_text, warm = prompt.split("<|end|>")[:3]
+    assert asked == "<|bos|><|user|>hello world"
+    assert called_text.startswith("<|assistant|>Look:")
+    assert call.call_id in called_text
+    assert warm == "<|user|>warm"
+
+
+async def test_only_the_item_that_was_cut_is_incomplete(
+    start: Start, bus: Any, model_folder: Any
+) -> None:
+    async with start(says(bus, model_folder, CALL)) as running:
+        events = await events_of(running, max_output_tokens=60, tools=[WEATHER])
+    output = events[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["message", "function_call"]
+    assert [item["status"] for item in output] == ["completed", "incomplete"]
+    assert output == [e["item"] for e in events if e["type"] == "response.output_item.done"]
+
+
+async def test_items_become_messages(running: Running) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    one = [{"type": "input_text", "text": "1"}]
+    items = [
+        {"role": "developer", "content": "brief"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+        call,
+        {**call, "call_id": "d"},
+        {"type": "function_call_output", "call_id": "c", "output": one},
+        {"type": "function_call_output", "call_id": "d", "output": "2"},
+    ]
+    answer = await running.http.post(PATH, json={**ASKED, "input": items})
+    function = {"name": "f", "arguments": "{}"}
+    calls = [{"id": name, "type": "function", "function": function} for name in "cd"]
+    same = await running.http.post(
+        "/tokenize",
+        json={
+            "messages": [
+                {"role": "developer", "content": "brief"},
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "b", "tool_calls": calls},
+                {"role": "tool", "content": "1", "tool_call_id": "c"},
+                {"role": "tool", "content": "2", "tool_call_id": "d"},
+            ]
+        },
+    )
+    assert answer.json()["usage"]["input_tokens"] == same.json()["count"]
+
+
+async def test_a_response_is_kept_found_continued_and_deleted(running: Running) -> None:
+    async with running.sdk() as client:
+        first = await client.responses.create(**ASKED, instructions="only once")
+        assert (await client.responses.retrieve(first.id)).output == first.output
+        second = await client.responses.create(
+            model="tiny", input="more", previous_response_id=first.id, max_output_tokens=2
+        )
+        assert second.previous_response_id == first.id
+        prompt = await prompt_of(running)
+        asked = f"<|user|>hello world<|end|><|assistant|>{first.output_text}<|end|>"
+        assert prompt == f"<|bos|>{asked}<|user|>more<|end|><|assistant|>"
+        await client.responses.delete(first.id)
+        for lost in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+            with pytest.raises(openai.NotFoundError, match="replica"):
+                await lost(first.id)
+        with pytest.raises(openai.NotFoundError, match="replica"):
+            await client.responses.create(**ASKED, previous_response_id=first.id)
+        with pytest.raises(openai.BadRequestError, match="synchronous"):
+            await client.responses.cancel(second.id)
+
+
+async def test_streamed_responses_are_kept_and_those_not_to_store_are_not(running: Running) -> None:
+    streamed = (await events_of(running))[-1]["response"]
+    assert (await running.http.get(f"{PATH}/{streamed['id']}")).json() == streamed
+    private = (await running.http.post(PATH, json={**ASKED, "store": False})).json()
+    assert private["store"] is False
+    assert (await running.http.get(f"{PATH}/{private['id']}")).status_code == 404
+
+
+async def test_responses_are_their_tenants_own(running: Running) -> None:
+    kept = (await running.http.post(PATH, json=ASKED)).json()
+    await running.gateway.ledger.create_key("other", "theirs", "sk-other-0123456789")
+    headers = {"authorization": "Bearer sk-other-0123456789"}
+    url = f"{PATH}/{kept['id']}"
+    assert (await running.http.get(url, headers=headers)).status_code == 404
+    assert (await running.http.delete(url, headers=headers)).status_code == 404
+    assert (await running.http.get(url)).status_code == 200
+
+
+async def test_formats_and_tool_choices_become_grammars(running: Running) -> None:
+    schema = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    tools = {"tools": [WEATHER]}
+    named = {"type": "function", "name": "weather"}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    for fields, is_forced in (
+        ({"text": {"format": {"type": "text"}}}, False),
+        ({"text": {"format": {"type": "json_object"}}}, True),
+        ({"text": {"format": schema}}, True),
+        ({"tool_choice": "auto"}, False),
+        ({**tools, "tool_choice": "none"}, False),
+        ({**tools, "tool_choice": "required"}, True),
+        ({**tools, "tool_choice": named}, True),
+        ({**tools, "tool_choice": allowed}, True),
+    ):
+        answer = await running.http.post(PATH, json={**ASKED, **fields})
+        assert answer.status_code == 200, answer.text
+        assert bool(running.worker.requests[-1].sampling.grammar) is is_forced, fields
+        for name, value in fields.items():
+            assert answer.json()[name] == value
+
+
+async def test_reasoning_is_an_item_of_its_own(nats_common: Any, bus: Any, tmp_path: Any) -> None:
+    template = TEMPLATE + "{# a model that writes </think> #}"
+    folder = write_model_folder(tmp_path / "thinks", chat_template=template)
+    worker = says(bus, folder, "<think>\nhm\n</think>\n\nyes")
+    async with running_gateway(nats_common, bus, folder, worker) as running:
+        events = await events_of(running, max_output_tokens=60)
+    thought, said = events[-1]["response"]["output"]
+    assert (thought["type"], thought["summary"]) == ("reasoning", [])
+    assert thought["content"][0]["text"].strip() == "hm"
+    assert said["content"][0]["text"] == "yes"
+    kinds = [event["type"] for event in events]
+    assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+
+
+async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, gate_index=3, finish_error="broken")
+    async with start(worker, max_attempts=1) as running:
+        events = await events_of(running)
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["status"] == "failed"
+    assert events[-1]["response"]["error"]["code"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": [{"role": "poet", "content": "x"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "function_call"),
+        ({"background": True}, "background"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens"),
+        ({"tools": [{"type": "web_search"}]}, "web_search"),
+        ({"tools": [{"type": "function"}]}, "name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "x"}}, "'x'"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["message.output_text.logprobs"]}, "logprobs"),
+        ({"conversation": "c"}, "conversation"),
+    ],
+)
+async def test_bad_bodies(running: Running, fields: dict[str, Any], named: str) -> None:
+    answer = await running.http.post(PATH, json={**ASKED, **fields})
+    assert answer.status_code == 400
+    assert named in answer.json()["error"]["message"]
+    assert not running.worker.requests
+
+
+async def test_chat_and_responses_make_the_same_prompt(running: Running) -> None:
+    answer = (await running.http.post(PATH, json=ASKED)).json()
+    chat = (await running.chat(**CHAT)).json()
+    assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]

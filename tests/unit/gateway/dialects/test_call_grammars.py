@@ -1,0 +1,186 @@
+"""What a grammar of calls lets a model write, the parser reads as calls that fit the schemas."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from support.output_parts import parts_of, reading
+from support.tiny_tokenizer import EOS_ID, byte_level_tokenizer
+from tokenizers import AddedToken
+
+from pagoda_gateway.dialects.dialect import Dialect
+from pagoda_gateway.dialects.grammar import Calls, Tool
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.text.grammars import arguments_schema
+
+ODD_NAME = 'a "b"\\ {\u00e9\n[<x>'
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 6},
+        "days": {"type": "array", "items": {"$ref": "#/$defs/day"}, "maxItems": 3},
+        "mode": {"enum": ["a", 1, None]},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"day": {"type": "integer", "minimum": 1, "maximum": 31}},
+}
+UNTYPED = {"properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+PLAIN = [
+    Tool("look", arguments_schema(SCHEMA)),
+    Tool("go_2", arguments_schema(UNTYPED)),
+    Tool("go", arguments_schema(None)),
+]
+ODD = [Tool(ODD_NAME, arguments_schema(SCHEMA)), Tool("look", arguments_schema({}))]
+TEMPLATES = {
+    "hermes": "<tool_call>", "llama3": "", "mistral": "", "mistral, named": "[ARGS]"
+}  # fmt: skip
+MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]"]
+ENDING = set(b'"}]') | {EOS_ID}
+MAX_TOKENS = 1500
+
+
+def tokens(*, marks: bool) -> tuple[LLTokenizer, dict[str, int]]:
+    """A byte-level vocabulary; with `marks` they are tokens of their own, some special."""
+    tokenizer = byte_level_tokenizer()
+    if marks:
+        tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS[:2]])
+        tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS[2:]])
+    ids = {mark: tokenizer.token_to_id(mark) for mark in MARKS} if marks else {}
+    return LLTokenizer(tokenizer.to_str(), eos_token=EOS_ID), ids
+
+
+def dialect(name: str) -> Dialect:
+    return Dialect.of(TEMPLATES[name], name.split(",")[0])
+
+
+def walk(tokenizer: LLTokenizer, rules: str, seed: int) -> str:
+    """Write at random within the grammar, to an end where one is allowed."""
+    draw = random.Random(seed)
+    matcher = LLMatcher(tokenizer, f"start: calls\n{rules}")
+    assert not matcher.is_error(), matcher.get_error()
+    written: list[int] = []
+    while len(written) < MAX_TOKENS:
+        allowed = [i for i, bias in enumerate(matcher.compute_logit_bias()) if bias]
+        ending = [i for i in allowed if i == EOS_ID or set(tokenizer.decode_bytes([i])) <= ENDING]
+        token = draw.choice(ending if ending and draw.random() < 0.4 else allowed)
+        if token == EOS_ID:
+            return tokenizer.decode_str(written)
+        written.append(token)
+        assert matcher.consume_token(token)
+    raise AssertionError(f"seed {seed}: no end after {MAX_TOKENS} tokens")
+
+
+@pytest.mark.parametrize("marks", [False, True])
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("tools", [PLAIN, ODD])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_walks_are_calls(name: str, tools: list[Tool], parallel: bool, marks: bool) -> None:
+    if tools is ODD and name == "mistral, named":
+        tools = PLAIN
+    tokenizer, ids = tokens(marks=marks)
+    found = dialect(name)
+    rules = found.calls_grammar(Calls(tools, True, parallel, ids))
+    schemas = {tool.name: tool.arguments for tool in tools}
+    counts = set()
+    for seed in range(12):
+        text = walk(tokenizer, rules, seed)
+        print(f"seed {seed}: {text!r}")
+        content, _, calls = reading(parts_of(found.parser(tools, inside_reasoning=False), text))
+        assert content == ""
+        for called, arguments in calls:
+            jsonschema.validate(json.loads(arguments), schemas[called])
+        counts.add(len(calls))
+    assert counts == {1} if not parallel else min(counts) == 1 < max(counts)
+
+
+@pytest.mark.parametrize("marks", [False, True])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_text_may_come_before_or_instead(name: str, marks: bool) -> None:
+    tokenizer, ids = tokens(marks=marks)
+    rules = dialect(name).calls_grammar(Calls(PLAIN, False, True, ids))
+    call = {
+        "hermes": '<tool_call>\n{"name": "go_2", "arguments": {"ok": %s}}\n</tool_call>',
+        "llama3": '{"name": "go_2", "parameters": {"ok": %s}}',
+        "mistral": '[TOOL_CALLS][{"name": "go_2", "arguments": {"ok": %s}}]',
+        "mistral, named": '[TOOL_CALLS]go_2[ARGS]{"ok": %s}',
+    }[name]
+
+    def accepts(text: str) -> bool:
+        matcher = LLMatcher(tokenizer, f"start: calls\n{rules}")
+        ids_of_text = tokenizer.tokenize_str(text, parse_special=marks)
+        return matcher.try_consume_tokens(ids_of_text) == len(ids_of_text) and (
+            matcher.is_accepting()
+        )
+
+    assert accepts("")
+    assert accepts("Hello <you> [all]\n")
+    assert accepts(call % "true")
+    assert not accepts(call % "5")
+    if name != "llama3":
+        assert accepts("Hello\n" + call % "true")
+        assert not accepts("Hello\n" + call % "5")
+
+
+def test_a_name_that_the_format_cannot_hold() -> None:
+    with pytest.raises(InvalidRequestError, match="letters, digits") as caught:
+        dialect("mistral, named").calls_grammar(Calls(ODD, True, False, {}))
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("schema", "takes_more"),
+    [
+        (UNTYPED, False),
+        ({"type": "object", "properties": {"ok": {}}}, False),
+        ({**UNTYPED, "additionalProperties": True}, True),
+        ({**UNTYPED, "required": ["ok", "x"]}, True),
+        ({**UNTYPED, "allOf": [{"properties": {"x": {"type": "integer"}}}]}, True),
+        ({"type": "object"}, True),
+        (None, True),
+    ],
+)
+def test_a_function_takes_the_arguments_that_it_names(
+    schema: dict[str, Any] | None, takes_more: bool
+) -> None:
+    tokenizer, _ = tokens(marks=False)
+    rules = dialect("hermes").calls_grammar(
+        Calls([Tool("go", arguments_schema(schema))], True, False, {})
+    )
+    head = '<tool_call>\n{"name": "go", "arguments": {"ok": true'
+    matcher = LLMatcher(tokenizer, f"start: calls\n{rules}")
+    for text, is_taken in ((head, True), (', "x": 1}}\n</tool_call>', takes_more)):
+        ids = tokenizer.tokenize_str(text)
+        assert (matcher.try_consume_tokens(ids) == len(ids)) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "is_taken"),
+    [
+        (
+            {"properties": {"day": {"format": "date", "type": "string"}}},
+            '"day": "2023-02-29"',
+            False,
+        ),
+        (
+            {"properties": {"day": {"format": "date", "type": "string"}}},
+            '"day": "2024-02-29"',
+            True,
+        ),
+        ({"additionalProperties": {"type": "string"}}, r'"\u0061b": "x"', False),
+        ({"additionalProperties": {"type": "string"}}, '"ab": "x"', True),
+    ],
+)
+def test_arguments_are_held_as_strictly_as_formats(
+    schema: dict[str, Any], arguments: str, is_taken: bool
+) -> None:
+    tokenizer, _ = tokens(marks=False)
+    tools = [Tool("go", arguments_schema(schema))]
+    rules = dialect("hermes").calls_grammar(Calls(tools, True, False, {}))
+    text = '<tool_call>\n{"name": "go", "arguments": {' + arguments + "}}\n</tool_call>"
+    ids = tokenizer.tokenize_str(text)
+    matcher = LLMatcher(tokenizer, f"start: calls\n{rules}")
+    assert (matcher.try_consume_tokens(ids) == len(ids)) is is_taken

@@ -1,0 +1,184 @@
+"""History with calls, through templates in each family's manner."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.openai.messages import conversation_tokens
+from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.openai.tool_history import MAX_VALUES
+from pagoda_gateway.served_model import ServedModel
+from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.prompts import PromptMaker
+from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+# Asks whether content holds reasoning, as Qwen 3 does: none is not iterable.
+QWEN = (
+    "{% for m in messages %}[{{ m.role }}]"
+    "{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}"
+    "{% for call in m.tool_calls %}<tool_call>{{ call.function.name }} "
+    "{{ call.function.arguments | tojson }}</tool_call>{% endfor %}{% endfor %}"
+)
+# Adds content to text; writes the whole function, and wants an id.
+MISTRAL = (
+    "{% for m in messages %}{% if m.tool_calls is defined %}[TOOL_CALLS]["
+    "{% for call in m.tool_calls %}{{ call.function | tojson }}{{ call.id[-9:] }}{% endfor %}]"
+    "{% else %}{{ '[' + m.role + ']' + m.content }}{% endif %}{% endfor %}"
+)
+# Adds the arguments to text.
+DEEPSEEK = (
+    "{% for m in messages %}[{{ m.role }}]{{ m['content'] }}{% for call in m['tool_calls'] %}"
+    "{{ '<call>' + call['function']['name'] + ' ' + call['function']['arguments'] }}"
+    "{% endfor %}{% endfor %}"
+)
+# Runs over the arguments; takes content of both kinds in a macro.
+GLM = (
+    "{% macro seen(content) %}{% if content is string %}{{ content }}{% else %}"
+    "{% for part in content %}<{{ part.text }}>{% endfor %}{% endif %}{% endmacro %}"
+    "{% for m in messages %}[{{ m.role }}]{{ seen(m.content) }}{% for call in m.tool_calls %}"
+    "{% set args = call.function.arguments %}{% for key, value in args.items() %}"
+    "{{ call.function.name }} {{ key }}={{ value }}{% endfor %}{% endfor %}{% endfor %}"
+)
+# Knows parts only.
+VISION = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.content[0].type == 'image' %}!{% endif %}"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part.text }}"
+    "{% endfor %}{% endfor %}"
+)
+CALL = {
+    "id": "call_00000001",
+    "type": "function",
+    "function": {"arguments": '{"city": "Paris"}', "name": "look"},
+}
+DEEP = '{"a":' * 300 + "1" + "}" * 300
+HISTORY: list[dict[str, Any]] = [
+    {"role": "user", "content": "go"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]},
+    {"role": "tool", "tool_call_id": "call_00000001", "content": "sun"},
+    {"role": "tool", "tool_call_id": "call_00000001", "content": "rain"},
+    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+]
+
+
+async def prompt(
+    tokenizer: ModelTokenizer, model: ServedModel, source: str, *messages: dict[str, Any]
+) -> str:
+    ids = await conversation_tokens(
+        PromptMaker(tokenizer, ChatTemplate(source, {})),
+        [Message.model_validate(message) for message in messages],
+        model,
+        tools=None,
+        add_generation_prompt=True,
+        continue_final_message=False,
+        variables=None,
+    )
+    return tokenizer.decode(ids.token_ids, skip_special_tokens=False)
+
+
+@pytest.fixture
+def model(model: ServedModel) -> ServedModel:
+    return replace(model, max_model_len=1000)
+
+
+@pytest.mark.parametrize(
+    ("source", "start", "call", "rest"),
+    [
+        (
+            QWEN, "[assistant]", '<tool_call>look {"city": "Paris"}</tool_call>',
+            "[tool]sun[tool]rain[user]a\nb",
+        ),
+        (
+            MISTRAL, "[TOOL_CALLS][",
+            '{"name": "look", "arguments": {"city": "Paris"}}_00000001',
+            "][tool]sun[tool]rain[user]a\nb",
+        ),
+        (
+            DEEPSEEK, "[assistant]", '<call>look {"city": "Paris"}',
+            "[tool]sun[tool]rain[user]a\nb",
+        ),
+        (GLM, "[assistant]", "look city=Paris", "[tool]sun[tool]rain[user]<a><b>"),
+        (VISION, "[assistant]", "", "[tool]sun[tool]rain[user]ab"),
+    ],
+)  # fmt: skip
+async def test_every_family_renders(
+    tokenizer: ModelTokenizer, model: ServedModel, source: str, start: str, call: str, rest: str
+) -> None:
+    found = await prompt(tokenizer, model, source, *HISTORY)
+    assert found == f"[user]go{start}{call}{call}{rest}"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "5", "null", None, DEEP])
+@pytest.mark.parametrize("source", [QWEN, DEEPSEEK])
+async def test_arguments_that_are_no_object_are_none(
+    tokenizer: ModelTokenizer, model: ServedModel, source: str, text: str | None
+) -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": text}}
+    found = await prompt(
+        tokenizer, model, source, {"role": "assistant", "content": "", "tool_calls": [call]}
+    )
+    assert "look {}" in found
+
+
+async def test_no_calls_are_left_out(tokenizer: ModelTokenizer, model: ServedModel) -> None:
+    message = {"role": "assistant", "content": "x", "tool_calls": []}
+    assert await prompt(tokenizer, model, MISTRAL, message) == "[assistant]x"
+
+
+async def test_function_call_is_a_call(tokenizer: ModelTokenizer, model: ServedModel) -> None:
+    found = await prompt(
+        tokenizer,
+        model,
+        QWEN,
+        {"role": "assistant", "content": None, "function_call": CALL["function"]},
+        {"role": "function", "name": "look", "content": "sun"},
+    )
+    assert found == '[assistant]<tool_call>look {"city": "Paris"}</tool_call>[function]sun'
+
+
+async def test_refusals_are_text(tokenizer: ModelTokenizer, model: ServedModel) -> None:
+    parts = [{"type": "refusal", "refusal": "no"}]
+    message = {"role": "assistant", "content": parts}
+    assert await prompt(tokenizer, model, QWEN, message) == "[assistant]no"
+    assert await prompt(tokenizer, model, VISION, message) == "[assistant]no"
+
+
+@pytest.mark.parametrize(
+    ("call", "param"),
+    [
+        ({"type": "custom", "custom": {}}, ".type"),
+        ({"id": 5, "type": "function", "function": {"name": "x", "arguments": ""}}, ".id"),
+        ({"type": "function"}, ".function"),
+        ({"type": "function", "function": {"arguments": "{}"}}, ".function.name"),
+        ({"type": "function", "function": {"name": "", "arguments": "{}"}}, ".function.name"),
+        ({"type": "function", "function": {"name": "x", "arguments": {}}}, ".function.arguments"),
+    ],
+)
+async def test_a_wrong_call_is_named(
+    tokenizer: ModelTokenizer, model: ServedModel, call: dict[str, Any], param: str
+) -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [CALL, call]}
+    with pytest.raises(InvalidRequestError, match=r"messages\[1\]\.tool_calls\[1\]") as caught:
+        await prompt(tokenizer, model, QWEN, HISTORY[0], message)
+    assert caught.value.param == f"messages[1].tool_calls[1]{param}"
+
+
+async def test_values_of_all_arguments_are_limited(
+    tokenizer: ModelTokenizer, model: ServedModel
+) -> None:
+    text = '{"a": [' + "[]," * (MAX_VALUES // 4) + "1]}"
+    call = {"type": "function", "function": {"name": "look", "arguments": text}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call, call]}
+    with pytest.raises(InvalidRequestError, match=f"the limit is {MAX_VALUES}") as caught:
+        await prompt(tokenizer, model, QWEN, message)
+    assert caught.value.param == "messages[0].tool_calls[1].function.arguments"
+
+
+async def test_a_wrong_function_call_is_named(
+    tokenizer: ModelTokenizer, model: ServedModel
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await prompt(tokenizer, model, QWEN, {"role": "assistant", "function_call": {}})
+    assert caught.value.param == "messages[0].function_call.name"

@@ -1,0 +1,111 @@
+"""Single outputs at the edge of a schema, and schemas that would cost more than they say."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.grammar_walk import GrammarWalker
+from support.schema_judge import errors
+
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.text.grammars import json_rules, parse_schema, whole_grammar
+from pagoda_gateway.text.schema_check import check_schema
+from pagoda_runtime.grammar import GrammarCompiler
+
+TOKENIZER = Path(__file__).parents[4] / "demo/model/tokenizer.json"
+EOS = 1
+
+
+def text(**rules: Any) -> dict[str, Any]:
+    return {"type": "string", **rules}
+
+
+def typed(names: list[str]) -> dict[str, Any]:
+    """Return an object of texts, but for these names, which have integers."""
+    properties = {name: {"type": "integer"} for name in names}
+    return {"type": "object", "properties": properties, "additionalProperties": {"type": "string"}}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(TOKENIZER.read_text(), eos_token_ids=[EOS])
+
+
+@pytest.fixture(scope="module")
+def walker() -> GrammarWalker:
+    return GrammarWalker(TOKENIZER.read_text(), eos_token_id=EOS)
+
+
+@pytest.mark.parametrize(
+    ("schema", "output"),
+    [
+        (typed(["ab"]), r'{"\u0061b":"x"}'),
+        (typed(["é"]), r'{"\u00e9":"x"}'),
+        (typed(["\n"]), r'{"\u000a":"x"}'),
+        (typed(['"']), r'{"\u0022":"x"}'),
+        (typed(["ab"]), '{"ab":1,"ab":"x"}'),
+        (text(format="date"), '"2023-02-29"'),
+        (text(format="date"), '"1900-02-29"'),
+        (text(format="date"), '"0000-01-01"'),
+        (text(format="date-time"), '"2023-02-29T10:00:00Z"'),
+        (text(format="date-time"), '"2023-02-28T10:00:60Z"'),
+        (text(format="time"), '"10:00:60Z"'),
+        (text(format="hostname"), '"' + ".".join(["a" * 60] * 5) + '"'),
+    ],
+)
+def test_what_a_schema_forbids_cannot_be_written(
+    schema: dict[str, Any], output: str, compiler: GrammarCompiler, walker: GrammarWalker
+) -> None:
+    assert errors(schema, output.encode())
+    assert not walker.allows(compiler.compile(whole_grammar(json_rules(schema))).matcher(), output)
+
+
+@pytest.mark.parametrize(
+    ("schema", "output"),
+    [
+        (typed(["ab", "\n"]), r'{"ab":1,"\n":2,"é\t\"":"x"}'),
+        (text(format="date"), '"2024-02-29"'),
+        (text(format="date"), '"2000-02-29"'),
+        (text(format="date"), '"2023-10-31"'),
+        (text(format="date"), '"0099-12-01"'),
+        (text(format="date-time"), '"2023-02-28T23:59:59.5+02:00"'),
+        (text(format="hostname"), '"' + ".".join(["a" * 60] * 4) + '"'),
+        (text(pattern=r"^[\w.\--]\[[a-z]$"), '"-[a"'),
+        (text(pattern="^a&&b--c~~d$"), '"a&&b--c~~d"'),
+        ({"type": "integer", "maximum": 2**63 - 1}, "9223372036854775807"),
+        ({"type": "object", "minProperties": 1, "additionalProperties": {}}, '{"a":null}'),
+    ],
+)
+def test_what_a_schema_allows_can_be_written(
+    schema: dict[str, Any], output: str, compiler: GrammarCompiler, walker: GrammarWalker
+) -> None:
+    assert errors(schema, output.encode()) == []
+    assert walker.allows(compiler.compile(whole_grammar(json_rules(schema))).matcher(), output)
+
+
+@pytest.mark.parametrize(
+    ("nested", "message"),
+    [
+        ('{"items":' * 120 + "{}" + "}" * 120, "it is nested over 100 deep"),
+        ('{"items":' * 500 + "{}" + "}" * 500, "Recursion limit"),
+        ('{"const":' + "[" * 1000 + "]" * 1000 + "}", "Recursion limit"),
+    ],
+)
+def test_nesting_is_refused_before_anything_recurses(nested: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        check_schema(parse_schema(nested))
+
+
+def test_a_schema_larger_than_any_grammar_is_refused_at_once() -> None:
+    with pytest.raises(InvalidRequestError, match=r"it has 13.... bytes; the limit is 131072"):
+        check_schema({"enum": ["x" * 130_000, *range(500)]})
+
+
+def test_a_long_chain_of_references_takes_linear_time() -> None:
+    chain = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(3_500)}
+    schema = {"$defs": {**chain, "a3500": {}}, "$ref": "#/$defs/a0"}
+
+    started = time.process_time()
+    check_schema(schema)
+    assert time.process_time() - started < 1  # a tenth of it; squared it would be many of them

@@ -1,0 +1,83 @@
+"""JSON schemas as people write them: what is accepted always holds, what is not says why."""
+
+import json
+import os
+import random
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.grammar_walk import GrammarWalker
+from support.schema_judge import errors
+
+from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.text.grammars import COMPILE_SECONDS, json_rules, whole_grammar
+from pagoda_runtime.errors import GrammarError
+from pagoda_runtime.grammar import GrammarCompiler
+
+ROOT = Path(__file__).parents[4]
+EOS = 1
+WALKS = 2
+TRIES = 12
+
+
+def corpus(*, refused: bool) -> list[Any]:
+    """Return schemas and, where they are refused, a part of the message."""
+    entries = [
+        entry
+        for path in sorted((ROOT / "tests/schemas").glob("*.json"))
+        for entry in json.loads(path.read_text())
+        if ("refused" in entry) == refused
+    ]
+    values = ("schema", "refused") if refused else ("schema",)
+    return [pytest.param(*(e[value] for value in values), id=e["name"]) for e in entries]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json() -> str:
+    return (ROOT / "demo/model/tokenizer.json").read_text()
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer_json: str) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer_json, eos_token_ids=[EOS])
+
+
+@pytest.fixture(scope="module")
+def walker(tokenizer_json: str) -> GrammarWalker:
+    return GrammarWalker(tokenizer_json, eos_token_id=EOS)
+
+
+@pytest.fixture(scope="module")
+def seed() -> str:
+    return os.environ.get("PAGODA_TEST_SEED") or str(secrets.randbits(32))
+
+
+@pytest.mark.parametrize("schema", corpus(refused=False))
+def test_what_is_accepted_always_holds(
+    schema: dict[str, Any], compiler: GrammarCompiler, walker: GrammarWalker, seed: str
+) -> None:
+    compiled = compiler.compile(whole_grammar(json_rules(schema)))
+    assert compiled.seconds < COMPILE_SECONDS
+
+    print(f"PAGODA_TEST_SEED={seed}")
+    num_ended = 0
+    for start in (seed, *range(TRIES)):  # of those that are always the same, one finds an end
+        output = walker.walk(compiled.matcher(), random.Random(start))
+        if output is None:
+            continue
+        assert errors(schema, output) == [], output
+        num_ended += 1
+        if num_ended == WALKS:
+            break
+    assert num_ended
+
+
+@pytest.mark.parametrize(("schema", "message"), corpus(refused=True))
+def test_what_is_refused_says_why(
+    schema: dict[str, Any], message: str, compiler: GrammarCompiler
+) -> None:
+    with pytest.raises((InvalidRequestError, GrammarError)) as refusal:
+        compiler.compile(whole_grammar(json_rules(schema)))
+    assert message in str(refusal.value)

@@ -1,0 +1,44 @@
+"""What a template's syntax tree says about the messages that it expects."""
+
+import pytest
+
+from pagoda_gateway.text.chat_template import ChatTemplate
+
+LOOP = "{% for m in messages %}"
+END = "{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "parts"),
+    [
+        ("{{ m.content }}", True, False),
+        ("{{ m.content.split('x')[0] }}{{ m.content[0] }}", True, False),
+        ("{% for line in m.content.split('x') %}{{ line }}{% endfor %}", True, False),
+        ("{% for part in m.content %}{{ part.text }}{% endfor %}", False, True),
+        ("{% for p in m['content'] | selectattr('type') %}{{ p }}{% endfor %}", False, True),
+        ("{{ m['content'][0]['text'] }}", False, True),
+        ("{% set c = m.content %}{% for part in c %}{{ part }}{% endfor %}", False, True),
+        ("{% if m.content is not string %}{{ m.content[0].text }}{% endif %}", True, True),
+    ],
+)
+def test_content(source: str, text: bool, parts: bool) -> None:
+    shape = ChatTemplate(LOOP + source + END, {}).shape
+    assert (shape.content_text, shape.content_parts) == (text, parts)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ c.arguments | tojson }}", False),
+        ("{{ '<' + c['function']['arguments'] + '>' }}", True),
+        ("{{ c.arguments }}", True),
+        ("{{ '<' ~ c.arguments }}", True),
+        ("{% set a = c.arguments %}{{ '<' + a }}", True),
+        ("{% if c.arguments is string %}{{ c.arguments }}{% endif %}", False),
+        ("{% if c.arguments is mapping %}{% else %}{{ c.arguments }}{% endif %}", False),
+        ("{% for key, value in c.arguments.items() %}{{ key }}{% endfor %}", False),
+    ],
+)
+def test_arguments(source: str, text: bool) -> None:
+    source = "{% for c in messages[0].tool_calls %}" + source + END
+    assert ChatTemplate(source, {}).shape.arguments_text == text

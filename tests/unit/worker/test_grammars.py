@@ -1,0 +1,127 @@
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.demo import DEMO_MODEL, tokenizer_json
+from tokenizers import Tokenizer
+
+from pagoda_engine import TokenMask, TokenMaskError
+from pagoda_runtime.errors import GrammarError
+from pagoda_worker.grammars import Grammars
+
+VOCAB_SIZE, EOS = 2048, 1
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "n": {"type": "integer"}},
+    "required": ["name", "n"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+GRAMMAR = json.dumps({"grammars": [{"name": "output", "json_schema": SCHEMA}]})
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars.load(DEMO_MODEL, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_str(tokenizer_json())
+
+
+def allowed(mask: TokenMask, output: list[int]) -> list[int]:
+    words = mask.bitmask(output)
+    assert words.dtype == np.int32
+    assert words.shape == (VOCAB_SIZE // 32,)
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+
+
+def walk(mask: TokenMask, seed: int, output: list[int] | None = None) -> list[int]:
+    """Go on with an output as a model that chooses at random, up to its end."""
+    output = list(output or [])
+    while not output or output[-1] != EOS:
+        # The same choice at the same place, whatever was asked before.
+        draw = random.Random(f"{seed} {len(output)}")
+        output.append(draw.choice(allowed(mask, output)))
+        forced = list(mask.forced(output)) if output[-1] != EOS else []
+        output += forced
+    return output
+
+
+async def test_an_output_follows_its_grammar_to_the_end(
+    grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    for seed in range(20):
+        output = walk(await grammars.mask(GRAMMAR), seed)
+        value = json.loads(tokenizer.decode(output))
+        assert value.keys() == {"name", "n"}, (seed, value)
+
+
+async def test_it_is_the_same_wherever_the_output_was_cut(grammars: Grammars) -> None:
+    for seed in range(5):
+        whole = walk(await grammars.mask(GRAMMAR), seed)
+        for cut in range(len(whole)):
+            assert walk(await grammars.mask(GRAMMAR), seed, whole[:cut]) == whole, (seed, cut)
+
+
+async def test_what_is_forced_is_the_only_choice(grammars: Grammars) -> None:
+    mask = await grammars.mask(GRAMMAR)
+    forced = list(mask.forced([]))
+    assert len(forced) > 3
+    for i in range(len(forced)):
+        assert allowed(mask, forced[:i]) == [forced[i]]
+
+
+async def test_the_end_is_forced_when_nothing_can_follow(grammars: Grammars) -> None:
+    mask = await grammars.mask(json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]}))
+    (letter,) = mask.forced([])
+    assert mask.forced([letter]) == [EOS]
+
+
+async def test_a_token_against_the_grammar_is_an_error(grammars: Grammars) -> None:
+    mask = await grammars.mask(GRAMMAR)
+    with pytest.raises(TokenMaskError, match="the grammar"):
+        mask.bitmask([EOS, EOS])
+
+
+async def test_a_bad_grammar_is_refused(grammars: Grammars) -> None:
+    with pytest.raises(GrammarError):
+        await grammars.mask("no grammar")
+
+
+async def test_compiling_lets_the_loop_go_on(grammars: Grammars) -> None:
+    values = [f"value{i}" for i in range(8000)]
+    large = json.dumps({"grammars": [{"json_schema": {"enum": values}}]})
+    compiling = asyncio.create_task(grammars.mask(large))
+    await asyncio.sleep(0)
+    assert not compiling.done()
+    await compiling
+
+
+async def test_states_that_others_have_filled_do_not_end_an_output(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The states of a grammar's lexer are shared and limited; here others have used them up."""
+    mask = await grammars.mask(GRAMMAR)
+    output = walk(await grammars.mask(GRAMMAR), seed=3)
+    calls = 0
+
+    def full(_matcher: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise GrammarError("too many states")
+
+    monkeypatch.setattr("pagoda_worker.grammars.check", full)
+    assert mask.forced(output[:-2]) == (await grammars.mask(GRAMMAR)).forced(output[:-2])
+    assert calls > 1
+
+
+async def test_without_a_tokenizer_no_grammar_is_served(tmp_path: Path) -> None:
+    grammars = Grammars.load(tmp_path, vocab_size=64, eos_token_ids=[])
+    with pytest.raises(GrammarError, match="no tokenizer"):
+        await grammars.mask(GRAMMAR)

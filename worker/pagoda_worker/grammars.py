@@ -1,0 +1,135 @@
+"""Grammars of sequences: compiled beside the event loop, followed in the step's thread.
+
+Knows llguidance's matchers and tokens. Knows nothing of messages.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from pagoda_engine import TokenBits, TokenMask, TokenMaskError, token_bits
+from pagoda_runtime.errors import GrammarError
+from pagoda_runtime.grammar import CompiledGrammar, GrammarCompiler, check
+
+logger = logging.getLogger(__name__)
+
+COMPILE_SECONDS = 5.0  # gateways refuse what takes them less
+QUICK_SECONDS = 0.02  # what compiles within it may be compiled in the step's thread
+
+T = TypeVar("T")
+
+
+class Grammars:
+    """Makes the masks of sequences."""
+
+    def __init__(self, compiler: GrammarCompiler | None, vocab_size: int) -> None:
+        """Use `compiler`; None: no grammar can be served."""
+        self._compiler = compiler
+        self._vocab_size = vocab_size
+
+    @classmethod
+    def load(
+        cls, model_folder: Path, *, vocab_size: int, eos_token_ids: Iterable[int]
+    ) -> "Grammars":
+        """Read the tokenizer of a model folder; without a usable one, serve no grammars."""
+        try:
+            text = (model_folder / "tokenizer.json").read_text(encoding="utf-8")
+            ends = sorted(eos_token_ids) or None
+            compiler = GrammarCompiler(text, vocab_size=vocab_size, eos_token_ids=ends)
+        except (OSError, UnicodeDecodeError, GrammarError) as error:
+            logger.warning("no grammars, so no JSON mode and no forced tools: %s", error)
+            return cls(None, vocab_size)
+        return cls(compiler, vocab_size)
+
+    async def mask(self, grammar: str) -> TokenMask:
+        """Return the mask of a sequence that has no output yet.
+
+        Raises:
+            GrammarError: it cannot be served here.
+        """
+        compiler = self._compiler
+        if compiler is None:
+            raise GrammarError("this worker has no tokenizer that grammars need")
+        compiled = compiler.cached(grammar)
+        if compiled is None:
+            try:
+                async with asyncio.timeout(COMPILE_SECONDS):
+                    compiled = await asyncio.to_thread(compiler.compile, grammar)
+            except TimeoutError as error:
+                raise GrammarError(f"it takes over {COMPILE_SECONDS:g} s to compile") from error
+        return GrammarMask(compiler, compiled, self._vocab_size)
+
+
+class GrammarMask:
+    """One sequence's way through its grammar: a function of its output alone.
+
+    What is forced follows from the tokens before it, so the same tokens are forced again after a
+    preemption or on another worker, wherever the output was cut.
+    """
+
+    def __init__(
+        self, compiler: GrammarCompiler, compiled: CompiledGrammar, vocab_size: int
+    ) -> None:
+        self._compiler = compiler
+        self._compiled = compiled
+        self._vocab_size = vocab_size
+        self._is_alone = False  # shares its lexer states with no other sequence
+        self._start(compiled)
+
+    def bitmask(self, output_token_ids: Sequence[int]) -> TokenBits:
+        """See `TokenMask`."""
+        return self._answer(output_token_ids, self._allowed)
+
+    def forced(self, output_token_ids: Sequence[int]) -> Sequence[int]:
+        """See `TokenMask`."""
+        try:
+            return self._answer(output_token_ids, lambda: self._forced)
+        except TokenMaskError:  # `bitmask` says it
+            return ()
+
+    def _answer(self, output_token_ids: Sequence[int], answer: Callable[[], T]) -> T:
+        try:
+            self._follow(output_token_ids)
+            return answer()
+        except GrammarError as error:
+            if self._is_alone or self._compiled.seconds > QUICK_SECONDS:
+                raise TokenMaskError(f"the grammar: {error}") from error
+        # Many outputs may have filled the states that they share; this one alone may go on.
+        self._is_alone = True
+        try:
+            self._start(self._compiler.compile(self._compiled.text))
+            return self._answer(output_token_ids, answer)
+        except GrammarError as error:
+            raise TokenMaskError(f"the grammar: {error}") from error
+
+    def _start(self, compiled: CompiledGrammar) -> None:
+        self._matcher = compiled.matcher()
+        self._num_followed = 0
+        self._forced = self._find_forced()
+
+    def _follow(self, output_token_ids: Sequence[int]) -> None:
+        for token_id in output_token_ids[self._num_followed :]:
+            self._num_followed += 1
+            if not self._matcher.is_stopped():  # else it is the end, which nothing follows
+                self._matcher.consume_token(token_id)
+                check(self._matcher)
+            self._forced = self._forced[1:] or self._find_forced()
+
+    def _find_forced(self) -> list[int]:
+        if self._matcher.is_stopped():
+            check(self._matcher)
+            return [self._compiler.eos_token_ids[0]]
+        return self._matcher.compute_ff_tokens()
+
+    def _allowed(self) -> TokenBits:
+        if self._forced:
+            return token_bits(self._forced[:1], self._vocab_size)
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        check(self._matcher)
+        if not mask.any():
+            raise GrammarError("no token can follow")
+        return mask[: -(-self._vocab_size // 32)]
