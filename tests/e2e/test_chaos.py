@@ -6,7 +6,7 @@ import pytest
 from chaos.cases import CASES
 from chaos.runner import Options, Runner
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 async def test_no_fault_costs_a_stream(tmp_path: Path) -> None:

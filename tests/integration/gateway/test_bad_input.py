@@ -159,7 +159,7 @@ async def test_five_thousand_problems_make_a_small_answer(running: Running) -> N
 
 
 async def test_body_over_the_limit(start: Start) -> None:
-    async with start(max_body_bytes=2000) as running:
+    async with start(max_body_bytes=2000, body_timeout_seconds=3600) as running:
         check(await running.chat(messages=[{**USER, "content": "x" * 3000}]), 413, None, "2000")
 
         async def chunks() -> Any:

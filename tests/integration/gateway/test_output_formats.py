@@ -9,6 +9,7 @@ from support.running_gateway import Running, Start
 from support.scripted_worker import ScriptedWorker, spell
 
 from pagoda.rpc.v1 import generate_pb2
+from pagoda_gateway.text import grammars
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -118,12 +119,14 @@ async def test_a_grammar_that_is_too_large_is_refused_at_once(running: Running) 
 
 
 async def test_a_grammar_that_compiles_for_long_costs_only_its_own_request(
-    running: Running,
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All 4000 properties are optional: each may follow each, and that takes seconds."""
+    monkeypatch.setattr(grammars, "COMPILE_SECONDS", 0.05)
     slow = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(4000)}}
     answer = await running.chat(response_format=by_schema(slow))
     assert answer.status_code == 400, answer.text
+    assert "to compile" in answer.json()["error"]["message"]
     assert (await running.chat()).status_code == 200
 
 

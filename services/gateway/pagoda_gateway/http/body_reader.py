@@ -50,46 +50,36 @@ class BodyReader:
             BodyTooLargeError, SlowBodyError, UnavailableError: over one of the limits.
             starlette.requests.ClientDisconnect: the client left while it sent.
         """
+        declared = request.headers.get("content-length", "")
+        size = int(declared) if declared.isascii() and declared.isdigit() else 0
+        if size > self._max_bytes and request.headers.get("expect", "").lower() == "100-continue":
+            raise self._too_large(size)
         chunks = bytearray()
+        num_received = 0
 
         def take(chunk: bytes) -> None:
-            size = len(chunks) + len(chunk)
-            if size > self._max_bytes:
+            """Keep a chunk; drop it over the limit: who reads no answer before all is sent would
+            get a reset instead of one."""
+            nonlocal size, num_received
+            num_received += len(chunk)
+            size = max(size, num_received)
+            if num_received > self._max_bytes + MAX_DISCARDED_BYTES:
                 raise self._too_large(size)
-            self._budget.take(len(chunk))
-            chunks.extend(chunk)
+            if size <= self._max_bytes:
+                self._budget.take(len(chunk))
+                chunks.extend(chunk)
 
         try:
-            declared = request.headers.get("content-length", "")
-            size = int(declared) if declared.isascii() and declared.isdigit() else 0
-            if size > self._max_bytes:
-                await self._refuse(request, size)
             try:
                 await self._each_chunk(request, take)
-            except BodyTooLargeError as error:
-                await self._discard_rest(request)
-                raise error from None
+            except SlowBodyError:
+                if size <= self._max_bytes:
+                    raise
+            if size > self._max_bytes:
+                raise self._too_large(size)
             yield bytes(chunks)
         finally:
             self._budget.free(len(chunks))
-
-    async def _refuse(self, request: Request, size: int) -> None:
-        if request.headers.get("expect", "").lower() != "100-continue":
-            await self._discard_rest(request)
-        raise self._too_large(size)
-
-    async def _discard_rest(self, request: Request) -> None:
-        """Take in what a client sends whole before it looks at the answer; else it gets a reset."""
-        num_discarded = 0
-
-        def drop(chunk: bytes) -> None:
-            nonlocal num_discarded
-            num_discarded += len(chunk)
-            if num_discarded > MAX_DISCARDED_BYTES:
-                raise self._too_large(num_discarded)
-
-        with contextlib.suppress(SlowBodyError):
-            await self._each_chunk(request, drop)
 
     async def _each_chunk(self, request: Request, take: Callable[[bytes], None]) -> None:
         """Give each chunk to `take`; the deadline moves on with what arrives."""
