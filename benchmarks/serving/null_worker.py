@@ -26,6 +26,7 @@ from pagoda_runtime.status import Heartbeat, slow_status
 WORKER_ID = "decode-null"
 EPOCH = "null-epoch"
 KV_IDENTITY = bytes(16)
+NOTHING_CACHED = generate_pb2.CachedTokens()
 FIRST_TOKEN_ID = 300  # past single bytes and special tokens: each of these is text
 
 
@@ -146,6 +147,7 @@ class NullWorker:
                     attempt=request.attempt,
                     first_index=running.next_index,
                     token_ids=[FIRST_TOKEN_ID + running.next_index % self._num_text_tokens],
+                    cached=None if running.next_index else NOTHING_CACHED,
                     finish_reason=(
                         generate_pb2.FINISH_REASON_LENGTH
                         if is_last

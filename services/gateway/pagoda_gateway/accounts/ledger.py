@@ -163,24 +163,19 @@ class Ledger:
         return str(found)
 
     def _apply(self, records: Sequence[UsageRecord]) -> None:
+        opened = [open_values(r.open) for r in records if r.HasField("open")]
+        closed = [close_values(r.close) for r in records if r.HasField("close")]
         with self._engine.begin() as connection:
-            for record in records:
-                kind = record.WhichOneof("record")
-                if kind == "open":
-                    connection.execute(self._upsert(open_values(record.open), USAGE.c.tenant))
-                elif kind == "close":
-                    values = close_values(record.close)
-                    connection.execute(self._upsert(values, USAGE.c.closed_unix_seconds))
+            for values, once in ((opened, USAGE.c.tenant), (closed, USAGE.c.closed_unix_seconds)):
+                if values:
+                    connection.execute(self._upsert(tuple(values[0]), once), values)
 
-    def _upsert(self, values: dict[str, Any], once: sa.Column[Any]) -> Any:
+    def _upsert(self, names: tuple[str, ...], once: sa.Column[Any]) -> Any:
         """Return the statement that fills one half of a row, unless `once` is filled."""
-        changes = {name: value for name, value in values.items() if name != "request_id"}
-        return (
-            self._insert(USAGE)
-            .values(values)
-            .on_conflict_do_update(
-                index_elements=["request_id"], set_=changes, where=once.is_(None)
-            )
+        statement = self._insert(USAGE)
+        changes = {name: statement.excluded[name] for name in names if name != "request_id"}
+        return statement.on_conflict_do_update(
+            index_elements=["request_id"], set_=changes, where=once.is_(None)
         )
 
 

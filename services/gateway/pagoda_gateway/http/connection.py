@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pagoda_gateway.http.body_pipe import BodyPipe
+
 MAX_HEAD_BYTES = 65_536
 MAX_HEADERS = 100
 HEAD_SECONDS = 10.0  # from a connection or a request's first byte to its last header
@@ -78,6 +80,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._stop_waiting()
         super().on_headers_complete()
+        BodyPipe(self.cycle).enter(self.scope)  # type: ignore[arg-type]
 
     def on_message_complete(self) -> None:
         """What comes next is another head."""

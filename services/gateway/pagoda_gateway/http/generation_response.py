@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.http.caller import Caller
 from pagoda_gateway.http.request_telemetry import count, describe_outcome, stage_span
 from pagoda_gateway.http.streaming import GenerationWriter
@@ -58,6 +59,7 @@ class GenerationResponse(Response):
                 self._generation,
                 self._serializer,
                 send,
+                BodyPipe.of(scope),
                 keepalive_seconds=self._gateway.settings.keepalive_seconds,
             )
             try:

@@ -1,6 +1,8 @@
-"""Writes one generation to one client over ASGI: a stream of events, or one body.
+"""Writes one generation to one client: a stream of events, or one body.
 
-Knows no API's framing: that is the serializer's. Says which tokens were delivered.
+Knows no API's framing: that is the serializer's. Says which tokens were delivered. Nearly all
+events of a stream are written by a callback, once a step: see `BodyPipe`. A task has the others:
+the first, the last, those that wait for a slow reader.
 """
 
 import asyncio
@@ -9,6 +11,7 @@ from starlette.types import Send
 
 from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.http import wire
+from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.openai.serializer import Serializer
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output_sequence import OutputSequence
@@ -22,6 +25,7 @@ class GenerationWriter:
         generation: Generation,
         serializer: Serializer,
         send: Send,
+        pipe: BodyPipe | None,
         *,
         keepalive_seconds: float,
     ) -> None:
@@ -31,21 +35,26 @@ class GenerationWriter:
             generation: what to answer.
             serializer: how the endpoint writes it.
             send: ASGI.
+            pipe: of the same connection; None: everything goes by `send`.
             keepalive_seconds: silence that a stream may have.
         """
         self._generation = generation
         self._serializer = serializer
         self._send = send
+        self._pipe = pipe
         self._keepalive_seconds = keepalive_seconds
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()
         self._is_silent = False  # for so long that the connection needs a sign of life
+        self._is_sending = False  # the task is: nothing may overtake it
+        self._is_flush_due = False
         self.is_started = False
         self.is_complete = False  # the client got the end of a good answer
 
     async def whole(self) -> None:
         """Wait for the end, then send one body, or the error."""
         generation = self._generation
+        generation.on_progress = self._note_end
         while not generation.is_over:
             await generation.changed.wait()
             generation.changed.clear()
@@ -61,6 +70,8 @@ class GenerationWriter:
     async def stream(self) -> None:
         """Send events as they come. A failure before the first has its own HTTP status."""
         self._timer = self._loop.call_later(self._keepalive_seconds, self._watch_silence)
+        if self._pipe is not None:
+            self._generation.on_progress = self._flush_soon
         try:
             await self._stream()
         finally:
@@ -86,11 +97,34 @@ class GenerationWriter:
             if events:
                 await self._write(b"".join(events), is_last=is_over)
             if not generation.is_disconnected:
-                for sequence, num_tokens in progress:
-                    sequence.num_delivered = num_tokens
+                _note_delivered(progress)
                 self.is_complete = is_over and failure is None
             if is_over:
                 return
+
+    def _note_end(self) -> None:
+        if self._generation.is_over:
+            self._generation.changed.set()
+
+    def _flush_soon(self) -> None:
+        """Write what is new after all of the step has been taken in: one write for all choices."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Write what is new, or leave it to the task."""
+        self._is_flush_due = False
+        generation, pipe = self._generation, self._pipe
+        assert pipe is not None, "nobody else is called"
+        if not self.is_started or self._is_sending or generation.is_over or not pipe.is_open:
+            generation.changed.set()
+            return
+        events, progress = self._read()
+        if events:
+            pipe.write(b"".join(events))
+            self._written_at = self._loop.time()
+        _note_delivered(progress)
 
     async def _refuse(self, error: GatewayError) -> None:
         await wire.send_error(self._send, error, self._serializer.error_body(error))
@@ -129,9 +163,16 @@ class GenerationWriter:
 
     async def _write(self, body: bytes, *, is_last: bool) -> None:
         self._written_at = self._loop.time()
+        self._is_sending = True
         if not self.is_started:
             self.is_started = True
             await self._send(
                 {"type": "http.response.start", "status": 200, "headers": wire.EVENT_STREAM_HEADERS}
             )
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        self._is_sending = False
+
+
+def _note_delivered(progress: list[tuple[OutputSequence, int]]) -> None:
+    for sequence, num_tokens in progress:
+        sequence.num_delivered = num_tokens

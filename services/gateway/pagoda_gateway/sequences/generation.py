@@ -68,6 +68,7 @@ class Generation:
         self.context = set_span_in_context(span)
         self.sequences: list[OutputSequence] = []
         self.changed = asyncio.Event()
+        self.on_progress: Callable[[], None] = self.changed.set  # there is something to read
         self.failure: GatewayError | None = None
         self.is_disconnected = False
         self.is_opened = False  # an open record was sent, so a close record must follow
@@ -114,11 +115,11 @@ class Generation:
         return "route"
 
     def on_sequence_change(self, num_unread: int) -> None:
-        """Wake whoever reads; cut a request whose reader is far too slow.
+        """Tell whoever reads; cut a request whose reader is far too slow.
 
         `num_unread`: tokens of the sequence that changed.
         """
-        self.changed.set()
+        self.on_progress()
         limit = self._max_undelivered_tokens
         if limit is None or num_unread <= limit // len(self.sequences):
             return

@@ -96,6 +96,9 @@ class OutputSequence:
             kept=options.kept_token_ids,
         )
         self._stops = StopStrings(options.stops, include=options.include_stop)
+        self._is_text_only = (
+            not options.stops and options.num_logprobs is None and self.prompt_logprobs is None
+        )
         self._options = options
         self._on_change = on_change
         self._gap_timeout_seconds = gap_timeout_seconds
@@ -169,9 +172,25 @@ class OutputSequence:
         if frame.attempt != self.attempt or self.attention.is_set():
             return
         self.hear()
+        first_index = frame.first_index
+        if (
+            self._is_text_only
+            and first_index == len(self.token_ids)
+            and self.has_progressed
+            and self.cached is not None
+            and not self._early
+            and not frame.finish_reason
+        ):  # nearly every frame: one token more, and nothing else can be in it
+            self.last_token_seconds = self._heard_seconds
+            for token_id in frame.token_ids:
+                self.token_ids.append(token_id)
+                if text := self._detokenizer.push(token_id):
+                    self._texts.append(text)
+            self._on_change(self.num_unread)
+            return
         if self.prompt_logprobs is not None:
             self.prompt_logprobs.take(frame)
-        if frame.first_index > len(self.token_ids):
+        if first_index > len(self.token_ids):
             self._keep_early(frame)
             return
         self._apply(frame)
