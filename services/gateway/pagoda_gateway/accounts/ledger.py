@@ -34,6 +34,7 @@ class Ledger:
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._applied = asyncio.Event()  # replaced whenever records were applied
+        self._upserts: dict[str, Any] = {}  # statement by its column that is filled once
 
     async def create_key(
         self, tenant: str, label: str, secret: str | None = None
@@ -172,11 +173,13 @@ class Ledger:
 
     def _upsert(self, names: tuple[str, ...], once: sa.Column[Any]) -> Any:
         """Return the statement that fills one half of a row, unless `once` is filled."""
-        statement = self._insert(USAGE)
-        changes = {name: statement.excluded[name] for name in names if name != "request_id"}
-        return statement.on_conflict_do_update(
-            index_elements=["request_id"], set_=changes, where=once.is_(None)
-        )
+        if once.name not in self._upserts:
+            insert = self._insert(USAGE)
+            changes = {name: insert.excluded[name] for name in names if name != "request_id"}
+            self._upserts[once.name] = insert.on_conflict_do_update(
+                index_elements=["request_id"], set_=changes, where=once.is_(None)
+            )
+        return self._upserts[once.name]
 
 
 @contextlib.asynccontextmanager
