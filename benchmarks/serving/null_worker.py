@@ -61,7 +61,9 @@ class NullWorker:
         step_seconds: float,
         vocab_size: int,
         max_model_len: int,
+        first_at_once: bool,
     ) -> None:
+        self._first_at_once = first_at_once
         self.counts = Counts()
         self._bus = bus
         self._model = model
@@ -117,6 +119,8 @@ class NullWorker:
         key = (request.request_id, request.sequence_index)
         self._running[key] = Running(request, len(request.output_token_ids))
         self.counts.num_sequences += 1
+        if self._first_at_once:
+            await self._give([key])
         return generate_pb2.GenerateResponse(status=generate_pb2.ADMIT_STATUS_ACCEPTED, epoch=EPOCH)
 
     async def on_cancel(self, request: generate_pb2.CancelRequest, _context: Context) -> None:
@@ -136,8 +140,16 @@ class NullWorker:
                 self.counts.step_seconds += time.perf_counter() - started
 
     async def _step(self) -> None:
+        keys = list(self._running)
+        self.counts.num_steps += 1
+        self.counts.max_batch = max(self.counts.max_batch, len(keys))
+        await self._give(keys)
+
+    async def _give(self, keys: list[tuple[str, int]]) -> None:
+        """Publish one token of each of these sequences."""
         frames: dict[str, list[generate_pb2.Frame]] = defaultdict(list)
-        for key, running in list(self._running.items()):
+        for key in keys:
+            running = self._running[key]
             request = running.request
             is_last = running.next_index + 1 >= request.sampling.max_tokens
             frames[request.gateway_id].append(
@@ -158,8 +170,6 @@ class NullWorker:
             running.next_index += 1
             if is_last:
                 del self._running[key]
-        self.counts.num_steps += 1
-        self.counts.max_batch = max(self.counts.max_batch, sum(map(len, frames.values())))
         for gateway_id, group in frames.items():
             message = generate_pb2.FramesMessage(worker_id=WORKER_ID, epoch=EPOCH, frames=group)
             await self._bus.publish(subjects.frames(gateway_id), message, context=Context())
@@ -167,7 +177,9 @@ class NullWorker:
             self.counts.num_tokens += len(group)
 
 
-async def serve(*, model: str, step_ms: float, vocab_size: int, max_model_len: int) -> Counts:
+async def serve(
+    *, model: str, step_ms: float, vocab_size: int, max_model_len: int, first_at_once: bool
+) -> Counts:
     """Work until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -179,6 +191,7 @@ async def serve(*, model: str, step_ms: float, vocab_size: int, max_model_len: i
             step_seconds=step_ms / 1e3,
             vocab_size=vocab_size,
             max_model_len=max_model_len,
+            first_at_once=first_at_once,
         )
         await bus.serve(
             subjects.route(model),
@@ -212,6 +225,9 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--max-model-len", type=int, default=1 << 20)
+    parser.add_argument(
+        "--first-at-once", action="store_true", help="a sequence's first token waits for no step"
+    )
     arguments = parser.parse_args()
     counts = uvloop.run(serve(**vars(arguments)))
     print(json.dumps(asdict(counts)), flush=True)

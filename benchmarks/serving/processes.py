@@ -23,6 +23,7 @@ import psutil
 from dotenv import dotenv_values
 
 from pagoda_cli.endpoint import Endpoint
+from pagoda_runtime.configuration.settings import CommonSettings, load_settings
 
 BIN = Path(sys.executable).parent
 SERVING = Path(__file__).parent
@@ -74,6 +75,7 @@ class GatewayAlone:
     """A gateway whose only worker computes nothing."""
 
     endpoint: Endpoint
+    bus: CommonSettings  # how to reach its NATS
     gateway_pid: int
     nats_pid: int
     null_worker: "subprocess.Popen[str]"
@@ -95,6 +97,7 @@ def gateway_alone(
     vocab: int,
     max_model_len: int = 1 << 20,
     trace_dir: Path | None = None,
+    first_at_once: bool = False,
 ) -> Iterator[GatewayAlone]:
     """Start NATS, a gateway and the null worker; no router, no Redis, no engine."""
     home.mkdir(parents=True, exist_ok=True)
@@ -117,6 +120,7 @@ def gateway_alone(
     worker = [python, str(SERVING / "null_worker.py"), "--model", "bench"]
     worker += ["--step-ms", str(step_ms), "--vocab-size", str(vocab)]
     worker += ["--max-model-len", str(max_model_len)]
+    worker += ["--first-at-once"] if first_at_once else []
     with contextlib.ExitStack() as stack:
         nats_process = stack.enter_context(started(home / "nats.log", nats, {}))
         wait_until(lambda: listens(nats_port), nats_process, home / "nats.log")
@@ -128,7 +132,8 @@ def gateway_alone(
         )
         endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", key, "bench")
         wait_until(lambda: serves(endpoint), gateway, home / "gateway.log")
-        yield GatewayAlone(endpoint, gateway.pid, nats_process.pid, null_worker)
+        bus = load_settings(CommonSettings, variables)
+        yield GatewayAlone(endpoint, bus, gateway.pid, nats_process.pid, null_worker)
 
 
 class Baseline:

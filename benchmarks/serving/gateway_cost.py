@@ -1,0 +1,218 @@
+"""What a gateway adds to an engine: to the first token, to each token, in CPU and in memory.
+
+    python benchmarks/serving/gateway_cost.py                            # 1, 64, 512, 2048 streams
+    python benchmarks/serving/gateway_cost.py --streams 512 --minutes 10   # memory over time
+
+The engine computes nothing (`null_worker.py`); its first token comes at once, the others at even
+steps, slow enough that one core carries all streams. The gateway has a core of its own; NATS, the
+null worker and the client share the others. TTFT is compared with a client that asks the same
+worker over the bus (route, generate, first frame), in turn with the gateway's. A token's delay is
+from its frame on the bus, heard by the client's own process, to its event at the same client.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import uvloop
+from null_worker import FIRST_TOKEN_ID
+from processes import GatewayAlone, cpu_seconds, gateway_alone
+from stream_client import BusClient, FrameWatch, Times, through_gateway, token_times
+
+from pagoda.rpc.v1.generate_pb2 import FramesMessage
+from pagoda_gateway.text.tokenizer import ModelTokenizer
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
+
+TOKENS_PER_SECOND = 8000  # of all streams together
+MOST_TOKENS = 128
+LEAST_STEP_MS = 10.0
+PROMPT = list(range(300, 556))
+VOCAB = 2048
+SAMPLE_SECONDS = 10.0
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One number of streams."""
+
+    num_streams: int
+    num_requests: int
+    num_tokens: int
+
+    @property
+    def step_ms(self) -> float:
+        """Time between two tokens of a stream."""
+        return max(LEAST_STEP_MS, 1e3 * self.num_streams / TOKENS_PER_SECOND)
+
+    @classmethod
+    def of(cls, num_streams: int, seconds: float) -> "Shape":
+        """Return about `seconds` of load, or more: at least 100 requests, and two of each stream.
+
+        An answer has 128 tokens, but less where a single stream would take too long for 100.
+        """
+        step = max(LEAST_STEP_MS, 1e3 * num_streams / TOKENS_PER_SECOND) / 1e3
+        rounds = max(2, -(-100 // num_streams), round(seconds / (MOST_TOKENS * step)))
+        num_tokens = min(MOST_TOKENS, max(8, int(seconds / (rounds * step))))
+        return cls(
+            num_streams, rounds * num_streams, num_tokens if num_streams == 1 else MOST_TOKENS
+        )
+
+
+def quantiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """Return p50 and p99 in milliseconds."""
+    ordered = sorted(seconds)
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return 1e3 * statistics.median(ordered), 1e3 * p99
+
+
+def chars_of_tokens(model: Path, num_tokens: int) -> list[int]:
+    """Return how many characters an answer of the null worker has after each token."""
+    detokenizer = ModelTokenizer.load(model).detokenizer([], skip_special_tokens=True)
+    texts = [
+        detokenizer.push(FIRST_TOKEN_ID + i % (VOCAB - FIRST_TOKEN_ID)) for i in range(num_tokens)
+    ]
+    return list(itertools.accumulate(map(len, texts)))
+
+
+async def once(
+    alone: GatewayAlone, shape: Shape, num_chars: list[int], *, is_direct: bool
+) -> tuple[Times, list[float]]:
+    """Run the load once; return its times and, through the gateway, each token's delay."""
+    load = {
+        "num_streams": shape.num_streams,
+        "num_requests": shape.num_requests,
+        "num_tokens": shape.num_tokens,
+        "seconds": shape.num_tokens * shape.step_ms / 1e3,
+    }
+    async with Bus.connect(alone.bus, name="bench") as bus:
+        if is_direct:
+            return await BusClient(bus, model=alone.endpoint.model).run(PROMPT, **load), []
+        watch = FrameWatch()
+        subscription = await bus.subscribe(subjects.frames("*"), FramesMessage, watch.on_frames)
+        times = await through_gateway(alone.endpoint, PROMPT, **load)
+        await subscription.unsubscribe()
+    delays: list[float] = []
+    for answer in times.answers:
+        events = answer.events()
+        times.ttft.append(events[0][0] - answer.started)
+        framed = watch.arrivals[events[0][1]["id"].partition("-")[2]]
+        arrived = token_times(events, num_chars)
+        delays += [b - a for a, b in zip(framed, arrived, strict=False)]
+    return times, delays
+
+
+def measure(model: Path, num_streams: int, *, seconds: float, repeats: int) -> dict[str, object]:
+    """Return the row of one number of streams."""
+    shape = Shape.of(num_streams, seconds)
+    num_chars = chars_of_tokens(model, shape.num_tokens)
+    direct: list[float] = []
+    through: list[float] = []
+    delays: list[float] = []
+    num_tokens, num_failed, cpu, loads = 0, 0, 0.0, []
+    with (
+        tempfile.TemporaryDirectory() as home,
+        gateway_alone(
+            Path(home), model=model, step_ms=shape.step_ms, vocab=VOCAB, first_at_once=True
+        ) as alone,
+    ):
+        apart(alone)
+        for _ in range(repeats):
+            direct += uvloop.run(once(alone, shape, num_chars, is_direct=True))[0].ttft
+            started, before = time.perf_counter(), cpu_seconds(alone.gateway_pid)
+            times, new_delays = uvloop.run(once(alone, shape, num_chars, is_direct=False))
+            used = cpu_seconds(alone.gateway_pid) - before
+            loads.append(used / (time.perf_counter() - started))
+            cpu += used
+            through += times.ttft
+            delays += new_delays
+            num_tokens += len(times.answers) * shape.num_tokens
+            num_failed += times.num_failed
+    gateway, engine, token = quantiles(through), quantiles(direct), quantiles(delays)
+    return {
+        "streams": num_streams,
+        "step_ms": round(shape.step_ms, 1),
+        "requests": repeats * shape.num_requests,
+        "tokens_each": shape.num_tokens,
+        "failed": num_failed,
+        "ttft_ms": [round(value, 2) for value in gateway],
+        "ttft_direct_ms": [round(value, 2) for value in engine],
+        "added_ttft_ms": [round(a - b, 2) for a, b in zip(gateway, engine, strict=True)],
+        "token_delay_ms": [round(value, 2) for value in token],
+        "cpu_us_per_token": round(1e6 * cpu / num_tokens, 1),
+        "core_used": round(statistics.mean(loads), 2),
+    }
+
+
+def watch_memory(model: Path, num_streams: int, minutes: float) -> list[float]:
+    """Return the gateway's private memory in MiB every few seconds, under steady streams."""
+    shape = Shape.of(num_streams, SAMPLE_SECONDS)
+    samples: list[float] = []
+    with (
+        tempfile.TemporaryDirectory() as home,
+        gateway_alone(
+            Path(home), model=model, step_ms=shape.step_ms, vocab=VOCAB, first_at_once=True
+        ) as alone,
+    ):
+        apart(alone)
+        end = time.monotonic() + 60 * minutes
+        while time.monotonic() < end:
+            uvloop.run(
+                through_gateway(
+                    alone.endpoint, PROMPT, num_streams=num_streams,
+                    num_requests=shape.num_requests, num_tokens=shape.num_tokens,
+                    seconds=shape.num_tokens * shape.step_ms / 1e3,
+                )
+            )  # fmt: skip
+            samples.append(psutil.Process(alone.gateway_pid).memory_full_info().uss / MIB)
+            print(f"{len(samples):4}  {samples[-1]:.1f} MiB", flush=True)
+    return samples
+
+
+def apart(alone: GatewayAlone) -> None:
+    """Give the gateway the last core, and all others to everything else."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        return
+    os.sched_setaffinity(0, cores[:-1])
+    for thread in psutil.Process(alone.gateway_pid).threads():
+        os.sched_setaffinity(thread.id, cores[-1:])
+    for pid in (alone.nats_pid, alone.null_worker.pid):
+        for thread in psutil.Process(pid).threads():
+            os.sched_setaffinity(thread.id, cores[:-1])
+
+
+def main() -> None:
+    """Measure and print, one JSON object a line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", type=Path, default=Path("demo/model"), help="for its tokenizer")
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 64, 512, 2048])
+    parser.add_argument("--seconds", type=float, default=8.0, help="of one run")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=0.0, help="watch memory for so long")
+    arguments = parser.parse_args()
+    cores = os.sched_getaffinity(0)
+    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
+    for num_streams in arguments.streams:
+        os.sched_setaffinity(0, cores)
+        if arguments.minutes:
+            watch_memory(arguments.model, num_streams, arguments.minutes)
+            continue
+        row = measure(
+            arguments.model, num_streams, seconds=arguments.seconds, repeats=arguments.repeats
+        )
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
