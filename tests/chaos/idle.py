@@ -1,11 +1,12 @@
 """Whether the system holds anything for requests that are over: blocks, leases, sequences."""
 
 import asyncio
+import itertools
 import time
 
 import aiohttp
 
-from chaos.system import POLL_SECONDS, System
+from chaos.system import POLL_SECONDS, Member, System
 
 GAUGES = (
     "pagoda_num_requests_waiting",
@@ -41,19 +42,19 @@ class Idleness:
 
 
 async def _held(system: System, free_before: dict[str, float]) -> list[str]:
-    held = []
-    for member in system.members():
-        if member.health_port is None:
-            continue
-        try:
-            metrics = await system.metrics(member)
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            held.append(f"{member.name} does not answer /metrics")
-            continue
-        held += [
-            f"{member.name} {name} = {metrics[name]:g}" for name in GAUGES if metrics.get(name)
-        ]
-        free = metrics.get(FREE_BLOCKS)
-        if free is not None and free != free_before[member.name]:
-            held.append(f"{member.name} {FREE_BLOCKS} = {free:g}, was {free_before[member.name]:g}")
+    """Ask all at once: one that answers late does not delay what the others say."""
+    members = [member for member in system.members() if member.health_port is not None]
+    held = [_held_by(system, member, free_before.get(member.name)) for member in members]
+    return list(itertools.chain.from_iterable(await asyncio.gather(*held)))
+
+
+async def _held_by(system: System, member: Member, free_before: float | None) -> list[str]:
+    try:
+        metrics = await system.metrics(member)
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return [f"{member.name} does not answer /metrics"]
+    held = [f"{member.name} {name} = {metrics[name]:g}" for name in GAUGES if metrics.get(name)]
+    free = metrics.get(FREE_BLOCKS)
+    if free is not None and free != free_before:
+        held.append(f"{member.name} {FREE_BLOCKS} = {free:g}, was {free_before:g}")
     return held

@@ -125,6 +125,7 @@ class Worker(Generic[S]):
         self._load: EngineLoad = engine.load()
         self._heartbeat = Heartbeat(bus, self._status)
         metrics.kv_pool_bytes.set(self._load.num_blocks * self.kv_cache.block_bytes)
+        self._register_gauges()
         register_gpu_metrics(metrics.registry, engine.model.device)
         self.frames = FramePublisher(
             bus.publish,
@@ -184,6 +185,7 @@ class Worker(Generic[S]):
         ]
         running = [tasks.create_task(work) for work in loops]
         try:
+            await self._loop.call(lambda engine: engine.warm_up_thread())
             yield
         finally:
             await self._close(running)
@@ -331,20 +333,24 @@ class Worker(Generic[S]):
         while True:
             self._end_overdue()
             self._handler.on_housekeeping()
-            self._refresh_gauges()
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
     def _end_overdue(self) -> None:
         for sequence in self.sequences.overdue(self.clock()):
             self._handler.end(sequence, "the request's deadline has passed")
 
-    def _refresh_gauges(self) -> None:
-        load = self._load
-        self.metrics.num_requests_waiting.set(max(load.num_waiting, self.sequences.num_waiting))
-        self.metrics.num_requests_running.set(load.num_running)
-        self.metrics.num_free_blocks.set(load.num_free_blocks)
-        self.metrics.kv_cache_usage_ratio.set(1 - load.num_free_blocks / load.num_blocks)
-        self.metrics.transfer_bytes_per_second.set(self.speed.transfer.per_second)
+    def _register_gauges(self) -> None:
+        """Have what is true at the moment told at the moment that somebody asks."""
+        metrics, sequences = self.metrics, self.sequences
+        metrics.num_requests_waiting.set_function(
+            lambda: max(self._load.num_waiting, sequences.num_waiting)
+        )
+        metrics.num_requests_running.set_function(lambda: self._load.num_running)
+        metrics.num_free_blocks.set_function(lambda: self._load.num_free_blocks)
+        metrics.kv_cache_usage_ratio.set_function(
+            lambda: 1 - self._load.num_free_blocks / self._load.num_blocks
+        )
+        metrics.transfer_bytes_per_second.set_function(lambda: self.speed.transfer.per_second)
 
     async def _publish_event(self, event: kv_event_pb2.KvEvent, message_id: str) -> None:
         await self.bus.publish_durable(

@@ -78,6 +78,20 @@ class Decoder:
         """Longest sequence that the rotation table covers."""
         return self._cos_sin.shape[0]
 
+    def warm_up(self, *, max_tokens: int, max_logit_rows: int) -> None:
+        """Have the calling thread compute every projection for every number of rows (see `Linear`).
+
+        Costs about what a prompt of 13 times `max_tokens` costs in one layer; on a GPU nothing.
+        """
+        by_shape = {
+            linear.shape: linear
+            for layer in self._layers
+            for linear in (layer.qkv, layer.output, *layer.feed_forward.linears)
+        }
+        for linear in by_shape.values():
+            linear.warm_up(max_tokens)
+        self._output.warm_up(max_logit_rows)
+
     def forward(
         self,
         token_ids: torch.Tensor,

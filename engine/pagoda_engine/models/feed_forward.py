@@ -23,6 +23,11 @@ class DenseFeedForward:
     gate_up: Linear
     down: Linear
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All projections."""
+        return self.gate_up, self.down
+
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[T, hidden]`` for ``[T, hidden]``."""
         return self.down(silu_mul(self.gate_up(hidden)))
@@ -64,6 +69,11 @@ class Experts:
             pairs = zip(gate_up, down, strict=True)
             self._packed = tuple(DenseFeedForward(Linear(g), Linear(d)) for g, d in pairs)
             self._gate_up = self._down = gate_up.new_empty(0)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The projections of each shape; all experts have the same."""
+        return (self._router, *(self._packed[0].linears if self._packed else ()))
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[T, hidden]`` for ``[T, hidden]``."""

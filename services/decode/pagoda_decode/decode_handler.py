@@ -33,6 +33,7 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
         self.leases = LeaseTable(
             worker.identity.epoch, lease_seconds=lease_seconds, clock=time.monotonic
         )
+        worker.metrics.num_leases.set_function(lambda: len(self.leases))
         self.endpoint = ""
         self._remote = RemotePrefill(
             self.leases,
@@ -89,7 +90,6 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
     def on_housekeeping(self) -> None:
         """Let leases expire."""
         self.leases.sweep()
-        self.worker.metrics.num_leases.set(len(self.leases))
 
     def start_import(self, sequence: DecodeSequence, blocks: ReservedBlocks) -> None:
         """Get the KV of reserved blocks from a prefill worker or the kvstore."""

@@ -4,18 +4,22 @@ from pathlib import Path
 
 import pytest
 from opentelemetry import trace
+from support.fake_prefill import FakePrefill
 from support.otlp_sink import otlp_sink
 from support.span_files import read_spans
 from support.worker_cluster import Cluster
 
 from pagoda.rpc.v1 import kv_event_pb2, status_pb2
+from pagoda_engine import SamplingParams
 from pagoda_runtime.block_hash import split_hashes
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry, tracer
+from pagoda_worker import worker
 
 pytestmark = pytest.mark.integration
 
 PROMPT = list(range(1, 101))
+LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
 REMOTE = {
     "prefill.queue",
     "kv.fetch",
@@ -176,3 +180,29 @@ async def test_heartbeat_carries_the_card_and_fitted_speeds(cluster: Cluster) ->
     assert status.model.vocab_size == cluster.model.vocab_size
     assert len(status.model.kv_identity) == 16
     assert status.host_id
+
+
+async def test_gauges_say_what_is_true_at_the_moment(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "HOUSEKEEPING_SECONDS", 3600.0)
+    decode = await cluster.start_decode("decode-1")
+    fake = await FakePrefill(cluster, "prefill-1").start()
+    computed = await cluster.generate("decode-1", PROMPT, sampling=LONG)
+    await computed.first_token()
+    imported = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-1")
+    await fake.next_request()
+
+    assert decode.metric("pagoda_num_requests_running") == 2
+    assert decode.metric("pagoda_kv_leases") == 1
+    assert decode.metric("pagoda_kv_free_blocks") < 128
+    assert 0 < decode.metric("pagoda_kv_cache_usage_ratio") < 1
+
+    for answer in (computed, imported):
+        await cluster.cancel("decode-1", answer)
+        await answer.finished()
+    assert decode.metric("pagoda_num_requests_running") == 0
+    assert decode.metric("pagoda_num_requests_waiting") == 0
+    assert decode.metric("pagoda_kv_leases") == 0
+    assert decode.metric("pagoda_kv_free_blocks") == 128
+    assert decode.metric("pagoda_kv_cache_usage_ratio") == 0

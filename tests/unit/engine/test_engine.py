@@ -2,10 +2,11 @@ import random
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from support.engine_driver import ROOT, EngineDriver, hash_block, make_request
-from support.tiny_checkpoints import EOS_TOKEN_ID
+from support.tiny_checkpoints import EOS_TOKEN_ID, make_tiny_checkpoint
 from support.tiny_engine import OTHER, PROMPT, greedy, greedy_tokens, make_driver
 
 from pagoda_engine import (
@@ -390,3 +391,22 @@ def test_random_runs_keep_every_invariant(tiny_model: LoadedModel, seed: int) ->
             assert output.token_ids == expected[sequence_id][: len(output.token_ids)]
         else:
             assert output.token_ids == expected[sequence_id]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_memory_is_flat_once_the_thread_is_warm(family: str, tmp_path: Path) -> None:
+    if not can_pack(torch.float32):
+        pytest.skip("nothing is packed on this machine")
+    # Widths of no other test: what is compiled for a shape is compiled once.
+    folder = make_tiny_checkpoint(tmp_path, family, intermediate_size=112)
+    model = load_model(folder, EngineConfig(dtype="float32", max_model_len=512))
+    driver = make_driver(model, num_blocks=64, max_model_len=100, max_num_batched_tokens=64)
+    driver.engine.warm_up_thread()
+    process = psutil.Process()
+    before = process.memory_info().rss
+    for num_tokens in range(1, 65):  # each its own number of rows
+        driver.add(str(num_tokens), [num_tokens] * num_tokens, sampling=greedy(2))
+        driver.run()
+    grown = process.memory_info().rss - before
+    assert grown < 10 * 2**20, f"{grown / 2**20:.0f} MiB"
