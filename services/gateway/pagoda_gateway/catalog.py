@@ -71,10 +71,7 @@ class Catalog:
 
     @property
     def entries(self) -> Mapping[str, ServedModel]:
-        """What may be asked for now, by name or alias: names first, this gateway's own at the top.
-
-        An entry whose id is not its model's name is an alias.
-        """
+        """What may be asked for now: names as in `served_names`, then aliases by the alphabet."""
         return self._by_id
 
     def get(self, name: str) -> ServedModel:
@@ -165,7 +162,7 @@ class Catalog:
 
     def _resolved(self, num_workers: Mapping[str, int]) -> dict[str, ServedModel]:
         """Return what each name and each alias leads to."""
-        by_id = {name: self._models[name] for name in self._served_names if name in self._models}
+        aliases: dict[str, ServedModel] = {}
         names = {*self._served_names, *num_workers}
         for announced in sorted(self._announced.values(), key=lambda announced: announced.epoch):
             card = announced.card
@@ -173,7 +170,7 @@ class Catalog:
             if model is None:
                 continue
             for alias in card.aliases:
-                holder = alias if alias in names else by_id.setdefault(alias, model).name
+                holder = alias if alias in names else aliases.setdefault(alias, model).name
                 if holder != card.name and alias != card.name:
                     self._say_once(
                         f"{shorten(alias)} is announced as an alias of {shorten(card.name)}, but "
@@ -183,8 +180,9 @@ class Catalog:
                     )
         for alias, model in self._by_id.items():
             if alias not in names and not num_workers.get(model.name):
-                by_id.setdefault(alias, self._models[model.name])
-        return by_id
+                aliases.setdefault(alias, self._models[model.name])
+        by_name = {name: self._models[name] for name in self._served_names if name in self._models}
+        return by_name | dict(sorted(aliases.items()))
 
     def _say_once(self, text: str, *, key: tuple[str, ...]) -> None:
         if key not in self._said and len(self._said) < MAX_SAID:
