@@ -84,7 +84,7 @@ async def load_texts(
     def load_further(other: str, where: str) -> ModelText:
         setting = f"PAGODA_GATEWAY_MODELS[{other!r}]"
         if other == name:
-            raise ModelFolderError(f"{setting} has the name of PAGODA_MODEL; give it another")
+            raise ModelFolderError(f"{setting} has the name of PAGODA_MODEL, must have another")
         return ModelText.load(find_model(where, setting), large=large, threads=threads)
 
     try:

@@ -13,7 +13,6 @@ from support.tiny_tokenizer import sentencepiece_tokenizer, write_model_folder
 from pagoda.rpc.v1 import generate_pb2 as pb
 from pagoda.rpc.v1.status_pb2 import ModelCard
 from pagoda_gateway.text.tokenizer import ModelTokenizer
-from pagoda_runtime.errors import ModelFolderError
 from pagoda_runtime.messaging import subjects
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -206,24 +205,3 @@ async def test_a_lone_worker_that_refused_is_asked_again_beside_another_models(
     asked = [list(request.excluded_worker_ids) for request in running.router.requests]
     assert answer.status_code == 200, answer.text
     assert asked == [[], []]
-
-
-async def test_unusable_files_are_said_for_each_model(
-    start: Start, tmp_path: Path, other_folder: Path
-) -> None:
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "bare" / "config.json").write_text("{}")
-    models = {
-        "bare": str(tmp_path / "bare"),
-        "gone": str(tmp_path / "gone"),
-        "good": str(other_folder),
-        "tiny": str(other_folder),
-    }
-    with pytest.raises(ModelFolderError) as raised:
-        async with start(models=models):
-            pass
-    problems = str(raised.value).split("; model ")
-    assert len(problems) == 3
-    assert "tokenizer.json is missing" in problems[0]
-    assert f"PAGODA_GATEWAY_MODELS['gone']='{tmp_path / 'gone'}'" in problems[1]
-    assert "PAGODA_GATEWAY_MODELS['tiny'] has the name of PAGODA_MODEL" in problems[2]
