@@ -27,6 +27,22 @@ class _Announced:
 
     epoch: str
     card: ModelCard
+    name: str
+    aliases: tuple[str, ...]
+    kv_identity: bytes
+    max_model_len: int
+
+    @classmethod
+    def by(cls, status: WorkerStatus) -> "_Announced":
+        card = status.model
+        return cls(
+            epoch=status.epoch,
+            card=card,
+            name=card.name,
+            aliases=tuple(card.aliases),
+            kv_identity=card.kv_identity,
+            max_model_len=card.max_model_len,
+        )
 
 
 class Catalog:
@@ -108,7 +124,7 @@ class Catalog:
             known = self._announced.get(worker_id)
             if known is not None and known.card == status.model:
                 return
-            self._announced[worker_id] = _Announced(status.epoch, status.model)
+            self._announced[worker_id] = _Announced.by(status)
             self._learn(worker_id, status.model)
         self._update()
 
@@ -142,47 +158,49 @@ class Catalog:
         )
 
     def _update(self) -> None:
-        """Follow what the workers alive say now."""
-        num_workers = Counter(announced.card.name for announced in self._announced.values())
-        for name in self._models.keys() & num_workers.keys():
-            self._fit_limit(name)
-        self._by_id = self._resolved(num_workers)
+        """Follow what the workers alive say now, in one pass: there may be a thousand."""
+        num_workers: Counter[str] = Counter()
+        limits: dict[tuple[str, bytes], int] = {}
+        claims: dict[tuple[str, tuple[str, ...]], str] = {}  # name and aliases: since when
+        for said in self._announced.values():
+            num_workers[said.name] += 1
+            identity = said.name, said.kv_identity
+            limits[identity] = min(said.max_model_len, limits.get(identity, said.max_model_len))
+            claim = said.name, said.aliases
+            claims[claim] = min(said.epoch, claims.get(claim, said.epoch))
+        # A limit is what every decode worker can keep: they may have unequal KV pools.
+        for name, model in self._models.items():
+            limit = limits.get((name, model.kv_identity), model.max_model_len)
+            if limit != model.max_model_len:
+                self._models[name] = replace(model, max_model_len=limit)
+        self._by_id = self._resolved(num_workers, sorted(claims, key=claims.__getitem__))
         self._on_change({name: num_workers[name] for name in self._served_names})
 
-    def _fit_limit(self, name: str) -> None:
-        """Let the limit be what every decode worker can keep: they may have unequal KV pools."""
-        model = self._models[name]
-        limits = [
-            announced.card.max_model_len
-            for announced in self._announced.values()
-            if (announced.card.name, announced.card.kv_identity) == (name, model.kv_identity)
-        ]
-        if limits and min(limits) != model.max_model_len:
-            self._models[name] = replace(model, max_model_len=min(limits))
+    def _resolved(
+        self, num_workers: Mapping[str, int], claims: Sequence[tuple[str, tuple[str, ...]]]
+    ) -> dict[str, ServedModel]:
+        """Return what each name and each alias leads to.
 
-    def _resolved(self, num_workers: Mapping[str, int]) -> dict[str, ServedModel]:
-        """Return what each name and each alias leads to."""
-        aliases: dict[str, ServedModel] = {}
+        Args:
+            num_workers: alive, by model, also of models not served here.
+            claims: names with aliases that their workers announce, the oldest first.
+        """
+        holders: dict[str, str] = {}  # of aliases, served here or not
         names = {*self._served_names, *num_workers}
-        for announced in sorted(self._announced.values(), key=lambda announced: announced.epoch):
-            card = announced.card
-            model = self._models.get(card.name)
-            if model is None:
-                continue
-            for alias in card.aliases:
-                holder = alias if alias in names else aliases.setdefault(alias, model).name
-                if holder != card.name and alias != card.name:
+        for name, aliases in claims:
+            for alias in aliases:
+                holder = alias if alias in names else holders.setdefault(alias, name)
+                if holder != name and alias != name:
                     self._say_once(
-                        f"{shorten(alias)} is announced as an alias of {shorten(card.name)}, but "
-                        f"leads to {shorten(holder)} already. Change PAGODA_MODEL_ALIASES of one "
-                        "of them",
-                        key=("alias", alias, card.name, holder),
+                        f"{shorten(alias)} is announced as an alias of {shorten(name)}, but leads "
+                        f"to {shorten(holder)} already. Change PAGODA_MODEL_ALIASES of one of them",
+                        key=("alias", alias, name, holder),
                     )
         for alias, model in self._by_id.items():
             if alias not in names and not num_workers.get(model.name):
-                aliases.setdefault(alias, self._models[model.name])
-        by_name = {name: self._models[name] for name in self._served_names if name in self._models}
-        return by_name | dict(sorted(aliases.items()))
+                holders.setdefault(alias, model.name)
+        leads_to = {name: name for name in self._served_names} | dict(sorted(holders.items()))
+        return {id_: self._models[name] for id_, name in leads_to.items() if name in self._models}
 
     def _say_once(self, text: str, *, key: tuple[str, ...]) -> None:
         if key not in self._said and len(self._said) < MAX_SAID:

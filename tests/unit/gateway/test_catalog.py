@@ -153,6 +153,15 @@ def test_of_two_models_with_one_alias_the_older_has_it_whoever_was_heard_first(
     assert caplog.text.count(said) == 1
 
 
+def test_an_alias_that_an_older_model_has_elsewhere_is_not_offered_as_another_model() -> None:
+    """Gateways with the older model's files would answer it by that one."""
+    directory = WorkerDirectory()
+    catalog = Catalog(directory, ["tiny"])
+    directory.on_status(status(card_of("elsewhere", "both"), worker_id="e", epoch="1"))
+    directory.on_status(status(card_of("tiny", "both"), worker_id="t", epoch="2"))
+    assert leads_to(catalog) == {"tiny": "tiny"}
+
+
 def test_an_alias_moves_on_when_the_older_model_ends() -> None:
     directory = WorkerDirectory()
     catalog = Catalog(directory, ["tiny", "other"])
