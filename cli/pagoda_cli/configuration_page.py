@@ -37,7 +37,7 @@ NAMES_INTRODUCTION = """# Settings that containers get from the shell where Comp
 # if they are set there. Written by `make docs`. Secrets, folders and addresses are not here:
 # they differ between a shell and a container.
 """
-KEPT_OUT = ("url", "user", "host", "port", "endpoint", "worker_id", "model")
+KEPT_OUT = ("url", "user", "host", "port", "endpoint", "worker_id", "model", "models")
 BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 

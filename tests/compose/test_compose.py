@@ -135,7 +135,12 @@ def test_every_combination_of_files_is_valid() -> None:
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=os.environ | {"PAGODA_LAN": "10.0.0.1"},
+            env=os.environ
+            | {
+                "PAGODA_LAN": "10.0.0.1",
+                "PAGODA_SECOND_MODEL_DIR": "demo/model",
+                "PAGODA_SECOND_MODEL_NAME": "second",
+            },
             capture_output=True,
             text=True,
             timeout=60,

@@ -297,17 +297,15 @@ def _logprobs(token_id: int, num_top: int) -> pb.PositionLogprobs:
 
 @dataclass
 class ScriptedRouter:
-    """A router that takes the first decode worker that is alive and not excluded.
+    """A router that takes the first decode worker of the model that is alive and not excluded.
 
     Attributes:
         bus: its connection.
-        model: whose requests it answers.
         answer: replaces the choice where set.
         requests: everything that came.
     """
 
     bus: Bus
-    model: str = "tiny"
     answer: route_pb2.RouteResponse | None = None
     requests: list[route_pb2.RouteRequest] = field(default_factory=list)
 
@@ -320,7 +318,7 @@ class ScriptedRouter:
         self._subscriptions = [
             await self.directory.subscribe(self.bus, Role.ROLE_DECODE),
             await self.bus.serve(
-                subjects.route(self.model),
+                subjects.ROUTE_ALL,
                 route_pb2.RouteRequest,
                 self._route,
                 queue=subjects.ROUTER_QUEUE,
@@ -344,7 +342,8 @@ class ScriptedRouter:
         if self.answer is not None:
             return self.answer
         for status in self.directory.alive(Role.ROLE_DECODE):
-            if status.worker_id not in request.excluded_worker_ids:
+            is_excluded = status.worker_id in request.excluded_worker_ids
+            if status.model.name == request.model and not is_excluded:
                 chosen = route_pb2.Candidate(decode_worker_id=status.worker_id, is_chosen=True)
                 return route_pb2.RouteResponse(
                     status=route_pb2.ROUTE_STATUS_PLACED,

@@ -82,7 +82,9 @@ async def open_worker(
             sequence_class,
             identity=identity,
             engine=engine,
-            model=ServedModel.of(engine, context.common.served_model_name),
+            model=ServedModel.of(
+                engine, context.common.served_model_name, context.common.model_aliases
+            ),
             grammars=grammars,
             resident=resident,
             parents=parents,

@@ -3,6 +3,7 @@
 Values, said once the engine is loaded. Knows no sequence.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagoda.rpc.v1 import status_pb2
@@ -23,6 +24,7 @@ class ServedModel:
         embedding_size: numbers in an embedding.
         block_bytes: of one KV block, all layers.
         dtype: of weights and KV, e.g. ``bfloat16``.
+        aliases: further names that clients may use.
     """
 
     name: str
@@ -33,10 +35,11 @@ class ServedModel:
     embedding_size: int
     block_bytes: int
     dtype: str
+    aliases: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, engine: Engine, name: str) -> "ServedModel":
-        """Return what an engine serves under a name."""
+    def of(cls, engine: Engine, name: str, aliases: Sequence[str] = ()) -> "ServedModel":
+        """Return what an engine serves under a name and its aliases."""
         model = engine.model
         return cls(
             name=name,
@@ -47,6 +50,7 @@ class ServedModel:
             embedding_size=model.description.hidden_size,
             block_bytes=engine.kv_cache.block_bytes,
             dtype=str(model.dtype).removeprefix("torch."),
+            aliases=tuple(aliases),
         )
 
     @property
@@ -65,4 +69,5 @@ class ServedModel:
             vocab_size=self.vocab_size,
             embedding_size=self.embedding_size,
             dtype=self.dtype,
+            aliases=self.aliases,
         )

@@ -64,6 +64,8 @@ async def _run(plan: Plan, stack: Stack) -> int:
         supervisor.start()
         if not await _until_ready(supervisor, stop):
             return EXIT_INTERRUPTED
+        for role in ("prefill", "decode"):
+            write_environment(plan.home / f"{role}.env", stack.joining_environment(role))
         _announce(plan, stack.api_key)
         await supervisor.run(stop)
         return 0

@@ -30,6 +30,10 @@ SERVICE_SECRETS = {
 }
 """Which of the platform's secrets a service gets, beside its own settings and its user at NATS."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+JOINING_VARIABLES = (
+    "PAGODA_NATS_URL", "PAGODA_NATS_USER", "PAGODA_NATS_TOKEN", "PAGODA_CLUSTER_TOKEN",
+    "PAGODA_TRACE_DIR",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +79,18 @@ class Stack:
         self._ports = {plan.http_port}
         self._nats_passwords: dict[str, str] = {}  # empty: the user's own server
         self._infrastructure: list[ChildSpec] = []
+        self._kvstore_port = self._port("PAGODA_KVSTORE_GRPC_PORT")
         self.disk = plan_disk(plan.home, self._user)
         self._shared = self._shared_environment()
         self.api_key = self._shared["PAGODA_GATEWAY_BOOTSTRAP_API_KEY"]
 
     def specs(self) -> list[ChildSpec]:
         """Return all processes; a server that the user named by its URL is not started."""
-        kvstore_port = self._port("PAGODA_KVSTORE_GRPC_PORT")
-        endpoint = f"127.0.0.1:{kvstore_port}"
+        kvstore_port = {"PAGODA_KVSTORE_GRPC_PORT": str(self._kvstore_port)}
         services = [
             self._service("gateway", "gateway", {}),
             self._service("router", "router", {}),
-            self._service("kvstore", "kvstore", {"PAGODA_KVSTORE_GRPC_PORT": str(kvstore_port)}),
+            self._service("kvstore", "kvstore", kvstore_port),
         ]
         counts = {
             "prefill": self._plan.topology.num_prefill,
@@ -94,8 +98,14 @@ class Stack:
         }
         for role, count in counts.items():
             for index in range(count):
-                services.append(self._worker(role, index, endpoint))
+                services.append(self._worker(role, index))
         return [*self._infrastructure, *services]
+
+    def joining_environment(self, role: str) -> dict[str, str]:
+        """Return what a further worker, of this model or another one, needs to join this stack."""
+        known = self._environment_of(role)
+        found = {name: known[name] for name in JOINING_VARIABLES if known.get(name)}
+        return found | self._kvstore_endpoint(role)
 
     def _shared_environment(self) -> dict[str, str]:
         plan, secrets, user = self._plan, self._secrets, self._user
@@ -157,15 +167,17 @@ class Stack:
             environ["PAGODA_NATS_TOKEN"] = self._nats_passwords[service]
         return environ
 
-    def _worker(self, role: str, index: int, kvstore_endpoint: str) -> ChildSpec:
+    def _kvstore_endpoint(self, role: str) -> dict[str, str]:
+        name = f"PAGODA_{role.upper()}_KVSTORE_ENDPOINT"
+        return {name: self._user.get(name) or f"127.0.0.1:{self._kvstore_port}"}
+
+    def _worker(self, role: str, index: int) -> ChildSpec:
         prefix = f"PAGODA_{role.upper()}_"
-        variables: dict[str, str] = {}
+        variables = self._kvstore_endpoint(role)
         if f"{prefix}GRPC_PORT" in _names_of(role):
             variables[f"{prefix}GRPC_PORT"] = str(
                 self._port(f"{prefix}GRPC_PORT" if index == 0 else "")
             )
-        if not self._user.get(f"{prefix}KVSTORE_ENDPOINT"):
-            variables[f"{prefix}KVSTORE_ENDPOINT"] = kvstore_endpoint
         if not self._user.get(f"{prefix}GPU_MEMORY_UTILIZATION"):
             topology = self._plan.topology
             share = GPU_MEMORY_UTILIZATION / (topology.num_prefill + topology.num_decode)

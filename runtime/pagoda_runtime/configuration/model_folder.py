@@ -15,18 +15,25 @@ def resolve_model_folder(common: CommonSettings) -> Path:
     Raises:
         ModelFolderError: there is none; says what to do.
     """
-    if not common.model:
-        return find_demo_model()
-    folder = Path(common.model).expanduser()
+    return find_model(common.model, "PAGODA_MODEL") if common.model else find_demo_model()
+
+
+def find_model(model: str, setting: str) -> Path:
+    """Return the absolute folder of the model that `setting` names, a folder or a hub name.
+
+    Raises:
+        ModelFolderError: there is none; says what to do.
+    """
+    folder = Path(model).expanduser()
     if folder.is_dir():
         return _checked(folder.resolve())
-    if _looks_like_path(common.model):
-        raise ModelFolderError(f"PAGODA_MODEL={common.model!r}: there is no such folder")
-    snapshot = cached_snapshot(common.model)
+    if _looks_like_path(model):
+        raise ModelFolderError(f"{setting}={model!r}: there is no such folder")
+    snapshot = cached_snapshot(model)
     if snapshot is None:
         raise ModelFolderError(
-            f"PAGODA_MODEL={common.model!r} is neither a folder nor in the Hugging Face cache "
-            f"({_hub_cache()}): fetch it with `hf download {common.model}`, or give a folder"
+            f"{setting}={model!r} is neither a folder nor in the Hugging Face cache "
+            f"({_hub_cache()}): fetch it with `hf download {model}`, or give a folder"
         )
     return _checked(snapshot)
 

@@ -10,13 +10,16 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from pagoda_runtime.configuration.names import unknown_name_problems, variable_names
 from pagoda_runtime.errors import SettingsError
+
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+"""What clients may call a model."""
 
 
 class ServiceSettings(BaseSettings):
@@ -51,6 +54,12 @@ class CommonSettings(ServiceSettings):
     )
     model_name: str = Field(
         default="", description="Name clients ask for; empty: the model folder's name"
+    )
+    model_aliases: list[ModelName] = Field(
+        default=[],
+        max_length=16,
+        description="Further names for the model, as JSON, such as "
+        '["gpt-4o-mini"]; its decode workers announce them',
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Number format of weights and KV; auto: the model's own"

@@ -7,10 +7,12 @@ Imports go down this list, never up:
 
 - `http`: routes, bodies, answers, the server.
 - `gateway`: the parts of one replica, made and tied together.
+- `model_text`: what belongs to one model, once for each.
 - `anthropic`, `responses`: other APIs' bodies turned into chats, and their answers.
 - `openai`: bodies checked and turned into sequences; results turned into answers.
 - `sequences`: placement, frames, failover. Hears of accounts only as a log of open records.
 - `text`: tokens <-> text, templates, stop strings.
 - `accounts`: keys, the usage log, the ledger, receipts. Known to `gateway` and `http` alone.
+- `catalog`: which name leads to which model. Known to `gateway` and `http` alone.
 - `served_model`, `config`, `errors`, `metrics`, `sse`: known to all.
 """

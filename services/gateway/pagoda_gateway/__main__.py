@@ -1,5 +1,6 @@
 """`python -m pagoda_gateway`: one gateway process."""
 
+import contextlib
 import logging
 import sys
 
@@ -20,22 +21,23 @@ def main() -> int:
 
     async def serve(service: ServiceContext) -> None:
         folder = resolve_model_folder(common)
-        async with (
-            service.bus(service.instance_id) as bus,
-            open_gateway(
+        async with service.bus(service.instance_id) as bus, contextlib.AsyncExitStack() as stack:
+            opening = open_gateway(
                 common=common,
                 settings=settings,
                 model_folder=folder,
                 bus=bus,
                 health=service.health,
                 gateway_id=service.instance_id,
-            ) as gateway,
-            http_server(
+            )
+            # It reads the files of every model, seconds for each large one.
+            gateway = await service.unless_stopped(stack.enter_async_context(opening))
+            server = http_server(
                 make_app(gateway),
                 listen(settings.host, common.http_port),
                 max_connections=settings.max_connections,
-            ),
-        ):
+            )
+            await stack.enter_async_context(server)
             logger.info("listening on http://%s:%d", settings.host, common.http_port)
             await service.stop.wait()
             await drain(gateway)

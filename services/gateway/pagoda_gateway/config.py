@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from pagoda_runtime.configuration.settings import ServiceSettings
+from pagoda_runtime.configuration.settings import ModelName, ServiceSettings
 
 
 class GatewaySettings(ServiceSettings):
@@ -32,6 +32,13 @@ class GatewaySettings(ServiceSettings):
         SecretStr(""),
         description="API key stored (hashed) for tenant 'default' at start; empty = none.",
     )
+    models: dict[ModelName, str] = Field(
+        {},
+        max_length=32,
+        description="Models to serve beside PAGODA_MODEL, as JSON of name and folder or hub name, "
+        'such as {"qwen3-8b": "/models/qwen3-8b"}: read for tokenizer and template. Workers with '
+        "that PAGODA_MODEL_NAME run them.",
+    )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
     body_budget_bytes: int = Field(
         256 * 1024 * 1024,
@@ -51,7 +58,8 @@ class GatewaySettings(ServiceSettings):
     )
     tool_format: Literal["auto", "hermes", "llama3", "mistral"] = Field(
         "auto",
-        description="How the model writes tool calls; auto: as its chat template shows.",
+        description="How PAGODA_MODEL writes tool calls; auto, and other models: as the chat "
+        "template shows.",
     )
     max_n: int = Field(16, ge=1, le=128, description="Largest n (choices for each prompt).")
     max_sequences: int = Field(

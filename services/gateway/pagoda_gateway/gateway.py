@@ -1,10 +1,10 @@
 """The gateway's parts, made and tied together once; everything an HTTP route needs."""
 
 import contextlib
-import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
@@ -14,9 +14,10 @@ from pagoda_gateway.accounts.receipts import Receipts
 from pagoda_gateway.accounts.usage_log import UsageLog
 from pagoda_gateway.anthropic.endpoint import MessagesEndpoint
 from pagoda_gateway.body_budget import BodyBudget
+from pagoda_gateway.catalog import Catalog
 from pagoda_gateway.config import GatewaySettings
-from pagoda_gateway.dialects import Dialect
 from pagoda_gateway.embeddings.endpoint import EmbeddingProcessor, EmbeddingsEndpoint
+from pagoda_gateway.model_text import ModelText, load_texts
 from pagoda_gateway.openai.answer_form import AnswerForms
 from pagoda_gateway.openai.chat import ChatEndpoint, ChatProcessor
 from pagoda_gateway.openai.completions import CompletionEndpoint, CompletionProcessor
@@ -27,14 +28,9 @@ from pagoda_gateway.sequences.frames import FrameReceiver
 from pagoda_gateway.sequences.placement import Placer
 from pagoda_gateway.sequences.readiness import Readiness
 from pagoda_gateway.sequences.silence import SilenceWatch
-from pagoda_gateway.served_model import Catalog
-from pagoda_gateway.text.chat_template import ChatTemplate
-from pagoda_gateway.text.grammars import GrammarChecker
+from pagoda_gateway.text.grammars import GrammarThreads
 from pagoda_gateway.text.prompts import PromptMaker
-from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.configuration.settings import CommonSettings
-from pagoda_runtime.errors import GrammarError
-from pagoda_runtime.grammar import GrammarCompiler
 from pagoda_runtime.identity import new_epoch
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -47,7 +43,7 @@ from pagoda_runtime.status import (
 )
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 
-logger = logging.getLogger(__name__)
+P = TypeVar("P")
 
 DEFAULT_TENANT = "default"
 LEDGER_CONSUMER = "ledger"
@@ -57,17 +53,20 @@ LEDGER_TRIM_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One replica."""
+    """One replica.
+
+    What belongs to one model is in `texts` and in the endpoints' processors, by the name of the
+    `ServedModel` that the catalog has for a body's `model`.
+    """
 
     gateway_id: str
-    served_name: str
+    served_name: str  # of its own model, PAGODA_MODEL
     settings: GatewaySettings
     health: Health
     bus: Bus
     directory: WorkerDirectory
     catalog: Catalog
-    tokenizer: ModelTokenizer
-    prompts: PromptMaker
+    texts: Mapping[str, ModelText]
     chat: ChatEndpoint
     completions: CompletionEndpoint
     embeddings: EmbeddingsEndpoint
@@ -95,32 +94,36 @@ async def open_gateway(
 ) -> AsyncIterator[Gateway]:
     """Yield a gateway that receives frames and heartbeats and applies usage records.
 
-    It is ready while a router and a decode worker with the model are alive. While it is open,
+    It is ready while a router and a decode worker with its own model are alive. While it is open,
     workers keep its sequences.
+
+    Raises:
+        ModelFolderError: a model's text files cannot be used.
     """
-    tokenizer = ModelTokenizer.load(model_folder)
-    template = ChatTemplate.load(model_folder, tokenizer.special_tokens)
-    prompts = PromptMaker(tokenizer, template)
-    checker = GrammarChecker(_compiler(tokenizer))
-    dialect = Dialect.of(template.source if template else "", settings.tool_format)
-    forms = AnswerForms(dialect, tokenizer, checker)
-    chat = ChatProcessor(settings, prompts, forms)
+    grammar_threads = GrammarThreads()
+    texts = await load_texts(
+        common.served_model_name,
+        model_folder,
+        further=settings.models,
+        tool_format=settings.tool_format,
+        threads=grammar_threads,
+    )
+
+    def by_model(make: Callable[[GatewaySettings, PromptMaker, AnswerForms], P]) -> dict[str, P]:
+        return {name: make(settings, text.prompts, text.forms) for name, text in texts.items()}
+
+    chats = by_model(ChatProcessor)
     store = ResponseStore(
         max_bytes=settings.response_store_bytes, keep_seconds=settings.response_store_seconds
     )
     directory, frames = WorkerDirectory(), FrameReceiver()
     usage_log = UsageLog(bus, timeout_seconds=settings.usage_timeout_seconds)
     readiness = Readiness(health, common.served_model_name)
-    readiness.on_decode_workers(0)
     async with open_ledger(settings.ledger_address(common.home)) as ledger:
         secret = settings.bootstrap_api_key.get_secret_value()
         if secret:
             await ledger.create_key(DEFAULT_TENANT, "bootstrap", secret)
-        catalog = Catalog(
-            directory,
-            common.served_model_name,
-            on_alive=readiness.on_decode_workers,
-        )
+        catalog = Catalog(directory, list(texts), on_change=readiness.on_decode_workers)
         directory.add_listener(frames.on_worker)
         directory.add_listener(readiness.on_status)
         gateway = Gateway(
@@ -131,15 +134,12 @@ async def open_gateway(
             bus=bus,
             directory=directory,
             catalog=catalog,
-            tokenizer=tokenizer,
-            prompts=prompts,
-            chat=ChatEndpoint(chat, tokenizer),
-            completions=CompletionEndpoint(
-                CompletionProcessor(settings, prompts, forms), tokenizer
-            ),
-            embeddings=EmbeddingsEndpoint(EmbeddingProcessor(settings, prompts, forms)),
-            messages=MessagesEndpoint(chat),
-            responses=ResponsesEndpoint(chat, store),
+            texts=texts,
+            chat=ChatEndpoint(chats),
+            completions=CompletionEndpoint(by_model(CompletionProcessor)),
+            embeddings=EmbeddingsEndpoint(by_model(EmbeddingProcessor)),
+            messages=MessagesEndpoint(chats),
+            responses=ResponsesEndpoint(chats, store),
             frames=frames,
             placer=Placer(bus, directory, settings, gateway_id=gateway_id),
             usage_log=usage_log,
@@ -154,7 +154,7 @@ async def open_gateway(
             lambda is_ready, why: health.set_ready("usage log", is_ready, why),
         )
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(checker.close)
+            stack.callback(grammar_threads.close)
             for subscription in (
                 await frames.subscribe(bus, gateway_id),
                 await directory.subscribe(bus, Role.ROLE_DECODE, Role.ROLE_ROUTER),
@@ -182,11 +182,3 @@ async def open_gateway(
             tasks.start(watch.run(), name="silence watch")
             health.set_ready("gateway", True)
             yield gateway
-
-
-def _compiler(tokenizer: ModelTokenizer) -> GrammarCompiler | None:
-    try:
-        return tokenizer.grammar_compiler()
-    except GrammarError as error:
-        logger.warning("no JSON mode and no forced tools: %s", error)
-        return None

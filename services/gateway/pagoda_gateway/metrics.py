@@ -13,6 +13,9 @@ REQUESTS = Counter(
     "pagoda_requests", "Generation requests that got past validation, by how they ended",
     ["endpoint", "outcome"],
 )  # fmt: skip
+DECODE_WORKERS = Gauge(
+    "pagoda_model_decode_workers", "Decode workers alive that serve the model", ["model"]
+)
 IN_FLIGHT = Gauge("pagoda_num_requests_in_flight", "Generation requests being served now")
 TTFT = Histogram(
     "pagoda_time_to_first_token_seconds", "Arrival to first token", buckets=_TTFT_BUCKETS

@@ -63,7 +63,11 @@ class Router:
         self, request: RoutingRequest, workers: list[WorkerSnapshot]
     ) -> dict[str, PrefixMatch]:
         """Return the prefix hits of each worker that could share blocks; none if Redis is away."""
-        sharing = [worker for worker in workers if worker.kv_identity == request.kv_identity]
+        sharing = [
+            worker
+            for worker in workers
+            if (worker.model, worker.kv_identity) == (request.model, request.kv_identity)
+        ]
         groups = self._groups(request, sharing)
         started = time.perf_counter()
         with tracer().start_as_current_span("router.match") as span:

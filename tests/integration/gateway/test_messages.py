@@ -128,7 +128,9 @@ async def test_an_answer_that_the_client_has_begun_is_continued(running: Running
     begun = {"role": "assistant", "content": "So it"}
     await running.http.post(PATH, json={**ASKED, "messages": [*ASKED["messages"], begun]})
     prompt = list(running.worker.requests[-1].prompt_token_ids)
-    assert (await running.gateway.prompts.text_of(prompt)).endswith("<|assistant|>So it")
+    assert (await running.gateway.texts["tiny"].prompts.text_of(prompt)).endswith(
+        "<|assistant|>So it"
+    )
 
 
 async def test_sampling_and_stop_sequences(start: Start, bus: Any, model_folder: Any) -> None:

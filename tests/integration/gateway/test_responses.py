@@ -46,7 +46,9 @@ async def events_of(running: Running, **fields: Any) -> list[dict[str, Any]]:
 
 async def prompt_of(running: Running) -> str:
     """Return the text that the worker was asked to go on with."""
-    return await running.gateway.prompts.text_of(list(running.worker.requests[-1].prompt_token_ids))
+    return await running.gateway.texts["tiny"].prompts.text_of(
+        list(running.worker.requests[-1].prompt_token_ids)
+    )
 
 
 async def test_a_response_and_its_usage(start: Start, bus: Any) -> None:

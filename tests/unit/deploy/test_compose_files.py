@@ -1,6 +1,7 @@
 """The compose files agree with themselves and with what the documents tell people to type."""
 
 import itertools
+import json
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -14,7 +15,8 @@ from pagoda_worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
 WORKERS = ("prefill", "decode")
-TEXT = (ROOT / "README.md").read_text() + (ROOT / "docs/howto/gpu.md").read_text()
+PAGES = ("README.md", "docs/howto/gpu.md", "docs/howto/models.md")
+TEXT = "".join((ROOT / page).read_text() for page in PAGES)
 COMMANDS = re.findall(r"^\$ ?((?:\w+=\S+ )*docker compose[^#\n]*)", TEXT, re.MULTILINE)
 
 Services = dict[str, dict[str, Any]]
@@ -103,6 +105,28 @@ def test_with_several_gpus_every_worker_has_one_of_its_own() -> None:
     assert sorted(shares) == ["0", "1", "2", "3"]
     assert max(shares.values()) <= 1
     assert len(workers_of(services)) == 4
+
+
+def test_a_second_model_has_workers_and_a_gpu_of_its_own() -> None:
+    services = overlaid("deploy/compose.two-models.yaml")
+    shares = shares_by_gpu(services)
+    second = {name: service for name, service in services.items() if name.startswith("second-")}
+    folders = [service["volumes"][-1]["target"] for service in second.values()]
+    models = services["gateway"]["environment"]["PAGODA_GATEWAY_MODELS"]
+
+    assert {name: role_of(service) for name, service in second.items()} == {
+        "second-prefill": "PREFILL",
+        "second-decode": "DECODE",
+    }
+    assert sorted(shares) == ["0", "1"]
+    assert max(shares.values()) <= 1
+    for service in second.values():
+        assert service["environment"]["PAGODA_MODEL"] == "/models/second"
+    assert folders == ["/models/second"] * 2
+    assert services["gateway"]["volumes"][-1]["target"] == "/models/second"
+    assert json.loads(models) == {
+        second["second-decode"]["environment"]["PAGODA_MODEL_NAME"]: "/models/second"
+    }
 
 
 def test_each_gpu_has_one_variable_of_its_own() -> None:

@@ -24,3 +24,14 @@ def test_misspelt_name_refuses_to_start() -> None:
 def test_key_is_not_printed() -> None:
     settings = load_settings(GatewaySettings, {"PAGODA_GATEWAY_BOOTSTRAP_API_KEY": "sk-secret"})
     assert "sk-secret" not in repr(settings)
+
+
+def test_further_models_are_json_of_names_and_folders() -> None:
+    settings = load_settings(GatewaySettings, {"PAGODA_GATEWAY_MODELS": '{"b": "/models/b"}'})
+    assert settings.models == {"b": "/models/b"}
+
+
+@pytest.mark.parametrize("value", ["/models/b", '["/models/b"]', '{"": "/models/b"}', '{"b": 1}'])
+def test_further_models_that_are_no_names_with_folders_are_refused(value: str) -> None:
+    with pytest.raises(SettingsError, match="PAGODA_GATEWAY_MODELS"):
+        load_settings(GatewaySettings, {"PAGODA_GATEWAY_MODELS": value})

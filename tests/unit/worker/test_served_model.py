@@ -12,9 +12,10 @@ def test_card_says_what_is_served(tmp_path: Path) -> None:
     engine = Engine(
         load_model(make_tiny_checkpoint(tmp_path), config), config, hash_block=hash_block
     )
-    card = ServedModel.of(engine, "tiny").card()
+    card = ServedModel.of(engine, "tiny", ["small"]).card()
 
     assert (card.name, card.block_size, card.max_model_len) == ("tiny", 16, 512)
+    assert list(card.aliases) == ["small"]
     assert len(card.kv_identity) == 16
     assert (card.vocab_size, card.dtype) == (engine.model.vocab_size, "float32")
     assert card.embedding_size == engine.model.description.hidden_size

@@ -1,5 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's way to ask for a chat."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pagoda_gateway.anthropic.conversation import chat_messages
@@ -20,9 +21,9 @@ class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):
     object_id_prefix = "msg_"
     schema = MessagesBody
 
-    def __init__(self, processor: ChatProcessor) -> None:
-        super().__init__(processor)
-        self._chat = processor
+    def __init__(self, chats: Mapping[str, ChatProcessor]) -> None:
+        super().__init__(chats)
+        self._chats = chats
 
     def translate(self, sent: MessagesBody, _tenant: str) -> Translated[ChatBody]:
         """Return the chat that the body asks for."""
@@ -49,7 +50,7 @@ class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):
         """
         body = ChatBody.model_construct(**_conversation(sent))
         use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-        return len((await self._chat.conversation(body, use, model)).token_ids)
+        return len((await self._chats[model.name].conversation(body, use, model)).token_ids)
 
 
 def _conversation(sent: CountTokensBody) -> dict[str, Any]:

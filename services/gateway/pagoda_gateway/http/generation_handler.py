@@ -83,11 +83,11 @@ class GenerationHandler(Generic[Sent, Body]):
     ) -> tuple[Generation, ProcessedRequest]:
         """Return what is ready to run, and what it was made of."""
         gateway, endpoint = self._gateway, self._endpoint
-        processor = endpoint.processor
         tenant = caller.key.tenant
         context = set_span_in_context(span)
         with stage_span("gateway.admit", context, start_seconds=caller.arrived_unix_seconds):
             model = gateway.catalog.get(body.model)
+            processor = endpoint.processors[model.name]
             options = processor.options(body)
         started = time.perf_counter()
         with stage_span("gateway.tokenize", context):
@@ -139,7 +139,7 @@ class GenerationHandler(Generic[Sent, Body]):
                     prompt=processed.prompts[index // processed.options.num_choices],
                     sampling=sampling,
                     options=processed.options,
-                    tokenizer=gateway.tokenizer,
+                    tokenizer=self._endpoint.processors[model.name].tokenizer,
                     on_change=generation.on_sequence_change,
                     gap_timeout_seconds=settings.gap_timeout_seconds,
                     clock=time.time,

@@ -1,7 +1,7 @@
 """An API that generates: what it takes, whose body that becomes, and who writes its answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
@@ -11,7 +11,6 @@ from pagoda_gateway.openai.schemas.base import RequestBody
 from pagoda_gateway.openai.serializer import Serializer
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.request import EndpointName
-from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 Sent = TypeVar("Sent", bound=RequestBody)
 
@@ -30,14 +29,14 @@ class Translated(Generic[Body]):
 
 
 class Endpoint(ABC, Generic[Sent, Body]):
-    """One API in front of a processor.
+    """One API in front of a processor for each model.
 
     Attributes:
         name: in accounts and metrics.
         operation: its name in traces.
         object_id_prefix: of its answers' ids.
         schema: of what clients send.
-        processor: takes what that becomes.
+        processors: take what that becomes, by the model's own name.
     """
 
     name: ClassVar[EndpointName]
@@ -45,8 +44,8 @@ class Endpoint(ABC, Generic[Sent, Body]):
     object_id_prefix: ClassVar[str]
     schema: type[Sent]
 
-    def __init__(self, processor: RequestProcessor[Body]) -> None:
-        self.processor = processor
+    def __init__(self, processors: Mapping[str, RequestProcessor[Body]]) -> None:
+        self.processors = processors
 
     @abstractmethod
     def translate(self, sent: Sent, tenant: str) -> Translated[Body]:
@@ -62,10 +61,6 @@ class ChoicesEndpoint(Endpoint[Body, Body]):
 
     serializer_type: ClassVar[type[ChoiceSerializer]]
 
-    def __init__(self, processor: RequestProcessor[Body], tokenizer: ModelTokenizer) -> None:
-        super().__init__(processor)
-        self._tokenizer = tokenizer
-
     def translate(self, sent: Body, _tenant: str) -> Translated[Body]:
         """Return the body itself."""
         options = sent.stream_options
@@ -75,7 +70,7 @@ class ChoicesEndpoint(Endpoint[Body, Body]):
                 generation,
                 processed.options,
                 processed.form,
-                self._tokenizer,
+                self.processors[generation.model.name].tokenizer,
                 echo_texts=processed.echo_texts,
                 include_usage=bool(options and options.include_usage),
                 continuous_usage=bool(options and options.continuous_usage_stats),

@@ -24,6 +24,7 @@ from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import Prompt, PromptMaker
+from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 Body = TypeVar("Body", bound=GenerationBody)
 
@@ -65,7 +66,7 @@ class TokenizedPrompts:
 
 
 class RequestProcessor(ABC, Generic[Body]):
-    """The way from a body to sequences.
+    """The way from a body to sequences of one model.
 
     Attributes:
         default_max_tokens: when the client asks for nothing; None = what is left of the context.
@@ -77,6 +78,11 @@ class RequestProcessor(ABC, Generic[Body]):
         self._settings = settings
         self._prompts = prompts
         self._forms = forms
+
+    @property
+    def tokenizer(self) -> ModelTokenizer:
+        """The model's."""
+        return self._prompts.tokenizer
 
     @property
     def max_sequences(self) -> int:

@@ -1,5 +1,6 @@
 """POST /v1/responses: OpenAI's newer way to ask for a chat, and what is kept of the answers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pagoda_gateway.errors import NotFoundError, shorten
@@ -28,8 +29,8 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
     object_id_prefix = "resp_"
     schema = ResponsesBody
 
-    def __init__(self, processor: ChatProcessor, store: ResponseStore) -> None:
-        super().__init__(processor)
+    def __init__(self, chats: Mapping[str, ChatProcessor], store: ResponseStore) -> None:
+        super().__init__(chats)
         self._store = store
 
     def translate(self, sent: ResponsesBody, tenant: str) -> Translated[ChatBody]:

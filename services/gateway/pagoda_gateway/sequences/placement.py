@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
@@ -66,7 +67,7 @@ class Placer:
         self._gateway_id = gateway_id
         self._backoff = Backoff(draw)
         self._router = RouterClient(bus, directory, settings, self._backoff)
-        self._suspect_runs = asyncio.Lock()
+        self._suspect_runs: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by model
 
     async def run(self, context: RequestContext, sequence: OutputSequence) -> None:
         """Return when the sequence has finished. Cancelled: the worker is told before this returns.
@@ -80,7 +81,7 @@ class Placer:
             for attempt in range(self._settings.max_attempts):
                 sequence.begin_attempt(attempt)
                 try:
-                    async with self._one_suspect_at_a_time(sequence, num_faults):
+                    async with self._one_suspect_at_a_time(context, sequence, num_faults):
                         await self._place(context, sequence, refused)
                     await self._finish(context, sequence, refused)
                     return
@@ -103,9 +104,9 @@ class Placer:
 
     @contextlib.asynccontextmanager
     async def _one_suspect_at_a_time(
-        self, sequence: OutputSequence, num_faults: int
+        self, context: RequestContext, sequence: OutputSequence, num_faults: int
     ) -> AsyncIterator[None]:
-        """Keep sequences that an engine failed over apart until each has brought a token.
+        """Keep a model's sequences that an engine failed over apart until each brings a token.
 
         One of those that shared the engine is to blame. Were they placed together again, the others
         would fail with it again, and be blamed too.
@@ -113,7 +114,7 @@ class Placer:
         if not num_faults:
             yield
             return
-        async with self._suspect_runs:
+        async with self._suspect_runs[context.model.name]:
             yield
             await sequence.progress.wait()
 

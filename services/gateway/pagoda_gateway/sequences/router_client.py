@@ -76,7 +76,7 @@ class RouterClient:
             num_prompt_tokens=len(sequence.prompt.token_ids) + len(sequence.token_ids),
             max_tokens=sequence.sampling.max_tokens,
             block_hashes=b"".join(sequence.prompt.block_hashes),
-            excluded_worker_ids=self._excluded(refused),
+            excluded_worker_ids=self._excluded(context.model.name, refused),
         )
         started = time.perf_counter()
         answer = await self._bus.request(
@@ -89,9 +89,13 @@ class RouterClient:
         context.on_route(sequence, answer, 1000 * (time.perf_counter() - started))
         return answer
 
-    def _excluded(self, refused: set[str]) -> list[str]:
+    def _excluded(self, model: str, refused: set[str]) -> list[str]:
         """Leave out who failed this request; one that is alive only if another one is too."""
-        alive = {status.worker_id for status in self._directory.alive(Role.ROLE_DECODE)}
+        alive = {
+            status.worker_id
+            for status in self._directory.alive(Role.ROLE_DECODE)
+            if status.model.name == model
+        }
         return sorted(refused if alive - refused else refused - alive)
 
 

@@ -147,17 +147,33 @@ def whole_grammar(text: Rules | None = None, *, calls: str = "", prefix: str = "
     return orjson.dumps({"grammars": rules}).decode()
 
 
+class GrammarThreads:
+    """Where the grammars of all models compile, a few at a time.
+
+    Attributes:
+        executor: the threads.
+        slots: to be held while one works.
+    """
+
+    def __init__(self) -> None:
+        self.executor = ThreadPoolExecutor(MAX_COMPILING, thread_name_prefix="grammar")
+        self.slots = asyncio.Semaphore(MAX_COMPILING)
+
+    def close(self) -> None:
+        """Take nothing more; a compilation that runs ends by itself."""
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+
 class GrammarChecker:
     """Compiles what clients send, in threads of its own: it may take long, and lets go of the GIL.
 
     What it lets pass compiles on a worker in the same time.
     """
 
-    def __init__(self, compiler: GrammarCompiler | None) -> None:
-        """Use `compiler`; None: the model's tokenizer allows no grammars."""
+    def __init__(self, compiler: GrammarCompiler | None, threads: GrammarThreads) -> None:
+        """Use one model's `compiler`; None: its tokenizer allows no grammars."""
         self._compiler = compiler
-        self._threads = ThreadPoolExecutor(MAX_COMPILING, thread_name_prefix="grammar")
-        self._slots = asyncio.Semaphore(MAX_COMPILING)
+        self._threads = threads
 
     async def check(self, grammar: str, *, param: str) -> None:
         """Return if workers can follow `grammar`.
@@ -175,15 +191,15 @@ class GrammarChecker:
             return
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await self._slots.acquire()
+                await self._threads.slots.acquire()
         except TimeoutError:
             raise UnavailableError(
                 "too many grammars are being compiled; try again",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             ) from None
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._threads, compiler.compile, grammar)
-        work.add_done_callback(lambda _: self._slots.release())
+        work = loop.run_in_executor(self._threads.executor, compiler.compile, grammar)
+        work.add_done_callback(lambda _: self._threads.slots.release())
         try:
             async with asyncio.timeout(COMPILE_SECONDS):
                 await asyncio.shield(work)
@@ -195,7 +211,3 @@ class GrammarChecker:
                 f"'{param}': it takes over {COMPILE_SECONDS:g} s to compile; make it simpler",
                 param=param,
             ) from None
-
-    def close(self) -> None:
-        """Take nothing more; a compilation that runs ends by itself."""
-        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -29,6 +29,11 @@ _SALT_BYTES = 16
 T = TypeVar("T")
 
 
+def large_places() -> asyncio.Semaphore:
+    """Return the places for large work of one process, whatever the number of its models."""
+    return asyncio.Semaphore(MAX_LARGE)
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt, ready to run.
@@ -55,12 +60,22 @@ class ChatTokens:
 
 
 class PromptMaker:
-    """Renders, tokenises and hashes, off the event loop where that takes long."""
+    """Renders, tokenises and hashes for one model, off the event loop where that takes long.
 
-    def __init__(self, tokenizer: ModelTokenizer, template: ChatTemplate | None) -> None:
-        self._tokenizer = tokenizer
+    Attributes:
+        tokenizer: the model's.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        template: ChatTemplate | None,
+        large: asyncio.Semaphore | None = None,
+    ) -> None:
+        """Use a model's tokenizer and template; a process's makers share `large`, its places."""
+        self.tokenizer = tokenizer
         self._template = template
-        self._large = asyncio.Semaphore(MAX_LARGE)
+        self._large = large or large_places()
 
     @property
     def template(self) -> ChatTemplate:
@@ -102,7 +117,7 @@ class PromptMaker:
                 variables=variables,
             )
             self._check_chars(text, model, param="messages")
-            token_ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
             return ChatTokens(token_ids, text[-END_CHARS:])
 
         # Whatever the template may write out, tools and variables too.
@@ -126,26 +141,26 @@ class PromptMaker:
             self._check_chars(text, model, param=param)
         return await self._off_loop(
             sum(map(len, texts)),
-            lambda: self._tokenizer.encode_all(texts, add_special_tokens=add_special_tokens),
+            lambda: self.tokenizer.encode_all(texts, add_special_tokens=add_special_tokens),
         )
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids."""
         return await self._off_loop(
-            len(token_ids), lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False)
+            len(token_ids), lambda: self.tokenizer.decode(token_ids, skip_special_tokens=False)
         )
 
     async def bad_word_tokens(self, words: Sequence[str]) -> list[list[int]]:
         """Return the tokens that would spell words, in each way; see `text.bad_words`."""
         return await self._off_loop(
-            sum(map(len, words)), lambda: bad_word_tokens(self._tokenizer, words)
+            sum(map(len, words)), lambda: bad_word_tokens(self.tokenizer, words)
         )
 
     async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Return each token's own text, made a piece at a time."""
         texts: list[str] = []
         for start in range(0, len(token_ids), PIECE_IDS):
-            texts += map(self._tokenizer.token_text, token_ids[start : start + PIECE_IDS])
+            texts += map(self.tokenizer.token_text, token_ids[start : start + PIECE_IDS])
             await asyncio.sleep(0)
         return texts
 
@@ -176,7 +191,7 @@ class PromptMaker:
 
     def _check_chars(self, text: str, model: ServedModel, *, param: str) -> None:
         """Refuse what no tokenising could fit into the context, before any is done."""
-        limit = model.max_model_len * self._tokenizer.max_token_chars
+        limit = model.max_model_len * self.tokenizer.max_token_chars
         if len(text) > limit:
             raise ContextLengthError(
                 f"This model's maximum context length is {model.max_model_len} tokens, and a "

@@ -91,6 +91,19 @@ def test_each_service_is_a_user_of_its_own_at_nats(environ: dict[str, str]) -> N
     assert users["decode-1"] == users["decode-2"]
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_further_worker_joins_as_the_stack_s_own_do(environ: dict[str, str], role: str) -> None:
+    stack, specs = build(environ)
+
+    joining, own = stack.joining_environment(role), specs[f"{role}-1"].environ
+
+    assert joining.items() <= own.items()
+    assert joining["PAGODA_NATS_USER"] == role
+    assert {"PAGODA_NATS_URL", "PAGODA_NATS_TOKEN", "PAGODA_CLUSTER_TOKEN"} <= joining.keys()
+    assert f"PAGODA_{role.upper()}_KVSTORE_ENDPOINT" in joining
+    assert "PAGODA_MODEL" not in joining
+
+
 def test_who_has_a_server_logs_in_there_as_the_user_says(environ: dict[str, str]) -> None:
     given = {"PAGODA_NATS_URL": "nats://nats.internal:4222", "PAGODA_NATS_TOKEN": "mine"}
     _, specs = build(environ | given)

@@ -82,7 +82,7 @@ async def test_what_cannot_fit_is_refused_before_it_is_tokenised(
     prompt: Any,
     named: str,
 ) -> None:
-    monkeypatch.setattr(maker, "_tokenizer", None if "8" in named else maker._tokenizer)
+    monkeypatch.setattr(maker, "tokenizer", None if "8" in named else maker.tokenizer)
     with pytest.raises(InvalidRequestError, match=named) as caught:
         await prompts(maker, model, prompt)
     assert caught.value.param == "prompt"

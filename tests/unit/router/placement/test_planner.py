@@ -9,7 +9,7 @@ from support.router_workers import SETTINGS, SPEEDS, decode, make_request, prefi
 from pagoda_router.placement.candidate import PrefixMatch, RouteOutcome
 from pagoda_router.placement.planner import PlacementSettings, compare
 from pagoda_router.workers.pending_load import PendingLoad, PendingLoads
-from pagoda_router.workers.snapshot import WorkerSnapshot
+from pagoda_router.workers.snapshot import WorkerRole, WorkerSnapshot
 
 AUTO = PlacementSettings("auto", 10, 2.0, 1.5, 4)
 
@@ -84,6 +84,41 @@ def test_without_a_usable_prefill_worker_decode_prefills(
 ) -> None:
     workers = [decode("d"), *([prefill_worker] if prefill_worker else [])]
     assert names(workers) == ("d", "")
+
+
+def test_a_sequence_stays_with_the_workers_of_its_model() -> None:
+    """Whatever the others' prefix hits, load and number: names and identities cross each other."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    kinds = [(name, identity * 16) for name in ("a", "b") for identity in (b"x", b"y")]
+    num_placed = 0
+    for _ in range(200):
+        workers = []
+        for i in range(draw.randrange(1, 24)):
+            model, identity = draw.choice(kinds)
+            make = draw.choice([prefill, decode])
+            load = {"num_running": draw.randrange(9), "num_waiting": draw.randrange(17)}
+            workers.append(make(f"w{i}", model=model, kv_identity=identity, **load))
+        matches = {worker.worker_id: PrefixMatch(draw.randrange(10), 10) for worker in workers}
+        model, identity = draw.choice(kinds)
+        own = {
+            worker.worker_id: worker.role
+            for worker in workers
+            if (worker.model, worker.kv_identity) == (model, identity)
+        }
+        request = make_request(model=model, kv_identity=identity)
+        comparison = compare(request, workers, matches, draw.choice([SETTINGS, AUTO]))
+        chosen = comparison.chosen
+        if chosen is None:
+            full = comparison.outcome is RouteOutcome.OVERLOADED
+            assert full or WorkerRole.DECODE not in own.values()
+            continue
+        num_placed += 1
+        assert own[chosen.decode_worker_id] is WorkerRole.DECODE
+        if chosen.prefill_worker_id:
+            assert own[chosen.prefill_worker_id] is WorkerRole.PREFILL
+    assert num_placed > 20
 
 
 def test_excluded_prefill_worker_leaves_local_prefill() -> None:

@@ -2,7 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from pagoda_runtime.configuration.model_folder import find_demo_model, resolve_model_folder
+from pagoda_runtime.configuration.model_folder import (
+    find_demo_model,
+    find_model,
+    resolve_model_folder,
+)
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import ModelFolderError
 
@@ -55,3 +59,8 @@ def test_the_demo_model_is_found_above(tmp_path: Path) -> None:
     inside.mkdir(parents=True)
 
     assert find_demo_model(inside) == folder
+
+
+def test_the_setting_that_names_a_missing_folder_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match=r"^PAGODA_OTHER='/.*nothing': .*no such folder"):
+        find_model(str(tmp_path / "nothing"), "PAGODA_OTHER")

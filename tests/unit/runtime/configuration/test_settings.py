@@ -150,3 +150,15 @@ def test_validate_environment_leaves_no_name_to_others() -> None:
 )
 def test_served_model_name(values: dict[str, str], name: str) -> None:
     assert CommonSettings(**values).served_model_name == name  # type: ignore[arg-type]
+
+
+def test_model_aliases_are_json() -> None:
+    settings = load_settings(CommonSettings, {"PAGODA_MODEL_ALIASES": '["gpt-4o-mini", "small"]'})
+
+    assert settings.model_aliases == ["gpt-4o-mini", "small"]
+
+
+@pytest.mark.parametrize("value", ["gpt-4o-mini", '[""]', '"small"', str(["a"] * 17)])
+def test_model_aliases_that_are_no_list_of_names_are_refused(value: str) -> None:
+    with pytest.raises(SettingsError, match="PAGODA_MODEL_ALIASES"):
+        load_settings(CommonSettings, {"PAGODA_MODEL_ALIASES": value.replace("'", '"')})

@@ -3,8 +3,10 @@
 isort:skip_file
 Heartbeats on pagoda.v1.status.<role>.<id>: of workers every 250 ms, of gateways and routers every second. The last one says GONE."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -81,6 +83,7 @@ class ModelCard(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kv_identity: _builtins.bytes
     """16 bytes: BLAKE2b-128 of fingerprint, KV dtype, layout, block size"""
@@ -94,6 +97,10 @@ class ModelCard(_message.Message):
     dtype: _builtins.str
     embedding_size: _builtins.int
     """numbers in an embedding: the model's hidden size"""
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """further names that clients may use; gateways say who has one that two models announce"""
+
     def __init__(
         self,
         *,
@@ -105,10 +112,11 @@ class ModelCard(_message.Message):
         vocab_size: _builtins.int = ...,
         dtype: _builtins.str = ...,
         embedding_size: _builtins.int = ...,
+        aliases: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "embedding_size", b"embedding_size", "kv_identity", b"kv_identity", "max_model_len", b"max_model_len", "name", b"name", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "embedding_size", b"embedding_size", "kv_identity", b"kv_identity", "max_model_len", b"max_model_len", "name", b"name", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

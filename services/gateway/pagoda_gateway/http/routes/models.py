@@ -16,23 +16,24 @@ def make_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/v1/models", openapi_extra=described(ModelList))
     async def list_models() -> dict[str, Any]:
-        """List what a worker has announced."""
-        model = gateway.catalog.model
-        return {"object": "list", "data": [_card(model)] if model else []}
+        """List what workers have announced, names first, then aliases."""
+        entries = gateway.catalog.entries
+        return {"object": "list", "data": [_card(id_, entries[id_]) for id_ in entries]}
 
     @router.get("/v1/models/{model_id:path}", openapi_extra=described(ModelCard))
     async def get_model(model_id: str) -> dict[str, Any]:
-        """Describe one model."""
-        return _card(gateway.catalog.get(model_id))
+        """Describe one model, by its name or an alias."""
+        return _card(model_id, gateway.catalog.get(model_id))
 
     return router
 
 
-def _card(model: ServedModel) -> dict[str, Any]:
+def _card(model_id: str, model: ServedModel) -> dict[str, Any]:
     return {
-        "id": model.name,
+        "id": model_id,
         "object": "model",
         "created": model.created_unix_seconds,
         "owned_by": "pagoda",
+        "root": model.name,
         "max_model_len": model.max_model_len,
     }

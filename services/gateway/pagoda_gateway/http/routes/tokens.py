@@ -16,6 +16,7 @@ from pagoda_gateway.openai.schemas.tokens import (
     TokenizeBody,
 )
 from pagoda_gateway.served_model import ServedModel
+from pagoda_gateway.text.prompts import PromptMaker
 
 
 def make_router(gateway: Gateway) -> APIRouter:
@@ -27,8 +28,9 @@ def make_router(gateway: Gateway) -> APIRouter:
         """Return the token ids that the same prompt or messages would have in a request."""
         async with admitted_body(gateway, request, TokenizeBody) as body:
             model = gateway.catalog.get(body.model or gateway.served_name)
-            tokens = await _tokens(gateway, body, model)
-            names = await gateway.prompts.token_texts(tokens) if body.return_token_strs else None
+            maker = gateway.texts[model.name].prompts
+            tokens = await _tokens(maker, body, model)
+            names = await maker.token_texts(tokens) if body.return_token_strs else None
         return {
             "count": len(tokens),
             "max_model_len": model.max_model_len,
@@ -42,21 +44,21 @@ def make_router(gateway: Gateway) -> APIRouter:
         async with admitted_body(gateway, request, DetokenizeBody) as body:
             model = gateway.catalog.get(body.model or gateway.served_name)
             model.check_token_ids(body.tokens, param="tokens")
-            return {"prompt": await gateway.prompts.text_of(body.tokens)}
+            return {"prompt": await gateway.texts[model.name].prompts.text_of(body.tokens)}
 
     return router
 
 
-async def _tokens(gateway: Gateway, body: TokenizeBody, model: ServedModel) -> list[int]:
+async def _tokens(maker: PromptMaker, body: TokenizeBody, model: ServedModel) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("give either 'prompt' or 'messages'", param="prompt")
     if body.prompt is not None:
-        (tokens,) = await gateway.prompts.text_tokens(
+        (tokens,) = await maker.text_tokens(
             [body.prompt], model, add_special_tokens=body.add_special_tokens is not False
         )
         return tokens
     chat = await conversation_tokens(
-        gateway.prompts,
+        maker,
         body.messages or [],
         model,
         tools=body.tools or None,

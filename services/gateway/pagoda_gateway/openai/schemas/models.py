@@ -6,17 +6,18 @@ from pydantic import BaseModel
 
 
 class ModelCard(BaseModel):
-    """One model."""
+    """One model, or an alias of one: then `root` is the model's own name."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: Literal["pagoda"]
+    root: str
     max_model_len: int
 
 
 class ModelList(BaseModel):
-    """The models that a worker has announced."""
+    """The models that workers have announced, and their aliases."""
 
     object: Literal["list"]
     data: list[ModelCard]

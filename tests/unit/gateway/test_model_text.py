@@ -1,0 +1,61 @@
+"""The text side of several models, read at the start."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.tiny_tokenizer import sentencepiece_tokenizer, write_model_folder
+
+from pagoda_gateway.model_text import load_texts
+from pagoda_gateway.text.grammars import GrammarThreads
+from pagoda_runtime.errors import ModelFolderError
+
+
+@pytest.fixture
+def threads() -> Iterator[GrammarThreads]:
+    threads = GrammarThreads()
+    yield threads
+    threads.close()
+
+
+async def test_each_model_has_its_own_files_and_all_share_the_places(
+    model_folder: Path, tmp_path: Path, threads: GrammarThreads
+) -> None:
+    other = write_model_folder(tmp_path / "other", sentencepiece_tokenizer(), chat_template=None)
+    texts = await load_texts(
+        "tiny", model_folder, further={"other": str(other)}, tool_format="auto", threads=threads
+    )
+    assert list(texts) == ["tiny", "other"]
+    assert [text.prompts.tokenizer.vocab_size for text in texts.values()] == [267, 273]
+    assert texts["tiny"].prompts._large is texts["other"].prompts._large
+
+
+async def test_every_model_whose_files_are_unusable_is_said(
+    model_folder: Path, tmp_path: Path, threads: GrammarThreads
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text("{}")
+    further = {
+        "bare": str(bare),
+        "gone": str(tmp_path / "gone"),
+        "good": str(model_folder),
+        "own": str(model_folder),
+    }
+    with pytest.raises(ModelFolderError) as raised:
+        await load_texts("own", bare, further=further, tool_format="auto", threads=threads)
+    problems = str(raised.value).split("; ")
+    assert problems == [
+        "model 'own': " + _missing(bare),
+        "model 'bare': " + _missing(bare),
+        f"model 'gone': PAGODA_GATEWAY_MODELS['gone']='{tmp_path / 'gone'}': there is no such "
+        "folder",
+        "model 'own': PAGODA_GATEWAY_MODELS['own'] has the name of PAGODA_MODEL, must have another",
+    ]
+
+
+def _missing(folder: Path) -> str:
+    return (
+        f"{folder / 'tokenizer.json'} is missing: the gateway needs the model's fast tokenizer "
+        "(tokenizer.json)"
+    )
