@@ -156,7 +156,7 @@ async def test_second_prompt_reuses_the_first_ones_blocks(cluster: Cluster) -> N
         answer = await cluster.generate("decode-1", prompt, prefill_worker_id="prefill-1")
         await answer.finished()
 
-    first, *_, last = answer.frames
+    first, *_, last = sorted(answer.frames, key=lambda frame: frame.first_index)
     assert first.cached.device == len(SHARED)
     assert first.stages.prefill_compute_ms > 0
     assert last.stages.decode_generate_ms > 0
