@@ -50,6 +50,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             parallel_tool_calls=sent.parallel_tool_calls,
             response_format=_response_format(sent.text.format if sent.text else None),
             cache_salt=sent.cache_salt,
+            priority=sent.priority,
             user=sent.user,
         )
 

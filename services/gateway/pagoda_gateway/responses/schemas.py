@@ -10,6 +10,7 @@ from pagoda_gateway.openai.schemas.base import (
     MAX_TOOLS,
     Content,
     Items,
+    Priority,
     RequestBody,
     RequestModel,
     ToolChoice,
@@ -86,6 +87,7 @@ class ResponsesBody(RequestBody):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     metadata: dict[str, Any] | None = None
+    priority: Priority = None
     user: str | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     # Known, and without effect here.

@@ -59,7 +59,6 @@ def test_min_tokens_within_what_is_asked_for(field: str) -> None:
         {"use_beam_search": True},
         {"functions": [{"name": "f"}]},
         {"function_call": "auto"},
-        {"priority": 1},
     ],
 )
 def test_fields_that_would_change_the_answer_are_refused(fields: dict[str, Any]) -> None:
@@ -84,6 +83,8 @@ def test_former_tools_name_what_replaces_them() -> None:
         {"top_logprobs": 0},
         {"top_logprobs": 0, "logprobs": False},
         {"priority": 0},
+        {"priority": -1000},
+        {"priority": 1000},
         {"functions": [], "function_call": None},
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"reasoning_effort": "low", "verbosity": "low", "prompt_cache_key": "k"},

@@ -51,6 +51,7 @@ ResponseFormat = Annotated[
 ]
 MAX_MESSAGES = 32_768
 MAX_TOOLS = 1024
+MAX_PRIORITY = 1000
 Item = TypeVar("Item")
 
 
@@ -62,6 +63,8 @@ class _FirstError(FailFast):
 
 Items = Annotated[list[Item], _FirstError()]
 Tools = Annotated[list[dict[str, Any]], _FirstError(), Field(max_length=MAX_TOOLS)]
+# Lower runs earlier; 0 where none is given.
+Priority = Annotated[int | None, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Bias = Annotated[Any, WithJsonSchema({"type": "number", "minimum": -100, "maximum": 100})]
 
 

@@ -9,6 +9,7 @@ from pagoda_gateway.openai.schemas import checks, formats
 from pagoda_gateway.openai.schemas.base import (
     Bias,
     Items,
+    Priority,
     RequestBody,
     RequestModel,
     ResponseFormat,
@@ -70,6 +71,7 @@ class GenerationBody(RequestBody):
     guided_choice: Any = None
     guided_grammar: Any = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    priority: Priority = None
     user: str | None = None
     # Known, and without effect here.
     metadata: dict[str, Any] | None = None
@@ -81,7 +83,6 @@ class GenerationBody(RequestBody):
     verbosity: str | None = None
     # Known, and refused when set: ignoring them would change what the client gets.
     use_beam_search: bool | None = None
-    priority: int | None = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -166,10 +167,4 @@ class GenerationBody(RequestBody):
     @classmethod
     def _refuse_beam_search(cls, value: bool | None) -> bool | None:
         checks.refuse("use_beam_search", value)
-        return value
-
-    @field_validator("priority")
-    @classmethod
-    def _refuse_priority(cls, value: int | None) -> int | None:
-        checks.refuse("priority", value or None, hint="; requests are served in their order")
         return value
