@@ -12,6 +12,7 @@ import orjson
 from pagoda_gateway import sse
 from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.openai.answer_form import AnswerForm
+from pagoda_gateway.openai.best_choices import best_choices
 from pagoda_gateway.openai.chat_message import ChatMessage
 from pagoda_gateway.openai.logprobs import LogprobFormat
 from pagoda_gateway.openai.serializer import Serializer, whole_output
@@ -75,10 +76,7 @@ class ChoiceSerializer(Serializer):
         return {
             **self._head(self.object_name),
             **self._prompt_extras(),
-            "choices": [
-                self._whole_choice(sequence, whole_output(sequence))
-                for sequence in self._generation.sequences
-            ],
+            "choices": self._whole_choices(),
             "usage": self.usage(),
         }
 
@@ -167,6 +165,13 @@ class ChoiceSerializer(Serializer):
     def _content(self, _sequence: OutputSequence, text: str, *, is_last: bool) -> dict[str, Any]:
         """Return what new text adds to a choice; empty if nothing is certain yet."""
         return {self.text_field: text} if text else {}
+
+    def _whole_choices(self) -> list[dict[str, Any]]:
+        """Return the choices of a whole answer."""
+        return [
+            self._whole_choice(sequence, whole_output(sequence))
+            for sequence in self._generation.sequences
+        ]
 
     @abstractmethod
     def _whole_choice(self, sequence: OutputSequence, delta: Delta) -> dict[str, Any]:
@@ -264,6 +269,20 @@ class CompletionSerializer(ChoiceSerializer):
     object_name = "text_completion"
     chunk_name = "text_completion"
     text_field = "text"
+
+    def _whole_choices(self) -> list[dict[str, Any]]:
+        options = self._options
+        if options.num_best is None:
+            return super()._whole_choices()
+        best = best_choices(
+            [(sequence, whole_output(sequence)) for sequence in self._generation.sequences],
+            num_choices=options.num_choices,
+            num_best=options.num_best,
+        )
+        return [
+            {**self._whole_choice(sequence, delta), "index": index}
+            for index, (sequence, delta) in enumerate(best)
+        ]
 
     def _whole_choice(self, sequence: OutputSequence, delta: Delta) -> dict[str, Any]:
         content = {"text": self._echo(sequence) + delta.text}

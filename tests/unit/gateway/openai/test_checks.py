@@ -132,8 +132,8 @@ def test_top_logprobs_need_logprobs() -> None:
     ("fields", "kind"),
     [
         ({"best_of": 1, "n": 2}, InvalidRequestError),
-        ({"best_of": 3, "n": 2}, UnsupportedFieldError),
-        ({"best_of": 2}, UnsupportedFieldError),
+        ({"best_of": 3, "n": 2, "stream": True}, InvalidRequestError),
+        ({"best_of": 2, "stream": True}, InvalidRequestError),
         ({"suffix": "x"}, UnsupportedFieldError),
     ],
 )
@@ -146,7 +146,8 @@ def test_fields_of_completions(fields: dict[str, Any], kind: type[InvalidRequest
 
 
 def test_neutral_fields_of_completions() -> None:
-    assert completion(best_of=2, n=2, suffix="", echo=True).n == 2
+    assert completion(best_of=2, n=2, suffix="", echo=True, stream=True).n == 2
+    assert completion(best_of=3, n=2, stream=False).best_of == 3
 
 
 @pytest.mark.parametrize(
