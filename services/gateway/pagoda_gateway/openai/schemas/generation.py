@@ -9,6 +9,7 @@ from pagoda_gateway.openai.schemas import checks, formats
 from pagoda_gateway.openai.schemas.base import (
     Bias,
     Items,
+    Metadata,
     Priority,
     RequestBody,
     RequestModel,
@@ -73,8 +74,8 @@ class GenerationBody(RequestBody):
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     priority: Priority = None
     user: str | None = None
+    metadata: Metadata | None = None
     # Known, and without effect here.
-    metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     reasoning_effort: str | None = None
     safety_identifier: str | None = None
@@ -155,6 +156,12 @@ class GenerationBody(RequestBody):
     @classmethod
     def _check_bad_words(cls, value: list[str] | None) -> list[str] | None:
         checks.check_bad_words(value)
+        return value
+
+    @field_validator("metadata")
+    @classmethod
+    def _check_metadata(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        checks.check_metadata(value)
         return value
 
     @field_validator("truncate_prompt_tokens")
