@@ -5,6 +5,7 @@ Plain dicts, as they are made for every token; `schemas.responses` describes the
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import orjson
@@ -213,7 +214,10 @@ class ChatSerializer(ChoiceSerializer):
         super().__init__(generation, *args, **options)
         new_parser = self._form.new_parser
         assert new_parser is not None, "a chat's answers are read by a parser"
-        self._messages = {s.index: ChatMessage(new_parser()) for s in generation.sequences}
+        new_call_id = partial(self._form.new_call_id, "call_")
+        self._messages = {
+            s.index: ChatMessage(new_parser(), new_call_id) for s in generation.sequences
+        }
 
     def body(self) -> dict[str, Any]:
         """See `ResponseSerializer.body`."""
