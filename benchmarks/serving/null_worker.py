@@ -9,7 +9,9 @@ sequence its next token, in one message per gateway. Prints what it did, as JSON
 import argparse
 import asyncio
 import json
+import math
 import signal
+import struct
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -26,6 +28,8 @@ from pagoda_runtime.status import Heartbeat, slow_status
 WORKER_ID = "decode-null"
 EPOCH = "null-epoch"
 KV_IDENTITY = bytes(16)
+EMBEDDING_SIZE = 1024
+EMBEDDING = struct.pack(f"<{EMBEDDING_SIZE}f", *(math.sin(i) for i in range(EMBEDDING_SIZE)))
 FIRST_TOKEN_ID = 300  # past single bytes and special tokens: each of these is text
 
 
@@ -80,6 +84,7 @@ class NullWorker:
             max_model_len=self._max_model_len,
             vocab_size=self._vocab_size,
             dtype="none",
+            embedding_size=EMBEDDING_SIZE,
         )
         load = status_pb2.Load(
             num_running=len(self._running),
@@ -138,6 +143,10 @@ class NullWorker:
         frames: dict[str, list[generate_pb2.Frame]] = defaultdict(list)
         for key, running in list(self._running.items()):
             request = running.request
+            if request.sampling.embed:
+                frames[request.gateway_id].append(_embedding(request))
+                del self._running[key]
+                continue
             is_last = running.next_index + 1 >= request.sampling.max_tokens
             frames[request.gateway_id].append(
                 generate_pb2.Frame(
@@ -163,6 +172,16 @@ class NullWorker:
             await self._bus.publish(subjects.frames(gateway_id), message, context=Context())
             self.counts.num_messages += 1
             self.counts.num_tokens += len(group)
+
+
+def _embedding(request: generate_pb2.GenerateRequest) -> generate_pb2.Frame:
+    return generate_pb2.Frame(
+        request_id=request.request_id,
+        sequence_index=request.sequence_index,
+        attempt=request.attempt,
+        embedding=EMBEDDING,
+        finish_reason=generate_pb2.FINISH_REASON_STOP,
+    )
 
 
 async def serve(*, model: str, step_ms: float, vocab_size: int, max_model_len: int) -> Counts:
