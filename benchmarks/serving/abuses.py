@@ -37,12 +37,15 @@ class Target:
         """Return a new connection."""
         return socket.create_connection((self.host, self.port), timeout=SEND_SECONDS)
 
-    def post(self, path: str, body: bytes) -> str:
-        """Send one request; return its status or what went wrong."""
+    def post(self, path: str, body: bytes, *, reads: bool = False) -> str:
+        """Send one request; return its status or what went wrong. `reads`: all of the answer."""
         try:
             with self.connect() as connection:
                 connection.sendall(self.head(path, len(body)) + body)
                 answer = connection.recv(64)
+                last = answer
+                while reads and last and not last.endswith((b"}}", b"0\r\n\r\n")):
+                    last = connection.recv(1 << 20)
                 return answer[9:12].decode() if answer else "closed"
         except OSError as error:
             return type(error).__name__
@@ -51,8 +54,10 @@ class Target:
 Abuse = Callable[[Target, float], "Counter[str]"]
 
 
-def _bodies(path: str, make: Callable[[Target], bytes], *, clients: int = 2) -> Abuse:
-    """Return an abuse: a few clients post one body again and again."""
+def _bodies(
+    path: str, make: Callable[[Target], bytes], *, clients: int = 2, reads: bool = False
+) -> Abuse:
+    """Return an abuse: a few clients post one body again and again, and may read the answers."""
 
     def run(target: Target, seconds: float) -> "Counter[str]":
         body, outcomes = make(target), Counter[str]()
@@ -60,7 +65,7 @@ def _bodies(path: str, make: Callable[[Target], bytes], *, clients: int = 2) -> 
 
         def client() -> None:
             while time.monotonic() < until:
-                outcomes[target.post(path, body)] += 1
+                outcomes[target.post(path, body, reads=reads)] += 1
 
         threads = [threading.Thread(target=client) for _ in range(clients)]
         for thread in threads:
@@ -205,6 +210,12 @@ ABUSES: dict[str, Abuse] = {
     ),
     "tokenize 1 MB to strings": _bodies(
         "/tokenize", lambda t: f'{{"return_token_strs":true,"prompt":"{"a " * 500_000}"}}'.encode()
+    ),
+    "2048 embeddings of 1024 numbers": _bodies(
+        "/v1/embeddings",
+        lambda t: json.dumps({"model": t.model, "input": ["a"] * 2048}).encode(),
+        clients=1,
+        reads=True,
     ),
     "crowd with half a head": _crowd(_half_head, size=3000, drip=b"x"),
     "crowd of trickling bodies": _crowd(

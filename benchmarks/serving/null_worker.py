@@ -9,7 +9,9 @@ sequence its next token, in one message per gateway. Prints what it did, as JSON
 import argparse
 import asyncio
 import json
+import math
 import signal
+import struct
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -27,6 +29,8 @@ WORKER_ID = "decode-null"
 EPOCH = "null-epoch"
 KV_IDENTITY = bytes(16)
 NOTHING_CACHED = generate_pb2.CachedTokens()
+EMBEDDING_SIZE = 1024
+EMBEDDING = struct.pack(f"<{EMBEDDING_SIZE}f", *(math.sin(i) for i in range(EMBEDDING_SIZE)))
 FIRST_TOKEN_ID = 300  # past single bytes and special tokens: each of these is text
 
 
@@ -83,6 +87,7 @@ class NullWorker:
             max_model_len=self._max_model_len,
             vocab_size=self._vocab_size,
             dtype="none",
+            embedding_size=EMBEDDING_SIZE,
         )
         load = status_pb2.Load(
             num_running=len(self._running),
@@ -151,6 +156,10 @@ class NullWorker:
         for key in keys:
             running = self._running[key]
             request = running.request
+            if request.sampling.embed:
+                frames[request.gateway_id].append(_embedding(request))
+                del self._running[key]
+                continue
             is_last = running.next_index + 1 >= request.sampling.max_tokens
             frames[request.gateway_id].append(
                 generate_pb2.Frame(
@@ -175,6 +184,16 @@ class NullWorker:
             await self._bus.publish(subjects.frames(gateway_id), message, context=Context())
             self.counts.num_messages += 1
             self.counts.num_tokens += len(group)
+
+
+def _embedding(request: generate_pb2.GenerateRequest) -> generate_pb2.Frame:
+    return generate_pb2.Frame(
+        request_id=request.request_id,
+        sequence_index=request.sequence_index,
+        attempt=request.attempt,
+        embedding=EMBEDDING,
+        finish_reason=generate_pb2.FINISH_REASON_STOP,
+    )
 
 
 async def serve(

@@ -34,6 +34,7 @@ class SequenceRequest:
         token_mask: which tokens may come next; None for all. Its sequence is in every other step at
             most where steps overlap, since each of its tokens must be known before the next. An
             error of it ends the sequence with INVALID.
+        priority: who has the lower number goes first; among equal ones the older.
     """
 
     sequence_id: str
@@ -45,3 +46,4 @@ class SequenceRequest:
     kv_source: KvSource = KvSource.COMPUTE
     prefill_only: bool = False
     token_mask: TokenMask | None = None
+    priority: int = 0

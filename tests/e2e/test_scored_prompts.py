@@ -45,3 +45,15 @@ def test_what_is_not_allowed_does_not_come(any_stack: Stack) -> None:
         any_stack, max_tokens=8, allowed_token_ids=allowed, return_token_ids=True, ignore_eos=True
     )
     assert {*answer["token_ids"]} <= {*allowed}
+
+
+def test_the_best_of_five_are_the_likeliest_first(any_stack: Stack) -> None:
+    answer = any_stack.openai().completions.create(
+        model=any_stack.model, prompt=PROMPT, n=3, best_of=5, logprobs=0, max_tokens=8,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    sums = [sum(choice.logprobs.token_logprobs) for choice in answer.choices]
+    assert sums == sorted(sums, reverse=True)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 5 * 8

@@ -71,6 +71,7 @@ class ScriptedWorker:
         finish_error: ends every sequence at `gate_index`.
         finish_reason: with this reason.
         cached: prompt tokens reported as reused (device).
+        logprob_of: the log probability of a token that it says.
         requests, cancels, probes: everything that came.
     """
 
@@ -84,6 +85,7 @@ class ScriptedWorker:
     finish_error: str = ""
     finish_reason: "pb.FinishReason.ValueType" = pb.FINISH_REASON_ERROR
     cached: int = 0
+    logprob_of: Callable[[int], float] = lambda _token_id: -0.5
     worker_id: str = field(default_factory=lambda: new_worker_id("decode"))
     epoch: str = field(default_factory=new_epoch)
     requests: list[pb.GenerateRequest] = field(default_factory=list)
@@ -264,7 +266,9 @@ class ScriptedWorker:
         token_id = forced[0] if forced else token_id
         frame.token_ids.append(token_id)
         if sampling.HasField("num_logprobs"):
-            frame.logprobs.append(_logprobs(token_id, sampling.num_logprobs))
+            logprobs = _logprobs(token_id, sampling.num_logprobs)
+            logprobs.chosen.logprob = self.logprob_of(token_id)
+            frame.logprobs.append(logprobs)
         is_first = running.index == len(request.output_token_ids)
         if is_first:
             frame.cached.device = self.cached

@@ -120,6 +120,7 @@ def sequence_request(
         kv_source=kv_source,
         prefill_only=prefill_only,
         token_mask=token_mask,
+        priority=message.priority,
     )
 
 

@@ -5,6 +5,7 @@ Knows sequences and blocks. Knows nothing of tensors, models or sampling.
 
 import bisect
 import itertools
+import math
 from collections import deque
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,7 +17,7 @@ from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
 MAX_PASSED = 64
 """Sequences that wait for another one's blocks and are passed by those behind them, at the most."""
 
-_BY_ARRIVAL = attrgetter("arrival")
+_BY_RANK = attrgetter("rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,13 @@ class ScheduledStep:
 class Scheduler:
     """Queues and the policy over them.
 
-    A step takes decodes first, oldest first, then goes on with prefills that run already, then
-    admits the sequences that wait, first come first served; one whose next block another one is
+    Everything goes by rank: the lower priority number first, among equal ones the older. A step
+    takes decodes first, then goes on with prefills that run already, then admits the sequences that
+    wait, those of a lower number before a prefill goes on; one whose next block another one is
     making waits for it and is passed. Admission reserves the blocks of all tokens known so far, so
-    only decodes ever ask for more; when none is left, the youngest running sequence loses its
-    blocks and goes back to the front of the queue. Its tokens are kept, so it goes on as if nothing
-    had happened.
+    only decodes ever ask for more; when none is left, the last of the running sequences loses its
+    blocks and goes back to its place in the queue. Its tokens are kept, so it goes on as if nothing
+    had happened. Nobody loses blocks or a seat to one that waits, whatever its priority.
 
     ``max_num_seqs`` caps the running and importing sequences together, and so does the budget of
     tokens: each of them is in a step sooner or later. Held ones are in none and do not count.
@@ -84,7 +86,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, blocks: SequenceBlocks) -> None:
         self.blocks = blocks
-        # No more decodes than one step can take, or the youngest would never be in one.
+        # No more decodes than one step can take, or the last would never be in one.
         self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._sequences: dict[str, Sequence] = {}
@@ -104,17 +106,21 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self._sequences[sequence.sequence_id] = sequence
-        self.waiting.append(sequence)
+        self._queue(sequence)
 
     def schedule(self) -> ScheduledStep:
         """Choose the next step's batch. Blocks and queues change; token counts do not."""
         batch: list[ScheduledSequence] = []
+        reserved: list[Sequence] = []
         budget, num_preempted = self._schedule_decodes(batch)
-        for sequence in self.running:
-            if budget and sequence.is_prefilling:
+        for sequence in [s for s in self.running if s.is_prefilling]:
+            if not num_preempted:
+                budget = self._admit(batch, budget, reserved, before=sequence.priority)
+            if budget:
                 budget -= self._schedule_chunk(sequence, budget, batch)
         # Who was just preempted would be admitted at once and preempted again.
-        reserved = [] if num_preempted else self._admit(batch, budget)
+        if not num_preempted:
+            self._admit(batch, budget, reserved)
         return ScheduledStep(tuple(batch), tuple(reserved), num_preempted)
 
     def start_running(self, sequence: Sequence) -> None:
@@ -122,7 +128,7 @@ class Scheduler:
         self.importing.pop(sequence.sequence_id, None)
         sequence.is_import_pending = False
         sequence.state = SequenceState.RUNNING
-        bisect.insort(self.running, sequence, key=_BY_ARRIVAL)
+        bisect.insort(self.running, sequence, key=_BY_RANK)
 
     def hold(self, sequence: Sequence) -> None:
         """Take a sequence out of the steps and keep its blocks."""
@@ -161,15 +167,15 @@ class Scheduler:
         num_preempted = 0
         budget = self._max_num_batched_tokens - sum(s.is_decoding for s in self.running)
         for sequence in self.running.copy():
-            # A victim of an older sequence is no longer running; it is younger, so not in the batch
-            # yet.
+            # A victim of another sequence is no longer running; it ranks behind that one, so it is
+            # not in the batch yet.
             if sequence.state is not SequenceState.RUNNING or not sequence.is_decoding:
                 continue
             while self.blocks.needs_block(sequence):
                 if self.blocks.grow(sequence):
                     continue
                 num_preempted += 1
-                if self._preempt_youngest() is sequence:
+                if self._preempt_last() is sequence:
                     break
             else:
                 budget -= self._schedule_chunk(sequence, budget + 1, batch) - 1
@@ -191,21 +197,35 @@ class Scheduler:
         )
         return num_new_tokens
 
-    def _preempt_youngest(self) -> Sequence:
+    def _preempt_last(self) -> Sequence:
         """Take the blocks of one sequence away. Only a decode asks, so there is always one."""
         victim = next(s for s in reversed(self.running) if s.is_preemptible)
         self.running.remove(victim)
         self.blocks.free(victim)
         victim.state = SequenceState.WAITING
-        # In front of all who came later. Not always the very front: an import that finishes late
-        # may run, and be preempted, while an older victim still waits.
-        position = bisect.bisect_left(self.waiting, victim.arrival, key=_BY_ARRIVAL)
-        self.waiting.insert(position, victim)
+        self._queue(victim)
         return victim
 
-    def _admit(self, batch: list[ScheduledSequence], budget: int) -> list[Sequence]:
-        reserved = []
-        while self._has_seat() and (sequence := self._first_in_line()) is not None:
+    def _queue(self, sequence: Sequence) -> None:
+        """Let a sequence wait in front of all who rank behind it."""
+        bisect.insort(self.waiting, sequence, key=_BY_RANK)
+
+    def _admit(
+        self,
+        batch: list[ScheduledSequence],
+        budget: int,
+        reserved: list[Sequence],
+        *,
+        before: float = math.inf,
+    ) -> int:
+        """Admit who waits with a priority number below `before`; return what is left of the budget.
+
+        Who gets blocks for the first time is put into `reserved`.
+        """
+        while self.waiting and self.waiting[0].priority < before and self._has_seat():
+            sequence = self._first_in_line()
+            if sequence is None or sequence.priority >= before:
+                break
             if sequence.num_unread_tokens or (not budget and not sequence.is_import_pending):
                 break
             if not self.blocks.reserve(sequence, self._num_spare_blocks()):
@@ -220,7 +240,7 @@ class Scheduler:
             else:
                 self.start_running(sequence)
                 budget -= self._schedule_chunk(sequence, budget, batch)
-        return reserved
+        return budget
 
     def _can_admit(self) -> bool:
         if not self.waiting or not self._has_seat():
@@ -231,7 +251,7 @@ class Scheduler:
         return self.blocks.can_reserve(sequence, self._num_spare_blocks())
 
     def _first_in_line(self) -> Sequence | None:
-        """Return the oldest that waits for nothing but blocks, a seat and budget.
+        """Return the first that waits for nothing but blocks, a seat and budget.
 
         Those with a prefix that another one is making let others pass: they will find it cached.
         """
@@ -265,8 +285,8 @@ class Scheduler:
         assert len(queued) == len(self._sequences) == len({s.sequence_id for s in queued})
         assert all(self._sequences[s.sequence_id] is s for s in queued)
         assert all(s.state is state for state, queue in queues for s in queue)
-        assert [*self.waiting] == sorted(self.waiting, key=_BY_ARRIVAL), "the queue lost its order"
-        assert self.running == sorted(self.running, key=_BY_ARRIVAL), "the batch lost its order"
+        assert [*self.waiting] == sorted(self.waiting, key=_BY_RANK), "the queue lost its order"
+        assert self.running == sorted(self.running, key=_BY_RANK), "the batch lost its order"
         assert len(self.running) + len(self.importing) <= self._max_num_seqs
         ref_counts: dict[int, int] = {}
         for sequence in queued:

@@ -28,7 +28,8 @@ class Sequence:
 
     Attributes:
         request: what the caller asked.
-        arrival: rank among all sequences ever added; smaller is older.
+        rank: (priority, arrival), smaller goes first: in the queue, in a step, and to keep blocks.
+            No two are equal.
         state: see SequenceState.
         token_ids: prompt and output, also output of earlier attempts.
         num_prompt_tokens: ``token_ids[:num_prompt_tokens]`` is the prompt.
@@ -55,7 +56,6 @@ class Sequence:
     """
 
     __slots__ = (
-        "arrival",
         "block_hashes",
         "block_ids",
         "has_ended",
@@ -70,6 +70,7 @@ class Sequence:
         "num_registered_blocks",
         "num_unread_tokens",
         "prefill_end",
+        "rank",
         "request",
         "sampling_state",
         "state",
@@ -88,9 +89,10 @@ class Sequence:
         sampling_state: SamplingState,
         is_import_pending: bool,
     ) -> None:
+        """Begin to wait; `arrival` counts the sequences ever added."""
         num_prompt_tokens = len(request.prompt_token_ids)
         self.request = request
-        self.arrival = arrival
+        self.rank = (request.priority, arrival)
         self.state = SequenceState.WAITING
         self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
         self.num_prompt_tokens = num_prompt_tokens
@@ -116,6 +118,11 @@ class Sequence:
     def sequence_id(self) -> str:
         """The caller's name for it."""
         return self.request.sequence_id
+
+    @property
+    def priority(self) -> int:
+        """Who has the lower number goes first."""
+        return self.request.priority
 
     @property
     def num_tokens(self) -> int:

@@ -73,13 +73,14 @@ class SequenceBlocks:
         """Tell whether the first block that `reserve` would not find is being made by another.
 
         Waiting for one that is computed here costs nothing, since it is older or as far: its chunks
-        come first. An import takes as long as the prefill elsewhere and the transfer, so that is
-        waited for only by who needs nothing else.
+        come first. Unless it has a higher priority number: others may come before it for long, so
+        it is not waited for. An import takes as long as the prefill elsewhere and the transfer, so
+        that is waited for only by who needs nothing else.
         """
         hits = self._match(sequence)
         wanted = sequence.block_hashes[len(hits) : (len(sequence.token_ids) - 1) // self.block_size]
         producer = self._producers.get(wanted[0]) if wanted else None
-        if producer is None:
+        if producer is None or producer.priority > sequence.priority:
             return False
         return not producer.is_import_pending or wanted[-1] in self._producers
 

@@ -65,8 +65,8 @@ class GatewaySettings(ServiceSettings):
     max_sequences: int = Field(
         128,
         ge=1,
-        description="Most sequences of one request: prompts times n. Inputs of embeddings may be "
-        "2048; so many run at a time.",
+        description="Most sequences of one request: prompts times n or best_of. Inputs of "
+        "embeddings may be 2048; so many run at a time.",
     )
     max_requests_in_flight: int = Field(
         1024,

@@ -11,6 +11,7 @@ from support.running_gateway import Running, Start, heard_of
 from support.scripted_worker import EMBEDDING_SIZE, ScriptedWorker, embedding_of, running_worker
 
 from pagoda.rpc.v1 import route_pb2
+from pagoda_gateway.embeddings import serializer
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -45,6 +46,24 @@ async def test_text_is_tokenised(running: Running) -> None:
     assert entry["embedding"] == pytest.approx(values_of(prompt), abs=MAX_ERROR)
     await embed(running, "hello", truncate_prompt_tokens=1)
     assert list(running.worker.requests[-1].prompt_token_ids) == prompt[-1:]
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+async def test_many_come_in_parts(
+    running: Running, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr(serializer, "PART_NUMBERS", 3 * EMBEDDING_SIZE)
+    inputs = [[70 + i] for i in range(10)]
+    answer = await embed(running, inputs, encoding_format=form)
+    assert "content-length" not in answer.headers
+    body = answer.json()
+    assert [entry["index"] for entry in body["data"]] == list(range(10))
+    for token_ids, entry in zip(inputs, body["data"], strict=True):
+        found = entry["embedding"]
+        if form == "base64":
+            found = struct.unpack(f"<{EMBEDDING_SIZE}f", base64.b64decode(found))
+        assert found == pytest.approx(values_of(token_ids), abs=MAX_ERROR)
+    assert body["usage"] == {"prompt_tokens": 10, "total_tokens": 10}
 
 
 async def test_base64_has_the_same_numbers(running: Running) -> None:

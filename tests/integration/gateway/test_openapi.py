@@ -182,6 +182,9 @@ async def test_named_events_fit_the_document(running: Running, path: str) -> Non
 async def test_kept_responses_fit_the_document(running: Running) -> None:
     found = await document(running)
     kept = (await running.http.post("/v1/responses", json={"model": "tiny", "input": "a"})).json()
+    items = await running.http.get(f"/v1/responses/{kept['id']}/input_items")
+    operation = found["paths"]["/v1/responses/{response_id}/input_items"]["get"]
+    check(found, content(operation)["application/json"]["schema"], items.json())
     operations = found["paths"]["/v1/responses/{response_id}"]
     for method, operation in operations.items():  # get, then delete
         answer = await running.http.request(method, f"/v1/responses/{kept['id']}")

@@ -26,7 +26,7 @@ async def test_spans_of_a_request(
         async with start() as running:
             answer = await running.http.post(
                 "/v1/chat/completions",
-                json={**CHAT, "user": "u" * 500},
+                json={**CHAT, "user": "u" * 500, "metadata": {"run": "7"}},
                 headers={"traceparent": PARENT},
             )
             bad = await running.chat(temperature=9)
@@ -51,6 +51,7 @@ async def test_spans_of_a_request(
     assert attributes["pagoda.request_id"] == answer.headers["x-request-id"]
     assert attributes["gen_ai.operation.name"] == "chat"
     assert attributes["enduser.id"] == "u" * 128
+    assert json.loads(attributes["pagoda.metadata"]) == {"run": "7"}
     assert attributes["gen_ai.usage.output_tokens"] == 8
     assert attributes["gen_ai.usage.input_tokens"] == answer.json()["usage"]["prompt_tokens"]
     route = next(event for event in root["events"] if event["name"] == "pagoda.route")

@@ -27,6 +27,7 @@ def make_message(**fields: object) -> generate_pb2.GenerateRequest:
         cache_root=ROOT,
         block_hashes=b"".join(hash_prompt(ROOT, PROMPT, 16)),
         sampling=engine_messages.sampling_message(SamplingParams(max_tokens=5)),
+        priority=-3,
     )
     for name, value in fields.items():
         setattr(message, name, value)
@@ -112,6 +113,7 @@ def test_request_survives_the_wire() -> None:
         output_token_ids=(7, 8),
         kv_source=KvSource.IMPORT,
         prefill_only=True,
+        priority=-3,
     )
 
 

@@ -1,6 +1,6 @@
 """A generation written down as Anthropic's message: whole, or as its events."""
 
-import secrets
+from functools import partial
 from typing import Any
 
 import orjson
@@ -10,7 +10,6 @@ from pagoda_gateway.anthropic.errors import messages_error
 from pagoda_gateway.dialects import Block, BlockChange, BlockReader
 from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.openai.answer_form import AnswerForm
-from pagoda_gateway.openai.chat_message import CALL_ID_BYTES
 from pagoda_gateway.openai.serializer import Serializer, whole_output
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
@@ -23,7 +22,8 @@ class MessageSerializer(Serializer):
         assert form.new_parser is not None, "a chat's answers are read by a parser"
         (self._sequence,) = generation.sequences
         self._generation = generation
-        self._output = BlockReader(form.new_parser())
+        new_call_id = partial(form.new_call_id, "toolu_")
+        self._output = BlockReader(form.new_parser(), new_call_id)
         self._has_begun = False
 
     def body(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class MessageSerializer(Serializer):
 def _block_event(change: BlockChange) -> dict[str, Any]:
     block = change.block
     if change.kind == "start":
-        begun = _block(block.kind, name=block.name)
+        begun = _block(block, text="", values={})
         return {"type": "content_block_start", "index": block.index, "content_block": begun}
     if change.kind == "end":
         return {"type": "content_block_stop", "index": block.index}
@@ -108,18 +108,15 @@ def _block_event(change: BlockChange) -> dict[str, Any]:
 
 def _whole_block(block: Block) -> dict[str, Any]:
     values = _input(block.text) if block.kind == "call" else {}
-    return _block(block.kind, name=block.name, text=block.text, values=values)
+    return _block(block, text=block.text, values=values)
 
 
-def _block(
-    kind: str, *, name: str = "", text: str = "", values: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    if kind == "text":
+def _block(block: Block, *, text: str, values: dict[str, Any]) -> dict[str, Any]:
+    if block.kind == "text":
         return {"type": "text", "text": text}
-    if kind == "reasoning":
+    if block.kind == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": ""}
-    call_id = f"toolu_{secrets.token_hex(CALL_ID_BYTES)}"
-    return {"type": "tool_use", "id": call_id, "name": name, "input": values or {}}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": values}
 
 
 def _input(arguments: str) -> dict[str, Any]:

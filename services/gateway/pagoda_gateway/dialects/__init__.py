@@ -4,6 +4,7 @@ Knows no HTTP, no OpenAI bodies and no tokens. One module for each family.
 """
 
 from pagoda_gateway.dialects.blocks import Block, BlockChange, BlockReader
+from pagoda_gateway.dialects.call_ids import fitting_call_id, new_call_id
 from pagoda_gateway.dialects.dialect import Dialect
 from pagoda_gateway.dialects.grammar import Calls, Tool
 from pagoda_gateway.dialects.parts import (
@@ -29,5 +30,7 @@ __all__ = [
     "Part",
     "ReasoningText",
     "Tool",
+    "fitting_call_id",
+    "new_call_id",
     "read_parts",
 ]

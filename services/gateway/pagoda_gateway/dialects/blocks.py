@@ -3,6 +3,7 @@
 For APIs that name where each of them begins and ends.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,12 +26,14 @@ class Block:
         index: of the output's blocks, from 0.
         kind: what it is.
         name: of the function that a call asks for.
+        call_id: of a call.
         text: so far; of a call, its arguments as JSON.
     """
 
     index: int
     kind: Literal["text", "reasoning", "call"]
     name: str = ""
+    call_id: str = ""
     text: str = ""
 
 
@@ -50,9 +53,10 @@ class BlockReader:
         blocks: all that have begun.
     """
 
-    def __init__(self, parser: OutputParser) -> None:
+    def __init__(self, parser: OutputParser, new_call_id: Callable[[], str]) -> None:
         self.blocks: list[Block] = []
         self._parser = parser
+        self._new_call_id = new_call_id
         self._changes: list[BlockChange] = []
 
     @property
@@ -76,7 +80,7 @@ class BlockReader:
             case ReasoningText(text):
                 self._open("reasoning")
             case CallStart(_, name):
-                self._begin(Block(len(self.blocks), "call", name))
+                self._begin(Block(len(self.blocks), "call", name, self._new_call_id()))
                 return
             case CallArguments(_, text):
                 pass  # of the call that began last

@@ -22,6 +22,9 @@ class _Family(Protocol):
     @property
     def marks(self) -> tuple[str, ...]: ...
 
+    @property
+    def call_id_chars(self) -> int | None: ...
+
     def parser(self, tools: Sequence[Tool], /) -> OutputParser: ...
 
     def calls_rules(self, calls: Calls) -> list[str]: ...
@@ -35,11 +38,13 @@ class Dialect:
         name: the family of its tool calls; hermes where the template shows none.
         marks: texts that parsers look for; where they are special tokens, detokenising keeps them.
         reasons: whether an output may begin with reasoning.
+        call_id_chars: letters and digits of a call's id; None: any id will do.
     """
 
     name: str
     marks: tuple[str, ...]
     reasons: bool
+    call_id_chars: int | None
     _family: _Family
 
     @classmethod
@@ -58,6 +63,7 @@ class Dialect:
             name=family.name,
             marks=family.marks + ((reasoning.OPEN, reasoning.CLOSE) if reasons else ()),
             reasons=reasons,
+            call_id_chars=family.call_id_chars,
             _family=family,
         )
 

@@ -15,6 +15,7 @@ class Hermes:
 
     name = "hermes"
     marks = (OPEN, CLOSE)
+    call_id_chars = None
 
     def parser(self, _tools: Sequence[Tool]) -> OutputParser:
         """Return a parser of one output."""

@@ -18,6 +18,7 @@ class Llama3:
 
     name = "llama3"
     marks = (TAG,)
+    call_id_chars = None
 
     def parser(self, tools: Sequence[Tool]) -> OutputParser:
         """Return a parser of one output."""

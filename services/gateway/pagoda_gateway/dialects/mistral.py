@@ -28,6 +28,7 @@ class Mistral:
 
     name = "mistral"
     marks = (OPEN, ARGS)
+    call_id_chars = 9
 
     def __init__(self, *, named: bool) -> None:
         """`named`: the model writes a mark and a name before each call, no list."""

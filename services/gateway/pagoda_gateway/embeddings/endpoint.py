@@ -63,6 +63,7 @@ class EmbeddingsEndpoint(Endpoint[EmbeddingsBody, CompletionBody]):
             truncation_side=sent.truncation_side,
             add_special_tokens=sent.add_special_tokens,
             cache_salt=sent.cache_salt,
+            priority=sent.priority,
             user=sent.user,
         )
         return Translated(body, lambda _, generation: EmbeddingSerializer(generation, sent))

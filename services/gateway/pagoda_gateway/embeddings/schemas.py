@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas import checks
-from pagoda_gateway.openai.schemas.base import Prompts, RequestBody
+from pagoda_gateway.openai.schemas.base import Priority, Prompts, RequestBody
 from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS
 
 MAX_INPUTS = 2048
@@ -23,6 +23,7 @@ class EmbeddingsBody(RequestBody):
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    priority: Priority = None
     user: str | None = None
 
     @field_validator("input")

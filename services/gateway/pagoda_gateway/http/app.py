@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from pagoda_gateway.errors import GatewayError, http_error
+from pagoda_gateway.errors import GatewayError, InvalidRequestError, http_error, joined, shorten
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.error_shape import error_body
 from pagoda_gateway.http.ignored_fields import IGNORED_HEADER
@@ -68,8 +68,14 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
-    """Translate a path or query parameter that the framework refuses."""
-    return _answer(request, http_error(400, str(error)[:1000]))
+    """Translate path and query parameters that the framework refuses."""
+    assert isinstance(error, RequestValidationError), "registered for nothing else"
+    problems = []
+    for problem in error.errors():
+        name = str(problem["loc"][-1])
+        message = f"'{name}': {problem['msg']}, not {shorten(problem['input'])}"
+        problems.append(InvalidRequestError(message, param=name))
+    return _answer(request, joined(problems))
 
 
 def _answer(

@@ -38,7 +38,12 @@ from pagoda_gateway.openai.schemas.tokens import (
     TokenizeAnswer,
     TokenizeBody,
 )
-from pagoda_gateway.responses.answers import DeletedResponse, ResponseAnswer, ResponseEvent
+from pagoda_gateway.responses.answers import (
+    DeletedResponse,
+    InputItemList,
+    ResponseAnswer,
+    ResponseEvent,
+)
 from pagoda_gateway.responses.schemas import ResponsesBody
 
 _REF = "#/components/schemas/{model}"
@@ -48,7 +53,7 @@ _MODELS: tuple[type[BaseModel], ...] = (
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, ModelCard, ModelList,
     Receipt, ErrorAnswer,
     MessagesBody, MessageAnswer, MessageEvent, MessagesError, CountTokensBody, TokenCount,
-    ResponsesBody, ResponseAnswer, ResponseEvent, DeletedResponse,
+    ResponsesBody, ResponseAnswer, ResponseEvent, DeletedResponse, InputItemList,
 )  # fmt: skip
 _KEYS: dict[str, Any] = {
     "api_key": {"type": "http", "scheme": "bearer"},

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+import orjson
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from starlette.requests import Request
@@ -76,6 +77,8 @@ def describe_request(generation: Generation, body: GenerationBody) -> None:
     )
     if body.user:
         generation.span.set_attribute("enduser.id", body.user[:MAX_USER_CHARS])
+    if body.metadata:
+        generation.span.set_attribute("pagoda.metadata", orjson.dumps(body.metadata).decode())
 
 
 def describe_outcome(generation: Generation, record: UsageClose) -> None:

@@ -64,7 +64,7 @@ class GenerationWriter:
         if generation.failure is not None:
             await self._refuse(generation.failure)
             return
-        await wire.send_json(self._send, 200, self._serializer.body())
+        await wire.send_json_parts(self._send, self._serializer.parts())
         self.is_complete = not generation.is_disconnected
 
     async def stream(self) -> None:

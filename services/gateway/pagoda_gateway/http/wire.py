@@ -1,5 +1,7 @@
 """Answers as they go over the wire: JSON, errors, heads of event streams."""
 
+import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -24,6 +26,20 @@ async def send_json(
     raw += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
+
+
+async def send_json_parts(send: Send, parts: Iterator[bytes]) -> None:
+    """Send a whole JSON answer; of several parts, each on its own, and others run meanwhile."""
+    part, following = next(parts), next(parts, None)
+    headers = [(b"content-type", b"application/json")]
+    if following is None:
+        headers.append((b"content-length", str(len(part)).encode()))
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    while following is not None:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+        await asyncio.sleep(0)
+        part, following = following, next(parts, None)
+    await send({"type": "http.response.body", "body": part})
 
 
 async def send_error(send: Send, error: GatewayError, body: dict[str, Any]) -> None:

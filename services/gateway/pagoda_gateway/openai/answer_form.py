@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda_gateway.dialects import Calls, Dialect, OutputParser, Tool
+from pagoda_gateway.dialects import Calls, Dialect, OutputParser, Tool, new_call_id
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.output_format import format_rules
 from pagoda_gateway.openai.schemas.chat import ChatBody
@@ -24,12 +24,18 @@ class AnswerForm:
         new_parser: makes what reads an output; None: all of it is content.
         kept_token_ids: special tokens whose text the parser needs.
         calls_reason: why an answer with calls has finished.
+        call_id_chars: see `Dialect`.
     """
 
     grammar: str = ""
     new_parser: Callable[[], OutputParser] | None = None
     kept_token_ids: frozenset[int] = frozenset()
     calls_reason: str = "tool_calls"
+    call_id_chars: int | None = None
+
+    def new_call_id(self, prefix: str) -> str:
+        """Return an id for a call, with this prefix where the model's format allows it."""
+        return new_call_id(prefix, self.call_id_chars)
 
 
 class AnswerForms:
@@ -76,6 +82,7 @@ class AnswerForms:
             ),
             kept_token_ids=frozenset(self._mark_ids.values()),
             calls_reason="stop" if use.is_named else "tool_calls",
+            call_id_chars=dialect.call_id_chars,
         )
 
     async def _chat_grammar(self, wanted: Wanted | None, use: ToolUse, prompt: str) -> str:

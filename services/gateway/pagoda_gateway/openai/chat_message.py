@@ -3,7 +3,7 @@
 Knows the parts of an output, not how the model wrote them.
 """
 
-import secrets
+from collections.abc import Callable
 from typing import Any
 
 from pagoda_gateway.dialects import (
@@ -16,14 +16,13 @@ from pagoda_gateway.dialects import (
     read_parts,
 )
 
-CALL_ID_BYTES = 12
-
 
 class ChatMessage:
     """The message of one choice, as its text arrives."""
 
-    def __init__(self, parser: OutputParser) -> None:
+    def __init__(self, parser: OutputParser, new_call_id: Callable[[], str]) -> None:
         self._parser = parser
+        self._new_call_id = new_call_id
 
     @property
     def has_calls(self) -> bool:
@@ -32,7 +31,7 @@ class ChatMessage:
 
     def delta(self, text: str, *, is_last: bool) -> dict[str, Any]:
         """Return what new text adds to the message, as a chunk's `delta` says it."""
-        return _delta(read_parts(self._parser, text, is_last=is_last))
+        return self._delta(read_parts(self._parser, text, is_last=is_last))
 
     def whole(self, text: str) -> dict[str, Any]:
         """Return the message that all of the text makes."""
@@ -44,26 +43,25 @@ class ChatMessage:
             message["content"] = ""
         return message
 
-
-def _delta(parts: list[Part]) -> dict[str, Any]:
-    delta: dict[str, Any] = {}
-    calls: dict[int, dict[str, Any]] = {}
-    for part in parts:
-        match part:
-            case ContentText(text):
-                delta["content"] = delta.get("content", "") + text
-            case ReasoningText(text):
-                delta["reasoning_content"] = delta.get("reasoning_content", "") + text
-            case CallStart(index, name):
-                calls[index] = {
-                    "index": index,
-                    "id": f"call_{secrets.token_hex(CALL_ID_BYTES)}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": ""},
-                }
-            case CallArguments(index, text):
-                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
-                call["function"]["arguments"] += text
-    if calls:
-        delta["tool_calls"] = list(calls.values())
-    return delta
+    def _delta(self, parts: list[Part]) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        calls: dict[int, dict[str, Any]] = {}
+        for part in parts:
+            match part:
+                case ContentText(text):
+                    delta["content"] = delta.get("content", "") + text
+                case ReasoningText(text):
+                    delta["reasoning_content"] = delta.get("reasoning_content", "") + text
+                case CallStart(index, name):
+                    calls[index] = {
+                        "index": index,
+                        "id": self._new_call_id(),
+                        "type": "function",
+                        "function": {"name": name, "arguments": ""},
+                    }
+                case CallArguments(index, text):
+                    call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                    call["function"]["arguments"] += text
+        if calls:
+            delta["tool_calls"] = list(calls.values())
+        return delta

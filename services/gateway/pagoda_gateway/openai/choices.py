@@ -5,6 +5,7 @@ Plain dicts, as they are made for every token; `schemas.responses` describes the
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import orjson
@@ -12,6 +13,7 @@ import orjson
 from pagoda_gateway import sse
 from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.openai.answer_form import AnswerForm
+from pagoda_gateway.openai.best_choices import best_choices
 from pagoda_gateway.openai.chat_message import ChatMessage
 from pagoda_gateway.openai.logprobs import LogprobFormat
 from pagoda_gateway.openai.serializer import Serializer, whole_output
@@ -75,10 +77,7 @@ class ChoiceSerializer(Serializer):
         return {
             **self._head(self.object_name),
             **self._prompt_extras(),
-            "choices": [
-                self._whole_choice(sequence, whole_output(sequence))
-                for sequence in self._generation.sequences
-            ],
+            "choices": self._whole_choices(),
             "usage": self.usage(),
         }
 
@@ -168,6 +167,13 @@ class ChoiceSerializer(Serializer):
         """Return what new text adds to a choice; empty if nothing is certain yet."""
         return {self.text_field: text} if text else {}
 
+    def _whole_choices(self) -> list[dict[str, Any]]:
+        """Return the choices of a whole answer."""
+        return [
+            self._whole_choice(sequence, whole_output(sequence))
+            for sequence in self._generation.sequences
+        ]
+
     @abstractmethod
     def _whole_choice(self, sequence: OutputSequence, delta: Delta) -> dict[str, Any]:
         """Return one choice of a whole answer."""
@@ -208,7 +214,10 @@ class ChatSerializer(ChoiceSerializer):
         super().__init__(generation, *args, **options)
         new_parser = self._form.new_parser
         assert new_parser is not None, "a chat's answers are read by a parser"
-        self._messages = {s.index: ChatMessage(new_parser()) for s in generation.sequences}
+        new_call_id = partial(self._form.new_call_id, "call_")
+        self._messages = {
+            s.index: ChatMessage(new_parser(), new_call_id) for s in generation.sequences
+        }
 
     def body(self) -> dict[str, Any]:
         """See `ResponseSerializer.body`."""
@@ -264,6 +273,20 @@ class CompletionSerializer(ChoiceSerializer):
     object_name = "text_completion"
     chunk_name = "text_completion"
     text_field = "text"
+
+    def _whole_choices(self) -> list[dict[str, Any]]:
+        options = self._options
+        if options.num_best is None:
+            return super()._whole_choices()
+        best = best_choices(
+            [(sequence, whole_output(sequence)) for sequence in self._generation.sequences],
+            num_choices=options.num_choices,
+            num_best=options.num_best,
+        )
+        return [
+            {**self._whole_choice(sequence, delta), "index": index}
+            for index, (sequence, delta) in enumerate(best)
+        ]
 
     def _whole_choice(self, sequence: OutputSequence, delta: Delta) -> dict[str, Any]:
         content = {"text": self._echo(sequence) + delta.text}

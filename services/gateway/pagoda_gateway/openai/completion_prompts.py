@@ -52,7 +52,8 @@ def _check_size(body: CompletionBody, model: ServedModel, max_prompts: int) -> N
     is_truncated = body.truncate_prompt_tokens is not None
     if len(items) > max_prompts:
         raise InvalidRequestError(
-            f"'{param}' has {len(items)} prompts; with this n the limit is {max_prompts}",
+            f"'{param}' has {len(items)} prompts; with this n or best_of the limit is "
+            f"{max_prompts}",
             param=param,
         )
     for index, item in enumerate(items):

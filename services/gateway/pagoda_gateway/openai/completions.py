@@ -21,6 +21,9 @@ class CompletionProcessor(RequestProcessor[CompletionBody]):
     def options(self, body: CompletionBody) -> OutputOptions:
         """Return a completion body's options."""
         options = output_options(body, num_logprobs=body.logprobs)
+        num_choices = options.num_choices
+        if body.best_of is not None and body.best_of > num_choices:
+            options = replace(options, num_choices=body.best_of, num_best=num_choices)
         if body.echo:
             options = replace(options, num_echoed_logprobs=body.logprobs)
         if body.max_tokens == 0 and options.num_scored_logprobs is None:

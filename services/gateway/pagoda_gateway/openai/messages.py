@@ -69,11 +69,12 @@ def _template_message(
     seen: dict[str, Any] = {"role": role, "content": _content(texts, message, template.shape)}
     if calls:
         seen["tool_calls"] = calls
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        value = getattr(message, name)
-        if value is not None:
-            seen[name] = value
-    return seen
+    others = {
+        "name": message.name,
+        "tool_call_id": history.result_id(message),
+        "reasoning_content": message.reasoning_content,
+    }
+    return seen | {name: value for name, value in others.items() if value is not None}
 
 
 def _content(texts: list[str], message: Message, shape: TemplateShape) -> Any:

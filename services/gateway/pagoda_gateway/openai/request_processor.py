@@ -35,7 +35,7 @@ class ProcessedRequest:
 
     Attributes:
         prompts: at least one.
-        sampling: one for each sequence: prompt index * n + choice.
+        sampling: one for each sequence: prompt index * num_choices + choice.
         options: of the output.
         echo_texts: one for each prompt if the output repeats it.
         form: of the answers.
@@ -154,10 +154,11 @@ class RequestProcessor(ABC, Generic[Body]):
         num_prompts = len(tokenized.prompts)
         num_sequences = num_prompts * options.num_choices
         if num_sequences > self.max_sequences:
+            field = "n" if options.num_best is None else "best_of"
             raise InvalidRequestError(
-                f"{num_prompts} prompts times n {options.num_choices} make {num_sequences} "
+                f"{num_prompts} prompts times {field} {options.num_choices} make {num_sequences} "
                 f"sequences; the limit is {self.max_sequences}",
-                param=body.prompt_field if num_prompts > 1 else "n",
+                param=body.prompt_field if num_prompts > 1 else field,
             )
         budgets = []
         for token_ids, _ in tokenized.prompts:
@@ -187,7 +188,7 @@ class RequestProcessor(ABC, Generic[Body]):
         num_tokens = num_prompt_tokens * options.num_choices * (1 + options.num_scored_logprobs)
         if num_tokens > self._settings.max_whole_tokens:
             raise InvalidRequestError(
-                f"log probabilities of {num_tokens} tokens are asked for (prompt tokens times n "
-                f"times alternatives); the limit is {self._settings.max_whole_tokens}",
+                f"log probabilities of {num_tokens} tokens are asked for (prompt tokens times n or "
+                f"best_of times alternatives); the limit is {self._settings.max_whole_tokens}",
                 param="prompt_logprobs" if options.num_echoed_logprobs is None else "logprobs",
             )

@@ -36,7 +36,7 @@ def sampling_params(
         frequency_penalty=_or(body.frequency_penalty, 0.0),
         presence_penalty=_or(body.presence_penalty, 0.0),
         logit_bias=logit_bias(body),
-        num_logprobs=options.num_logprobs,
+        num_logprobs=options.num_engine_logprobs,
         num_prompt_logprobs=options.num_scored_logprobs,
         stop_token_ids=body.stop_token_ids,
         ignore_eos=bool(body.ignore_eos),

@@ -1,7 +1,10 @@
 """What writes a generation down for one API. Owns the shape of answers, events and errors."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
+
+import orjson
 
 from pagoda_gateway import sse
 from pagoda_gateway.errors import GatewayError
@@ -10,6 +13,10 @@ from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
 
 class Serializer(ABC):
     """Writes one generation, whole or as events."""
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield the whole answer as JSON; between two parts others have their turn."""
+        yield orjson.dumps(self.body())
 
     @abstractmethod
     def body(self) -> dict[str, Any]:

@@ -4,19 +4,27 @@ from typing import Any
 
 import orjson
 
+from pagoda_gateway.dialects import fitting_call_id
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.text.template_shape import TemplateShape
 
+RESULT_ROLES = ("tool", "function")
 MAX_VALUES = 65_536  # in the arguments of all calls: each becomes an object on the event loop
 
 
 class ToolHistory:
-    """Reads the calls of one conversation's messages."""
+    """Reads the calls of one conversation's messages, and the ids of their results.
+
+    Where the template asks for ids of one length, others become such: of the same call the same.
+    Those that are missing are made up, the first result's like the first call's.
+    """
 
     def __init__(self, shape: TemplateShape) -> None:
         self._shape = shape
         self._num_values = 0
+        self._num_unnamed_calls = 0
+        self._num_unnamed_results = 0
 
     def calls(self, where: str, message: Message) -> list[dict[str, Any]]:
         """Return the calls of the message that errors name `where`.
@@ -26,7 +34,7 @@ class ToolHistory:
         """
         if message.function_call is not None and not message.tool_calls:  # OpenAI's older word
             function = self._function(f"{where}.function_call", message.function_call)
-            return [{"type": "function", "function": function}]
+            return [self._identified(None, {"type": "function", "function": function})]
         return [
             self._call(f"{where}.tool_calls[{i}]", call)
             for i, call in enumerate(message.tool_calls or [])
@@ -39,7 +47,27 @@ class ToolHistory:
         if not isinstance(call_id, str | None):
             raise _wrong(f"{where}.id", call_id, "text")
         seen = {"type": kind, "function": self._function(f"{where}.function", call.get("function"))}
-        return {"id": call_id, **seen} if call_id is not None else seen
+        return self._identified(call_id, seen)
+
+    def _identified(self, call_id: str | None, call: dict[str, Any]) -> dict[str, Any]:
+        if call_id is None:
+            self._num_unnamed_calls += 1
+        seen_id = self._fitting(call_id, self._num_unnamed_calls)
+        return call if seen_id is None else {"id": seen_id, **call}
+
+    def result_id(self, message: Message) -> str | None:
+        """Return the id of the call whose result a message is; None if it says none."""
+        if message.role not in RESULT_ROLES:
+            return message.tool_call_id
+        if message.tool_call_id is None:
+            self._num_unnamed_results += 1
+        return self._fitting(message.tool_call_id, self._num_unnamed_results)
+
+    def _fitting(self, call_id: str | None, number: int) -> str | None:
+        num_chars = self._shape.call_id_chars
+        if num_chars is None:
+            return call_id
+        return fitting_call_id(f"\0{number}" if call_id is None else call_id, num_chars)
 
     def _function(self, where: str, function: Any) -> dict[str, Any]:
         if not isinstance(function, dict):

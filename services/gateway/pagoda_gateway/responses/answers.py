@@ -74,7 +74,7 @@ class ResponseAnswer(BaseModel):
     incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: int | None
-    metadata: dict[str, Any]
+    metadata: dict[str, str]
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
@@ -113,6 +113,41 @@ class ResponseEvent(BaseModel):
     logprobs: list[Any] | None = None
     name: str | None = None
     arguments: str | None = None
+
+
+class InputPart(BaseModel):
+    """Text of an item; a refusal has `refusal`."""
+
+    type: Literal["input_text", "output_text", "refusal", "reasoning_text", "summary_text"]
+    text: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputItem(BaseModel):
+    """What a response answers: message, call, its output, or reasoning, each with its fields."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"]
+    id: str
+    status: ItemStatus
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+
+
+class InputItemList(BaseModel):
+    """Some of the items that a response answers."""
+
+    object: Literal["list"]
+    data: list[InputItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class DeletedResponse(BaseModel):

@@ -1,7 +1,7 @@
 """POST /v1/responses: OpenAI's newer way to ask for a chat, and what is kept of the answers."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pagoda_gateway.errors import NotFoundError, shorten
 from pagoda_gateway.openai.chat import ChatProcessor
@@ -9,6 +9,7 @@ from pagoda_gateway.openai.endpoint import Endpoint, Translated
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.tools import function_tool
 from pagoda_gateway.responses.conversation import chat_messages, input_items
+from pagoda_gateway.responses.input_items import item_page, with_ids
 from pagoda_gateway.responses.response_store import ResponseStore
 from pagoda_gateway.responses.schemas import FunctionTool, ResponsesBody, TextFormat
 from pagoda_gateway.responses.serializer import ResponseSerializer
@@ -51,12 +52,15 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             parallel_tool_calls=sent.parallel_tool_calls,
             response_format=_response_format(sent.text.format if sent.text else None),
             cache_salt=sent.cache_salt,
+            metadata=sent.metadata,
+            priority=sent.priority,
             user=sent.user,
         )
 
         def keep(response: dict[str, Any]) -> None:
             if sent.store is not False:
-                value = {"response": response, "items": [*items, *response["output"]]}
+                new = with_ids(previous, items[len(previous) :], response["id"])
+                value = {"response": response, "items": [*previous, *new, *response["output"]]}
                 self._store.put(tenant, response["id"], value)
 
         return Translated(
@@ -74,6 +78,25 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         """
         response: dict[str, Any] = self._kept(tenant, response_id)["response"]
         return response
+
+    def input_page(
+        self,
+        tenant: str,
+        response_id: str,
+        *,
+        limit: int,
+        after: str | None,
+        order: Literal["asc", "desc"],
+    ) -> dict[str, Any]:
+        """Return some of the items that a tenant's response answers, the conversation's included.
+
+        Raises:
+            NotFoundError: see `find`.
+            InvalidRequestError: see `item_page`.
+        """
+        kept = self._kept(tenant, response_id)
+        num_items = len(kept["items"]) - len(kept["response"]["output"])
+        return item_page(kept["items"][:num_items], limit=limit, after=after, order=order)
 
     def delete(self, tenant: str, response_id: str) -> None:
         """Forget a tenant's response; those that went on with it keep its conversation.

@@ -17,7 +17,7 @@ def item(block: Block, request_id: str, status: str) -> dict[str, Any]:
         return {
             "type": "function_call",
             **known,
-            "call_id": f"call_{request_id}_{block.index}",
+            "call_id": block.call_id,
             "name": block.name,
             "arguments": "" if is_begun else block.text,
         }

@@ -10,6 +10,8 @@ from pagoda_gateway.openai.schemas.base import (
     MAX_TOOLS,
     Content,
     Items,
+    Metadata,
+    Priority,
     RequestBody,
     RequestModel,
     ToolChoice,
@@ -85,7 +87,8 @@ class ResponsesBody(RequestBody):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
+    priority: Priority = None
     user: str | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     # Known, and without effect here.
@@ -103,6 +106,12 @@ class ResponsesBody(RequestBody):
     prompt: Any = None
     moderation: Any = None
     top_logprobs: int | None = None
+
+    @field_validator("metadata")
+    @classmethod
+    def _check_metadata(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        checks.check_metadata(value)
+        return value
 
     @field_validator("background")
     @classmethod

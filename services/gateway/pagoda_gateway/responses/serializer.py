@@ -1,6 +1,7 @@
 """A generation written down as OpenAI's response: whole, or as its events."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pagoda_gateway import sse
@@ -35,7 +36,7 @@ class ResponseSerializer(Serializer):
         assert form.new_parser is not None, "a chat's answers are read by a parser"
         (self._sequence,) = generation.sequences
         self._generation = generation
-        self._output = BlockReader(form.new_parser())
+        self._output = BlockReader(form.new_parser(), partial(form.new_call_id, "call_"))
         self._sent = sent
         self._keep = keep
         self._num_events = 0

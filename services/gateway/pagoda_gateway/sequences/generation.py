@@ -84,6 +84,7 @@ class Generation:
         self._request = RequestContext(
             request_id=identity.request_id,
             model=model,
+            priority=identity.priority,
             deadline_unix_seconds=deadline_unix_seconds,
             trace_context=self.context,
             opened=asyncio.Event(),

@@ -8,7 +8,8 @@ class OutputOptions:
     """What a request wants of its output, besides the tokens' distribution.
 
     Attributes:
-        num_choices: n.
+        num_choices: sequences that run for each prompt: n, or best_of.
+        num_best: so many of them, the likeliest, are the answer; None = all.
         stops: stop strings.
         include_stop: the matched stop string stays in the text.
         num_logprobs: alternatives for each token; None = no logprobs.
@@ -35,6 +36,13 @@ class OutputOptions:
     num_prompt_logprobs: int | None = None
     num_echoed_logprobs: int | None = None
     embed: bool = False
+    num_best: int | None = None
+
+    @property
+    def num_engine_logprobs(self) -> int | None:
+        """Alternatives that an engine must find for each token; None = no logprobs at all."""
+        is_ranked = self.num_best is not None
+        return 0 if self.num_logprobs is None and is_ranked else self.num_logprobs
 
     @property
     def num_scored_logprobs(self) -> int | None:

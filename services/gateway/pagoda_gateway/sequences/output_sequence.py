@@ -55,7 +55,7 @@ class OutputSequence:
         """Start empty.
 
         Args:
-            index: prompt index * n + choice.
+            index: prompt index * num_choices + choice.
             prompt: what the model sees.
             sampling: as the engine takes it, seed included.
             options: of the request.
@@ -241,7 +241,7 @@ class OutputSequence:
         if reason and frame.HasField("matched_stop_token_id"):
             matched_id = frame.matched_stop_token_id
         is_stop = reason == generate_pb2.FINISH_REASON_STOP
-        logprobs = frame.logprobs if self._options.num_logprobs is not None else ()
+        logprobs = frame.logprobs if self._options.num_engine_logprobs is not None else ()
         for position, token_id in enumerate(new_ids, start=skip):
             is_last = position == len(frame_ids) - 1
             hide = is_stop and is_last and token_id == matched_id and not self._options.include_stop

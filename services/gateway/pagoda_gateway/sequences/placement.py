@@ -207,6 +207,7 @@ class Placer:
             sampling=sequence.sampling,
             plan=plan,
             deadline_unix_seconds=context.deadline_unix_seconds,
+            priority=context.priority,
         )
         worker_id = placement.decode_worker_id
         try:

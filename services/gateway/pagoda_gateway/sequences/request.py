@@ -26,6 +26,7 @@ class RequestIdentity:
         api_key_id: which of the tenant's keys.
         arrived_unix_seconds: when the request came.
         tokenize_ms: spent on template, tokens and hashes.
+        priority: of its sequences in the workers' queues; lower goes first.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class RequestIdentity:
     api_key_id: str
     arrived_unix_seconds: float
     tokenize_ms: float
+    priority: int
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class RequestContext:
     Attributes:
         request_id: ours.
         model: whose workers are meant.
+        priority: see `RequestIdentity`.
         deadline_unix_seconds: nothing goes on after this.
         trace_context: of gateway.request.
         opened: set once the usage log has the request; no worker is asked before.
@@ -56,6 +59,7 @@ class RequestContext:
 
     request_id: str
     model: ServedModel
+    priority: int
     deadline_unix_seconds: float
     trace_context: Context
     opened: asyncio.Event

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from jinja2 import nodes
 
+_ID_CHARS = range(4, 65)  # who compares with less asks whether there is an id at all
+
 
 @dataclass(frozen=True, slots=True)
 class TemplateShape:
@@ -17,11 +19,13 @@ class TemplateShape:
         content_text: content may be text.
         content_parts: content may be a list of parts.
         arguments_text: the arguments of calls are JSON text, not an object.
+        call_id_chars: how long a call's id must be; None: it is not asked for.
     """
 
     content_text: bool
     content_parts: bool
     arguments_text: bool
+    call_id_chars: int | None
 
 
 def template_shape(tree: nodes.Template) -> TemplateShape:
@@ -44,7 +48,21 @@ def template_shape(tree: nodes.Template) -> TemplateShape:
         content_parts=parts,
         arguments_text=any(map(arguments.is_named, written))
         and not arguments.is_tested(tree, "string", "mapping"),
+        call_id_chars=_call_id_chars(tree),
     )
+
+
+def _call_id_chars(tree: nodes.Template) -> int | None:
+    """Return what a template compares an id's length with."""
+    ids = [_Field(name, tree) for name in ("id", "tool_call_id")]
+    for compare in tree.find_all(nodes.Compare):
+        match compare:
+            case nodes.Compare(
+                expr=nodes.Filter(name="length" | "count") as length,
+                ops=[nodes.Operand(expr=nodes.Const(value=int(num_chars)))],
+            ) if num_chars in _ID_CHARS and any(field.is_meant(length) for field in ids):
+                return num_chars
+    return None
 
 
 class _Field:

@@ -374,6 +374,61 @@ def test_forced_tokens_take_all_their_blocks_at_once() -> None:
     assert simulation.tokens("young") == expected_output(young.request, 64)
 
 
+def test_the_lower_priority_number_is_admitted_first_and_then_the_older() -> None:
+    simulation = make_simulation(max_num_seqs=1)
+    add(simulation, "runs", 4, max_tokens=3, priority=9)
+    simulation.step()
+    for index, (name, priority) in enumerate({"b": 5, "c": 5, "a": -1, "d": 7}.items(), 1):
+        add(simulation, name, 4, first_token=index, max_tokens=1, priority=priority)
+
+    order = [name for _ in range(12) for name in batch_of(simulation)]
+
+    assert order == ["runs", "runs", "a", "b", "c", "d"]
+
+
+def test_a_lower_priority_number_is_admitted_before_a_prefill_goes_on() -> None:
+    simulation = make_simulation(max_num_batched_tokens=6)
+    add(simulation, "later", 20, max_tokens=1, priority=1)
+    assert batch_of(simulation) == {"later": 6}
+    add(simulation, "equal", 4, max_tokens=1, first_token=1, priority=1)
+    add(simulation, "sooner", 9, max_tokens=1, first_token=2)
+    assert batch_of(simulation) == {"sooner": 6}
+    assert batch_of(simulation) == {"sooner": 3, "later": 3}
+    assert batch_of(simulation) == {"later": 6}
+    assert batch_of(simulation) == {"later": 5, "equal": 1}
+
+
+def test_the_highest_priority_number_is_preempted_and_then_the_youngest() -> None:
+    simulation = make_simulation(num_blocks=9)
+    old = add(simulation, "old", 8, max_tokens=13, first_token=10, priority=1)
+    middle = add(simulation, "middle", 8, max_tokens=13, first_token=11)
+    young = add(simulation, "young", 8, max_tokens=13, first_token=12)
+    step_until_preempted(simulation)
+    assert [s.state for s in (old, middle, young)] == [
+        SequenceState.WAITING, SequenceState.RUNNING, SequenceState.RUNNING,
+    ]  # fmt: skip
+    simulation.num_preempted = 0
+    step_until_preempted(simulation)
+    assert middle.state is SequenceState.RUNNING
+    assert list(simulation.scheduler.waiting) == [young, old]
+    while simulation.scheduler.has_work():
+        simulation.step()
+    for sequence in (old, middle, young):
+        tokens = simulation.tokens(sequence.sequence_id)
+        assert tokens == expected_output(sequence.request, 64)
+
+
+def test_a_prefix_made_by_a_higher_priority_number_is_not_waited_for() -> None:
+    simulation = make_simulation(max_num_batched_tokens=4)
+    add(simulation, "batch", 20, max_tokens=1, priority=1)
+    simulation.step()
+    add(simulation, "urgent", 20, max_tokens=1)
+    add(simulation, "equal", 20, max_tokens=1)
+    # Only the block that was there already is shared with the batch's; "equal" waits for urgent's.
+    assert [batch_of(simulation) for _ in range(4)] == [{"urgent": 4}] * 4
+    assert batch_of(simulation) == {"equal": 4}
+
+
 class RandomCaller:
     """Adds, aborts, imports and releases at random, and remembers what must come out."""
 
@@ -430,6 +485,7 @@ class RandomCaller:
                 kv_source=KvSource.IMPORT if kind < 0.25 else KvSource.COMPUTE,
                 prefill_only=0.2 < kind < 0.4,
                 token_mask=rng.choice([None, None, ForcesRuns(rng.choice([1, 4, 13]))]),
+                priority=rng.choice([0, 0, 0, -2, 1]),
             )
         )
 

@@ -74,7 +74,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
         "temperature": 9, "n": 17, "stop": 5, "stream_options": {}, "logit_bias": {"x": 1},
         "min_tokens": 6, "max_completion_tokens": 5, "seed": 2**63, "bad_words": [""],
         "top_logprobs": 3, "stream": "yes", "stop_token_ids": [1, "a"], "cache_salt": "",
-        "priority": 1, "functions": [1], "max_tokens": 0,
+        "priority": 1001, "functions": [1], "max_tokens": 0,
     }  # fmt: skip
     error = fails(orjson.dumps({**GOOD, **wrong}))
     named = set(wrong) - {"max_completion_tokens", "stream_options"}  # they may be right

@@ -59,7 +59,6 @@ def test_min_tokens_within_what_is_asked_for(field: str) -> None:
         {"use_beam_search": True},
         {"functions": [{"name": "f"}]},
         {"function_call": "auto"},
-        {"priority": 1},
     ],
 )
 def test_fields_that_would_change_the_answer_are_refused(fields: dict[str, Any]) -> None:
@@ -84,6 +83,8 @@ def test_former_tools_name_what_replaces_them() -> None:
         {"top_logprobs": 0},
         {"top_logprobs": 0, "logprobs": False},
         {"priority": 0},
+        {"priority": -1000},
+        {"priority": 1000},
         {"functions": [], "function_call": None},
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"reasoning_effort": "low", "verbosity": "low", "prompt_cache_key": "k"},
@@ -131,8 +132,8 @@ def test_top_logprobs_need_logprobs() -> None:
     ("fields", "kind"),
     [
         ({"best_of": 1, "n": 2}, InvalidRequestError),
-        ({"best_of": 3, "n": 2}, UnsupportedFieldError),
-        ({"best_of": 2}, UnsupportedFieldError),
+        ({"best_of": 3, "n": 2, "stream": True}, InvalidRequestError),
+        ({"best_of": 2, "stream": True}, InvalidRequestError),
         ({"suffix": "x"}, UnsupportedFieldError),
     ],
 )
@@ -145,7 +146,8 @@ def test_fields_of_completions(fields: dict[str, Any], kind: type[InvalidRequest
 
 
 def test_neutral_fields_of_completions() -> None:
-    assert completion(best_of=2, n=2, suffix="", echo=True).n == 2
+    assert completion(best_of=2, n=2, suffix="", echo=True, stream=True).n == 2
+    assert completion(best_of=3, n=2, stream=False).best_of == 3
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """History with calls, through templates in each family's manner."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,14 @@ MISTRAL = (
     "{% for m in messages %}{% if m.tool_calls is defined %}[TOOL_CALLS]["
     "{% for call in m.tool_calls %}{{ call.function | tojson }}{{ call.id[-9:] }}{% endfor %}]"
     "{% else %}{{ '[' + m.role + ']' + m.content }}{% endif %}{% endfor %}"
+)
+# Takes ids of 9 characters only, as Mistral's own do.
+NINE = (
+    "{% for m in messages %}{% for call in m.tool_calls %}"
+    "{% if call.id is not defined or call.id | length != 9 %}{{ raise_exception('bad id') }}"
+    "{% endif %}<{{ call.id }}>{% endfor %}{% if m.role == 'tool' %}"
+    "{% if m.tool_call_id is not defined or m.tool_call_id | length != 9 %}"
+    "{{ raise_exception('bad id') }}{% endif %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
 )
 # Adds the arguments to text.
 DEEPSEEK = (
@@ -120,6 +129,31 @@ async def test_arguments_that_are_no_object_are_none(
         tokenizer, model, source, {"role": "assistant", "content": "", "tool_calls": [call]}
     )
     assert "look {}" in found
+
+
+async def test_ids_fit_a_template_that_wants_nine_characters(
+    tokenizer: ModelTokenizer, model: ServedModel
+) -> None:
+    def call(call_id: str | None) -> dict[str, Any]:
+        return {**CALL, "id": call_id}
+
+    def result(call_id: str | None) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": call_id, "content": "x"}
+
+    calls = [call("call_1"), call("ABCdef123"), call(None), call("call-9999"), call(None)]
+    history = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        *map(result, ("call-9999", None, "call_1", None, "ABCdef123")),
+    ]
+    found = await prompt(tokenizer, model, NINE, *history)
+    ids = re.findall(r"<(\w{9})>", found)
+    assert len(set(ids)) == 5
+    assert ids[1] == "ABCdef123"
+    assert re.findall(r"\((\w{9})\)", found) == [ids[3], ids[2], ids[0], ids[4], ids[1]]
+    assert await prompt(tokenizer, model, NINE, *history) == found
+    for index in (0, 3):  # the same in another conversation
+        one = await prompt(tokenizer, model, NINE, {**history[0], "tool_calls": [calls[index]]})
+        assert one == f"<{ids[index]}>"
 
 
 async def test_no_calls_are_left_out(tokenizer: ModelTokenizer, model: ServedModel) -> None:

@@ -13,7 +13,7 @@ def test_arguments_of_a_call_come_once() -> None:
     parser = Dialect.of("<tool_call>").parser([Tool("weather")], inside_reasoning=False)
     events = [
         event
-        for change in BlockReader(parser).read(CALL, is_last=True)
+        for change in BlockReader(parser, lambda: "call_1").read(CALL, is_last=True)
         for event in item_events(
             change, "id", "completed" if change.kind == "end" else "in_progress"
         )

@@ -27,6 +27,28 @@ def test_content(source: str, text: bool, parts: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "num_chars"),
+    [
+        ("{{ c.id }}", None),
+        (
+            "{% if c.id is not defined or c.id | length != 9 %}"
+            "{{ raise_exception('x') }}{% endif %}",
+            9,
+        ),
+        ("{% if c['id'] | length < 9 %}{{ raise_exception('x') }}{% endif %}{{ c.id[-9:] }}", 9),
+        ("{% if m.tool_call_id | count == 12 %}{{ m.tool_call_id }}{% endif %}", 12),
+        ("{% set i = c.id %}{% if i | length != 9 %}{{ raise_exception('x') }}{% endif %}", 9),
+        ("{% if c.id | length > 0 %}{{ c.id }}{% endif %}", None),
+        ("{% if c.id | length > 1000000000 %}{{ c.id }}{% endif %}", None),
+        ("{% if c.name | length != 9 %}{{ c.name }}{% endif %}", None),
+    ],
+)
+def test_length_of_call_ids(source: str, num_chars: int | None) -> None:
+    source = "{% for c in messages[0].tool_calls %}" + source + END
+    assert ChatTemplate(source, {}).shape.call_id_chars == num_chars
+
+
+@pytest.mark.parametrize(
     ("source", "text"),
     [
         ("{{ c.arguments | tojson }}", False),

@@ -277,6 +277,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     DEADLINE_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """ULID"""
     sequence_index: _builtins.int
@@ -291,6 +292,8 @@ class GenerateRequest(_message.Message):
     """16 bytes for each full prompt block, concatenated"""
     deadline_unix_seconds: _builtins.float
     """the worker gives up after this"""
+    priority: _builtins.int
+    """lower goes first in the worker's queue and keeps its blocks longer; [-1000, 1000] from a gateway"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -315,10 +318,11 @@ class GenerateRequest(_message.Message):
         sampling: Global___SamplingParams | None = ...,
         plan: Global___KvPlan | None = ...,
         deadline_unix_seconds: _builtins.float = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "cache_root", b"cache_root", "deadline_unix_seconds", b"deadline_unix_seconds", "gateway_id", b"gateway_id", "output_token_ids", b"output_token_ids", "plan", b"plan", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "sequence_index", b"sequence_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "cache_root", b"cache_root", "deadline_unix_seconds", b"deadline_unix_seconds", "gateway_id", b"gateway_id", "output_token_ids", b"output_token_ids", "plan", b"plan", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "sequence_index", b"sequence_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

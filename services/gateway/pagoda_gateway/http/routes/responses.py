@@ -1,8 +1,8 @@
 """POST /v1/responses, and what is kept of the answers: OpenAI's Responses API."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from pagoda_gateway.errors import InvalidRequestError
@@ -10,7 +10,13 @@ from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.generation_handler import GenerationHandler
 from pagoda_gateway.http.openapi import described
-from pagoda_gateway.responses.answers import DeletedResponse, ResponseAnswer, ResponseEvent
+from pagoda_gateway.responses.answers import (
+    DeletedResponse,
+    InputItemList,
+    ResponseAnswer,
+    ResponseEvent,
+)
+from pagoda_gateway.responses.input_items import DEFAULT_ITEMS, MAX_ITEMS
 from pagoda_gateway.responses.schemas import ResponsesBody
 
 PATH = "/v1/responses"
@@ -40,6 +46,19 @@ def make_router(gateway: Gateway) -> APIRouter:
         """Forget a kept response of the caller's own tenant."""
         gateway.responses.delete(caller_of(request).key.tenant, response_id)
         return {"id": response_id, "object": "response", "deleted": True}
+
+    @router.get(f"{PATH}/{{response_id}}/input_items", openapi_extra=described(InputItemList))
+    async def list_input_items(
+        response_id: str,
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = DEFAULT_ITEMS,
+        after: str | None = None,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> dict[str, Any]:
+        """Return what a kept response of the caller's own tenant answers."""
+        return gateway.responses.input_page(
+            caller_of(request).key.tenant, response_id, limit=limit, after=after, order=order
+        )
 
     @router.post(f"{PATH}/{{response_id}}/cancel", openapi_extra=described(ResponseAnswer))
     async def cancel_response(response_id: str, request: Request) -> dict[str, Any]:

@@ -11,7 +11,12 @@ from pydantic import (
     model_validator,
 )
 
-from pagoda_gateway.openai.schemas.checks import whole_numbers
+from pagoda_gateway.openai.schemas.checks import (
+    MAX_METADATA,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
+    whole_numbers,
+)
 
 _TEXT = {"type": "string"}
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
@@ -51,6 +56,7 @@ ResponseFormat = Annotated[
 ]
 MAX_MESSAGES = 32_768
 MAX_TOOLS = 1024
+MAX_PRIORITY = 1000
 Item = TypeVar("Item")
 
 
@@ -62,6 +68,19 @@ class _FirstError(FailFast):
 
 Items = Annotated[list[Item], _FirstError()]
 Tools = Annotated[list[dict[str, Any]], _FirstError(), Field(max_length=MAX_TOOLS)]
+Metadata = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MAX_METADATA,
+            "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
+            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE_CHARS},
+        }
+    ),
+]
+# Lower runs earlier; 0 where none is given.
+Priority = Annotated[int | None, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Bias = Annotated[Any, WithJsonSchema({"type": "number", "minimum": -100, "maximum": 100})]
 
 

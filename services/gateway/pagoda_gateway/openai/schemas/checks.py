@@ -16,6 +16,9 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
 MAX_LOGIT_BIAS = 4096
 MAX_NAMED_KEYS = 50
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
 
 
 def whole_numbers(value: Any) -> Any:
@@ -106,6 +109,32 @@ def check_bad_words(words: list[str] | None) -> None:
                 f"'bad_words' has {shorten(word)}, of {len(word)} characters; each must have 1 to "
                 f"{MAX_BAD_WORD_CHARS}, not all of them spaces",
                 param="bad_words",
+            )
+
+
+def check_metadata(metadata: dict[str, Any] | None) -> None:
+    """Raise InvalidRequestError unless these are a few short names and texts."""
+    entries = metadata or {}
+    if len(entries) > MAX_METADATA:
+        raise InvalidRequestError(
+            f"'metadata' has {len(entries)} entries; the limit is {MAX_METADATA}", param="metadata"
+        )
+    for key, value in entries.items():
+        if len(key) > MAX_METADATA_KEY_CHARS:
+            raise InvalidRequestError(
+                f"'metadata' has the key {shorten(key)} of {len(key)} characters; the limit is "
+                f"{MAX_METADATA_KEY_CHARS}",
+                param="metadata",
+            )
+        if not isinstance(value, str):
+            raise InvalidRequestError(
+                f"'metadata.{key}' must be text, not {shorten(value)}", param=f"metadata.{key}"
+            )
+        if len(value) > MAX_METADATA_VALUE_CHARS:
+            raise InvalidRequestError(
+                f"'metadata.{key}' has {len(value)} characters; the limit is "
+                f"{MAX_METADATA_VALUE_CHARS}",
+                param=f"metadata.{key}",
             )
 
 

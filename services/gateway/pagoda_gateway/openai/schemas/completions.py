@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError
+from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas import checks
 from pagoda_gateway.openai.schemas.base import Prompts
 from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBody
@@ -35,9 +35,10 @@ class CompletionBody(GenerationBody):
             raise InvalidRequestError(
                 f"'best_of' is {value}; it must be >= n {num_choices}", param="best_of"
             )
-        if value > num_choices:
-            raise UnsupportedFieldError(
-                f"'best_of' is {value}; above n {num_choices} it is not supported by this server",
+        if value > num_choices and info.data.get("stream"):
+            raise InvalidRequestError(
+                f"'best_of' is {value}; above n {num_choices} it is only allowed without stream: "
+                "true, as the best are known at the end",
                 param="best_of",
             )
         return value

@@ -9,6 +9,8 @@ from pagoda_gateway.openai.schemas import checks, formats
 from pagoda_gateway.openai.schemas.base import (
     Bias,
     Items,
+    Metadata,
+    Priority,
     RequestBody,
     RequestModel,
     ResponseFormat,
@@ -70,9 +72,10 @@ class GenerationBody(RequestBody):
     guided_choice: Any = None
     guided_grammar: Any = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    priority: Priority = None
     user: str | None = None
+    metadata: Metadata | None = None
     # Known, and without effect here.
-    metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     reasoning_effort: str | None = None
     safety_identifier: str | None = None
@@ -81,7 +84,6 @@ class GenerationBody(RequestBody):
     verbosity: str | None = None
     # Known, and refused when set: ignoring them would change what the client gets.
     use_beam_search: bool | None = None
-    priority: int | None = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -156,6 +158,12 @@ class GenerationBody(RequestBody):
         checks.check_bad_words(value)
         return value
 
+    @field_validator("metadata")
+    @classmethod
+    def _check_metadata(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        checks.check_metadata(value)
+        return value
+
     @field_validator("truncate_prompt_tokens")
     @classmethod
     def _check_truncation(cls, value: int | None) -> int | None:
@@ -166,10 +174,4 @@ class GenerationBody(RequestBody):
     @classmethod
     def _refuse_beam_search(cls, value: bool | None) -> bool | None:
         checks.refuse("use_beam_search", value)
-        return value
-
-    @field_validator("priority")
-    @classmethod
-    def _refuse_priority(cls, value: int | None) -> int | None:
-        checks.refuse("priority", value or None, hint="; requests are served in their order")
         return value

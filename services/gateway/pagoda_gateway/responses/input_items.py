@@ -1,0 +1,105 @@
+"""The items that a kept response answers, with their ids, in pages."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pagoda_gateway.errors import InvalidRequestError, shorten
+
+MAX_ITEMS = 100
+DEFAULT_ITEMS = 20
+_DONE = "completed"
+_STATUSES = ("in_progress", _DONE, "incomplete")
+_PREFIXES = {
+    "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
+}  # fmt: skip
+
+
+def with_ids(
+    previous: list[dict[str, Any]], items: Iterable[dict[str, Any]], response_id: str
+) -> list[dict[str, Any]]:
+    """Return the items that are new after `previous`, each with an id that no other has."""
+    used = {item["id"] for item in previous}
+    named = []
+    for index, item in enumerate(items):
+        item_id = item.get("id")
+        if not isinstance(item_id, str) or not item_id or item_id in used:
+            request_id = response_id.removeprefix("resp_")
+            item_id = f"{_PREFIXES[_kind(item)]}_{request_id}_in{index}"
+        used.add(item_id)
+        named.append({**item, "id": item_id})
+    return named
+
+
+def item_page(
+    items: list[dict[str, Any]], *, limit: int, after: str | None, order: Literal["asc", "desc"]
+) -> dict[str, Any]:
+    """Return a list of at most `limit` items, those that come after the one of the id `after`.
+
+    Raises:
+        InvalidRequestError: there is no item of that id.
+    """
+    ordered = items if order == "asc" else items[::-1]
+    if after is not None:
+        places = [place for place, item in enumerate(ordered, 1) if item["id"] == after]
+        if not places:
+            raise InvalidRequestError(
+                f"'after' is {shorten(after)}; no item of this response has that id", param="after"
+            )
+        ordered = ordered[places[0] :]
+    data = [_listed(item) for item in ordered[:limit]]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(ordered) > limit,
+    }
+
+
+def _kind(item: dict[str, Any]) -> str:
+    kind: str = item.get("type", "message")
+    return kind
+
+
+def _listed(item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item as the API lists it: with every field, and texts as parts."""
+    kind = _kind(item)
+    status = item.get("status")  # what a client sent of it, nobody has checked
+    listed = {"id": item["id"], "type": kind, "status": status if status in _STATUSES else _DONE}
+    match kind:
+        case "message":
+            role = item["role"]
+            own_kind = "output_text" if role == "assistant" else "input_text"
+            return listed | {"role": role, "content": _parts(item["content"], own_kind)}
+        case "function_call":
+            return listed | {name: item[name] for name in ("call_id", "name", "arguments")}
+        case "function_call_output":
+            output = item["output"]
+            parts = output if isinstance(output, str) else _parts(output, "input_text")
+            return listed | {"call_id": item["call_id"], "output": parts}
+    return listed | {
+        "summary": _texts(item.get("summary"), "summary_text"),
+        "content": _texts(item.get("content"), "reasoning_text"),
+    }
+
+
+def _parts(content: Any, kind: str) -> list[dict[str, Any]]:
+    """Return the parts of a text or of a list that was taken as input; `kind` is a text's."""
+    parts = [{"type": kind, "text": content}] if isinstance(content, str) else content
+    return [_part(part, kind) for part in parts]
+
+
+def _part(part: dict[str, Any], kind: str) -> dict[str, Any]:
+    if part["type"] == "refusal":
+        return {"type": "refusal", "refusal": part["refusal"]}
+    text = {"type": kind, "text": part["text"]}
+    return text | {"annotations": [], "logprobs": []} if kind == "output_text" else text
+
+
+def _texts(parts: Any, kind: str) -> list[dict[str, Any]]:
+    """Return the texts of reasoning, which nobody has checked: it is not shown to the model."""
+    return [
+        {"type": kind, "text": part["text"]}
+        for part in (parts if isinstance(parts, list) else ())
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    ]
