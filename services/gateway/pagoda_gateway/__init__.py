@@ -7,6 +7,7 @@ Imports go down this list, never up:
 
 - `http`: routes, bodies, answers, the server.
 - `gateway`: the parts of one replica, made and tied together.
+- `batches`: files and batches, whose lines `http` runs.
 - `model_text`: what belongs to one model, once for each.
 - `anthropic`, `responses`: other APIs' bodies turned into chats, and their answers.
 - `openai`: bodies checked and turned into sequences; results turned into answers.

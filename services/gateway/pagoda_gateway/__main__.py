@@ -8,6 +8,7 @@ import sys
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.gateway import open_gateway
 from pagoda_gateway.http.app import make_app
+from pagoda_gateway.http.batches.background import batches_in_background
 from pagoda_gateway.http.server import drain, http_server, listen
 from pagoda_runtime.configuration.model_folder import resolve_model_folder
 from pagoda_runtime.configuration.settings import CommonSettings
@@ -33,8 +34,10 @@ def main() -> int:
             )
             # It reads the files of every model, seconds for each large one.
             gateway = await service.unless_stopped(stack.enter_async_context(opening))
+            app = make_app(gateway)
+            await stack.enter_async_context(batches_in_background(gateway, app))
             server = http_server(
-                make_app(gateway),
+                app,
                 listen(settings.host, common.http_port),
                 max_connections=settings.max_connections,
             )

@@ -25,10 +25,13 @@ from pagoda_gateway.http.request_telemetry import (
 )
 from pagoda_gateway.openai.endpoint import Endpoint, Sent
 from pagoda_gateway.openai.request_processor import Body, ProcessedRequest
+from pagoda_gateway.openai.schemas.base import MAX_PRIORITY
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.sequences.request import RequestIdentity
 from pagoda_gateway.served_model import ServedModel
+
+PRIORITY_OF_TIER = {"default": 0, "batch": 2 * MAX_PRIORITY + 1}  # behind whatever a client says
 
 
 class GenerationHandler(Generic[Sent, Body]):
@@ -100,7 +103,8 @@ class GenerationHandler(Generic[Sent, Body]):
             api_key_id=caller.key.api_key_id,
             arrived_unix_seconds=caller.arrived_unix_seconds,
             tokenize_ms=1000 * (time.perf_counter() - started),
-            priority=body.priority or 0,
+            priority=(body.priority or 0) + PRIORITY_OF_TIER[caller.service_tier],
+            service_tier=caller.service_tier,
         )
         is_stream = bool(body.stream)
         generation = self._generation(identity, model, processed, span, is_stream=is_stream)

@@ -12,6 +12,7 @@ from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.served_model import ServedModel
 
 EndpointName = Literal["chat.completions", "completions", "embeddings", "messages", "responses"]
+ServiceTier = Literal["default", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class RequestIdentity:
         arrived_unix_seconds: when the request came.
         tokenize_ms: spent on template, tokens and hashes.
         priority: of its sequences in the workers' queues; lower goes first.
+        service_tier: "batch" for a line of a batch, which runs in the background.
     """
 
     request_id: str
@@ -37,6 +39,7 @@ class RequestIdentity:
     arrived_unix_seconds: float
     tokenize_ms: float
     priority: int
+    service_tier: ServiceTier = "default"
 
 
 @dataclass(slots=True)

@@ -293,7 +293,7 @@ class GenerateRequest(_message.Message):
     deadline_unix_seconds: _builtins.float
     """the worker gives up after this"""
     priority: _builtins.int
-    """lower goes first in the worker's queue and keeps its blocks longer; [-1000, 1000] from a gateway"""
+    """lower goes first in the worker's queue and keeps its blocks longer; those of batches are above 1000"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
