@@ -45,7 +45,8 @@ async def mistral(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
 
 async def prompt_of(running: Running) -> str:
     """Return the text that the worker was asked to go on with."""
-    return await running.gateway.prompts.text_of(list(running.worker.requests[-1].prompt_token_ids))
+    prompts = running.gateway.texts[running.gateway.served_name].prompts
+    return await prompts.text_of(list(running.worker.requests[-1].prompt_token_ids))
 
 
 async def check_prompt(running: Running, ids: list[str]) -> None:
