@@ -92,12 +92,13 @@ soak: $(DEV_STAMP) ## Ten minutes of changeable clients: nothing may grow, leak 
 kernel-resources: $(DEV_STAMP) ## Record what every kernel compiles to: registers, spills, bytes per cycle
 	PYTHONPATH=tests:kernels $(BIN)/python -m support.compile_scripts benchmarks/results/compile/resources.json
 
-$(CLIENTS_STAMP): requirements-clients.txt
+$(CLIENTS_STAMP): requirements-clients.txt tests/clients/node/package.json
 	$(PYTHON) -m venv $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/pip install -q --disable-pip-version-check -r requirements-clients.txt
+	if command -v npm > /dev/null; then cd tests/clients/node && npm install --no-audit --no-fund --no-package-lock --loglevel=error; fi
 	@touch $@
 
-clients: $(DEV_STAMP) $(CLIENTS_STAMP) ## Run other people's clients (LangChain, LiteLLM, lm-eval ...) against the system, in .venv-clients
+clients: $(DEV_STAMP) $(CLIENTS_STAMP) ## Run other people's clients (LangChain, LiteLLM, lm-eval, openai for Node ...) against the system, in .venv-clients
 	PYTHONPATH=tests $(BIN)/python -m clients $(CLIENTS_VENV)/bin/python
 
 $(OPENAPI_STAMP): requirements-openapi.txt
@@ -112,4 +113,4 @@ compose-test: $(DEV_STAMP) ## Bring compose.yaml up with Docker and stream throu
 	$(BIN)/python -m pytest -m compose tests/compose $(PYTEST_ARGS)
 
 clean: ## Remove .venv and run-time data
-	rm -rf $(VENV) $(CLIENTS_VENV) $(OPENAPI_VENV) .pagoda
+	rm -rf $(VENV) $(CLIENTS_VENV) $(OPENAPI_VENV) tests/clients/node/node_modules .pagoda
