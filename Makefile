@@ -10,8 +10,10 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 CLIENTS_VENV := .venv-clients
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
+OPENAPI_VENV := .venv-openapi
+OPENAPI_STAMP := $(OPENAPI_VENV)/.installed
 
-.PHONY: help setup up test lint typecheck format bench proto proto-check docs docs-check check-gpu chaos soak kernel-resources e2e clients compose-test clean
+.PHONY: help setup up test lint typecheck format bench proto proto-check docs docs-check check-gpu chaos soak kernel-resources e2e clients openapi-test compose-test clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -90,16 +92,25 @@ soak: $(DEV_STAMP) ## Ten minutes of changeable clients: nothing may grow, leak 
 kernel-resources: $(DEV_STAMP) ## Record what every kernel compiles to: registers, spills, bytes per cycle
 	PYTHONPATH=tests:kernels $(BIN)/python -m support.compile_scripts benchmarks/results/compile/resources.json
 
-$(CLIENTS_STAMP): requirements-clients.txt
+$(CLIENTS_STAMP): requirements-clients.txt tests/clients/node/package.json
 	$(PYTHON) -m venv $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/pip install -q --disable-pip-version-check -r requirements-clients.txt
+	if command -v npm > /dev/null; then cd tests/clients/node && npm install --no-audit --no-fund --no-package-lock --loglevel=error; fi
 	@touch $@
 
-clients: $(DEV_STAMP) $(CLIENTS_STAMP) ## Run other people's clients (LangChain, LiteLLM, lm-eval ...) against the system, in .venv-clients
+clients: $(DEV_STAMP) $(CLIENTS_STAMP) ## Run other people's clients (LangChain, LiteLLM, lm-eval, openai for Node ...) against the system, in .venv-clients
 	PYTHONPATH=tests $(BIN)/python -m clients $(CLIENTS_VENV)/bin/python
+
+$(OPENAPI_STAMP): requirements-openapi.txt
+	$(PYTHON) -m venv $(OPENAPI_VENV)
+	$(OPENAPI_VENV)/bin/pip install -q --disable-pip-version-check -r requirements-openapi.txt
+	@touch $@
+
+openapi-test: $(DEV_STAMP) $(OPENAPI_STAMP) ## Have schemathesis try all that /openapi.json describes, in .venv-openapi
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m openapi $(OPENAPI_VENV)/bin/schemathesis
 
 compose-test: $(DEV_STAMP) ## Bring compose.yaml up with Docker and stream through it
 	$(BIN)/python -m pytest -m compose tests/compose $(PYTEST_ARGS)
 
 clean: ## Remove .venv and run-time data
-	rm -rf $(VENV) $(CLIENTS_VENV) .pagoda
+	rm -rf $(VENV) $(CLIENTS_VENV) $(OPENAPI_VENV) tests/clients/node/node_modules .pagoda

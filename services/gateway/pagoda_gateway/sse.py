@@ -5,7 +5,8 @@ from typing import Any
 import orjson
 
 MEDIA_TYPE = "text/event-stream"
-DONE = b"data: [DONE]\n\n"  # ends a stream of OpenAI's choices
+DONE_DATA = "[DONE]"
+DONE = f"data: {DONE_DATA}\n\n".encode()  # ends a stream of OpenAI's choices
 
 
 def data(payload: dict[str, Any]) -> bytes:

@@ -82,11 +82,12 @@ def described(
     Args:
         answer: of the whole answer.
         body: of the request, if it has one.
-        event: of each data event, if the answer can be a stream.
+        event: data of each event, if the answer can be a stream. Those of OpenAI's older APIs have
+            no name, and end with an error or `[DONE]`.
     """
     content = _json(answer)
     if event is not None:
-        content[sse.MEDIA_TYPE] = {"schema": _reference(event)}
+        content[sse.MEDIA_TYPE] = {"schema": _event(event)}
     extra: dict[str, Any] = {"responses": {"200": {"content": content}}}
     if body is not None:
         extra["requestBody"] = {"required": True, "content": _json(body)}
@@ -125,6 +126,24 @@ def _complete(document: dict[str, Any]) -> None:
                         "description": meaning,
                         "content": _json(error_schema(path)),
                     }
+
+
+def _event(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the schema of one event of a stream, whose data is JSON text."""
+    data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json"}
+    if "type" in model.model_fields:  # named by it
+        data["contentSchema"] = _reference(model)
+        return {
+            "type": "object",
+            "properties": {"event": {"type": "string"}, "data": data},
+            "required": ["event", "data"],
+        }
+    data["contentSchema"] = {"anyOf": [_reference(model), _reference(ErrorAnswer)]}
+    return {
+        "type": "object",
+        "properties": {"data": {"anyOf": [{"const": sse.DONE_DATA}, data]}},
+        "required": ["data"],
+    }
 
 
 def _json(model: type[BaseModel]) -> dict[str, Any]:

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
-from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.openai.schemas.messages import ROLES, Message
 from pagoda_gateway.openai.tool_history import ToolHistory
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.prompts import ChatTokens, PromptMaker
 from pagoda_gateway.text.template_shape import TemplateShape
-
-ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 
 
 async def conversation_tokens(

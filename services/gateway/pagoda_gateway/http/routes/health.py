@@ -1,13 +1,21 @@
 """Routes that need no key, with nothing secret in them: health, version, metrics."""
 
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.responses import Response
 
 from pagoda_gateway.gateway import Gateway
 from pagoda_runtime.telemetry import metrics
+
+_NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {
+        "description": "No requests can be served now",
+        "content": {"application/json": {"schema": {"type": "object"}}},
+    }
+}
 
 
 def make_router(gateway: Gateway) -> APIRouter:
@@ -19,9 +27,9 @@ def make_router(gateway: Gateway) -> APIRouter:
         """Say that the process lives."""
         return {"alive": True}
 
-    @router.get("/readyz", response_model=None)
-    @router.get("/health", response_model=None)
-    @router.get("/ping", response_model=None)
+    @router.get("/readyz", response_model=None, responses=_NOT_READY)
+    @router.get("/health", response_model=None, responses=_NOT_READY)
+    @router.get("/ping", response_model=None, responses=_NOT_READY)
     async def readyz() -> Response:
         """Say whether requests may be sent here."""
         is_ready = gateway.health.is_ready and gateway.bus.is_connected
@@ -33,7 +41,7 @@ def make_router(gateway: Gateway) -> APIRouter:
         """Return the gateway's version."""
         return {"version": version("pagoda-gateway")}
 
-    @router.get("/metrics", response_model=None)
+    @router.get("/metrics", response_model=None, response_class=PlainTextResponse)
     async def prometheus() -> Response:
         """Return the Prometheus exposition."""
         body, content_type = metrics.render()

@@ -15,6 +15,8 @@ from pagoda_gateway.openai.schemas.checks import (
     MAX_METADATA,
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
     whole_numbers,
 )
 
@@ -22,7 +24,19 @@ _TEXT = {"type": "string"}
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
 
 # Checked by hand, so that errors can say more than pydantic's about each alternative.
-Texts = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]})]
+_STOP = _TEXT | {"minLength": 1, "maxLength": MAX_STOP_STRING_CHARS}
+Stops = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "null"},
+                _STOP,
+                {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS},
+            ]
+        }
+    ),
+]
 Prompts = Annotated[
     Any,
     WithJsonSchema(

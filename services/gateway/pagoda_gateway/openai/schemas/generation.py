@@ -14,7 +14,7 @@ from pagoda_gateway.openai.schemas.base import (
     RequestBody,
     RequestModel,
     ResponseFormat,
-    Texts,
+    Stops,
 )
 
 MAX_LOGPROBS = 20
@@ -49,7 +49,7 @@ class GenerationBody(RequestBody):
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: dict[str, Bias] | None = None
     seed: int | None = Field(None, ge=checks.INT64_MIN, le=checks.INT64_MAX)
-    stop: Texts = None
+    stop: Stops = None
     stop_token_ids: Items[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

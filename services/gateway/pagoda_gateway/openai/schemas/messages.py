@@ -1,14 +1,20 @@
 """Messages of a conversation."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
 
 from pagoda_gateway.openai.schemas.base import Content, RequestModel, Tools
+
+ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+# Checked by hand, so that the error can name the message.
+Role = Annotated[str, WithJsonSchema({"enum": list(ROLES)})]
 
 
 class Message(RequestModel):
     """One message; what `content` may be is checked by `openai.messages`."""
 
-    role: str
+    role: Role
     content: Content = None
     name: str | None = None
     tool_calls: Tools | None = None
