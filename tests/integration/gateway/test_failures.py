@@ -122,6 +122,25 @@ async def test_gap_starts_another_attempt(start: Start, bus: Any) -> None:
         assert content == expected_text(request, 6)
 
 
+@pytest.mark.parametrize("reason", [pb.FINISH_REASON_ABORT, pb.FINISH_REASON_ERROR])
+async def test_client_that_leaves_frees_the_worker_that_came_after_one_that_gave_up(
+    start: Start, bus: Any, reason: "pb.FinishReason.ValueType"
+) -> None:
+    worker = ScriptedWorker(bus, gate_index=2)
+    async with start(worker) as running:
+        asking = asyncio.create_task(running.chat(max_tokens=12, seed=1))
+        await worker.wait_until(lambda: bool(worker.requests))
+        await running.tokens_arrived(2)
+        request = worker.requests[0]
+        end = pb.Frame(request_id=request.request_id, first_index=2, finish_reason=reason)
+        await worker.publish(request.gateway_id, end)
+        await worker.wait_until(lambda: len(worker.requests) == 2)
+        asking.cancel()
+        await worker.wait_until(lambda: bool(worker.cancels))
+        assert [(c.attempt, c.reason) for c in worker.cancels] == [(1, "client_disconnect")]
+        assert await running.gateway.admission.drain(5)
+
+
 @pytest.mark.parametrize(
     ("status", "code"), [(pb.ADMIT_STATUS_OVERLOADED, 429), (pb.ADMIT_STATUS_DRAINING, 503)]
 )

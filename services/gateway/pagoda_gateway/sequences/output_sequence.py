@@ -138,7 +138,7 @@ class OutputSequence:
         self.attempt = attempt
         self.worker_id = ""
         self.is_handed_over = False
-        self.has_progressed = False
+        self.has_progressed = self.is_ended_by_worker = False
         self.lost_reason = self.error = None
         self.attention.clear()
         self.progress.clear()
