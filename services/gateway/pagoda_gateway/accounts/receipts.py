@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.usage_rows import DEFAULT_TIER
 from pagoda_gateway.errors import NotFoundError, shorten
 
 _POLL_SECONDS = 0.1  # another replica may apply the record, then nobody tells us
@@ -52,6 +53,7 @@ def _receipt(row: RowMapping) -> dict[str, Any]:
         "status": "open" if row["closed_unix_seconds"] is None else "closed",
         "model": row["model"],
         "endpoint": row["endpoint"],
+        "service_tier": row["service_tier"] or DEFAULT_TIER,
         "opened": row["opened_unix_seconds"],
     }
     if row["closed_unix_seconds"] is None:

@@ -48,6 +48,7 @@ USAGE = Table(
     Column("opened_prompt_tokens", Integer),
     Column("opened_unix_seconds", Double),
     Column("gateway_id", String(128)),
+    Column("service_tier", String(16)),  # default | batch; null in rows of older versions
     Column("prompt_tokens", Integer),
     Column("cached_device_tokens", Integer),
     Column("cached_cpu_tokens", Integer),

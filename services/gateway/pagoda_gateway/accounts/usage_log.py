@@ -81,7 +81,8 @@ class UsageLog:
                 await self._bus.publish_durable(
                     subjects.USAGE_CLOSE,
                     UsageRecord(close=record),
-                    message_id=f"{record.request_id}:close",
+                    # A line of a batch may end once more under its name: finished, then.
+                    message_id=f"{record.request_id}:close:{record.outcome}",
                     timeout_seconds=self._timeout_seconds,
                     context=context,
                 )

@@ -4,6 +4,8 @@ from typing import Any
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
 
+DEFAULT_TIER = "default"  # also of records that older gateways wrote
+
 
 def open_values(record: UsageOpen) -> dict[str, Any]:
     """Return the columns that are known before any work."""
@@ -18,6 +20,7 @@ def open_values(record: UsageOpen) -> dict[str, Any]:
         "opened_prompt_tokens": record.num_prompt_tokens,
         "opened_unix_seconds": record.opened_unix_seconds,
         "gateway_id": record.gateway_id,
+        "service_tier": record.service_tier or DEFAULT_TIER,
     }
 
 

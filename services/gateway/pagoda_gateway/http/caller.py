@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from pagoda_gateway.accounts.keys import ApiKey
+from pagoda_gateway.sequences.request import ServiceTier
 
 _SCOPE_NAME = "pagoda.caller"
 
@@ -19,12 +20,14 @@ class Caller:
         client_request_id: the client's own x-request-id; empty if it sent no usable one.
         api_key: whose key it is; None on routes without one.
         arrived_unix_seconds: when the request came.
+        service_tier: "batch" for a line of a batch.
     """
 
     request_id: str
     client_request_id: str
     api_key: ApiKey | None
     arrived_unix_seconds: float
+    service_tier: ServiceTier = "default"
 
     @property
     def key(self) -> ApiKey:
@@ -35,6 +38,14 @@ class Caller:
     def enter(self, scope: Scope) -> None:
         """Make the caller known to the request's route."""
         scope[_SCOPE_NAME] = self
+
+    @classmethod
+    def within(cls, scope: Scope) -> "Caller | None":
+        """Return the caller that is known already: of a request that this process makes itself.
+
+        Nothing that comes over the network has one before the middleware.
+        """
+        return scope.get(_SCOPE_NAME)
 
 
 def caller_of(request: Request) -> Caller:

@@ -100,6 +100,7 @@ class GenerationHandler(Generic[Sent, Body]):
             api_key_id=caller.key.api_key_id,
             arrived_unix_seconds=caller.arrived_unix_seconds,
             tokenize_ms=1000 * (time.perf_counter() - started),
+            service_tier=caller.service_tier,
         )
         is_stream = bool(body.stream)
         generation = self._generation(identity, model, processed, span, is_stream=is_stream)

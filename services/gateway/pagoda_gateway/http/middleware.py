@@ -43,8 +43,9 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        caller = Caller.within(scope)
         headers = Headers(scope=scope)
-        request_id = new_request_id()
+        request_id = caller.request_id if caller else new_request_id()
         client_id = headers.get("x-request-id", "")
         if not _CLIENT_ID.fullmatch(client_id):
             client_id = ""
@@ -63,12 +64,13 @@ class RequestMiddleware:
 
         arrived = time.time()
         try:
-            key = None
-            if scope["path"] not in OPEN_PATHS:
-                key = await self._authenticator.authenticate(
-                    _authorization(headers), address=(scope.get("client") or ("",))[0]
-                )
-            Caller(request_id, client_id, key, arrived).enter(scope)
+            if caller is None:
+                key = None
+                if scope["path"] not in OPEN_PATHS:
+                    key = await self._authenticator.authenticate(
+                        _authorization(headers), address=(scope.get("client") or ("",))[0]
+                    )
+                Caller(request_id, client_id, key, arrived).enter(scope)
             await self._app(scope, receive, send_named)
         except GatewayError as error:
             if not status:

@@ -30,6 +30,7 @@ def start_request_span(request: Request, caller: Caller, operation: str) -> Span
         attributes={
             "pagoda.request_id": caller.request_id,
             "pagoda.client_request_id": caller.client_request_id,
+            "pagoda.service_tier": caller.service_tier,
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "pagoda",
         },

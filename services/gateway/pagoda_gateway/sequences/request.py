@@ -12,6 +12,7 @@ from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.served_model import ServedModel
 
 EndpointName = Literal["chat.completions", "completions", "embeddings", "messages", "responses"]
+ServiceTier = Literal["default", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class RequestIdentity:
         api_key_id: which of the tenant's keys.
         arrived_unix_seconds: when the request came.
         tokenize_ms: spent on template, tokens and hashes.
+        service_tier: "batch" for a line of a batch, which runs in the background.
     """
 
     request_id: str
@@ -35,6 +37,7 @@ class RequestIdentity:
     api_key_id: str
     arrived_unix_seconds: float
     tokenize_ms: float
+    service_tier: ServiceTier = "default"
 
 
 @dataclass(slots=True)

@@ -63,6 +63,7 @@ def open_record(
         max_output_tokens=sum(s.sampling.max_tokens for s in sequences),
         opened_unix_seconds=now,
         gateway_id=gateway_id,
+        service_tier=identity.service_tier,
     )
 
 

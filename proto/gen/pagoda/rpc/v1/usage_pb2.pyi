@@ -35,6 +35,7 @@ class UsageOpen(_message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OPENED_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    SERVICE_TIER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     object_id: _builtins.str
     """the OpenAI id, e.g. chatcmpl-..."""
@@ -48,6 +49,8 @@ class UsageOpen(_message.Message):
     """over all sequences"""
     opened_unix_seconds: _builtins.float
     gateway_id: _builtins.str
+    service_tier: _builtins.str
+    """default | batch: a line of a batch, in the background"""
     def __init__(
         self,
         *,
@@ -61,10 +64,11 @@ class UsageOpen(_message.Message):
         max_output_tokens: _builtins.int = ...,
         opened_unix_seconds: _builtins.float = ...,
         gateway_id: _builtins.str = ...,
+        service_tier: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key_id", b"api_key_id", "endpoint", b"endpoint", "gateway_id", b"gateway_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "object_id", b"object_id", "opened_unix_seconds", b"opened_unix_seconds", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key_id", b"api_key_id", "endpoint", b"endpoint", "gateway_id", b"gateway_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "object_id", b"object_id", "opened_unix_seconds", b"opened_unix_seconds", "request_id", b"request_id", "service_tier", b"service_tier", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,6 +23,7 @@ class Receipt(BaseModel):
     status: Literal["open", "closed"]
     model: str
     endpoint: str
+    service_tier: Literal["default", "batch"]
     opened: float
     closed: float | None = None
     outcome: Literal["finished", "disconnected", "failed"] | None = None
