@@ -17,6 +17,7 @@ from pagoda.rpc.v1.status_pb2 import WorkerStatus
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.gateway import Gateway, open_gateway
 from pagoda_gateway.http.app import make_app
+from pagoda_gateway.http.batches.background import batches_in_background
 from pagoda_gateway.http.server import http_server, listen
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.identity import new_worker_id
@@ -135,7 +136,8 @@ async def running_gateway(
             health=Health(),
             gateway_id=new_worker_id("gateway"),
         ) as gateway,
-        http_server(make_app(gateway), listener),
+        batches_in_background(gateway, app := make_app(gateway)),
+        http_server(app, listener),
         httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http,
         running_worker(worker),
     ):

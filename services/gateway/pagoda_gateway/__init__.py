@@ -7,6 +7,7 @@ Imports go down this list, never up:
 
 - `http`: routes, bodies, answers, the server.
 - `gateway`: the parts of one replica, made and tied together.
+- `batches`: files and batches, whose lines `http` runs.
 - `anthropic`, `responses`: other APIs' bodies turned into chats, and their answers.
 - `openai`: bodies checked and turned into sequences; results turned into answers.
 - `sequences`: placement, frames, failover. Hears of accounts only as a log of open records.

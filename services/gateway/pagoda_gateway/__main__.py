@@ -6,6 +6,7 @@ import sys
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.gateway import open_gateway
 from pagoda_gateway.http.app import make_app
+from pagoda_gateway.http.batches.background import batches_in_background
 from pagoda_gateway.http.server import drain, http_server, listen
 from pagoda_runtime.configuration.model_folder import resolve_model_folder
 from pagoda_runtime.configuration.settings import CommonSettings
@@ -30,8 +31,9 @@ def main() -> int:
                 health=service.health,
                 gateway_id=service.instance_id,
             ) as gateway,
+            batches_in_background(gateway, app := make_app(gateway)),
             http_server(
-                make_app(gateway),
+                app,
                 listen(settings.host, common.http_port),
                 max_connections=settings.max_connections,
             ),

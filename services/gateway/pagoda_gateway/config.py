@@ -82,6 +82,29 @@ class GatewaySettings(ServiceSettings):
         "tenant that holds most loses its oldest. A replica keeps its own; 0: none.",
     )
     response_store_seconds: float = Field(3600.0, gt=0, description="How long a response is kept.")
+    max_file_bytes: int = Field(
+        200 << 20, ge=1024, description="Largest file that can be uploaded (/v1/files)."
+    )
+    tenant_file_bytes: int = Field(
+        1 << 30,
+        ge=1024,
+        description="Bytes of files one tenant may keep, answers of its batches included.",
+    )
+    total_file_bytes: int = Field(
+        4 << 30, ge=1024, description="Bytes of all files in the ledger's database."
+    )
+    file_keep_seconds: int = Field(
+        30 * 86_400,
+        ge=3600,
+        description="Files expire after so long, or earlier as their expires_after says.",
+    )
+    batch_max_lines: int = Field(50_000, ge=1, description="Most requests of one batch.")
+    batch_concurrency: int = Field(
+        8,
+        ge=0,
+        description="Requests of batches that this replica runs at once, in the background; "
+        "0: none, others do.",
+    )
     keepalive_seconds: float = Field(
         5.0, gt=0, description="A waiting stream gets an SSE comment or a ping this often."
     )

@@ -7,6 +7,7 @@ GatewayError
 │   ├── BodyTooLargeError        413
 │   ├── SlowBodyError            408
 │   ├── MediaTypeError           415
+│   ├── StorageFullError         400  storage_limit_exceeded
 │   ├── ModelNotFoundError       404  model_not_found
 │   └── NotFoundError            404
 ├── AuthenticationError          401  invalid_api_key
@@ -126,6 +127,12 @@ class MediaTypeError(InvalidRequestError):
 
     status = 415
     code = "unsupported_media_type"
+
+
+class StorageFullError(InvalidRequestError):
+    """The tenant keeps as much here as it may."""
+
+    code = "storage_limit_exceeded"
 
 
 class ModelNotFoundError(InvalidRequestError):

@@ -13,6 +13,9 @@ from pagoda_gateway.accounts.ledger import Ledger, open_ledger
 from pagoda_gateway.accounts.receipts import Receipts
 from pagoda_gateway.accounts.usage_log import UsageLog
 from pagoda_gateway.anthropic.endpoint import MessagesEndpoint
+from pagoda_gateway.batches.batch_store import BatchStore
+from pagoda_gateway.batches.file_store import FileLimits, FileStore
+from pagoda_gateway.batches.tables import METADATA as BATCH_TABLES
 from pagoda_gateway.body_budget import BodyBudget
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.dialects import Dialect
@@ -79,6 +82,8 @@ class Gateway:
     ledger: Ledger
     authenticator: Authenticator
     receipts: Receipts
+    files: FileStore
+    batches: BatchStore
     admission: Admission
     bodies: BodyBudget
 
@@ -116,6 +121,8 @@ async def open_gateway(
         secret = settings.bootstrap_api_key.get_secret_value()
         if secret:
             await ledger.create_key(DEFAULT_TENANT, "bootstrap", secret)
+        await ledger.database.create(BATCH_TABLES)
+        files = FileStore(ledger.database, _file_limits(settings))
         catalog = Catalog(
             directory,
             common.served_model_name,
@@ -146,6 +153,8 @@ async def open_gateway(
             ledger=ledger,
             authenticator=Authenticator(ledger),
             receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
+            files=files,
+            batches=BatchStore(ledger.database, files),
             admission=Admission(settings.max_requests_in_flight),
             bodies=BodyBudget(settings.body_budget_bytes),
         )
@@ -182,6 +191,15 @@ async def open_gateway(
             tasks.start(watch.run(), name="silence watch")
             health.set_ready("gateway", True)
             yield gateway
+
+
+def _file_limits(settings: GatewaySettings) -> FileLimits:
+    return FileLimits(
+        file_bytes=settings.max_file_bytes,
+        tenant_bytes=settings.tenant_file_bytes,
+        total_bytes=settings.total_file_bytes,
+        keep_seconds=settings.file_keep_seconds,
+    )
 
 
 def _compiler(tokenizer: ModelTokenizer) -> GrammarCompiler | None:

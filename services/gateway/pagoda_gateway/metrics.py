@@ -32,6 +32,8 @@ ATTEMPTS = Counter(
 USAGE_FAILURES = Counter(
     "pagoda_usage_log_failures", "Usage records that could not be stored", ["kind"]
 )
+BATCHES = Gauge("pagoda_num_batches_running", "Batches that this replica works on")
+BATCH_LINES = Counter("pagoda_batch_lines", "Lines of batches that got their answer", ["outcome"])
 SILENT_SEQUENCES = Counter(
     "pagoda_silent_sequences", "Attempts given up because no frame came and no worker had them"
 )

@@ -5,9 +5,9 @@ import random
 import orjson
 import pytest
 
+from pagoda_gateway import json_limits
 from pagoda_gateway.errors import InvalidRequestError
-from pagoda_gateway.http import json_limits
-from pagoda_gateway.http.json_limits import check_structure, count_structure
+from pagoda_gateway.json_limits import check_structure, count_structure
 
 
 def slow_count(raw: bytes) -> tuple[int, int, int]:

@@ -15,7 +15,9 @@ from pagoda_gateway.http.ignored_fields import IGNORED_HEADER
 from pagoda_gateway.http.middleware import RequestMiddleware
 from pagoda_gateway.http.openapi import DocumentedApp
 from pagoda_gateway.http.routes import (
+    batches,
     embeddings,
+    files,
     generation,
     health,
     messages,
@@ -42,7 +44,8 @@ def make_app(gateway: Gateway) -> FastAPI:
         },  # one trace per request: ours
     )
     for module in (
-        generation, embeddings, messages, responses, models, tokens, receipts, health,
+        generation, embeddings, messages, responses, files, batches, models, tokens, receipts,
+        health,
     ):  # fmt: skip
         app.include_router(module.make_router(gateway))
     app.add_exception_handler(HTTPException, _on_http_error)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from pagoda_gateway.errors import InvalidRequestError, MediaTypeError, joined, shorten
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.ignored_fields import note_ignored
-from pagoda_gateway.http.json_limits import check_structure
+from pagoda_gateway.json_limits import check_structure
 
 Body = TypeVar("Body", bound=BaseModel)
 

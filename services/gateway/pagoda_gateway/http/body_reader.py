@@ -5,7 +5,7 @@ All share one budget of bytes. Knows nothing of what is in them.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -58,8 +58,10 @@ class BodyReader:
         num_received = 0
 
         def take(chunk: bytes) -> None:
-            """Keep a chunk; drop it over the limit: who reads no answer before all is sent would
-            get a reset instead of one."""
+            """Keep a chunk, or drop it over the limit.
+
+            Who reads no answer before all is sent would get a reset instead of one.
+            """
             nonlocal size, num_received
             num_received += len(chunk)
             size = max(size, num_received)
@@ -71,7 +73,8 @@ class BodyReader:
 
         try:
             try:
-                await self._each_chunk(request, take)
+                async for chunk in body_chunks(request, self._timeout_seconds):
+                    take(chunk)
             except SlowBodyError:
                 if size <= self._max_bytes:
                     raise
@@ -81,29 +84,35 @@ class BodyReader:
         finally:
             self._budget.free(len(chunks))
 
-    async def _each_chunk(self, request: Request, take: Callable[[bytes], None]) -> None:
-        """Give each chunk to `take`; the deadline moves on with what arrives."""
-        loop = asyncio.get_running_loop()
-        deadline, size = loop.time() + self._timeout_seconds, 0
-        try:
-            async with asyncio.timeout_at(deadline) as timer:
-                while True:
-                    message = await request.receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    chunk = message.get("body", b"")
-                    size += len(chunk)
-                    take(chunk)
-                    if not message.get("more_body"):
-                        return
-                    timer.reschedule(deadline + size / MIN_BYTES_PER_SECOND)
-        except TimeoutError:
-            raise SlowBodyError(
-                f"{size} bytes of the body came in time; it may take {self._timeout_seconds:g} s "
-                f"and a second for each {MIN_BYTES_PER_SECOND} bytes. Send it faster."
-            ) from None
-
     def _too_large(self, size: int) -> BodyTooLargeError:
         return BodyTooLargeError(
             f"the body has {size} bytes or more; the limit is {self._max_bytes} bytes"
         )
+
+
+async def body_chunks(request: Request, timeout_seconds: float) -> AsyncIterator[bytes]:
+    """Yield a body as it arrives; only the time that it is waited for counts.
+
+    Raises:
+        SlowBodyError: it took longer than so, and a second more for each 64 KiB that came.
+        starlette.requests.ClientDisconnect: the client left while it sent.
+    """
+    loop = asyncio.get_running_loop()
+    waited, size, is_last = 0.0, 0, False
+    while not is_last:
+        started = loop.time()
+        try:
+            async with asyncio.timeout(timeout_seconds + size / MIN_BYTES_PER_SECOND - waited):
+                message = await request.receive()
+        except TimeoutError:
+            raise SlowBodyError(
+                f"{size} bytes of the body came in time; it may take {timeout_seconds:g} s "
+                f"and a second for each {MIN_BYTES_PER_SECOND} bytes. Send it faster."
+            ) from None
+        waited += loop.time() - started
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        is_last = not message.get("more_body")
+        yield chunk

@@ -18,6 +18,14 @@ from pagoda_gateway.anthropic.answers import (
     TokenCount,
 )
 from pagoda_gateway.anthropic.schemas import CountTokensBody, MessagesBody
+from pagoda_gateway.batches.schemas import (
+    BatchBody,
+    BatchList,
+    BatchObject,
+    DeletedFile,
+    FileList,
+    FileObject,
+)
 from pagoda_gateway.embeddings.schemas import EmbeddingList, EmbeddingsBody
 from pagoda_gateway.http.error_shape import error_schema
 from pagoda_gateway.http.middleware import OPEN_PATHS
@@ -49,6 +57,7 @@ _MODELS: tuple[type[BaseModel], ...] = (
     Receipt, ErrorAnswer,
     MessagesBody, MessageAnswer, MessageEvent, MessagesError, CountTokensBody, TokenCount,
     ResponsesBody, ResponseAnswer, ResponseEvent, DeletedResponse,
+    FileObject, FileList, DeletedFile, BatchBody, BatchObject, BatchList,
 )  # fmt: skip
 _KEYS: dict[str, Any] = {
     "api_key": {"type": "http", "scheme": "bearer"},

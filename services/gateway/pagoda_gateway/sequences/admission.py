@@ -6,6 +6,7 @@ comes last finds some free, however many the others want; nobody's share has to 
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from pagoda_gateway.errors import OverloadedError, UnavailableError
 from pagoda_gateway.sequences.generation import Generation
 
 RETRY_AFTER_SECONDS = 1.0
+WAITING_SECONDS = 0.5  # a request without its first token for longer than this waits
 TIMES_FREE = 4  # alone, a tenant holds four fifths of the slots; of two, each four ninths
 STOPPING_RETRY_AFTER_SECONDS = 5.0
 
@@ -34,6 +36,22 @@ class Admission:
     def num_requests(self) -> int:
         """Requests in flight, accounts not yet settled included."""
         return self._num_requests
+
+    def has_room_in_background(self) -> bool:
+        """Whether a request that can wait may begin now.
+
+        Half of the slots are kept for the others, and while one of those waits for its first token
+        nothing is put beside it.
+        """
+        if self._is_stopping or 2 * self._num_requests >= self._max_requests:
+            return False
+        late = time.time() - WAITING_SECONDS
+        return not any(
+            generation.ttft_seconds is None
+            and generation.identity.arrived_unix_seconds < late
+            and generation.identity.service_tier == "default"
+            for generation in self._generations
+        )
 
     def check(self, tenant: str) -> None:
         """Refuse a request of `tenant` unless there is a slot for it now.

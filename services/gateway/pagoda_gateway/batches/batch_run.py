@@ -1,0 +1,303 @@
+"""One batch at one replica, from its claim until it is finished, lost, or left to another.
+
+Each line is asked until it has an answer, and the answer is stored at once. Whoever takes the batch
+next runs the lines that have none.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import RowMapping
+from sqlalchemy.exc import SQLAlchemyError
+
+from pagoda_gateway import metrics
+from pagoda_gateway.batches.batch_store import LEASE_SECONDS, Answer, BatchStore, LeaseLostError
+from pagoda_gateway.batches.file_store import FileStore
+from pagoda_gateway.batches.line_reader import Line, read_lines
+from pagoda_gateway.batches.line_request import MAX_TRIES, Ask, LineRequest
+from pagoda_gateway.batches.validation import Validation, validate
+from pagoda_gateway.errors import StorageFullError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+RENEW_SECONDS = LEASE_SECONDS / 5
+HOLD_SECONDS = 0.1  # how often a line looks whether it may begin
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0  # of a line that was refused for now
+WRITE_TRIES = 3
+WRITE_PAUSE_SECONDS = 1.0
+EXPIRED_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a replica runs batches by.
+
+    Attributes:
+        owner: the replica, as leases name it; another one after each start.
+        num_places: lines that run at once.
+        max_lines: of one batch.
+        max_line_bytes: of each line.
+        may_begin: whether a line may begin now.
+        check_model: raises InvalidRequestError for a model that is not here.
+    """
+
+    owner: str
+    num_places: int
+    max_lines: int
+    max_line_bytes: int
+    may_begin: Callable[[], bool]
+    check_model: Callable[[str], object]
+
+
+class BatchRun:
+    """The work on one batch whose lease is this replica's."""
+
+    def __init__(
+        self,
+        batch: RowMapping,
+        files: FileStore,
+        batches: BatchStore,
+        ask: Ask,
+        places: asyncio.Semaphore,
+        options: RunOptions,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            batch: as it was claimed.
+            files: where its input is.
+            batches: where its state and its answers are.
+            ask: runs lines.
+            places: one for each line that may run at once, whatever its batch.
+            options: see RunOptions.
+            clock: Unix seconds.
+        """
+        self._batch = batch
+        self._files = files
+        self._batches = batches
+        self._ask = ask
+        self._places = places
+        self._options = options
+        self._clock = clock
+        self._status: str = batch["status"]
+        self._is_left = False  # for another replica, or for this one's next start
+        self._is_answered = False  # every line
+        self._full: str = ""  # why no further answer can be kept
+        self._over = asyncio.Event()  # no further line begins
+        self._patience: asyncio.Timeout | None = None  # of the line that is next
+
+    async def run(self) -> None:
+        """Work until the end; a lease that is lost is one.
+
+        Raises:
+            Exception: the database failed; the lease runs out by itself.
+        """
+        loop = asyncio.get_running_loop()
+        left = self._batch["expires_unix_seconds"] - self._clock()
+        timer = loop.call_later(max(0.0, left), self._stop_lines)
+        self._hear(self._status)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                keeper = tasks.create_task(self._keep_lease())
+                await self._work()
+                keeper.cancel()
+            await self._batches.release(self._id, self._options.owner)
+        except* LeaseLostError:
+            logger.warning("%s is no longer this replica's", self._id)
+        finally:
+            timer.cancel()
+
+    def leave(self) -> None:
+        """Begin no further line; `run` ends when those that run have ended."""
+        self._is_left = True
+        self._stop_lines()
+
+    @property
+    def _id(self) -> str:
+        return str(self._batch["batch_id"])
+
+    async def _work(self) -> None:
+        if self._status == "validating":
+            await self._validate()
+        if self._status == "in_progress":
+            await self._answer_lines()
+        is_ended = self._status not in ("in_progress", "cancelling")
+        if not is_ended and (self._is_answered or not self._is_left):
+            await self._finish()
+
+    async def _validate(self) -> None:
+        options, owner = self._options, self._options.owner
+        file = await self._files.input_of(self._batch)
+        if file is None:
+            missing = "the input file was deleted before it was read"
+            found = Validation.of_error("missing_file", missing)
+        else:
+            found = await validate(
+                read_lines(self._files.content(file), options.max_line_bytes),
+                endpoint=self._batch["endpoint"],
+                max_lines=options.max_lines,
+                max_line_bytes=options.max_line_bytes,
+                check_model=options.check_model,
+            )
+        if found.errors:
+            self._hear(await self._batches.fail(self._id, owner, found.errors))
+            return
+        self._hear(
+            await self._batches.begin(
+                self._batch, owner, num_lines=found.num_lines, model=found.model
+            )
+        )
+
+    async def _answer_lines(self) -> None:
+        """Run every line without an answer; return early when the batch is to end."""
+        async with (
+            contextlib.aclosing(self._open_lines()) as unanswered,
+            asyncio.TaskGroup() as running,
+        ):
+            async for line in unanswered:
+                if not await self._take_place():
+                    return
+                running.create_task(self._run_line(line))
+        self._is_answered = not self._over.is_set() or await self._has_all_answers()
+
+    async def _open_lines(self) -> AsyncGenerator[Line]:
+        """Yield the lines that have no answer."""
+        answered = await self._batches.answered_lines(self._id)
+        file = await self._files.input_of(self._batch)
+        assert file is not None, "nobody can delete the input of a batch at work"
+        # Each line was found short enough, by limits that may have been others.
+        async for line in read_lines(self._files.content(file), file["num_bytes"]):
+            if line.number not in answered:
+                yield line
+
+    async def _has_all_answers(self) -> bool:
+        async with contextlib.aclosing(self._open_lines()) as unanswered:
+            async for _ in unanswered:
+                return False
+        return True
+
+    async def _take_place(self) -> bool:
+        """Wait for a place and for leave to use it; False: the batch is to end."""
+        if self._over.is_set():
+            return False
+        try:
+            async with asyncio.timeout(None) as self._patience:
+                await self._places.acquire()
+                try:
+                    while not self._options.may_begin():  # noqa: ASYNC110  (load: nobody's event)
+                        await asyncio.sleep(HOLD_SECONDS)
+                except BaseException:
+                    self._places.release()
+                    raise
+        except TimeoutError:
+            return False
+        finally:
+            self._patience = None
+        return True
+
+    async def _run_line(self, line: Line) -> None:
+        """Run one line in the place that was taken for it."""
+        try:
+            assert line.text is not None, "validated"
+            request = LineRequest(self._batch, line.number, line.text)
+            answer = await self._answer(request)
+            if answer is not None:
+                await self._store(request, answer)
+        finally:
+            self._places.release()
+
+    async def _answer(self, request: LineRequest) -> Answer | None:
+        """Return a line's answer; None: the batch ends before there is one."""
+        if self._full:
+            return request.failed(StorageFullError.code, self._full)
+        for attempt in range(MAX_TRIES):
+            answer = await self._ask(request.call(attempt))
+            if answer.retry_after_seconds is None or attempt == MAX_TRIES - 1:
+                break
+            pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
+            pause *= 0.5 + random.random() / 2  # never in step with others
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(answer.retry_after_seconds, pause)):
+                    await self._over.wait()
+                return None
+        return request.answered(attempt, answer)
+
+    async def _store(self, request: LineRequest, answer: Answer) -> None:
+        try:
+            await self._record([answer], is_limited=not self._full)
+        except (StorageFullError, UnavailableError) as error:
+            self._full = str(error)
+            answer = request.failed(StorageFullError.code, self._full)
+            await self._record([answer], is_limited=False)
+        metrics.BATCH_LINES.labels("failed" if answer.has_error else "completed").inc()
+
+    async def _record(self, answers: Sequence[Answer], *, is_limited: bool) -> None:
+        for attempt in range(WRITE_TRIES):
+            try:
+                status = await self._batches.record(
+                    self._batch, self._options.owner, answers, is_limited=is_limited
+                )
+                self._hear(status)
+                return
+            except (SQLAlchemyError, OSError) as error:
+                if attempt == WRITE_TRIES - 1:
+                    raise
+                logger.warning("%s: an answer is not stored yet: %r", self._id, error)
+                await asyncio.sleep(WRITE_PAUSE_SECONDS)
+
+    async def _finish(self) -> None:
+        """End the batch, as cancelled if it was cancelled at any moment before."""
+        owner = self._options.owner
+        if self._status != "cancelling":
+            if not self._is_answered:
+                await self._expire_lines()
+            status = "completed" if self._is_answered else "expired"
+            if await self._batches.finish(self._batch, owner, status):
+                return
+        await self._batches.finish(self._batch, owner, "cancelled")
+
+    async def _expire_lines(self) -> None:
+        hours = self._batch["completion_window"]
+        message = f"This request was not run within the completion window of {hours}."
+        expired: list[Answer] = []
+        async with contextlib.aclosing(self._open_lines()) as unanswered:
+            async for line in unanswered:
+                assert line.text is not None, "validated"
+                request = LineRequest(self._batch, line.number, line.text)
+                expired.append(request.failed("batch_expired", message))
+                if len(expired) == EXPIRED_AT_ONCE:
+                    await self._record(expired, is_limited=False)
+                    expired.clear()
+        await self._record(expired, is_limited=False)
+
+    async def _keep_lease(self) -> None:
+        """Renew until cancelled; hear of changes that clients ask for, here or elsewhere."""
+        loop = asyncio.get_running_loop()
+        kept_at = loop.time()
+        while True:
+            await self._batches.wait_changed(RENEW_SECONDS)
+            try:
+                async with asyncio.timeout(RENEW_SECONDS):
+                    self._hear(await self._batches.renew(self._id, self._options.owner))
+                kept_at = loop.time()
+            except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
+                if loop.time() - kept_at > LEASE_SECONDS - 2 * RENEW_SECONDS:
+                    raise LeaseLostError(self._id) from error
+                logger.warning("the lease of %s is not renewed yet: %r", self._id, error)
+                await asyncio.sleep(WRITE_PAUSE_SECONDS)
+
+    def _hear(self, status: str) -> None:
+        self._status = status
+        if status == "cancelling":
+            self._stop_lines()
+
+    def _stop_lines(self) -> None:
+        self._over.set()
+        if self._patience is not None and not self._patience.expired():
+            self._patience.reschedule(asyncio.get_running_loop().time())

@@ -1,0 +1,370 @@
+"""Batches in the database: what they are to run, who is at it, and each line's answer.
+
+Replicas share them. One works on a batch as long as it renews its lease; what it writes counts only
+while the lease is its own, in the same transaction. Knows no request and no file's content.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from ulid import ULID
+
+from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.batches.file_store import UNFINISHED, FileStore, new_file
+from pagoda_gateway.batches.schemas import BatchBody
+from pagoda_gateway.batches.tables import ANSWERS, BATCHES, FILES
+from pagoda_gateway.errors import InvalidRequestError, NotFoundError, OverloadedError, shorten
+
+WINDOW_SECONDS = 24 * 3600.0
+LEASE_SECONDS = 15.0  # workers end what a dead gateway ran within 5 s: before anybody runs it again
+MAX_BATCHES = 10_000  # of one tenant; they are forgotten when their files would have expired
+MAX_UNFINISHED = 200  # of one tenant
+RETRY_AFTER_SECONDS = 60.0
+_CANDIDATES = 8
+_FORGOTTEN_AT_ONCE = 64
+
+
+class LeaseLostError(Exception):
+    """Another replica has the batch, or nobody: whoever thought it its own stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A line's answer.
+
+    Attributes:
+        line: of the input file, from 1.
+        has_error: it belongs into the error file.
+        data: JSON and a line feed.
+    """
+
+    line: int
+    has_error: bool
+    data: bytes
+
+
+class BatchStore:
+    """Every tenant's batches; one that is not the tenant's own does not exist for it."""
+
+    def __init__(
+        self, database: Database, files: FileStore, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._database = database
+        self._files = files
+        self._clock = clock
+        self._changed = asyncio.Event()  # replaced whenever a client changed something
+
+    async def create(self, tenant: str, api_key_id: str, body: BatchBody) -> sa.RowMapping:
+        """Take a batch; return its row.
+
+        Raises:
+            InvalidRequestError: its input is no file of the tenant's for batches.
+            OverloadedError: the tenant has too many.
+        """
+        try:
+            file = await self._files.get(tenant, body.input_file_id)
+        except NotFoundError as error:
+            raise InvalidRequestError(str(error), param="input_file_id") from None
+        if file["purpose"] != "batch":
+            raise InvalidRequestError(
+                f"'input_file_id' is a file for {file['purpose']}; it must be one for batch",
+                param="input_file_id",
+            )
+        now, batch_id = self._clock(), f"batch_{str(ULID()).lower()}"
+        keep = body.output_expires_after
+        values = {
+            "batch_id": batch_id,
+            "tenant": tenant,
+            "api_key_id": api_key_id,
+            "endpoint": body.endpoint,
+            "input_file_id": body.input_file_id,
+            "completion_window": body.completion_window,
+            "request_metadata": body.metadata,
+            "output_keep_seconds": min(
+                self._files.limits.keep_seconds, keep.seconds if keep else float("inf")
+            ),
+            "status": "validating",
+            "num_lines": 0,
+            "num_completed": 0,
+            "num_failed": 0,
+            "created_unix_seconds": now,
+            "expires_unix_seconds": now + WINDOW_SECONDS,
+            "lease_unix_seconds": 0.0,
+        }
+
+        def create(connection: sa.Connection) -> None:
+            mine = sa.select(sa.func.count()).select_from(BATCHES)
+            mine = mine.where(BATCHES.c.tenant == tenant)
+            unfinished = connection.scalar(mine.where(BATCHES.c.status.in_(UNFINISHED))) or 0
+            if unfinished >= MAX_UNFINISHED or (connection.scalar(mine) or 0) >= MAX_BATCHES:
+                raise OverloadedError(
+                    f"{unfinished} of your batches are not finished; the limit is "
+                    f"{MAX_UNFINISHED}, and {MAX_BATCHES} with those of the last days",
+                    retry_after_seconds=RETRY_AFTER_SECONDS,
+                )
+            connection.execute(sa.insert(BATCHES).values(values))
+
+        await self._database.call(create)
+        self._notify()
+        return await self.get(tenant, batch_id)
+
+    async def get(self, tenant: str, batch_id: str) -> sa.RowMapping:
+        """Return a batch's row.
+
+        Raises:
+            NotFoundError: this tenant has no such batch.
+        """
+        statement = sa.select(BATCHES).where(
+            BATCHES.c.tenant == tenant, BATCHES.c.batch_id == batch_id
+        )
+        row = await self._database.first(statement)
+        if row is None:
+            raise NotFoundError(f"no batch {shorten(batch_id)}", param="batch_id")
+        return row
+
+    async def list_batches(
+        self, tenant: str, *, after: str | None, limit: int
+    ) -> list[sa.RowMapping]:
+        """Return up to `limit` + 1 rows, the newest first; `after` is the last id before."""
+        statement = sa.select(BATCHES).where(BATCHES.c.tenant == tenant)
+        statement = statement.order_by(BATCHES.c.batch_id.desc()).limit(limit + 1)
+        if after is not None:
+            statement = statement.where(BATCHES.c.batch_id < after)
+        return await self._database.rows(statement)
+
+    async def cancel(self, tenant: str, batch_id: str) -> sa.RowMapping:
+        """Ask for a batch's end; return its row.
+
+        Raises:
+            NotFoundError: see `get`.
+            InvalidRequestError: it has ended in another way.
+        """
+        statement = (
+            sa.update(BATCHES)
+            .where(
+                BATCHES.c.tenant == tenant,
+                BATCHES.c.batch_id == batch_id,
+                BATCHES.c.status.in_(("validating", "in_progress")),
+            )
+            .values(status="cancelling", cancelling_unix_seconds=self._clock())
+        )
+        await self._database.call(lambda c: c.execute(statement))
+        row = await self.get(tenant, batch_id)
+        if row["status"] not in ("cancelling", "cancelled"):
+            raise InvalidRequestError(
+                f"{batch_id} is {row['status']}; only a batch that is validating or in_progress "
+                "can be cancelled",
+                param="batch_id",
+            )
+        self._notify()
+        return row
+
+    async def wait_changed(self, timeout_seconds: float) -> None:
+        """Return when a client changed something here, or after the time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._changed.wait()
+
+    async def claim(self, owner: str) -> sa.RowMapping | None:
+        """Take the lease of a batch that nobody works on; None: there is none.
+
+        Tenants with fewer batches at work come first, then older batches.
+        """
+        now = self._clock()
+        is_free = BATCHES.c.lease_unix_seconds <= now
+        others = BATCHES.alias()
+        at_work = (
+            sa.select(sa.func.count())
+            .where(others.c.tenant == BATCHES.c.tenant)
+            .where(others.c.status.in_(UNFINISHED), others.c.lease_unix_seconds > now)
+            .scalar_subquery()
+        )
+        candidates = (
+            sa.select(BATCHES.c.batch_id)
+            .where(BATCHES.c.status.in_(UNFINISHED), is_free)
+            .order_by(at_work, BATCHES.c.batch_id)
+            .limit(_CANDIDATES)
+        )
+
+        def claim(connection: sa.Connection) -> sa.RowMapping | None:
+            for batch_id in connection.scalars(candidates).all():
+                taken = connection.execute(
+                    sa.update(BATCHES)
+                    .where(BATCHES.c.batch_id == batch_id, is_free)
+                    .values(owner=owner, lease_unix_seconds=now + LEASE_SECONDS)
+                )
+                if taken.rowcount:
+                    mine = sa.select(BATCHES).where(BATCHES.c.batch_id == batch_id)
+                    return connection.execute(mine).mappings().one()
+            return None
+
+        return await self._database.call(claim)
+
+    async def renew(self, batch_id: str, owner: str) -> str:
+        """Keep the lease for longer; return the batch's status.
+
+        Raises:
+            LeaseLostError: it is no longer the owner's.
+        """
+        return await self._database.call(lambda c: self._keep(c, batch_id, owner))
+
+    async def release(self, batch_id: str, owner: str) -> None:
+        """Let anybody have the batch."""
+        statement = (
+            sa.update(BATCHES)
+            .where(BATCHES.c.batch_id == batch_id, BATCHES.c.owner == owner)
+            .values(owner=None, lease_unix_seconds=0.0)
+        )
+        await self._database.call(lambda c: c.execute(statement))
+        self._notify()
+
+    async def begin(self, batch: sa.RowMapping, owner: str, *, num_lines: int, model: str) -> str:
+        """Note that the input is good; return the status, which may be cancelling.
+
+        The files that answers count in are made here; nobody sees them before the end.
+        """
+        now, batch_id = self._clock(), batch["batch_id"]
+
+        def begin(connection: sa.Connection) -> str:
+            if (status := self._keep(connection, batch_id, owner)) != "validating":
+                return status
+            for has_errors in (False, True):
+                name = f"{batch_id}_{'errors' if has_errors else 'output'}.jsonl"
+                file = new_file(
+                    answers_file_id(batch_id, has_errors=has_errors), batch["tenant"],
+                    "batch_output", name, now, now + batch["output_keep_seconds"],
+                )  # fmt: skip
+                file |= {"batch_id": batch_id, "has_errors": has_errors}
+                connection.execute(sa.insert(FILES).values(file))
+            return self._change(
+                connection, batch_id, "in_progress", num_lines=num_lines, model=model
+            )
+
+        return await self._database.call(begin)
+
+    async def fail(self, batch_id: str, owner: str, errors: Sequence[dict[str, Any]]) -> str:
+        """End a batch whose input is not good; return the status, which may be cancelling."""
+
+        def fail(connection: sa.Connection) -> str:
+            if (status := self._keep(connection, batch_id, owner)) != "validating":
+                return status
+            return self._change(connection, batch_id, "failed", errors=list(errors))
+
+        return await self._database.call(fail)
+
+    async def answered_lines(self, batch_id: str) -> set[int]:
+        """Return the lines that have their answer."""
+        statement = sa.select(ANSWERS.c.line).where(ANSWERS.c.batch_id == batch_id)
+        return set(await self._database.call(lambda c: c.scalars(statement).all()))
+
+    async def record(
+        self, batch: sa.RowMapping, owner: str, answers: Iterable[Answer], *, is_limited: bool
+    ) -> str:
+        """Store answers and count them; a line that has one keeps it. Returns the status.
+
+        Raises:
+            LeaseLostError: the batch is another's; nothing was stored.
+            StorageFullError, UnavailableError: `is_limited`, and there is no room; as well.
+        """
+        batch_id, tenant = batch["batch_id"], batch["tenant"]
+
+        def record(connection: sa.Connection) -> str:
+            status = self._keep(connection, batch_id, owner)
+            for answer in answers:
+                stored = connection.execute(
+                    self._database.insert(ANSWERS)
+                    .values(
+                        batch_id=batch_id,
+                        line=answer.line,
+                        has_error=answer.has_error,
+                        num_bytes=len(answer.data),
+                        data=answer.data,
+                    )
+                    .on_conflict_do_nothing()
+                )
+                if not stored.rowcount:
+                    continue
+                file_id = answers_file_id(batch_id, has_errors=answer.has_error)
+                self._files.grow(
+                    connection, tenant, file_id, len(answer.data), is_limited=is_limited
+                )
+                count = BATCHES.c.num_failed if answer.has_error else BATCHES.c.num_completed
+                connection.execute(
+                    sa.update(BATCHES)
+                    .where(BATCHES.c.batch_id == batch_id)
+                    .values({count: count + 1})
+                )
+            return status
+
+        return await self._database.call(record)
+
+    async def finish(self, batch: sa.RowMapping, owner: str, status: str) -> bool:
+        """End a batch as completed, expired or cancelled, and show its files.
+
+        Returns:
+            False, and nothing is done, if it was cancelled meanwhile and `status` is another.
+        """
+        now, batch_id = self._clock(), batch["batch_id"]
+
+        def finish(connection: sa.Connection) -> bool:
+            is_cancelled = self._keep(connection, batch_id, owner) == "cancelling"
+            if is_cancelled != (status == "cancelled"):
+                return False
+            shown = {}
+            for has_errors, column in ((False, "output_file_id"), (True, "error_file_id")):
+                file_id = answers_file_id(batch_id, has_errors=has_errors)
+                written = sa.and_(FILES.c.file_id == file_id, FILES.c.state == "writing")
+                connection.execute(sa.delete(FILES).where(written, FILES.c.num_bytes == 0))
+                expires = now + batch["output_keep_seconds"]
+                is_shown = connection.execute(
+                    sa.update(FILES).where(written).values(
+                        state="ready", created_unix_seconds=now, expires_unix_seconds=expires
+                    )
+                ).rowcount  # fmt: skip
+                shown[column] = file_id if is_shown else None
+            self._change(connection, batch_id, status, finalizing_unix_seconds=now, **shown)
+            return True
+
+        return await self._database.call(finish)
+
+    async def forget(self) -> None:
+        """Delete batches that ended so long ago that their files have expired."""
+        late = self._clock() - WINDOW_SECONDS - self._files.limits.keep_seconds
+        old = (
+            sa.select(BATCHES.c.batch_id)
+            .where(BATCHES.c.created_unix_seconds < late, BATCHES.c.status.not_in(UNFINISHED))
+            .limit(_FORGOTTEN_AT_ONCE)
+        )
+        statement = sa.delete(BATCHES).where(BATCHES.c.batch_id.in_(old))
+        await self._database.call(lambda c: c.execute(statement))
+
+    def _keep(self, connection: sa.Connection, batch_id: str, owner: str) -> str:
+        """Renew the lease, which locks the row for this transaction; return the status."""
+        kept = connection.execute(
+            sa.update(BATCHES)
+            .where(BATCHES.c.batch_id == batch_id, BATCHES.c.owner == owner)
+            .values(lease_unix_seconds=self._clock() + LEASE_SECONDS)
+        )
+        if not kept.rowcount:
+            raise LeaseLostError(batch_id)
+        found = sa.select(BATCHES.c.status).where(BATCHES.c.batch_id == batch_id)
+        return str(connection.scalar(found))
+
+    def _change(self, connection: sa.Connection, batch_id: str, status: str, **values: Any) -> str:
+        values |= {"status": status, f"{status}_unix_seconds": self._clock()}
+        connection.execute(sa.update(BATCHES).where(BATCHES.c.batch_id == batch_id).values(values))
+        return status
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def answers_file_id(batch_id: str, *, has_errors: bool) -> str:
+    """Return the id of the file that a batch's answers are in."""
+    return f"file-{batch_id.removeprefix('batch_')}-{'errors' if has_errors else 'output'}"

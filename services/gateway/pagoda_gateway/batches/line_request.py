@@ -1,0 +1,95 @@
+"""A line of an input file: the request in it, and what its answer looks like in an output file."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+from sqlalchemy import RowMapping
+
+from pagoda_gateway.batches.batch_store import Answer
+
+# A line whose request was refused for now is asked again, so many times in all.
+MAX_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LineCall:
+    """One attempt of a line, as a request of its batch's tenant.
+
+    Attributes:
+        request_id: of the attempt. Whoever runs a batch anew begins with the same ones, so that an
+            attempt which ended under a killed gateway is in the ledger once, not twice.
+        path: the endpoint.
+        body: JSON.
+    """
+
+    request_id: str
+    tenant: str
+    api_key_id: str
+    path: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LineAnswer:
+    """What the route answered.
+
+    Attributes:
+        retry_after_seconds: the request was refused for now (429, 503), and this is when to ask
+            again; None: this is its answer.
+        body: JSON.
+    """
+
+    status: int
+    retry_after_seconds: float | None
+    body: bytes
+
+
+class Ask(Protocol):
+    """Who runs lines: the HTTP application, in this process."""
+
+    async def __call__(self, call: LineCall) -> LineAnswer:
+        """Return the answer; cancelling the call ends the request."""
+
+
+class LineRequest:
+    """The request in one good line of a batch."""
+
+    def __init__(self, batch: RowMapping, number: int, text: bytes) -> None:
+        self._batch = batch
+        self._number = number
+        value: dict[str, Any] = orjson.loads(text)
+        self._custom_id = value["custom_id"]
+        self._body = orjson.dumps(value["body"])
+
+    def call(self, attempt: int) -> LineCall:
+        """Return one attempt; the first is 0."""
+        batch = self._batch
+        return LineCall(
+            request_id=f"{self._id}-{attempt}",
+            tenant=batch["tenant"],
+            api_key_id=batch["api_key_id"],
+            path=batch["endpoint"],
+            body=self._body,
+        )
+
+    def answered(self, attempt: int, answer: LineAnswer) -> Answer:
+        """Return the line of the output or error file."""
+        response = {
+            "status_code": answer.status,
+            "request_id": self.call(attempt).request_id,
+            "body": orjson.Fragment(answer.body),
+        }
+        return self._answer(answer.status != 200, response=response, error=None)
+
+    def failed(self, code: str, message: str) -> Answer:
+        """Return the line of the error file that says why there is no answer."""
+        return self._answer(True, response=None, error={"code": code, "message": message})
+
+    @property
+    def _id(self) -> str:
+        return f"batch_req_{self._batch['batch_id'].removeprefix('batch_')}-{self._number}"
+
+    def _answer(self, has_error: bool, **values: Any) -> Answer:
+        line = {"id": self._id, "custom_id": self._custom_id, **values}
+        return Answer(self._number, has_error, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))

@@ -1,0 +1,37 @@
+"""The runner of this replica's batches, tied to its application."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.types import ASGIApp
+
+from pagoda_gateway.batches.batch_run import RunOptions
+from pagoda_gateway.batches.runner import running_batches
+from pagoda_gateway.errors import UnavailableError
+from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.batches.line_caller import LineCaller
+
+
+@contextlib.asynccontextmanager
+async def batches_in_background(gateway: Gateway, app: ASGIApp) -> AsyncIterator[None]:
+    """Run batches through `app` while requests leave room."""
+    settings = gateway.settings
+
+    def may_begin() -> bool:
+        is_ready = gateway.health.is_ready and gateway.bus.is_connected
+        return is_ready and gateway.admission.has_room_in_background()
+
+    def check_model(name: str) -> None:
+        with contextlib.suppress(UnavailableError):  # served here, by a worker that is to come
+            gateway.catalog.get(name)
+
+    options = RunOptions(
+        owner=gateway.gateway_id,
+        num_places=settings.batch_concurrency,
+        max_lines=settings.batch_max_lines,
+        max_line_bytes=settings.max_body_bytes,
+        may_begin=may_begin,
+        check_model=check_model,
+    )
+    async with running_batches(gateway.files, gateway.batches, LineCaller(app), options):
+        yield

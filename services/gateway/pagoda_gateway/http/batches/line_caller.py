@@ -1,0 +1,93 @@
+"""Lines of batches as requests to this process's own application, behind its doorkeeper.
+
+So a line has the bodies, limits, errors, accounts and traces of its route, whatever they become.
+"""
+
+import asyncio
+import time
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Scope
+
+from pagoda_gateway.accounts.keys import ApiKey
+from pagoda_gateway.batches.line_request import LineAnswer, LineCall
+from pagoda_gateway.http.caller import Caller
+
+
+class LineCaller:
+    """Asks one application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, call: LineCall) -> LineAnswer:
+        """Return the answer of the line's route; cancelling this is the client's going away."""
+        # That lines run behind interactive requests is said here: the tier is in their accounts
+        # and traces, and a priority of batches would go into the caller beside it.
+        caller = Caller(
+            request_id=call.request_id,
+            client_request_id="",
+            api_key=ApiKey(call.api_key_id, call.tenant),
+            arrived_unix_seconds=time.time(),
+            service_tier="batch",
+        )
+        scope = _scope(call)
+        caller.enter(scope)
+        connection = _Connection(call.body)
+        await self._app(scope, connection.receive, connection.send)
+        return connection.answer()
+
+
+class _Connection:
+    """The other side of one request."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+        self._status = 0
+        self._headers = Headers()
+        self._parts: list[bytes] = []
+
+    async def receive(self) -> Message:
+        """Give the body, then stay silent."""
+        if self._body is None:
+            await asyncio.Event().wait()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        """Keep the answer."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = Headers(raw=message["headers"])
+        else:
+            self._parts.append(message.get("body", b""))
+
+    def answer(self) -> LineAnswer:
+        """Return what was sent."""
+        # 503 without Retry-After is for good: the request asked for more than may be held.
+        retry_after = self._headers.get("retry-after") if self._status in (429, 503) else None
+        return LineAnswer(
+            status=self._status,
+            retry_after_seconds=None if retry_after is None else float(retry_after),
+            body=b"".join(self._parts),
+        )
+
+
+def _scope(call: LineCall) -> Scope:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": call.path,
+        "raw_path": call.path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(call.body)).encode()),
+        ],
+        "client": None,
+        "server": None,
+    }
