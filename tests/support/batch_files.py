@@ -1,10 +1,25 @@
-"""Input files of batches, and their answers read back."""
+"""Input files of batches, their answers read back, and what stores of both are tested with."""
 
 from typing import Any
 
 import orjson
 
+from pagoda_gateway.batches.file_store import FileLimits
+
+LIMITS = FileLimits(
+    file_bytes=1 << 20, tenant_bytes=2 << 20, total_bytes=3 << 20, keep_seconds=30 * 86_400
+)
 ENDPOINT = "/v1/completions"
+
+
+class Clock:
+    """Seconds; they pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def batch_line(name: str, url: str = ENDPOINT, **body: Any) -> dict[str, Any]:

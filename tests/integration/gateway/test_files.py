@@ -64,20 +64,18 @@ async def test_forms_that_are_none(running: Running) -> None:
 
 
 async def test_limits_of_a_file_and_of_a_tenant(start: Start) -> None:
-    async with start(max_file_bytes=400_000, tenant_file_bytes=1_000_000) as running:
-        async with running.sdk() as client:
-            with pytest.raises(openai.APIStatusError) as caught:
-                await client.files.create(file=b"x" * 400_001, purpose="batch")
-            assert caught.value.status_code == 413
-            kept = [
-                await client.files.create(file=b"x" * 400_000, purpose="batch") for _ in range(2)
-            ]
-            with pytest.raises(openai.BadRequestError, match="1000000") as full:
-                await client.files.create(file=b"x" * 400_000, purpose="batch")
-            assert full.value.code == "storage_limit_exceeded"
-            await client.files.delete(kept[0].id)
+    limits = {"max_file_bytes": 400_000, "tenant_file_bytes": 1_000_000}
+    async with start(**limits) as running, running.sdk() as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.files.create(file=b"x" * 400_001, purpose="batch")
+        assert caught.value.status_code == 413
+        kept = [await client.files.create(file=b"x" * 400_000, purpose="batch") for _ in range(2)]
+        with pytest.raises(openai.BadRequestError, match="1000000") as full:
             await client.files.create(file=b"x" * 400_000, purpose="batch")
-            assert len((await client.files.list()).data) == 2
+        assert full.value.code == "storage_limit_exceeded"
+        await client.files.delete(kept[0].id)
+        await client.files.create(file=b"x" * 400_000, purpose="batch")
+        assert len((await client.files.list()).data) == 2
 
 
 async def test_another_tenants_files_do_not_exist(running: Running) -> None:
@@ -89,7 +87,7 @@ async def test_another_tenants_files_do_not_exist(running: Running) -> None:
             with pytest.raises(openai.NotFoundError):
                 await ask(file.id)
         assert file.id not in [item.id async for item in theirs.files.list()]
-        with pytest.raises(openai.BadRequestError, match="input_file_id|no file"):
+        with pytest.raises(openai.BadRequestError, match="no file"):
             await theirs.batches.create(
                 input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
             )

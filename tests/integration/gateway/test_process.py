@@ -1,15 +1,19 @@
 """`python -m pagoda_gateway` as a process: starts from its environment, stops on SIGTERM."""
 
 import asyncio
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 import pytest_asyncio
+from support.gateway_process import (
+    START_SECONDS,
+    gateway_environment,
+    launch_gateway,
+    until_ready,
+)
 from support.running_gateway import API_KEY, CHAT
 from support.scripted_worker import (
     ScriptedRouter,
@@ -24,28 +28,6 @@ from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
-START_SECONDS = 30.0
-
-
-def environment(common: CommonSettings, model_folder: Path, port: int) -> dict[str, str]:
-    return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PAGODA_")},
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "PAGODA_HOME": str(common.home),
-        "PAGODA_MODEL": str(model_folder),
-        "PAGODA_HTTP_PORT": str(port),
-        "PAGODA_NATS_URL": common.nats_url,
-        "PAGODA_NATS_TOKEN": common.nats_token.get_secret_value(),
-        "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": API_KEY,
-    }
-
-
-async def launch(environ: dict[str, str]) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pagoda_gateway", env=environ,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def worker(bus: Bus) -> AsyncIterator[ScriptedWorker]:
@@ -53,22 +35,11 @@ async def worker(bus: Bus) -> AsyncIterator[ScriptedWorker]:
         yield made
 
 
-async def until_ready(http: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(START_SECONDS):
-        while True:
-            try:
-                if (await http.get("/readyz")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.02)  # another process: there is no event to wait on
-
-
 async def test_sigterm_finishes_what_runs_then_exits(
     nats_common: CommonSettings, model_folder: Path, worker: ScriptedWorker
 ) -> None:
     port = free_port()
-    process = await launch(environment(nats_common, model_folder, port))
+    process = await launch_gateway(gateway_environment(nats_common, model_folder, port))
     headers = {"authorization": f"Bearer {API_KEY}"}
     try:
         url = f"http://127.0.0.1:{port}"
@@ -100,8 +71,8 @@ async def test_sigterm_finishes_what_runs_then_exits(
 async def test_misspelt_setting_refuses_to_start(
     nats_common: CommonSettings, model_folder: Path
 ) -> None:
-    environ = environment(nats_common, model_folder, free_port())
-    process = await launch({**environ, "PAGODA_GATEWAY_DRAIN_SECS": "3"})
+    environ = gateway_environment(nats_common, model_folder, free_port())
+    process = await launch_gateway({**environ, "PAGODA_GATEWAY_DRAIN_SECS": "3"})
     async with asyncio.timeout(START_SECONDS):
         output, _ = await process.communicate()
     assert process.returncode == 2
@@ -113,8 +84,8 @@ async def test_health_and_metrics_have_a_port_of_their_own(
     nats_common: CommonSettings, model_folder: Path
 ) -> None:
     health = free_port()
-    environ = environment(nats_common, model_folder, free_port())
-    process = await launch(environ | {"PAGODA_GATEWAY_HEALTH_PORT": str(health)})
+    environ = gateway_environment(nats_common, model_folder, free_port())
+    process = await launch_gateway(environ | {"PAGODA_GATEWAY_HEALTH_PORT": str(health)})
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{health}") as http:
             async with asyncio.timeout(START_SECONDS):

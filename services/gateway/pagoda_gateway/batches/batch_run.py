@@ -20,13 +20,13 @@ from pagoda_gateway.batches.batch_store import LEASE_SECONDS, Answer, BatchStore
 from pagoda_gateway.batches.file_store import FileStore
 from pagoda_gateway.batches.line_reader import Line, read_lines
 from pagoda_gateway.batches.line_request import MAX_TRIES, Ask, LineRequest
+from pagoda_gateway.batches.places import Places
 from pagoda_gateway.batches.validation import Validation, validate
 from pagoda_gateway.errors import StorageFullError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
 RENEW_SECONDS = LEASE_SECONDS / 5
-HOLD_SECONDS = 0.1  # how often a line looks whether it may begin
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0  # of a line that was refused for now
 WRITE_TRIES = 3
 WRITE_PAUSE_SECONDS = 1.0
@@ -39,18 +39,14 @@ class RunOptions:
 
     Attributes:
         owner: the replica, as leases name it; another one after each start.
-        num_places: lines that run at once.
         max_lines: of one batch.
         max_line_bytes: of each line.
-        may_begin: whether a line may begin now.
         check_model: raises InvalidRequestError for a model that is not here.
     """
 
     owner: str
-    num_places: int
     max_lines: int
     max_line_bytes: int
-    may_begin: Callable[[], bool]
     check_model: Callable[[str], object]
 
 
@@ -63,7 +59,7 @@ class BatchRun:
         files: FileStore,
         batches: BatchStore,
         ask: Ask,
-        places: asyncio.Semaphore,
+        places: Places,
         options: RunOptions,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -74,7 +70,7 @@ class BatchRun:
             files: where its input is.
             batches: where its state and its answers are.
             ask: runs lines.
-            places: one for each line that may run at once, whatever its batch.
+            places: for lines, shared with other batches.
             options: see RunOptions.
             clock: Unix seconds.
         """
@@ -183,18 +179,12 @@ class BatchRun:
         return True
 
     async def _take_place(self) -> bool:
-        """Wait for a place and for leave to use it; False: the batch is to end."""
+        """Wait for a place; False: the batch is to end."""
         if self._over.is_set():
             return False
         try:
             async with asyncio.timeout(None) as self._patience:
-                await self._places.acquire()
-                try:
-                    while not self._options.may_begin():  # noqa: ASYNC110  (load: nobody's event)
-                        await asyncio.sleep(HOLD_SECONDS)
-                except BaseException:
-                    self._places.release()
-                    raise
+                await self._places.take()
         except TimeoutError:
             return False
         finally:
@@ -210,7 +200,7 @@ class BatchRun:
             if answer is not None:
                 await self._store(request, answer)
         finally:
-            self._places.release()
+            self._places.free()
 
     async def _answer(self, request: LineRequest) -> Answer | None:
         """Return a line's answer; None: the batch ends before there is one."""

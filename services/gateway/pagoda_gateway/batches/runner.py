@@ -13,6 +13,7 @@ from pagoda_gateway.batches.batch_run import BatchRun, RunOptions
 from pagoda_gateway.batches.batch_store import BatchStore
 from pagoda_gateway.batches.file_store import FileStore
 from pagoda_gateway.batches.line_request import Ask
+from pagoda_gateway.batches.places import Places
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 
 logger = logging.getLogger(__name__)
@@ -27,13 +28,18 @@ class BatchRunner:
     """Looks for work and does it; made by `running_batches`."""
 
     def __init__(
-        self, files: FileStore, batches: BatchStore, ask: Ask, options: RunOptions
+        self,
+        files: FileStore,
+        batches: BatchStore,
+        ask: Ask,
+        places: Places,
+        options: RunOptions,
     ) -> None:
         self._files = files
         self._batches = batches
         self._ask = ask
         self._options = options
-        self._places = asyncio.Semaphore(options.num_places)  # first come, first served
+        self._places = places
         self._tasks = BackgroundTasks()
         self._runs: set[BatchRun] = set()
 
@@ -97,13 +103,13 @@ def _logged(what: str) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def running_batches(
-    files: FileStore, batches: BatchStore, ask: Ask, options: RunOptions
+    files: FileStore, batches: BatchStore, ask: Ask, places: Places, options: RunOptions
 ) -> AsyncIterator[None]:
     """Run batches until the context ends; with no place, none."""
-    if not options.num_places:
+    if not places.num_places:
         yield
         return
-    runner = BatchRunner(files, batches, ask, options)
+    runner = BatchRunner(files, batches, ask, places, options)
     runner.start()
     try:
         yield

@@ -8,14 +8,15 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pagoda_gateway import metrics
 from pagoda_gateway.errors import OverloadedError, UnavailableError
 from pagoda_gateway.sequences.generation import Generation
 
 RETRY_AFTER_SECONDS = 1.0
-WAITING_SECONDS = 0.5  # a request without its first token for longer than this waits
+TIMES_LESS_BESIDE_OTHERS = 4  # requests in the background, while others run or ran lately
+LATELY_SECONDS = 5.0
 TIMES_FREE = 4  # alone, a tenant holds four fifths of the slots; of two, each four ninths
 STOPPING_RETRY_AFTER_SECONDS = 5.0
 
@@ -23,8 +24,10 @@ STOPPING_RETRY_AFTER_SECONDS = 5.0
 class Admission:
     """Slots for requests; knows the generations that run."""
 
-    def __init__(self, max_requests: int) -> None:
+    def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_requests = max_requests
+        self._clock = clock
+        self._quiet_from = 0.0  # since then nobody but the background
         self._num_requests = 0
         self._by_tenant: Counter[str] = Counter()
         self._generations: set[Generation] = set()
@@ -37,21 +40,20 @@ class Admission:
         """Requests in flight, accounts not yet settled included."""
         return self._num_requests
 
-    def has_room_in_background(self) -> bool:
-        """Whether a request that can wait may begin now.
+    def background_room(self, most: int) -> int:
+        """Return how many of `most` requests that can wait may run now.
 
-        Half of the slots are kept for the others, and while one of those waits for its first token
-        nothing is put beside it.
+        Half of the slots are kept for the others. While one of those waits for its first token
+        nothing is put beside it. While one runs, and shortly after, as the next one will come
+        while what begins now is not over, a quarter is.
         """
         if self._is_stopping or 2 * self._num_requests >= self._max_requests:
-            return False
-        late = time.time() - WAITING_SECONDS
-        return not any(
-            generation.ttft_seconds is None
-            and generation.identity.arrived_unix_seconds < late
-            and generation.identity.service_tier == "default"
-            for generation in self._generations
-        )
+            return 0
+        others = [g for g in self._generations if _is_interactive(g)]
+        if any(generation.ttft_seconds is None for generation in others):
+            return 0
+        is_alone = not others and self._clock() >= self._quiet_from
+        return most if is_alone else max(1, most // TIMES_LESS_BESIDE_OTHERS)
 
     def check(self, tenant: str) -> None:
         """Refuse a request of `tenant` unless there is a slot for it now.
@@ -109,6 +111,8 @@ class Admission:
             yield
         finally:
             self._generations.discard(generation)
+            if _is_interactive(generation):
+                self._quiet_from = self._clock() + LATELY_SECONDS
             metrics.IN_FLIGHT.dec()
 
     def stop(self) -> None:
@@ -132,3 +136,7 @@ class Admission:
                 ),
                 reason="deadline",
             )
+
+
+def _is_interactive(generation: Generation) -> bool:
+    return generation.identity.service_tier == "default"

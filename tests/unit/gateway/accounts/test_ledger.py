@@ -26,7 +26,7 @@ def opened(request_id: str, tenant: str = "t") -> UsageRecord:
     )
 
 
-def closed(request_id: str, num_output_tokens: int = 3) -> UsageRecord:
+def closed(request_id: str, num_output_tokens: int = 3, outcome: str = "finished") -> UsageRecord:
     return UsageRecord(
         close=UsageClose(
             request_id=request_id,
@@ -34,7 +34,7 @@ def closed(request_id: str, num_output_tokens: int = 3) -> UsageRecord:
             num_output_tokens=num_output_tokens,
             cached=CachedTokens(device=4, nvme=2),
             finish_reasons=["stop"],
-            outcome="finished",
+            outcome=outcome,
             closed_unix_seconds=6,
             num_attempts=1,
             worker_ids=["w"],
@@ -56,6 +56,24 @@ async def test_replay_in_any_order_changes_nothing(ledger: Ledger) -> None:
 async def test_a_second_close_is_not_billed(ledger: Ledger) -> None:
     await ledger.apply([opened("r"), closed("r", 3), closed("r", 9)])
     assert await ledger.totals("t") == (10, 3)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+async def test_a_request_that_finished_at_last_is_billed_so(
+    ledger: Ledger, is_reversed: bool
+) -> None:
+    records = [opened("r"), closed("r", 1, "failed"), closed("r", 3), closed("r", 9, "failed")]
+    await ledger.apply(records[::-1] if is_reversed else records)
+    assert await ledger.totals("t") == (10, 3)
+
+
+async def test_service_tier_is_kept(ledger: Ledger) -> None:
+    line = opened("line")
+    line.open.service_tier = "batch"
+    await ledger.apply([opened("r"), line])
+    receipts = Receipts(ledger, wait_seconds=0)
+    assert (await receipts.get("t", "line"))["service_tier"] == "batch"
+    assert (await receipts.get("t", "r"))["service_tier"] == "default"
 
 
 async def test_ledger_keeps_its_data(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Slots are shared: whoever comes last finds some free."""
 
 import contextlib
+from dataclasses import dataclass
 
 import pytest
 
 from pagoda_gateway.errors import OverloadedError, UnavailableError
-from pagoda_gateway.sequences.admission import Admission
+from pagoda_gateway.sequences.admission import LATELY_SECONDS, Admission
+from pagoda_gateway.sequences.request import RequestIdentity, ServiceTier
 
 
 def take_all(admission: Admission, tenant: str, stack: contextlib.ExitStack) -> int:
@@ -34,3 +36,41 @@ def test_one_slot_can_be_taken() -> None:
     admission = Admission(1)
     with admission.slot("a"), pytest.raises(UnavailableError):
         admission.check("b")
+
+
+def test_half_of_the_slots_are_not_for_the_background() -> None:
+    admission = Admission(4)
+    assert admission.background_room(8) == 8
+    with admission.slot("a"):
+        assert admission.background_room(8) == 8
+        with admission.slot("b"):
+            assert admission.background_room(8) == 0
+    admission.stop()
+    assert admission.background_room(8) == 0
+
+
+@dataclass(frozen=True, eq=False)
+class Running:
+    """A generation, as far as admission looks at one."""
+
+    identity: RequestIdentity
+    ttft_seconds: float | None = None
+
+
+@pytest.mark.parametrize(
+    ("tier", "ttft", "room"),
+    [("default", None, 0), ("default", 0.1, 2), ("batch", None, 8), ("batch", 0.1, 8)],
+)
+def test_little_runs_in_the_background_beside_others(
+    tier: ServiceTier, ttft: float | None, room: int
+) -> None:
+    now = 100.0
+    admission = Admission(4, lambda: now)
+    identity = RequestIdentity("r", "o", "completions", "t", "k", 0.0, 0.0, tier)
+    with admission.tracked(Running(identity, ttft)):  # type: ignore[arg-type]
+        assert admission.background_room(8) == room
+        assert admission.background_room(1) == min(room, 1)
+    now += LATELY_SECONDS - 1
+    assert admission.background_room(8) == (2 if tier == "default" else 8)
+    now += 1
+    assert admission.background_room(8) == 8

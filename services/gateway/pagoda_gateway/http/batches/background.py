@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from starlette.types import ASGIApp
 
 from pagoda_gateway.batches.batch_run import RunOptions
+from pagoda_gateway.batches.places import Places
 from pagoda_gateway.batches.runner import running_batches
 from pagoda_gateway.errors import UnavailableError
 from pagoda_gateway.gateway import Gateway
@@ -17,9 +18,9 @@ async def batches_in_background(gateway: Gateway, app: ASGIApp) -> AsyncIterator
     """Run batches through `app` while requests leave room."""
     settings = gateway.settings
 
-    def may_begin() -> bool:
+    def room(most: int) -> int:
         is_ready = gateway.health.is_ready and gateway.bus.is_connected
-        return is_ready and gateway.admission.has_room_in_background()
+        return gateway.admission.background_room(most) if is_ready else 0
 
     def check_model(name: str) -> None:
         with contextlib.suppress(UnavailableError):  # served here, by a worker that is to come
@@ -27,11 +28,10 @@ async def batches_in_background(gateway: Gateway, app: ASGIApp) -> AsyncIterator
 
     options = RunOptions(
         owner=gateway.gateway_id,
-        num_places=settings.batch_concurrency,
         max_lines=settings.batch_max_lines,
         max_line_bytes=settings.max_body_bytes,
-        may_begin=may_begin,
         check_model=check_model,
     )
-    async with running_batches(gateway.files, gateway.batches, LineCaller(app), options):
+    places = Places(settings.batch_concurrency, room)
+    async with running_batches(gateway.files, gateway.batches, LineCaller(app), places, options):
         yield

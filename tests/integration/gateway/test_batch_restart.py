@@ -1,0 +1,138 @@
+"""A gateway killed in the middle of a batch: the next one goes on, and every line counts once."""
+
+import asyncio
+import random
+import signal
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+import sqlalchemy as sa
+from opentelemetry.context import Context
+from support.batch_files import answers, numbered
+from support.gateway_process import gateway_environment, launch_gateway, until_ready
+from support.running_gateway import API_KEY
+from support.scripted_worker import (
+    ScriptedRouter,
+    ScriptedWorker,
+    running_router,
+    running_worker,
+)
+from support.servers import free_port
+
+from pagoda.rpc.v1.usage_pb2 import UsageRecord
+from pagoda_gateway.accounts.ledger import open_ledger
+from pagoda_gateway.accounts.tables import USAGE
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+
+NUM_LINES = 120
+NUM_TOKENS = 5
+NUM_KILLS = 3
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def worker(bus: Bus) -> AsyncIterator[ScriptedWorker]:
+    slow = ScriptedWorker(bus, step_seconds=0.01)
+    async with running_router(ScriptedRouter(bus)), running_worker(slow) as made:
+        yield made
+
+
+def end_leases(home: Path) -> None:
+    """As if the time of a lease had passed since the kill."""
+    with sqlite3.connect(home / "ledger.sqlite3", timeout=10) as ledger:
+        ledger.execute("UPDATE batches SET lease_unix_seconds = 0")
+    ledger.close()
+
+
+async def billed_tokens(url: str, records: list[UsageRecord]) -> list[tuple[str, int]]:
+    """(line, output tokens) of each row that a ledger makes of these records, in their order."""
+    statement = sa.select(USAGE.c.request_id, USAGE.c.output_tokens).where(
+        USAGE.c.service_tier == "batch", USAGE.c.outcome == "finished"
+    )
+    async with open_ledger(url) as ledger:
+        await ledger.apply(records)
+        rows = await ledger.database.rows(statement)
+    return [(row["request_id"].rsplit("-", 1)[0], row["output_tokens"]) for row in rows]
+
+
+async def test_no_line_is_lost_or_delivered_or_billed_twice(
+    nats_common: CommonSettings,
+    model_folder: Path,
+    worker: ScriptedWorker,
+    bus: Bus,
+    tmp_path: Path,
+) -> None:
+    records: list[UsageRecord] = []  # what killed gateways took of the log comes back after 30 s
+
+    async def note(record: UsageRecord, _context: Context) -> None:
+        records.append(record)
+
+    listening = await bus.subscribe(subjects.USAGE_ALL, UsageRecord, note)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    kills = sorted(random.Random(seed).sample(range(5, NUM_LINES - 20), NUM_KILLS))
+    port = free_port()
+    environ = gateway_environment(nats_common, model_folder, port)
+    url = f"http://127.0.0.1:{port}"
+    headers = {"authorization": f"Bearer {API_KEY}"}
+    batch_id, seen = "", []
+    async with (
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=API_KEY, timeout=20) as client,
+    ):
+        for kill_at in [*kills, None]:
+            process = await launch_gateway(environ)
+            try:
+                await until_ready(http)
+                if not batch_id:
+                    data = numbered(NUM_LINES, max_tokens=NUM_TOKENS, ignore_eos=True)
+                    file = await client.files.create(file=("in.jsonl", data), purpose="batch")
+                    batch_id = (
+                        await client.batches.create(
+                            input_file_id=file.id,
+                            endpoint="/v1/completions",
+                            completion_window="24h",
+                        )
+                    ).id
+                async with asyncio.timeout(60):
+                    while True:
+                        batch = await client.batches.retrieve(batch_id)
+                        assert batch.request_counts is not None
+                        seen.append(batch.request_counts.completed)
+                        if kill_at is not None and seen[-1] >= kill_at:
+                            break
+                        if batch.status == "completed":
+                            break
+                        await asyncio.sleep(0.005)  # another process
+                if kill_at is None:
+                    output = await client.files.content(batch.output_file_id or "")
+                    found = answers(output.content)
+                    process.send_signal(signal.SIGTERM)
+                    async with asyncio.timeout(20):
+                        await process.communicate()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.communicate()
+            await asyncio.to_thread(end_leases, nats_common.home)
+    assert seen == sorted(seen)
+    assert batch.request_counts.model_dump() == {
+        "total": NUM_LINES, "completed": NUM_LINES, "failed": 0,
+    }  # fmt: skip
+    assert [line["custom_id"] for line in found] == [f"line-{i}" for i in range(NUM_LINES)]
+    await listening.unsubscribe()
+    for name, ordered in (("first", records), ("last", records[::-1])):  # no order is assured
+        billed = await billed_tokens(f"sqlite:///{tmp_path}/{name}.sqlite3", ordered)
+        assert Counter(line for line, _ in billed) == dict.fromkeys(
+            (line["id"] for line in found), 1
+        )
+        assert {tokens for _, tokens in billed} == {NUM_TOKENS}

@@ -1,0 +1,285 @@
+"""A run asks for every line without an answer, once; what refuses for now is asked again."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from support.batch_files import LIMITS, Clock, answers, batch_line, jsonl, numbered
+
+from pagoda_gateway.batches import batch_run
+from pagoda_gateway.batches.batch_run import BatchRun, RunOptions
+from pagoda_gateway.batches.batch_store import LEASE_SECONDS, WINDOW_SECONDS, BatchStore
+from pagoda_gateway.batches.file_store import FileStore
+from pagoda_gateway.batches.line_request import MAX_TRIES, LineAnswer, LineCall
+from pagoda_gateway.batches.places import Places
+from pagoda_gateway.batches.schemas import BatchBody
+
+OK = LineAnswer(200, None, b'{"ok":true}')
+BUSY = LineAnswer(503, 0.0, b'{"error":{}}')
+
+
+class Route:
+    """Answers lines.
+
+    Attributes:
+        calls: everything that came.
+        gate: lines wait until it is set.
+        num_running, most_running: lines at once.
+    """
+
+    def __init__(self, reply: Callable[[LineCall], LineAnswer] = lambda call: OK) -> None:
+        self._reply = reply
+        self.calls: list[LineCall] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.came = asyncio.Condition()
+        self.num_running = self.most_running = 0
+
+    async def __call__(self, call: LineCall) -> LineAnswer:
+        self.calls.append(call)
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        async with self.came:
+            self.came.notify_all()
+        try:
+            await self.gate.wait()
+            return self._reply(call)
+        finally:
+            self.num_running -= 1
+
+    async def has_come(self, count: int) -> None:
+        async with asyncio.timeout(10), self.came:
+            await self.came.wait_for(lambda: len(self.calls) >= count)
+
+
+class Bench:
+    """A store of batches and runs on them."""
+
+    def __init__(self, files: FileStore, batches: BatchStore, clock: Clock) -> None:
+        self.files, self.batches, self.clock = files, batches, clock
+        self.batch_id = ""
+        self.may_begin = True
+        self.places = Places(3, lambda most: most if self.may_begin else 0)
+
+    async def create(self, data: bytes) -> None:
+        file_id = await self.files.begin("t", "batch", "in")
+        await self.files.append("t", file_id, 0, data)
+        await self.files.finish(file_id, purpose="batch", filename="in", keep_seconds=None)
+        body = BatchBody(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
+        self.batch_id = (await self.batches.create("t", "key-1", body))["batch_id"]
+
+    async def claimed(self, route: Route, owner: str = "a") -> BatchRun:
+        batch = await self.batches.claim(owner)
+        assert batch is not None
+        options = RunOptions(
+            owner=owner,
+            max_lines=100,
+            max_line_bytes=1000,
+            check_model=lambda name: None,
+        )
+        return BatchRun(batch, self.files, self.batches, route, self.places, options, self.clock)
+
+    async def row(self) -> sa.RowMapping:
+        return await self.batches.get("t", self.batch_id)
+
+    async def content(self, name: str) -> list[dict[str, Any]]:
+        file = await self.files.get("t", (await self.row())[name])
+        return answers(b"".join([data async for data in self.files.content(file)]))
+
+
+@pytest.fixture
+def bench(files: FileStore, batches: BatchStore, clock: Clock) -> Bench:
+    return Bench(files, batches, clock)
+
+
+async def test_every_line_is_asked_once_and_answered_in_order(bench: Bench) -> None:
+    await bench.create(numbered(20))
+    route = Route()
+    await (await bench.claimed(route)).run()
+    row = await bench.row()
+    assert (row["status"], row["num_completed"], row["owner"]) == ("completed", 20, None)
+    ulid = bench.batch_id.removeprefix("batch_")
+    assert sorted(call.request_id for call in route.calls) == sorted(
+        f"batch_req_{ulid}-{line}-0" for line in range(1, 21)
+    )
+    found = await bench.content("output_file_id")
+    assert [line["custom_id"] for line in found] == [f"line-{i}" for i in range(20)]
+    assert found[0] == {
+        "id": f"batch_req_{ulid}-1",
+        "custom_id": "line-0",
+        "response": {
+            "status_code": 200, "request_id": f"batch_req_{ulid}-1-0", "body": {"ok": True},
+        },
+        "error": None,
+    }  # fmt: skip
+    assert bench.places.num_taken == 0
+
+
+async def test_a_run_that_is_killed_loses_no_line(bench: Bench) -> None:
+    await bench.create(numbered(20))
+    first = Route()
+    run = asyncio.create_task((await bench.claimed(first)).run())
+    await first.has_come(8)
+    first.gate.clear()
+    await first.has_come(len(first.calls) + 1)
+    run.cancel()  # nothing is tidied up but by what a lease does
+    with contextlib.suppress(asyncio.CancelledError):
+        await run
+    answered = await bench.batches.answered_lines(bench.batch_id)
+    assert 0 < len(answered) < 20
+    bench.clock.now += LEASE_SECONDS
+    second = Route()
+    await (await bench.claimed(second, "b")).run()
+    asked = {int(call.request_id.split("-")[1]) for call in second.calls}
+    assert asked == set(range(1, 21)) - answered
+    assert len(await bench.content("output_file_id")) == 20
+    assert bench.places.num_taken == 0
+
+
+async def test_a_run_that_lost_its_lease_stores_nothing(bench: Bench) -> None:
+    await bench.create(numbered(3))
+    route = Route()
+    route.gate.clear()
+    run = asyncio.create_task((await bench.claimed(route)).run())
+    await route.has_come(3)
+    bench.clock.now += LEASE_SECONDS
+    assert await bench.batches.claim("b") is not None
+    route.gate.set()
+    async with asyncio.timeout(10):
+        await run
+    row = await bench.row()
+    assert (row["status"], row["num_completed"], row["owner"]) == ("in_progress", 0, "b")
+
+
+async def test_refusals_for_now_are_not_answers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_run, "FIRST_PAUSE_SECONDS", 0.0)
+    await bench.create(numbered(2))
+
+    def reply(call: LineCall) -> LineAnswer:
+        return BUSY if int(call.request_id.rsplit("-", 1)[1]) < 3 else OK
+
+    await (await bench.claimed(Route(reply))).run()
+    found = await bench.content("output_file_id")
+    assert [line["response"]["request_id"].rsplit("-", 1)[1] for line in found] == ["3", "3"]
+
+
+async def test_a_line_is_not_asked_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_run, "FIRST_PAUSE_SECONDS", 0.0)
+    await bench.create(numbered(1))
+    route = Route(lambda call: BUSY)
+    await (await bench.claimed(route)).run()
+    (error,) = await bench.content("error_file_id")
+    assert error["response"]["status_code"] == 503
+    assert len(route.calls) == MAX_TRIES
+
+
+async def test_a_503_for_good_is_an_answer(bench: Bench) -> None:
+    await bench.create(numbered(1))
+    route = Route(lambda call: LineAnswer(503, None, b"{}"))
+    await (await bench.claimed(route)).run()
+    assert len(route.calls) == 1
+    assert (await bench.row())["num_failed"] == 1
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_cancel_ends_a_batch_with_what_it_has(bench: Bench, is_waiting: bool) -> None:
+    await bench.create(numbered(10))
+    route = Route()
+    run = asyncio.create_task((await bench.claimed(route)).run())
+    await route.has_come(2)
+    bench.may_begin = not is_waiting
+    route.gate.clear()
+    await bench.batches.cancel("t", bench.batch_id)
+    route.gate.set()
+    async with asyncio.timeout(10):
+        await run
+    row = await bench.row()
+    assert row["status"] == "cancelled"
+    assert row["num_completed"] == len(await bench.content("output_file_id")) < 10
+    assert bench.places.num_taken == 0
+
+
+async def test_cancel_of_a_batch_that_nobody_runs(bench: Bench) -> None:
+    await bench.create(numbered(10))
+    await bench.batches.cancel("t", bench.batch_id)
+    route = Route()
+    await (await bench.claimed(route)).run()
+    row = await bench.row()
+    assert (row["status"], row["output_file_id"], route.calls) == ("cancelled", None, [])
+
+
+async def test_what_is_left_at_the_end_of_the_window_has_expired(bench: Bench) -> None:
+    await bench.create(numbered(10))
+    first = Route()
+    run = await bench.claimed(first)
+    running = asyncio.create_task(run.run())
+    await first.has_come(3)
+    run.leave()
+    await running
+    done = (await bench.row())["num_completed"]
+    bench.clock.now += WINDOW_SECONDS
+    second = Route()
+    await (await bench.claimed(second)).run()
+    row = await bench.row()
+    assert (row["status"], second.calls) == ("expired", [])
+    assert (row["num_completed"], row["num_failed"]) == (done, 10 - done)
+    errors = await bench.content("error_file_id")
+    assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+    assert {line["response"] for line in errors} == {None}
+
+
+async def test_a_stop_finishes_what_runs_and_leaves_the_rest(bench: Bench) -> None:
+    await bench.create(numbered(10))
+    route = Route()
+    route.gate.clear()
+    run = await bench.claimed(route)
+    running = asyncio.create_task(run.run())
+    await route.has_come(3)
+    run.leave()
+    route.gate.set()
+    await running
+    assert route.most_running == 3
+    row = await bench.row()
+    assert (row["status"], row["num_completed"], row["owner"]) == ("in_progress", 3, None)
+    await (await bench.claimed(Route())).run()
+    assert (await bench.row())["num_completed"] == 10
+
+
+async def test_no_line_begins_while_others_need_the_place(bench: Bench) -> None:
+    await bench.create(numbered(4))
+    bench.may_begin = False
+    route = Route()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task((await bench.claimed(route)).run())
+        while (await bench.row())["status"] != "in_progress":
+            pass
+        assert route.calls == []
+        bench.may_begin = True
+    assert (await bench.row())["num_completed"] == 4
+
+
+async def test_a_bad_file_fails_and_runs_nothing(bench: Bench) -> None:
+    await bench.create(jsonl(batch_line("a"), batch_line("a")))
+    route = Route()
+    await (await bench.claimed(route)).run()
+    row = await bench.row()
+    assert (row["status"], [error["line"] for error in row["errors"]]) == ("failed", [2])
+    assert route.calls == []
+
+
+async def test_a_full_store_tells_each_line(bench: Bench) -> None:
+    await bench.create(numbered(6))
+    large = b'"%s"' % (b"x" * (LIMITS.tenant_bytes // 2))
+    route = Route(lambda call: LineAnswer(200, None, large))
+    await (await bench.claimed(route)).run()
+    row = await bench.row()
+    assert row["status"] == "completed"
+    assert (row["num_completed"], row["num_failed"]) == (1, 5)
+    errors = await bench.content("error_file_id")
+    assert {line["error"]["code"] for line in errors} == {"storage_limit_exceeded"}
+    assert len(route.calls) < 6

@@ -1,0 +1,240 @@
+"""One replica at a time has a batch; each line's answer is stored and counted once."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from support.batch_files import LIMITS, Clock, numbered
+
+from pagoda_gateway.accounts.database import Database, open_database
+from pagoda_gateway.batches.batch_store import (
+    LEASE_SECONDS,
+    MAX_UNFINISHED,
+    WINDOW_SECONDS,
+    Answer,
+    BatchStore,
+    LeaseLostError,
+)
+from pagoda_gateway.batches.file_store import FileStore
+from pagoda_gateway.batches.schemas import BatchBody
+from pagoda_gateway.batches.tables import ANSWERS, BATCHES
+from pagoda_gateway.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    StorageFullError,
+)
+
+
+async def create(files: FileStore, batches: BatchStore, tenant: str = "t") -> sa.RowMapping:
+    file_id = await files.begin(tenant, "batch", "in")
+    await files.append(tenant, file_id, 0, numbered(3))
+    await files.finish(file_id, purpose="batch", filename="in", keep_seconds=None)
+    body = BatchBody(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
+    return await batches.create(tenant, "key-1", body)
+
+
+async def begun(files: FileStore, batches: BatchStore, owner: str = "a") -> sa.RowMapping:
+    await create(files, batches)
+    batch = await batches.claim(owner)
+    assert batch is not None
+    assert await batches.begin(batch, owner, num_lines=3, model="m") == "in_progress"
+    return batch
+
+
+def answer(line: int, *, has_error: bool = False, data: bytes = b"{}\n") -> Answer:
+    return Answer(line, has_error, data)
+
+
+async def counts(batches: BatchStore, batch: sa.RowMapping) -> tuple[int, int, int]:
+    row = await batches.get("t", batch["batch_id"])
+    return row["num_lines"], row["num_completed"], row["num_failed"]
+
+
+async def test_a_batch_has_one_owner_until_its_lease_ends(
+    files: FileStore, batches: BatchStore, clock: Clock
+) -> None:
+    batch = await create(files, batches)
+    assert await batches.claim("a") is not None
+    assert await batches.claim("b") is None
+    clock.now += LEASE_SECONDS - 1
+    assert await batches.renew(batch["batch_id"], "a") == "validating"
+    clock.now += LEASE_SECONDS - 1
+    assert await batches.claim("b") is None
+    clock.now += 1
+    taken = await batches.claim("b")
+    assert taken is not None
+    assert taken["batch_id"] == batch["batch_id"]
+    with pytest.raises(LeaseLostError):
+        await batches.renew(batch["batch_id"], "a")
+
+
+async def test_replicas_that_claim_at_once_get_different_batches(
+    files: FileStore, batches: BatchStore, clock: Clock, tmp_path: Path
+) -> None:
+    made = {(await create(files, batches))["batch_id"] for _ in range(6)}
+    async with open_database(f"sqlite:///{tmp_path}/ledger.sqlite3") as second:
+        other = BatchStore(second, FileStore(second, LIMITS, clock), clock)
+        claimed = await asyncio.gather(
+            *(store.claim(f"r{i}") for i, store in enumerate([batches, other] * 4))
+        )
+    assert sorted(row["batch_id"] for row in claimed if row) == sorted(made)
+
+
+async def test_tenants_take_turns(files: FileStore, batches: BatchStore) -> None:
+    for tenant in ("many", "many", "many", "one"):
+        await create(files, batches, tenant)
+    claimed = [await batches.claim("a") for _ in range(4)]
+    assert [row["tenant"] for row in claimed if row] == ["many", "one", "many", "many"]
+
+
+async def test_an_answer_counts_once(files: FileStore, batches: BatchStore) -> None:
+    batch = await begun(files, batches)
+    await batches.record(batch, "a", [answer(1), answer(2, has_error=True)], is_limited=True)
+    for again in (answer(1, data=b"other\n"), answer(1, has_error=True), answer(2)):
+        await batches.record(batch, "a", [again], is_limited=True)
+    assert await counts(batches, batch) == (3, 1, 1)
+    assert await batches.answered_lines(batch["batch_id"]) == {1, 2}
+
+
+async def test_who_lost_the_lease_stores_nothing(
+    files: FileStore, batches: BatchStore, clock: Clock
+) -> None:
+    batch = await begun(files, batches)
+    clock.now += LEASE_SECONDS
+    assert await batches.claim("b") is not None
+    for late in (
+        batches.record(batch, "a", [answer(1)], is_limited=True),
+        batches.finish(batch, "a", "completed"),
+        batches.fail(batch["batch_id"], "a", []),
+        batches.begin(batch, "a", num_lines=9, model="m"),
+    ):
+        with pytest.raises(LeaseLostError):
+            await late
+    assert await counts(batches, batch) == (3, 0, 0)
+
+
+async def test_the_end_shows_files_in_the_order_of_lines(
+    files: FileStore, batches: BatchStore
+) -> None:
+    batch = await begun(files, batches)
+    texts = {line: b"%d " % line + b"x" * (line % 7) * 60_000 + b"\n" for line in range(1, 60)}
+    for line in reversed(texts):
+        await batches.record(
+            batch, "a", [answer(line, has_error=line == 5, data=texts[line])], is_limited=False
+        )
+    assert (
+        await files.list_files("t", purpose="batch_output", after=None, limit=9, order="asc") == []
+    )
+    assert await batches.finish(batch, "a", "completed")
+    row = await batches.get("t", batch["batch_id"])
+    assert row["status"] == "completed"
+    output = await files.get("t", row["output_file_id"])
+    errors = await files.get("t", row["error_file_id"])
+    pieces = [data async for data in files.content(output)]
+    assert b"".join(pieces) == b"".join(texts[line] for line in sorted(texts) if line != 5)
+    assert len(pieces) > 10
+    assert b"".join([data async for data in files.content(errors)]) == texts[5]
+    assert output["num_bytes"] == sum(map(len, pieces))
+
+
+async def test_no_answers_no_file(files: FileStore, batches: BatchStore) -> None:
+    batch = await begun(files, batches)
+    await batches.record(batch, "a", [answer(1)], is_limited=True)
+    await batches.finish(batch, "a", "completed")
+    row = await batches.get("t", batch["batch_id"])
+    assert row["output_file_id"]
+    assert row["error_file_id"] is None
+
+
+async def test_deleted_output_leaves_no_answers(
+    database: Database, files: FileStore, batches: BatchStore
+) -> None:
+    batch = await begun(files, batches)
+    for line in range(1, 200):
+        await batches.record(batch, "a", [answer(line)], is_limited=True)
+    await batches.finish(batch, "a", "completed")
+    await files.delete("t", (await batches.get("t", batch["batch_id"]))["output_file_id"])
+    assert await database.rows(sa.select(ANSWERS.c.line)) == []
+
+
+async def test_cancel_wins_over_any_other_end(files: FileStore, batches: BatchStore) -> None:
+    batch = await begun(files, batches)
+    assert (await batches.cancel("t", batch["batch_id"]))["status"] == "cancelling"
+    assert await batches.renew(batch["batch_id"], "a") == "cancelling"
+    assert not await batches.finish(batch, "a", "completed")
+    assert await batches.finish(batch, "a", "cancelled")
+    assert (await batches.cancel("t", batch["batch_id"]))["status"] == "cancelled"
+
+
+async def test_what_has_ended_cannot_be_cancelled(files: FileStore, batches: BatchStore) -> None:
+    batch = await begun(files, batches)
+    await batches.finish(batch, "a", "completed")
+    with pytest.raises(InvalidRequestError, match="completed"):
+        await batches.cancel("t", batch["batch_id"])
+    with pytest.raises(NotFoundError):
+        await batches.cancel("other", batch["batch_id"])
+
+
+async def test_input_is_kept_while_a_batch_needs_it(
+    files: FileStore, batches: BatchStore, clock: Clock
+) -> None:
+    batch = await begun(files, batches)
+    with pytest.raises(InvalidRequestError, match=batch["batch_id"]):
+        await files.delete("t", batch["input_file_id"])
+    clock.now += LIMITS.keep_seconds + 1
+    await files.sweep()
+    assert await files.input_of(batch) is not None
+    await batches.record(batch, "a", [], is_limited=False)
+    await batches.finish(batch, "a", "expired")
+    assert await files.sweep() == 1
+    assert await files.input_of(batch) is None
+
+
+async def test_answers_count_in_the_tenants_bytes(files: FileStore, batches: BatchStore) -> None:
+    batch = await begun(files, batches)
+    large = answer(1, data=bytes(LIMITS.tenant_bytes))
+    with pytest.raises(StorageFullError):
+        await batches.record(batch, "a", [large], is_limited=True)
+    assert await counts(batches, batch) == (3, 0, 0)
+    await batches.record(batch, "a", [answer(1, has_error=True)], is_limited=False)
+    assert await counts(batches, batch) == (3, 0, 1)
+
+
+async def test_a_tenant_has_only_so_many_at_a_time(
+    database: Database, files: FileStore, batches: BatchStore
+) -> None:
+    row = dict(await create(files, batches))
+    more = [{**row, "batch_id": f"batch_{i}"} for i in range(MAX_UNFINISHED - 1)]
+    await database.call(lambda connection: connection.execute(sa.insert(BATCHES), more))
+    with pytest.raises(OverloadedError, match=str(MAX_UNFINISHED)):
+        await create(files, batches)
+    await create(files, batches, "other")
+
+
+async def test_old_batches_are_forgotten(
+    files: FileStore, batches: BatchStore, clock: Clock
+) -> None:
+    ended, running = await begun(files, batches), await create(files, batches)
+    await batches.finish(ended, "a", "completed")
+    clock.now += LIMITS.keep_seconds
+    await batches.forget()
+    assert await batches.get("t", ended["batch_id"])
+    clock.now += WINDOW_SECONDS + 1
+    await batches.forget()
+    with pytest.raises(NotFoundError):
+        await batches.get("t", ended["batch_id"])
+    assert await batches.get("t", running["batch_id"])
+
+
+async def test_only_input_files_can_be_run(files: FileStore, batches: BatchStore) -> None:
+    batch = await begun(files, batches)
+    await batches.record(batch, "a", [answer(1)], is_limited=True)
+    await batches.finish(batch, "a", "completed")
+    output = (await batches.get("t", batch["batch_id"]))["output_file_id"]
+    for file_id in (output, "file-none"):
+        body = BatchBody(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
+        with pytest.raises(InvalidRequestError) as caught:
+            await batches.create("t", "key-1", body)
+        assert (caught.value.status, caught.value.param) == (400, "input_file_id")
