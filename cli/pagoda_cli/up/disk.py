@@ -16,8 +16,10 @@ from pagoda_runtime.messaging import subjects
 
 MIN_FREE_BYTES = 128 << 20
 SHARE = 4  # a quarter each for usage records and KV blocks; the rest for events, logs, traces
+FILE_SHARE = 8  # an eighth for files of batches, those that are there included
 SEGMENTS = 4  # the kvstore frees space by whole segments
 _USAGE, _NVME = "PAGODA_GATEWAY_USAGE_LOG_BYTES", "PAGODA_KVSTORE_NVME_BYTES"
+_FILES = "PAGODA_GATEWAY_TOTAL_FILE_BYTES"
 _KVSTORE_NAMES = (_NVME, "PAGODA_KVSTORE_SEGMENT_BYTES", "PAGODA_KVSTORE_NVME_DIR")
 
 
@@ -42,16 +44,21 @@ def plan_disk(home: Path, environ: Mapping[str, str]) -> DiskPlan:
     usage_bytes = min(_default(GatewaySettings, "usage_log_bytes"), free // SHARE)
     nvme_bytes = min(_default(KvstoreSettings, "nvme_bytes"), (free + kvstore_bytes) // SHARE)
     segment_bytes = min(_default(KvstoreSettings, "segment_bytes"), nvme_bytes // SEGMENTS)
-    variables = {_USAGE: str(usage_bytes)}
+    ledger_bytes = sum(path.stat().st_size for path in home.glob("ledger.sqlite*"))
+    file_bytes = min(
+        _default(GatewaySettings, "total_file_bytes"), (free + ledger_bytes) // FILE_SHARE
+    )
+    variables = {_USAGE: str(usage_bytes), _FILES: str(file_bytes)}
     if not any(environ.get(name) for name in _KVSTORE_NAMES):
         variables |= {_NVME: str(nvme_bytes), "PAGODA_KVSTORE_SEGMENT_BYTES": str(segment_bytes)}
-    taken = {name: int(environ.get(name) or variables.get(name) or 0) for name in (_USAGE, _NVME)}
+    names = (_USAGE, _NVME, _FILES)
+    taken = {name: int(environ.get(name) or variables.get(name) or 0) for name in names}
     kv_text = _mib(taken[_NVME]) if taken[_NVME] else "what PAGODA_KVSTORE_* say"
     return DiskPlan(
         variables,
         f"{_mib(free)} are free in {home}; at most {_mib(taken[_USAGE])} of them for usage records "
         f"({_USAGE}), {_mib(subjects.KV_EVENTS_MAX_BYTES)} for events, {kv_text} for KV blocks "
-        f"({_NVME})",
+        f"({_NVME}), {_mib(taken[_FILES])} for files of batches ({_FILES})",
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import jsonschema
 import openai
 import pytest
 from openai.types import Batch
@@ -123,6 +124,12 @@ async def test_cancel_keeps_what_is_there(start: Start, bus: Bus) -> None:
         await worker.wait_until(lambda: worker.num_running == 2 and len(worker.requests) == 6)
         batch = await client.batches.cancel(batch.id)
         assert batch.status == "cancelling"
+        document = (await running.http.get("/openapi.json")).json()
+        schemas = {"components": document["components"]}
+        jsonschema.validate(
+            (await running.http.get(f"/v1/batches/{batch.id}")).json(),
+            {"$ref": "#/components/schemas/BatchObject", **schemas},
+        )
         worker.open_gate()
         ended = await until(client, batch)
         found = answers(await content(client, ended.output_file_id))

@@ -5,9 +5,11 @@ from typing import Any
 import jsonschema
 import orjson
 import pytest
+from support.batch_files import ENDPOINT, batch_line, jsonl
 from support.running_gateway import CHAT, Running
 
 from pagoda_gateway.anthropic.schemas import CountTokensBody, MessagesBody
+from pagoda_gateway.batches.schemas import BatchBody
 from pagoda_gateway.embeddings.schemas import EmbeddingsBody
 from pagoda_gateway.http.middleware import OPEN_PATHS
 from pagoda_gateway.openai.schemas.chat import ChatBody
@@ -24,6 +26,7 @@ BODIES = {
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountTokensBody,
     "/v1/responses": ResponsesBody,
+    "/v1/batches": BatchBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
@@ -187,3 +190,33 @@ async def test_kept_responses_fit_the_document(running: Running) -> None:
         answer = await running.http.request(method, f"/v1/responses/{kept['id']}")
         assert answer.status_code == 200
         check(found, content(operation)["application/json"]["schema"], answer.json())
+
+
+async def test_files_and_batches_fit_the_document(running: Running) -> None:
+    found, http = await document(running), running.http
+    paths = found["paths"]
+    form = paths["/v1/files"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+    fields = {"purpose": "batch", "expires_after[anchor]": "created_at"}
+    fields["expires_after[seconds]"] = "3600"
+    assert set(fields) | {"file"} == set(form["properties"])
+
+    async def checked(method: str, path: str, shown: str, **sent: Any) -> dict[str, Any]:
+        answer = await http.request(method, path, **sent)
+        assert answer.status_code == 200, answer.text
+        media = content(paths[shown][method.lower()])["application/json"]
+        check(found, media["schema"], answer.json())
+        return dict(answer.json())
+
+    upload = {"data": fields, "files": {"file": ("in.jsonl", jsonl(batch_line("a"), {}))}}
+    file = await checked("POST", "/v1/files", "/v1/files", **upload)
+    one, own = f"/v1/files/{file['id']}", "/v1/files/{file_id}"
+    assert "application/octet-stream" in content(paths[f"{own}/content"]["get"])
+    await checked("GET", one, own)
+    await checked("GET", "/v1/files", "/v1/files")
+    body = {"input_file_id": file["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
+    batch = await checked("POST", "/v1/batches", "/v1/batches", json=body)
+    path, own_batch = f"/v1/batches/{batch['id']}", "/v1/batches/{batch_id}"
+    while (await checked("GET", path, own_batch))["status"] != "failed":  # with errors
+        pass
+    await checked("GET", "/v1/batches", "/v1/batches")
+    await checked("DELETE", one, own)

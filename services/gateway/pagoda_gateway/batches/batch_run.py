@@ -271,7 +271,7 @@ class BatchRun:
         loop = asyncio.get_running_loop()
         kept_at = loop.time()
         while True:
-            await self._batches.wait_changed(RENEW_SECONDS)
+            change = self._batches.change
             try:
                 async with asyncio.timeout(RENEW_SECONDS):
                     self._hear(await self._batches.renew(self._id, self._options.owner))
@@ -280,7 +280,9 @@ class BatchRun:
                 if loop.time() - kept_at > LEASE_SECONDS - 2 * RENEW_SECONDS:
                     raise LeaseLostError(self._id) from error
                 logger.warning("the lease of %s is not renewed yet: %r", self._id, error)
-                await asyncio.sleep(WRITE_PAUSE_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_SECONDS):
+                    await change.wait()
 
     def _hear(self, status: str) -> None:
         self._status = status

@@ -5,7 +5,6 @@ while the lease is its own, in the same transaction. Knows no request and no fil
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -164,11 +163,10 @@ class BatchStore:
         self._notify()
         return row
 
-    async def wait_changed(self, timeout_seconds: float) -> None:
-        """Return when a client changed something here, or after the time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                await self._changed.wait()
+    @property
+    def change(self) -> asyncio.Event:
+        """Set when a client changes something here next; take it before you look."""
+        return self._changed
 
     async def claim(self, owner: str) -> sa.RowMapping | None:
         """Take the lease of a batch that nobody works on; None: there is none.
@@ -286,8 +284,9 @@ class BatchStore:
                         data=answer.data,
                     )
                     .on_conflict_do_nothing()
+                    .returning(ANSWERS.c.line)
                 )
-                if not stored.rowcount:
+                if stored.first() is None:
                     continue
                 file_id = answers_file_id(batch_id, has_errors=answer.has_error)
                 self._files.grow(

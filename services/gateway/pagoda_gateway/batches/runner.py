@@ -58,12 +58,14 @@ class BatchRunner:
 
     async def _look(self) -> None:
         while True:
-            batch = None
+            batch, change = None, self._batches.change
             if len(self._runs) < MAX_RUNS:
                 with _logged("no batch can be looked for"):
                     batch = await self._batches.claim(self._options.owner)
             if batch is None:
-                await self._batches.wait_changed(POLL_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await change.wait()
                 continue
             run = BatchRun(
                 batch, self._files, self._batches, self._ask, self._places, self._options

@@ -33,7 +33,8 @@ async def test_any_cuts_give_the_same_form() -> None:
     rng = random.Random(seed)
     for _ in range(100):
         data = b"".join(rng.choices([b"\r\n", b"--edge", b"--", b"x", b"\r", b"\n"], k=30))
-        data = data.replace(b"\r\n--edge", b"")  # that would be the end
+        while b"\r\n--edge" in data:  # that would be the end
+            data = data.replace(b"\r\n--edge", b"")
         form = part("file", data, "in.jsonl") + part("purpose", b"batch") + END
         cuts = sorted(rng.randrange(len(form)) for _ in range(10))
         parser = FormParser(TYPE)

@@ -13,6 +13,8 @@ from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.batches.line_request import LineAnswer, LineCall
 from pagoda_gateway.http.caller import Caller
 
+RETRY_AFTER_SECONDS = 1.0
+
 
 class LineCaller:
     """Asks one application."""
@@ -63,7 +65,9 @@ class _Connection:
             self._parts.append(message.get("body", b""))
 
     def answer(self) -> LineAnswer:
-        """Return what was sent."""
+        """Return what was sent; nothing was, if the request was cut off: then ask again."""
+        if not self._status:
+            return LineAnswer(503, RETRY_AFTER_SECONDS, b"null")
         # 503 without Retry-After is for good: the request asked for more than may be held.
         retry_after = self._headers.get("retry-after") if self._status in (429, 503) else None
         return LineAnswer(

@@ -3,12 +3,15 @@
 Knows form data's framing, and no database.
 """
 
+import logging
 from dataclasses import dataclass
 
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from pagoda_gateway.errors import InvalidRequestError, MediaTypeError, shorten
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # clients hear of their mistakes
 
 MAX_PARTS = 16
 MAX_FIELD_BYTES = 1024
