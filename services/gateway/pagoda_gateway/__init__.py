@@ -12,6 +12,7 @@ Imports go down this list, never up:
 - `openai`: bodies checked and turned into sequences; results turned into answers.
 - `sequences`: placement, frames, failover. Hears of accounts only as a log of open records.
 - `text`: tokens <-> text, templates, stop strings.
-- `accounts`: keys, the usage log, the ledger, receipts. Known to `gateway` and `http` alone.
-- `served_model`, `config`, `errors`, `metrics`, `sse`: known to all.
+- `accounts`: keys, the usage log, the ledger, receipts. Known to `gateway`, `http` and, as
+  a database, `batches`.
+- `served_model`, `config`, `errors`, `metrics`, `sse`, `json_limits`: known to all.
 """

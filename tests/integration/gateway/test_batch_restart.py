@@ -13,6 +13,7 @@ import openai
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
+from openai.types import Batch
 from opentelemetry.context import Context
 from support.batch_files import answers, numbered
 from support.gateway_process import gateway_environment, launch_gateway, until_ready
@@ -36,7 +37,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"),
 
 NUM_LINES = 120
 NUM_TOKENS = 5
-NUM_KILLS = 3
+ENDS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -64,6 +65,35 @@ async def billed_tokens(url: str, records: list[UsageRecord]) -> list[tuple[str,
     return [(row["request_id"].rsplit("-", 1)[0], row["output_tokens"]) for row in rows]
 
 
+async def create(client: openai.AsyncOpenAI) -> str:
+    data = numbered(NUM_LINES, max_tokens=NUM_TOKENS, ignore_eos=True)
+    file = await client.files.create(file=("in.jsonl", data), purpose="batch")
+    batch = await client.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    return batch.id
+
+
+async def answered(client: openai.AsyncOpenAI, batch_id: str, num_lines: int) -> Batch:
+    """Return the batch once it has so many answers, or has ended."""
+    async with asyncio.timeout(60):
+        while True:
+            batch = await client.batches.retrieve(batch_id)
+            assert batch.request_counts is not None
+            if batch.status == "completed" or batch.request_counts.completed >= num_lines:
+                return batch
+            await asyncio.sleep(0.005)  # another process: there is no event to wait on
+
+
+async def end(process: asyncio.subprocess.Process, how: signal.Signals) -> None:
+    process.send_signal(how)
+    async with asyncio.timeout(20):
+        output, _ = await process.communicate()
+    if how is signal.SIGTERM:
+        assert process.returncode == 0, output.decode()
+        assert b"Traceback" not in output
+
+
 async def test_no_line_is_lost_or_delivered_or_billed_twice(
     nats_common: CommonSettings,
     model_folder: Path,
@@ -79,55 +109,35 @@ async def test_no_line_is_lost_or_delivered_or_billed_twice(
     listening = await bus.subscribe(subjects.USAGE_ALL, UsageRecord, note)
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    kills = sorted(random.Random(seed).sample(range(5, NUM_LINES - 20), NUM_KILLS))
+    moments = sorted(random.Random(seed).sample(range(5, NUM_LINES - 30), len(ENDS)))
     port = free_port()
     environ = gateway_environment(nats_common, model_folder, port)
     url = f"http://127.0.0.1:{port}"
-    headers = {"authorization": f"Bearer {API_KEY}"}
-    batch_id, seen = "", []
+    batch_id, counts = "", [0]
     async with (
-        httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http,
+        httpx.AsyncClient(base_url=url) as http,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=API_KEY, timeout=20) as client,
     ):
-        for kill_at in [*kills, None]:
+        for how, moment in zip([*ENDS, None], [*moments, NUM_LINES + 1], strict=True):
             process = await launch_gateway(environ)
             try:
                 await until_ready(http)
-                if not batch_id:
-                    data = numbered(NUM_LINES, max_tokens=NUM_TOKENS, ignore_eos=True)
-                    file = await client.files.create(file=("in.jsonl", data), purpose="batch")
-                    batch_id = (
-                        await client.batches.create(
-                            input_file_id=file.id,
-                            endpoint="/v1/completions",
-                            completion_window="24h",
-                        )
-                    ).id
-                async with asyncio.timeout(60):
-                    while True:
-                        batch = await client.batches.retrieve(batch_id)
-                        assert batch.request_counts is not None
-                        seen.append(batch.request_counts.completed)
-                        if kill_at is not None and seen[-1] >= kill_at:
-                            break
-                        if batch.status == "completed":
-                            break
-                        await asyncio.sleep(0.005)  # another process
-                if kill_at is None:
+                batch_id = batch_id or await create(client)
+                batch = await answered(client, batch_id, moment)
+                assert batch.request_counts is not None
+                counts.append(batch.request_counts.completed)
+                if how is None:
                     output = await client.files.content(batch.output_file_id or "")
-                    found = answers(output.content)
-                    process.send_signal(signal.SIGTERM)
-                    async with asyncio.timeout(20):
-                        await process.communicate()
+                await end(process, how or signal.SIGTERM)
             finally:
                 if process.returncode is None:
                     process.kill()
                     await process.communicate()
-            await asyncio.to_thread(end_leases, nats_common.home)
-    assert seen == sorted(seen)
-    assert batch.request_counts.model_dump() == {
-        "total": NUM_LINES, "completed": NUM_LINES, "failed": 0,
-    }  # fmt: skip
+            if how is signal.SIGKILL:
+                await asyncio.to_thread(end_leases, nats_common.home)
+    assert counts == sorted(counts)
+    assert counts[-1] == NUM_LINES
+    found = answers(output.content)
     assert [line["custom_id"] for line in found] == [f"line-{i}" for i in range(NUM_LINES)]
     await listening.unsubscribe()
     for name, ordered in (("first", records), ("last", records[::-1])):  # no order is assured
