@@ -159,7 +159,9 @@ class BatchRun:
             async for line in unanswered:
                 if not await self._take_place():
                     return
-                running.create_task(self._run_line(line))
+                task = running.create_task(self._run_line(line))
+                # Not at the end of the work: a task that is cancelled early never begins it.
+                task.add_done_callback(lambda _: self._places.free())
         self._is_answered = not self._over.is_set() or await self._has_all_answers()
 
     async def _open_lines(self) -> AsyncGenerator[Line]:
@@ -193,14 +195,11 @@ class BatchRun:
 
     async def _run_line(self, line: Line) -> None:
         """Run one line in the place that was taken for it."""
-        try:
-            assert line.text is not None, "validated"
-            request = LineRequest(self._batch, line.number, line.text)
-            answer = await self._answer(request)
-            if answer is not None:
-                await self._store(request, answer)
-        finally:
-            self._places.free()
+        assert line.text is not None, "validated"
+        request = LineRequest(self._batch, line.number, line.text)
+        answer = await self._answer(request)
+        if answer is not None:
+            await self._store(request, answer)
 
     async def _answer(self, request: LineRequest) -> Answer | None:
         """Return a line's answer; None: the batch ends before there is one."""

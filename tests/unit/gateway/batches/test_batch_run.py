@@ -272,6 +272,26 @@ async def test_a_bad_file_fails_and_runs_nothing(bench: Bench) -> None:
     assert route.calls == []
 
 
+@pytest.mark.parametrize("num_turns", range(8))
+async def test_a_line_that_fails_gives_every_place_back(bench: Bench, num_turns: int) -> None:
+    class Broken(Route):
+        async def __call__(self, call: LineCall) -> LineAnswer:
+            for _ in range(num_turns):  # so that the next line is at each point of its start
+                await asyncio.sleep(0)
+            raise RuntimeError("broken")
+
+    bench.places = Places(2, lambda most: most)
+    await bench.create(numbered(20))
+    with pytest.raises(ExceptionGroup):
+        await (await bench.claimed(Broken())).run()
+    assert bench.places.num_taken == 0
+    row = await bench.row()
+    assert (row["status"], row["num_completed"], row["owner"]) == ("in_progress", 0, "a")
+    for _ in range(bench.places.num_places):
+        async with asyncio.timeout(1):
+            await bench.places.take()
+
+
 async def test_a_full_store_tells_each_line(bench: Bench) -> None:
     await bench.create(numbered(6))
     large = b'"%s"' % (b"x" * (LIMITS.tenant_bytes // 2))
