@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from pagoda_runtime.configuration.settings import ServiceSettings
+
+MIN_ADMIN_KEY_CHARS = 16
 
 
 class GatewaySettings(ServiceSettings):
@@ -26,11 +28,17 @@ class GatewaySettings(ServiceSettings):
     )
     ledger_url: str = Field(
         "",
-        description="SQLAlchemy URL of the ledger; empty = ledger.sqlite3 in PAGODA_HOME.",
+        description="Database of accounts and usage: postgresql://user:password@host/database, "
+        "which replicas share, or sqlite:////path; empty = ledger.sqlite3 in PAGODA_HOME.",
     )
     bootstrap_api_key: SecretStr = Field(
         SecretStr(""),
         description="API key stored (hashed) for tenant 'default' at start; empty = none.",
+    )
+    admin_key: SecretStr = Field(
+        SecretStr(""),
+        description="Key of the administration (/admin), at least 16 characters; empty = none, and "
+        "no such routes.",
     )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
     body_budget_bytes: int = Field(
@@ -127,6 +135,16 @@ class GatewaySettings(ServiceSettings):
     drain_seconds: float = Field(
         30.0, ge=0, description="After SIGTERM: how long requests in flight may go on."
     )
+
+    @field_validator("admin_key")
+    @classmethod
+    def _check_admin_key(cls, key: SecretStr) -> SecretStr:
+        if 0 < len(key.get_secret_value()) < MIN_ADMIN_KEY_CHARS:
+            raise ValueError(
+                f"{len(key.get_secret_value())} characters can be guessed; give "
+                f"{MIN_ADMIN_KEY_CHARS} or more"
+            )
+        return key
 
     def ledger_address(self, home: Path) -> str:
         """Return the ledger's SQLAlchemy URL; `home` is where its SQLite file lies by default."""

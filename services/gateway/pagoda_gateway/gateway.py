@@ -8,9 +8,13 @@ from pathlib import Path
 
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
+from pagoda_gateway.accounts.database import open_database
+from pagoda_gateway.accounts.key_use import KeyUse
 from pagoda_gateway.accounts.keys import Authenticator
-from pagoda_gateway.accounts.ledger import Ledger, open_ledger
+from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.receipts import Receipts
+from pagoda_gateway.accounts.tenancy.changes import AccountChanges
+from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
 from pagoda_gateway.accounts.usage_log import UsageLog
 from pagoda_gateway.anthropic.endpoint import MessagesEndpoint
 from pagoda_gateway.body_budget import BodyBudget
@@ -77,6 +81,7 @@ class Gateway:
     placer: Placer
     usage_log: UsageLog
     ledger: Ledger
+    tenancy: Tenancy
     authenticator: Authenticator
     receipts: Receipts
     admission: Admission
@@ -112,10 +117,15 @@ async def open_gateway(
     usage_log = UsageLog(bus, timeout_seconds=settings.usage_timeout_seconds)
     readiness = Readiness(health, common.served_model_name)
     readiness.on_decode_workers(0)
-    async with open_ledger(settings.ledger_address(common.home)) as ledger:
+    async with open_database(settings.ledger_address(common.home)) as database:
+        ledger, changes = Ledger(database), AccountChanges(bus)
+        tenancy = Tenancy.of(database, changes.announce)
         secret = settings.bootstrap_api_key.get_secret_value()
         if secret:
-            await ledger.create_key(DEFAULT_TENANT, "bootstrap", secret)
+            await tenancy.api_keys.ensure(DEFAULT_TENANT, "bootstrap", secret)
+        key_use = KeyUse(tenancy.api_keys.note_used)
+        authenticator = Authenticator(tenancy.api_keys, on_use=key_use.note)
+        changes.add_listener(authenticator.forget)
         catalog = Catalog(
             directory,
             common.served_model_name,
@@ -144,7 +154,8 @@ async def open_gateway(
             placer=Placer(bus, directory, settings, gateway_id=gateway_id),
             usage_log=usage_log,
             ledger=ledger,
-            authenticator=Authenticator(ledger),
+            tenancy=tenancy,
+            authenticator=authenticator,
             receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
             admission=Admission(settings.max_requests_in_flight),
             bodies=BodyBudget(settings.body_budget_bytes),
@@ -158,6 +169,7 @@ async def open_gateway(
             for subscription in (
                 await frames.subscribe(bus, gateway_id),
                 await directory.subscribe(bus, Role.ROLE_DECODE, Role.ROLE_ROUTER),
+                await changes.subscribe(),
                 await bus.consume(
                     subjects.USAGE_STREAM,
                     LEDGER_CONSUMER,
@@ -168,6 +180,7 @@ async def open_gateway(
                 ),
             ):
                 stack.push_async_callback(subscription.unsubscribe)
+            stack.push_async_callback(key_use.flush)
             tasks = BackgroundTasks()
             stack.push_async_callback(tasks.close)
             own_status = slow_status(Role.ROLE_GATEWAY, gateway_id, new_epoch())
@@ -180,6 +193,7 @@ async def open_gateway(
             )
             tasks.start(heartbeat.run(), name="heartbeat")
             tasks.start(watch.run(), name="silence watch")
+            tasks.start(key_use.run(), name="use of keys")
             health.set_ready("gateway", True)
             yield gateway
 

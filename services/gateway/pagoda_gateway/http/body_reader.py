@@ -58,8 +58,10 @@ class BodyReader:
         num_received = 0
 
         def take(chunk: bytes) -> None:
-            """Keep a chunk; drop it over the limit: who reads no answer before all is sent would
-            get a reset instead of one."""
+            """Keep a chunk; drop it over the limit.
+
+            Who reads no answer before all is sent would get a reset instead of one.
+            """
             nonlocal size, num_received
             num_received += len(chunk)
             size = max(size, num_received)

@@ -87,6 +87,7 @@ class GenerationHandler(Generic[Sent, Body]):
         tenant = caller.key.tenant
         context = set_span_in_context(span)
         with stage_span("gateway.admit", context, start_seconds=caller.arrived_unix_seconds):
+            caller.key.check_model(body.model)
             model = gateway.catalog.get(body.model)
             options = processor.options(body)
         started = time.perf_counter()

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.admitted_body import admitted_body
+from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.openapi import described
 from pagoda_gateway.openai.messages import conversation_tokens
 from pagoda_gateway.openai.schemas.tokens import (
@@ -26,7 +27,7 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def tokenize(request: Request) -> dict[str, Any]:
         """Return the token ids that the same prompt or messages would have in a request."""
         async with admitted_body(gateway, request, TokenizeBody) as body:
-            model = gateway.catalog.get(body.model or gateway.served_name)
+            model = _model(gateway, request, body.model)
             tokens = await _tokens(gateway, body, model)
             names = await gateway.prompts.token_texts(tokens) if body.return_token_strs else None
         return {
@@ -40,11 +41,17 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def detokenize(request: Request) -> dict[str, Any]:
         """Return the text of token ids."""
         async with admitted_body(gateway, request, DetokenizeBody) as body:
-            model = gateway.catalog.get(body.model or gateway.served_name)
+            model = _model(gateway, request, body.model)
             model.check_token_ids(body.tokens, param="tokens")
             return {"prompt": await gateway.prompts.text_of(body.tokens)}
 
     return router
+
+
+def _model(gateway: Gateway, request: Request, asked: str | None) -> ServedModel:
+    name = asked or gateway.served_name
+    caller_of(request).key.check_model(name)
+    return gateway.catalog.get(name)
 
 
 async def _tokens(gateway: Gateway, body: TokenizeBody, model: ServedModel) -> list[int]:
