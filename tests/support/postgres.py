@@ -37,9 +37,24 @@ class Postgres:
     def new_database(self) -> str:
         """Make an empty database; return its URL."""
         name = f"test_{next(self._numbers)}"
-        with psycopg.connect(f"{self.server.url}/postgres", autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+        self._execute(f"CREATE DATABASE {name}")
         return f"{self.server.url}/{name}"
+
+    def shut_out(self, url: str) -> None:
+        """Break all connections to a database, and let nobody in."""
+        name = url.rsplit("/", 1)[1]
+        self._execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        self._execute(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+        )
+
+    def let_in(self, url: str) -> None:
+        """End what `shut_out` began."""
+        self._execute(f"ALTER DATABASE {url.rsplit('/', 1)[1]} ALLOW_CONNECTIONS true")
+
+    def _execute(self, statement: str) -> None:
+        with psycopg.connect(f"{self.server.url}/postgres", autocommit=True) as connection:
+            connection.execute(statement)
 
 
 @contextlib.contextmanager

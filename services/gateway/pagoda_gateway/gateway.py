@@ -83,6 +83,7 @@ class Gateway:
     ledger: Ledger
     tenancy: Tenancy
     authenticator: Authenticator
+    key_use: KeyUse
     receipts: Receipts
     admission: Admission
     bodies: BodyBudget
@@ -156,6 +157,7 @@ async def open_gateway(
             ledger=ledger,
             tenancy=tenancy,
             authenticator=authenticator,
+            key_use=key_use,
             receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
             admission=Admission(settings.max_requests_in_flight),
             bodies=BodyBudget(settings.body_budget_bytes),

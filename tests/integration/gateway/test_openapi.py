@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import jsonschema
 import orjson
 import pytest
+from support.documented import check, content, document
 from support.running_gateway import CHAT, Running
 
 from pagoda_gateway.anthropic.schemas import CountTokensBody, MessagesBody
@@ -31,14 +31,6 @@ TOOL = {"type": "function", "name": "f", "parameters": {}}
 RICH = {"n": 2, "return_token_ids": True, "stop": ["zz"]}
 
 
-async def document(running: Running) -> dict[str, Any]:
-    return dict((await running.http.get("/openapi.json")).json())
-
-
-def content(operation: dict[str, Any], status: str = "200") -> dict[str, Any]:
-    return dict(operation["responses"][status]["content"])
-
-
 def references(node: Any) -> list[str]:
     if isinstance(node, list):
         return [found for item in node for found in references(item)]
@@ -46,15 +38,6 @@ def references(node: Any) -> list[str]:
         return []
     own = [node["$ref"]] if "$ref" in node else []
     return own + [found for item in node.values() for found in references(item)]
-
-
-def check(found: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
-    """Validate a value, and that no object has a field that its schema does not name."""
-    schemas = {
-        name: {"additionalProperties": False, **model}
-        for name, model in found["components"]["schemas"].items()
-    }
-    jsonschema.validate(value, {**schema, "components": {"schemas": schemas}})
 
 
 async def test_all_references_resolve(running: Running) -> None:

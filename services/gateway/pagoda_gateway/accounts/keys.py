@@ -6,6 +6,7 @@ keys does not keep the ledger from its work. News of a changed key makes what is
 
 import asyncio
 import hashlib
+import hmac
 import ipaddress
 import logging
 import math
@@ -130,13 +131,7 @@ class Authenticator:
             OverloadedError: too many unknown keys came from this address.
             UnavailableError: the ledger does not answer.
         """
-        scheme, _, secret = (header or "").partition(" ")
-        secret = secret.strip()
-        if scheme.lower() != "bearer" or not secret:
-            raise AuthenticationError(
-                "You didn't provide an API key. Send it as 'Authorization: Bearer YOUR_KEY' "
-                "or 'x-api-key: YOUR_KEY'."
-            )
+        secret = _bearer(header)
         key = await self._lookup(secret, address) if len(secret) <= MAX_KEY_CHARS else None
         if key is None:
             raise AuthenticationError("Incorrect API key provided.")
@@ -190,6 +185,29 @@ class Authenticator:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         _remember(self._lookups, address, (now, left - 1), MAX_ADDRESSES)
+
+
+class AdminKey:
+    """The key of the administration, of which there is one; it is no API key."""
+
+    def __init__(self, secret: str) -> None:
+        self._digest = hash_key(secret)
+
+    def check(self, header: str | None) -> None:
+        """Raise AuthenticationError unless an Authorization header has the key."""
+        if not hmac.compare_digest(self._digest, hash_key(_bearer(header))):
+            raise AuthenticationError("Incorrect key of the administration provided.")
+
+
+def _bearer(header: str | None) -> str:
+    scheme, _, secret = (header or "").partition(" ")
+    secret = secret.strip()
+    if scheme.lower() != "bearer" or not secret:
+        raise AuthenticationError(
+            "You didn't provide an API key. Send it as 'Authorization: Bearer YOUR_KEY' "
+            "or 'x-api-key: YOUR_KEY'."
+        )
+    return secret
 
 
 def _network(address: str) -> str:
