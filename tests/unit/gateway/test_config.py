@@ -24,3 +24,9 @@ def test_misspelt_name_refuses_to_start() -> None:
 def test_key_is_not_printed() -> None:
     settings = load_settings(GatewaySettings, {"PAGODA_GATEWAY_BOOTSTRAP_API_KEY": "sk-secret"})
     assert "sk-secret" not in repr(settings)
+
+
+def test_a_key_of_the_administration_that_can_be_guessed_is_refused() -> None:
+    with pytest.raises(SettingsError, match="9 characters can be guessed; give 16") as caught:
+        load_settings(GatewaySettings, {"PAGODA_GATEWAY_ADMIN_KEY": "hunter2-x"})
+    assert "hunter2" not in str(caught.value)
