@@ -1,5 +1,6 @@
 """Settings of the gateway, `PAGODA_GATEWAY_*`. The port is the platform's: `PAGODA_HTTP_PORT`."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,7 @@ from pydantic_settings import SettingsConfigDict
 from pagoda_runtime.configuration.settings import ServiceSettings
 
 MIN_ADMIN_KEY_CHARS = 16
+_LEDGER_URL = re.compile(r"sqlite:///(?!:memory:).+|postgres(ql)?(\+psycopg)?://.+")
 
 
 class GatewaySettings(ServiceSettings):
@@ -26,8 +28,8 @@ class GatewaySettings(ServiceSettings):
         description="Origins of web pages that may call, as JSON, such as "
         '["https://chat.example"]; ["*"] is any.',
     )
-    ledger_url: str = Field(
-        "",
+    ledger_url: SecretStr = Field(
+        SecretStr(""),
         description="Database of accounts and usage: postgresql://user:password@host/database, "
         "which replicas share, or sqlite:////path; empty = ledger.sqlite3 in PAGODA_HOME.",
     )
@@ -136,6 +138,15 @@ class GatewaySettings(ServiceSettings):
         30.0, ge=0, description="After SIGTERM: how long requests in flight may go on."
     )
 
+    @field_validator("ledger_url")
+    @classmethod
+    def _check_ledger_url(cls, url: SecretStr) -> SecretStr:
+        if url.get_secret_value() and not _LEDGER_URL.fullmatch(url.get_secret_value()):
+            raise ValueError(
+                "give postgresql://user:password@host:5432/database or sqlite:////absolute/path"
+            )
+        return url
+
     @field_validator("admin_key")
     @classmethod
     def _check_admin_key(cls, key: SecretStr) -> SecretStr:
@@ -148,4 +159,4 @@ class GatewaySettings(ServiceSettings):
 
     def ledger_address(self, home: Path) -> str:
         """Return the ledger's SQLAlchemy URL; `home` is where its SQLite file lies by default."""
-        return self.ledger_url or f"sqlite:///{home / 'ledger.sqlite3'}"
+        return self.ledger_url.get_secret_value() or f"sqlite:///{home / 'ledger.sqlite3'}"

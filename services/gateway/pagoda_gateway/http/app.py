@@ -11,7 +11,6 @@ from starlette.middleware.cors import CORSMiddleware
 from pagoda_gateway.accounts.keys import AdminKey
 from pagoda_gateway.errors import GatewayError, http_error
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.http.admin import keys, organisations, tenants, tiers
 from pagoda_gateway.http.error_shape import error_body
 from pagoda_gateway.http.ignored_fields import IGNORED_HEADER
 from pagoda_gateway.http.middleware import RequestMiddleware
@@ -26,6 +25,7 @@ from pagoda_gateway.http.routes import (
     responses,
     tokens,
 )
+from pagoda_gateway.http.routes.admin import keys, organisations, tenants, tiers
 
 EXPOSED_HEADERS = ("x-request-id", "x-pagoda-request-id", IGNORED_HEADER, "retry-after")
 

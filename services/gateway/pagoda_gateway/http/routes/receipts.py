@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request
 
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.caller import caller_of
-from pagoda_gateway.http.database_route import DatabaseRoute
 from pagoda_gateway.http.openapi import described
+from pagoda_gateway.http.routes.database_route import DatabaseRoute
 from pagoda_gateway.openai.schemas.receipts import Receipt
 
 

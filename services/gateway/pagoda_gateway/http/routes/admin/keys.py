@@ -9,10 +9,10 @@ from sqlalchemy import RowMapping
 from pagoda_gateway.admin.answers import CreatedKey, Key, KeyList, key_answer, list_answer
 from pagoda_gateway.admin.bodies import KeyChange, KeyRotation, NewKey
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.http.admin.route import After, Filter, Limit, admin_router
 from pagoda_gateway.http.body import read_body
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.openapi import described
+from pagoda_gateway.http.routes.admin.route import After, Filter, Limit, admin_router
 
 
 def make_router(gateway: Gateway) -> APIRouter:

@@ -7,10 +7,10 @@ from fastapi import APIRouter, Request
 from pagoda_gateway.admin.answers import Deleted, Tenant, TenantList, list_answer, tenant_answer
 from pagoda_gateway.admin.bodies import NewTenant, TenantChange
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.http.admin.route import After, Filter, Limit, admin_router
 from pagoda_gateway.http.body import read_body
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.openapi import described
+from pagoda_gateway.http.routes.admin.route import After, Filter, Limit, admin_router
 
 
 def make_router(gateway: Gateway) -> APIRouter:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from pagoda_gateway.http.database_route import DatabaseRoute
 from pagoda_gateway.http.middleware import ADMIN_PATH
+from pagoda_gateway.http.routes.database_route import DatabaseRoute
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from pagoda_gateway.admin.answers import (
 )
 from pagoda_gateway.admin.bodies import NewOrganisation, OrganisationChange
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.http.admin.route import After, Limit, admin_router
 from pagoda_gateway.http.body import read_body
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.openapi import described
+from pagoda_gateway.http.routes.admin.route import After, Limit, admin_router
 
 
 def make_router(gateway: Gateway) -> APIRouter:
