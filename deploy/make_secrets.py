@@ -4,6 +4,7 @@ Runs as root before everything else, without a network. /secrets has one volume 
 services find NAME=value lines in ``env`` (read by deploy/entrypoint.sh), the servers their
 configuration. What was drawn stays; the configurations are written anew at each start. An API key
 that the caller of Compose names joins the ones in use: the gateway stores it at its next start.
+A database that was named once stays, until another one is named: accounts never start anew unasked.
 """
 
 import os
@@ -14,9 +15,13 @@ from pagoda_runtime.messaging.permissions import PERMISSIONS, authorization
 
 FOLDER = Path("/secrets")
 NATS_DATA = Path("/data")
-API_KEY = Path("/run/api_key")  # PAGODA_API_KEY=..., by compose.yaml
+POSTGRES_DATA = Path("/postgres")  # there with deploy/compose.postgres.yaml
+GIVEN = Path("/run/given")  # NAME=value lines, by compose.yaml: what its caller has set
 OWNER = 10001  # the user in all containers
 API_KEY_NAME = "PAGODA_GATEWAY_BOOTSTRAP_API_KEY"
+ADMIN_KEY_NAME = "PAGODA_GATEWAY_ADMIN_KEY"
+LEDGER_NAME = "PAGODA_GATEWAY_LEDGER_URL"
+LEDGER_FILE = "sqlite:////var/lib/pagoda/ledger.sqlite"
 # sync_interval always: a usage record that was acknowledged is on disk.
 # max_payload: long prompts travel as token ids. http: for the health check in the container alone.
 NATS = """port: 4222
@@ -44,13 +49,20 @@ def main() -> None:
         known["router"].get("PAGODA_REDIS_URL")
         or f"redis://:{secrets.token_urlsafe(32)}@redis:6379/0"
     )
+    given, gateway = read_lines(GIVEN), known["gateway"]
     api_key = (
-        read_lines(API_KEY).get("PAGODA_API_KEY")
-        or known["gateway"].get(API_KEY_NAME)
+        given.get("PAGODA_API_KEY")
+        or gateway.get(API_KEY_NAME)
         or f"sk-pagoda-{secrets.token_urlsafe(24)}"
     )
+    admin_key = (
+        given.get(ADMIN_KEY_NAME)
+        or gateway.get(ADMIN_KEY_NAME)
+        or f"pagoda-admin-{secrets.token_urlsafe(24)}"
+    )
+    ledger_url = given.get(LEDGER_NAME) or postgres_url() or gateway.get(LEDGER_NAME) or LEDGER_FILE
     own = {
-        "gateway": {API_KEY_NAME: api_key},
+        "gateway": {API_KEY_NAME: api_key, ADMIN_KEY_NAME: admin_key, LEDGER_NAME: ledger_url},
         "router": {"PAGODA_REDIS_URL": redis_url},
         "prefill": {"PAGODA_CLUSTER_TOKEN": cluster_token},
         "decode": {"PAGODA_CLUSTER_TOKEN": cluster_token},
@@ -61,8 +73,20 @@ def main() -> None:
         write(service, "env", "".join(f"{name}={value}\n" for name, value in lines.items()))
     write("nats", "nats.conf", NATS + authorization(passwords))
     write("redis", "redis.conf", REDIS % redis_url.removeprefix("redis://:").split("@")[0])
+    if POSTGRES_DATA.is_dir():
+        os.chown(POSTGRES_DATA, OWNER, OWNER)
     for path in (NATS_DATA, *NATS_DATA.rglob("*")):  # of an older version, which ran as root
         os.chown(path, OWNER, OWNER)
+
+
+def postgres_url() -> str:
+    """Draw the password of the project's own PostgreSQL, if it has one; return its URL."""
+    if not POSTGRES_DATA.is_dir():
+        return ""
+    path = FOLDER / "postgres" / "password"
+    password = path.read_text() if path.is_file() else secrets.token_urlsafe(32)
+    write("postgres", "password", password)
+    return f"postgresql://pagoda:{password}@postgres:5432/pagoda"
 
 
 def read_lines(path: Path) -> dict[str, str]:

@@ -25,7 +25,8 @@ from abuses import ABUSES, Target, names_of
 from models import model_folder, vocab_size
 from processes import GatewayAlone, gateway_alone
 
-from pagoda_gateway.accounts.ledger import open_ledger
+from pagoda_gateway.accounts.database import open_database
+from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
 
 ABUSE_SECONDS = 4.0
 PROBE_SECONDS = 20.0
@@ -118,8 +119,8 @@ def _peak_megabytes(alone: GatewayAlone) -> float:
 
 
 async def _other_tenant(home: Path) -> str:
-    async with open_ledger(f"sqlite:///{home / 'ledger.sqlite3'}") as ledger:
-        _, secret = await ledger.create_key("other", "benchmark")
+    async with open_database(f"sqlite:///{home / 'ledger.sqlite3'}") as database:
+        _, secret = await Tenancy.of(database).api_keys.ensure("other", "benchmark")
         return secret
 
 

@@ -1,6 +1,6 @@
 """The `pagoda` command. Only the command asked for is imported: `--help` stays fast.
 
-`chat`, `trace` and `bench` need this member only; the services come with the extra `up`.
+All but `up` and `serve` need this member only; the services come with the extra `up`.
 """
 
 import importlib
@@ -10,12 +10,14 @@ from typing import Any
 
 import typer
 
-# name -> "module:function" and the line that `pagoda --help` shows
+# name -> "module:function", or a Typer in its place, and the line that `pagoda --help` shows
 COMMANDS = {
     "up": ("pagoda_cli.up.command:up", "Start the whole system on this machine; Ctrl-C stops it."),
     "serve": ("pagoda_cli.serve:serve", "Run one service in this process."),
     "chat": ("pagoda_cli.chat.command:chat", "Talk to a model, or ask one thing from a script."),
     "trace": ("pagoda_cli.trace.command:trace", "Show where one request's time went."),
+    "keys": ("pagoda_cli.admin.keys:app", "Create, list, rotate and revoke API keys."),
+    "tenants": ("pagoda_cli.admin.tenants:app", "Create and list tenants."),
     "bench": ("pagoda_cli.bench.command:bench", "Measure a running system."),
 }
 
@@ -42,8 +44,11 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
     app.callback()(_root)
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     for name, (target, summary) in COMMANDS.items():
-        function = _load(target) if name == wanted else _placeholder
-        app.command(name, short_help=summary)(function)
+        loaded = _load(target) if name == wanted else _placeholder
+        if isinstance(loaded, typer.Typer):
+            app.add_typer(loaded, name=name, help=summary)
+        else:
+            app.command(name, short_help=summary)(loaded)
     return app
 
 
@@ -55,7 +60,7 @@ def _placeholder() -> None:
     raise AssertionError("the first word decides which command is loaded")
 
 
-def _load(target: str) -> Callable[..., Any]:
+def _load(target: str) -> Callable[..., Any] | typer.Typer:
     module, _, function = target.partition(":")
-    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    loaded: Callable[..., Any] | typer.Typer = getattr(importlib.import_module(module), function)
     return loaded

@@ -28,6 +28,7 @@ class EndpointSettings(BaseSettings):
 
     openai_base_url: str = ""
     openai_api_key: SecretStr = SecretStr("")
+    pagoda_gateway_admin_key: SecretStr = SecretStr("")
     pagoda_model_name: str = ""
     pagoda_home: Path = Path(".pagoda")
 
@@ -84,6 +85,20 @@ def resolve_endpoint(
         or written.get("OPENAI_API_KEY", ""),
         model=model or settings.pagoda_model_name or written.get("PAGODA_MODEL_NAME", ""),
     )
+
+
+def resolve_administration(*, url: str = "", home: Path | None = None) -> Endpoint:
+    """Return the endpoint to administer, with the administration's key in place of an API key.
+
+    That key is PAGODA_GATEWAY_ADMIN_KEY, else the one that `pagoda up` wrote to `<home>/admin.env`
+    for the same address.
+    """
+    base_url = resolve_endpoint(url=url, home=home).base_url
+    written = _read_env_file(resolve_home(home) / "admin.env")
+    if _normal_url(written.get("OPENAI_BASE_URL", "")) != base_url:
+        written = {}
+    key = EndpointSettings().pagoda_gateway_admin_key.get_secret_value()
+    return Endpoint(base_url, key or written.get("PAGODA_GATEWAY_ADMIN_KEY", ""), "")
 
 
 async def first_model(session: aiohttp.ClientSession, endpoint: Endpoint) -> Endpoint:

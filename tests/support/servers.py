@@ -49,10 +49,11 @@ class Server:
     secret: str
     url: str
     process: subprocess.Popen[bytes] | None = field(default=None)
+    options: dict[str, Any] = field(default_factory=dict)  # of the process
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, **self.options)
         deadline = time.monotonic() + START_SECONDS
         while True:
             with contextlib.suppress(OSError):

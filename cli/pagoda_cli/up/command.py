@@ -66,7 +66,7 @@ async def _run(plan: Plan, stack: Stack) -> int:
             return EXIT_INTERRUPTED
         for role in ("prefill", "decode"):
             write_environment(plan.home / f"{role}.env", stack.joining_environment(role))
-        _announce(plan, stack.api_key)
+        _announce(plan, stack)
         await supervisor.run(stop)
         return 0
     finally:
@@ -93,14 +93,17 @@ async def _until_ready(supervisor: Supervisor, stop: asyncio.Event) -> bool:
     return False
 
 
-def _announce(plan: Plan, api_key: str) -> None:
-    url = f"http://127.0.0.1:{plan.http_port}"
-    variables = {
-        "OPENAI_BASE_URL": f"{url}/v1",
-        "OPENAI_API_KEY": api_key,
-        "PAGODA_MODEL_NAME": plan.model_name,
-    }
-    write_environment(plan.home / "env", variables)
+def _announce(plan: Plan, stack: Stack) -> None:
+    url, api_key = f"http://127.0.0.1:{plan.http_port}", stack.api_key
+    address = {"OPENAI_BASE_URL": f"{url}/v1"}
+    write_environment(
+        plan.home / "env",
+        {**address, "OPENAI_API_KEY": api_key, "PAGODA_MODEL_NAME": plan.model_name},
+    )
+    # Apart: whoever sources the other file gives no program the right to make keys.
+    write_environment(
+        plan.home / "admin.env", {**address, "PAGODA_GATEWAY_ADMIN_KEY": stack.admin_key}
+    )
     body = {
         "model": plan.model_name,
         "messages": [{"role": "user", "content": "Tell me a story."}],

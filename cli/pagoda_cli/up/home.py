@@ -22,6 +22,7 @@ class Secrets:
     redis_password: str
     cluster_token: str
     api_key: str
+    admin_key: str
 
 
 def lock_home(home: Path) -> IO[str]:
@@ -53,6 +54,7 @@ def load_secrets(home: Path) -> Secrets:
         redis_password=known.get("redis_password") or secrets.token_urlsafe(24),
         cluster_token=known.get("cluster_token") or secrets.token_urlsafe(24),
         api_key=known.get("api_key") or f"pagoda-{secrets.token_urlsafe(24)}",
+        admin_key=known.get("admin_key") or f"pagoda-admin-{secrets.token_urlsafe(24)}",
     )
     if asdict(drawn) != known:
         write_private(path, json.dumps(asdict(drawn), indent=2) + "\n")

@@ -83,6 +83,7 @@ class Stack:
         self.disk = plan_disk(plan.home, self._user)
         self._shared = self._shared_environment()
         self.api_key = self._shared["PAGODA_GATEWAY_BOOTSTRAP_API_KEY"]
+        self.admin_key = self._shared["PAGODA_GATEWAY_ADMIN_KEY"]
 
     def specs(self) -> list[ChildSpec]:
         """Return all processes; a server that the user named by its URL is not started."""
@@ -115,6 +116,7 @@ class Stack:
             "PAGODA_GATEWAY_HOST": "127.0.0.1",
             "PAGODA_GATEWAY_LEDGER_URL": f"sqlite:///{plan.home / 'ledger.sqlite'}",
             "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": secrets.api_key,
+            "PAGODA_GATEWAY_ADMIN_KEY": secrets.admin_key,
             "PAGODA_KVSTORE_NVME_DIR": str(plan.home / "kvstore"),
             **self.disk.variables,
         }

@@ -14,6 +14,8 @@ USAGE_OPEN = f"{PREFIX}.usage.open"
 USAGE_CLOSE = f"{PREFIX}.usage.close"
 USAGE_ALL = f"{PREFIX}.usage.*"
 
+ACCOUNTS_CHANGED = f"{PREFIX}.accounts.changed"  # from one gateway to all
+
 KV_EVENTS_STREAM = "KV_EVENTS"
 KV_EVENTS_ALL = f"{PREFIX}.kv_events.*"
 KV_EVENTS_MAX_BYTES = 256 * 2**20  # the oldest events go first

@@ -1,12 +1,16 @@
 """Settings of the gateway, `PAGODA_GATEWAY_*`. The port is the platform's: `PAGODA_HTTP_PORT`."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from pagoda_runtime.configuration.settings import ModelName, ServiceSettings
+
+MIN_ADMIN_KEY_CHARS = 16
+_LEDGER_URL = re.compile(r"sqlite:///(?!:memory:).+|postgres(ql)?(\+psycopg)?://.+")
 
 
 class GatewaySettings(ServiceSettings):
@@ -24,9 +28,10 @@ class GatewaySettings(ServiceSettings):
         description="Origins of web pages that may call, as JSON, such as "
         '["https://chat.example"]; ["*"] is any.',
     )
-    ledger_url: str = Field(
-        "",
-        description="SQLAlchemy URL of the ledger; empty = ledger.sqlite3 in PAGODA_HOME.",
+    ledger_url: SecretStr = Field(
+        SecretStr(""),
+        description="Database of accounts and usage: postgresql://user:password@host/database, "
+        "which replicas share, or sqlite:////path; empty = ledger.sqlite3 in PAGODA_HOME.",
     )
     bootstrap_api_key: SecretStr = Field(
         SecretStr(""),
@@ -38,6 +43,11 @@ class GatewaySettings(ServiceSettings):
         description="Models to serve beside PAGODA_MODEL, as JSON of name and folder or hub name, "
         'such as {"qwen3-8b": "/models/qwen3-8b"}: read for tokenizer and template. Workers with '
         "that PAGODA_MODEL_NAME run them.",
+    )
+    admin_key: SecretStr = Field(
+        SecretStr(""),
+        description="Key of the administration (/admin), at least 16 characters; empty = none, and "
+        "no such routes.",
     )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
     body_budget_bytes: int = Field(
@@ -159,6 +169,25 @@ class GatewaySettings(ServiceSettings):
         30.0, ge=0, description="After SIGTERM: how long requests in flight may go on."
     )
 
+    @field_validator("ledger_url")
+    @classmethod
+    def _check_ledger_url(cls, url: SecretStr) -> SecretStr:
+        if url.get_secret_value() and not _LEDGER_URL.fullmatch(url.get_secret_value()):
+            raise ValueError(
+                "give postgresql://user:password@host:5432/database or sqlite:////absolute/path"
+            )
+        return url
+
+    @field_validator("admin_key")
+    @classmethod
+    def _check_admin_key(cls, key: SecretStr) -> SecretStr:
+        if 0 < len(key.get_secret_value()) < MIN_ADMIN_KEY_CHARS:
+            raise ValueError(
+                f"{len(key.get_secret_value())} characters can be guessed; give "
+                f"{MIN_ADMIN_KEY_CHARS} or more"
+            )
+        return key
+
     def ledger_address(self, home: Path) -> str:
         """Return the ledger's SQLAlchemy URL; `home` is where its SQLite file lies by default."""
-        return self.ledger_url or f"sqlite:///{home / 'ledger.sqlite3'}"
+        return self.ledger_url.get_secret_value() or f"sqlite:///{home / 'ledger.sqlite3'}"

@@ -9,8 +9,10 @@ GatewayError
 │   ├── MediaTypeError           415
 │   ├── StorageFullError         400  storage_limit_exceeded
 │   ├── ModelNotFoundError       404  model_not_found
-│   └── NotFoundError            404
+│   ├── NotFoundError            404
+│   └── ConflictError            409  conflict
 ├── AuthenticationError          401  invalid_api_key
+├── ForbiddenError               403  what this key may not
 ├── OverloadedError              429  with Retry-After
 ├── UnavailableError             503  with Retry-After
 ├── DeadlineError                504
@@ -149,12 +151,27 @@ class NotFoundError(InvalidRequestError):
     code = "not_found"
 
 
+class ConflictError(InvalidRequestError):
+    """What is there already forbids it."""
+
+    status = 409
+    code = "conflict"
+
+
 class AuthenticationError(GatewayError):
     """Missing or wrong API key."""
 
     status = 401
     kind = "invalid_request_error"  # as OpenAI says
     code = "invalid_api_key"
+
+
+class ForbiddenError(GatewayError):
+    """The key is good, but not for this."""
+
+    status = 403
+    kind = "permission_error"
+    code = "forbidden"
 
 
 class OverloadedError(GatewayError):

@@ -8,14 +8,17 @@ from typing import TypeVar
 
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
-from pagoda_gateway.accounts.keys import Authenticator
-from pagoda_gateway.accounts.ledger import Ledger, open_ledger
+from pagoda_gateway.accounts.database import open_database
+from pagoda_gateway.accounts.key_use import KeyUse
+from pagoda_gateway.accounts.keys import ApiKey, Authenticator
+from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.receipts import Receipts
+from pagoda_gateway.accounts.tenancy.changes import AccountChanges
+from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
 from pagoda_gateway.accounts.usage_log import UsageLog
 from pagoda_gateway.anthropic.endpoint import MessagesEndpoint
 from pagoda_gateway.batches.batch_store import BatchStore
 from pagoda_gateway.batches.file_store import FileLimits, FileStore
-from pagoda_gateway.batches.tables import METADATA as BATCH_TABLES
 from pagoda_gateway.body_budget import BodyBudget
 from pagoda_gateway.catalog import Catalog
 from pagoda_gateway.config import GatewaySettings
@@ -31,6 +34,7 @@ from pagoda_gateway.sequences.frames import FrameReceiver
 from pagoda_gateway.sequences.placement import Placer
 from pagoda_gateway.sequences.readiness import Readiness
 from pagoda_gateway.sequences.silence import SilenceWatch
+from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.grammars import GrammarThreads
 from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_runtime.configuration.settings import CommonSettings
@@ -79,12 +83,26 @@ class Gateway:
     placer: Placer
     usage_log: UsageLog
     ledger: Ledger
+    tenancy: Tenancy
     authenticator: Authenticator
+    key_use: KeyUse
     receipts: Receipts
     files: FileStore
     batches: BatchStore
     admission: Admission
     bodies: BodyBudget
+
+    def model_of(self, key: ApiKey, name: str) -> ServedModel:
+        """Return the model that a key asks for by `name`, its own or an alias.
+
+        Raises:
+            ModelNotFoundError, UnavailableError: see `Catalog.get`.
+            ForbiddenError: the key may use others alone.
+        """
+        model = self.catalog.get(name)
+        if not key.may_use(name):
+            key.check_model(model.name)
+        return model
 
 
 @contextlib.asynccontextmanager
@@ -124,12 +142,16 @@ async def open_gateway(
     directory, frames = WorkerDirectory(), FrameReceiver()
     usage_log = UsageLog(bus, timeout_seconds=settings.usage_timeout_seconds)
     readiness = Readiness(health, common.served_model_name)
-    async with open_ledger(settings.ledger_address(common.home)) as ledger:
+    async with open_database(settings.ledger_address(common.home)) as database:
+        ledger, changes = Ledger(database), AccountChanges(bus)
+        tenancy = Tenancy.of(database, changes.announce)
         secret = settings.bootstrap_api_key.get_secret_value()
         if secret:
-            await ledger.create_key(DEFAULT_TENANT, "bootstrap", secret)
-        await ledger.database.create(BATCH_TABLES)
-        files = FileStore(ledger.database, _file_limits(settings))
+            await tenancy.api_keys.ensure(DEFAULT_TENANT, "bootstrap", secret)
+        key_use = KeyUse(tenancy.api_keys.note_used)
+        authenticator = Authenticator(tenancy.api_keys, on_use=key_use.note)
+        changes.add_listener(authenticator.forget)
+        files = FileStore(database, _file_limits(settings))
         catalog = Catalog(directory, list(texts), on_change=readiness.on_decode_workers)
         directory.add_listener(frames.on_worker)
         directory.add_listener(readiness.on_status)
@@ -151,7 +173,9 @@ async def open_gateway(
             placer=Placer(bus, directory, settings, gateway_id=gateway_id),
             usage_log=usage_log,
             ledger=ledger,
-            authenticator=Authenticator(ledger),
+            tenancy=tenancy,
+            authenticator=authenticator,
+            key_use=key_use,
             receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
             files=files,
             batches=BatchStore(ledger.database, files),
@@ -167,6 +191,7 @@ async def open_gateway(
             for subscription in (
                 await frames.subscribe(bus, gateway_id),
                 await directory.subscribe(bus, Role.ROLE_DECODE, Role.ROLE_ROUTER),
+                await changes.subscribe(),
                 await bus.consume(
                     subjects.USAGE_STREAM,
                     LEDGER_CONSUMER,
@@ -177,6 +202,7 @@ async def open_gateway(
                 ),
             ):
                 stack.push_async_callback(subscription.unsubscribe)
+            stack.push_async_callback(key_use.flush)
             tasks = BackgroundTasks()
             stack.push_async_callback(tasks.close)
             own_status = slow_status(Role.ROLE_GATEWAY, gateway_id, new_epoch())
@@ -189,6 +215,7 @@ async def open_gateway(
             )
             tasks.start(heartbeat.run(), name="heartbeat")
             tasks.start(watch.run(), name="silence watch")
+            tasks.start(key_use.run(), name="use of keys")
             health.set_ready("gateway", True)
             yield gateway
 

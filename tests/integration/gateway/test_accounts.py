@@ -64,7 +64,7 @@ async def test_replaying_the_usage_log_changes_nothing(running: Running) -> None
 
 async def test_receipts_are_the_tenants_own(running: Running) -> None:
     answer = await running.chat()
-    _, secret = await running.gateway.ledger.create_key("rival", "laptop")
+    _, secret = await running.gateway.tenancy.api_keys.ensure("rival", "laptop")
     headers = {"authorization": f"Bearer {secret}"}
     async with httpx.AsyncClient(base_url=running.url, headers=headers) as rival:
         found = await rival.get(f"/v1/receipts/{answer.headers['x-request-id']}")

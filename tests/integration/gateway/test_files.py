@@ -79,7 +79,7 @@ async def test_limits_of_a_file_and_of_a_tenant(start: Start) -> None:
 
 
 async def test_another_tenants_files_do_not_exist(running: Running) -> None:
-    _, secret = await running.gateway.ledger.create_key("other", "theirs")
+    _, secret = await running.gateway.tenancy.api_keys.ensure("other", "theirs")
     async with running.sdk() as mine, running.sdk().with_options(api_key=secret) as theirs:
         file = await mine.files.create(file=b"{}", purpose="batch")
         assert secret != API_KEY

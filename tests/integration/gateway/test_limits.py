@@ -185,7 +185,7 @@ async def test_one_tenant_does_not_take_every_slot(start: Start, bus: Any) -> No
         for slot in held:
             slot.__enter__()
         assert (await running.chat()).status_code == 429
-        _, secret = await running.gateway.ledger.create_key("other", "test")
+        _, secret = await running.gateway.tenancy.api_keys.ensure("other", "test")
         headers = {"authorization": f"Bearer {secret}"}
         async with httpx.AsyncClient(base_url=running.url, headers=headers) as other:
             assert (await other.post("/v1/chat/completions", json=CHAT)).status_code == 200

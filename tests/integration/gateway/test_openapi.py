@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import jsonschema
 import orjson
 import pytest
 from support.batch_files import ENDPOINT, batch_line, jsonl
+from support.documented import check, content, document
 from support.running_gateway import CHAT, Running
 
 from pagoda_gateway.anthropic.schemas import CountTokensBody, MessagesBody
@@ -34,14 +34,6 @@ TOOL = {"type": "function", "name": "f", "parameters": {}}
 RICH = {"n": 2, "return_token_ids": True, "stop": ["zz"]}
 
 
-async def document(running: Running) -> dict[str, Any]:
-    return dict((await running.http.get("/openapi.json")).json())
-
-
-def content(operation: dict[str, Any], status: str = "200") -> dict[str, Any]:
-    return dict(operation["responses"][status]["content"])
-
-
 def references(node: Any) -> list[str]:
     if isinstance(node, list):
         return [found for item in node for found in references(item)]
@@ -57,15 +49,6 @@ def event_schema(media: dict[str, Any]) -> Any:
     (json_text,) = [d for d in data.get("anyOf", [data]) if "contentSchema" in d]
     assert json_text["contentMediaType"] == "application/json"
     return json_text["contentSchema"]
-
-
-def check(found: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
-    """Validate a value, and that no object has a field that its schema does not name."""
-    schemas = {
-        name: {"additionalProperties": False, **model}
-        for name, model in found["components"]["schemas"].items()
-    }
-    jsonschema.validate(value, {**schema, "components": {"schemas": schemas}})
 
 
 async def test_all_references_resolve(running: Running) -> None:

@@ -195,7 +195,7 @@ async def test_streamed_responses_are_kept_and_those_not_to_store_are_not(runnin
 
 async def test_responses_are_their_tenants_own(running: Running) -> None:
     kept = (await running.http.post(PATH, json=ASKED)).json()
-    await running.gateway.ledger.create_key("other", "theirs", "sk-other-0123456789")
+    await running.gateway.tenancy.api_keys.ensure("other", "theirs", "sk-other-0123456789")
     headers = {"authorization": "Bearer sk-other-0123456789"}
     url = f"{PATH}/{kept['id']}"
     assert (await running.http.get(url, headers=headers)).status_code == 404

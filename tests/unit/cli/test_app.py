@@ -52,7 +52,8 @@ def run_pagoda(arguments: list[str], *, before: str = "", after: str = "") -> st
     [
         (["--help"], HEAVY),
         *((["chat", "--help"], SERVICES), (["trace", "--help"], SERVICES)),
-        (["bench", "--help"], SERVICES),
+        *((["bench", "--help"], SERVICES), (["keys", "--help"], SERVICES)),
+        (["tenants", "--help"], SERVICES),
     ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str], unwanted: tuple[str, ...]) -> None:

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from pagoda_cli.endpoint import DEFAULT_BASE_URL, resolve_endpoint
+from pagoda_cli.endpoint import DEFAULT_BASE_URL, resolve_administration, resolve_endpoint
 
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "PAGODA_MODEL_NAME", "PAGODA_HOME"):
+    for name in (
+        "OPENAI_BASE_URL", "OPENAI_API_KEY", "PAGODA_MODEL_NAME", "PAGODA_HOME",
+        "PAGODA_GATEWAY_ADMIN_KEY",
+    ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
 
 
@@ -73,3 +76,14 @@ def test_the_key_is_not_in_the_repr(home: Path) -> None:
 )
 def test_url_forms(given: str, used: str, tmp_path: Path) -> None:
     assert resolve_endpoint(url=given, home=tmp_path).base_url == used
+
+
+def test_the_administrations_key_stays_with_the_stacks_address(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "admin.env").write_text("OPENAI_BASE_URL=http://h:1/v1\nPAGODA_GATEWAY_ADMIN_KEY=a\n")
+    here = resolve_administration(home=home)
+    assert (here.root_url, here.api_key) == ("http://h:1", "a")
+    assert resolve_administration(url="http://elsewhere:1", home=home).api_key == ""
+    monkeypatch.setenv("PAGODA_GATEWAY_ADMIN_KEY", "mine")
+    assert resolve_administration(url="http://elsewhere:1", home=home).api_key == "mine"

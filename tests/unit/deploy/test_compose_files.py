@@ -210,6 +210,16 @@ def test_no_secret_is_in_a_container_s_environment(services: Services) -> None:
             assert not re.search("TOKEN|KEY|PASSWORD|REDIS_URL|NATS_USER", variable)
 
 
+def test_a_postgresql_of_the_project_is_confined_and_has_its_own_secrets() -> None:
+    overlay = read("deploy/compose.postgres.yaml")
+    test_every_container_is_confined({"postgres": overlay["postgres"]})
+    test_each_container_sees_its_own_secrets_alone({"postgres": overlay["postgres"]})
+    assert overlay["secrets"]["volumes"][0].startswith("secrets-postgres:")
+    assert "ports" not in overlay["postgres"]
+    password = overlay["postgres"]["environment"]["POSTGRES_PASSWORD_FILE"]
+    assert password == "/run/pagoda/password"  # where make_secrets.py writes it
+
+
 def test_metrics_can_be_read_inside_the_project_and_not_outside(services: Services) -> None:
     for name in ("gateway", "router", "prefill", "decode", "kvstore"):
         environment = services[name]["environment"]

@@ -13,6 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[3]
 ENTRYPOINT = ROOT / "deploy/entrypoint.sh"
 KEY = "sk-ends-in-padding=="
+GATEWAY = {
+    "PAGODA_GATEWAY_BOOTSTRAP_API_KEY", "PAGODA_GATEWAY_ADMIN_KEY", "PAGODA_GATEWAY_LEDGER_URL",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -28,7 +31,8 @@ def make_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (tmp_path / "data").mkdir()
     monkeypatch.setattr(module, "FOLDER", tmp_path / "secrets")
     monkeypatch.setattr(module, "NATS_DATA", tmp_path / "data")
-    monkeypatch.setattr(module, "API_KEY", tmp_path / "api_key")
+    monkeypatch.setattr(module, "GIVEN", tmp_path / "given")
+    monkeypatch.setattr(module, "POSTGRES_DATA", tmp_path / "postgres-data")
     monkeypatch.setattr(module, "OWNER", os.getuid())
     return module
 
@@ -51,7 +55,7 @@ def test_each_container_gets_what_it_needs_and_no_more(make_secrets: ModuleType)
 
     nats = {"PAGODA_NATS_USER", "PAGODA_NATS_TOKEN"}
     assert names == {
-        "gateway": nats | {"PAGODA_GATEWAY_BOOTSTRAP_API_KEY"},
+        "gateway": nats | GATEWAY,
         "router": nats | {"PAGODA_REDIS_URL"},
         "prefill": nats | {"PAGODA_CLUSTER_TOKEN"},
         "decode": nats | {"PAGODA_CLUSTER_TOKEN"},
@@ -73,12 +77,38 @@ def test_restarts_keep_what_was_drawn(make_secrets: ModuleType) -> None:
 def test_a_key_that_is_named_later_is_taken(make_secrets: ModuleType) -> None:
     make_secrets.main()
     before = files(make_secrets.FOLDER)
-    make_secrets.API_KEY.write_text(f"PAGODA_API_KEY={KEY}")
+    make_secrets.GIVEN.write_text(f"PAGODA_API_KEY={KEY}")
     make_secrets.main()
     after = files(make_secrets.FOLDER)
 
     assert {name for name in before if before[name] != after[name]} == {"gateway/env"}
     assert f"PAGODA_GATEWAY_BOOTSTRAP_API_KEY={KEY}\n" in after["gateway/env"]
+
+
+def test_a_database_that_was_named_stays(make_secrets: ModuleType) -> None:
+    def ledger_url() -> str:
+        make_secrets.main()
+        env: dict[str, str] = make_secrets.read_lines(make_secrets.FOLDER / "gateway" / "env")
+        return env["PAGODA_GATEWAY_LEDGER_URL"]
+
+    assert ledger_url() == make_secrets.LEDGER_FILE
+    url = "postgresql://me:a=b@db/pagoda"
+    make_secrets.GIVEN.write_text(f"PAGODA_API_KEY=\nPAGODA_GATEWAY_LEDGER_URL={url}\n")
+    assert ledger_url() == url
+    make_secrets.GIVEN.write_text("PAGODA_API_KEY=\nPAGODA_GATEWAY_LEDGER_URL=\n")
+    assert ledger_url() == url
+
+
+def test_the_projects_own_postgresql_has_a_password(make_secrets: ModuleType) -> None:
+    make_secrets.POSTGRES_DATA.mkdir()
+    (make_secrets.FOLDER / "postgres").mkdir()
+    for _ in range(2):
+        make_secrets.main()
+        password = (make_secrets.FOLDER / "postgres" / "password").read_text()
+        env = make_secrets.read_lines(make_secrets.FOLDER / "gateway" / "env")
+        assert env["PAGODA_GATEWAY_LEDGER_URL"] == (
+            f"postgresql://pagoda:{password}@postgres:5432/pagoda"
+        )
 
 
 def launch(tmp_path: Path, body: str, **environ: str) -> subprocess.Popen[str]:

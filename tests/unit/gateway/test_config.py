@@ -35,3 +35,25 @@ def test_further_models_are_json_of_names_and_folders() -> None:
 def test_further_models_that_are_no_names_with_folders_are_refused(value: str) -> None:
     with pytest.raises(SettingsError, match="PAGODA_GATEWAY_MODELS"):
         load_settings(GatewaySettings, {"PAGODA_GATEWAY_MODELS": value})
+
+
+def test_a_key_of_the_administration_that_can_be_guessed_is_refused() -> None:
+    with pytest.raises(SettingsError, match="9 characters can be guessed; give 16") as caught:
+        load_settings(GatewaySettings, {"PAGODA_GATEWAY_ADMIN_KEY": "hunter2-x"})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///:memory:", "mysql://me:hunter2@host/db", "not a url hunter2"]
+)
+def test_other_databases_are_refused_without_their_secrets(url: str) -> None:
+    with pytest.raises(SettingsError, match="give postgresql://") as caught:
+        load_settings(GatewaySettings, {"PAGODA_GATEWAY_LEDGER_URL": url})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_databases_password_is_not_printed() -> None:
+    url = "postgres://me:hunter2@host/db"
+    settings = load_settings(GatewaySettings, {"PAGODA_GATEWAY_LEDGER_URL": url})
+    assert settings.ledger_address(Path("/data")) == url
+    assert "hunter2" not in repr(settings)

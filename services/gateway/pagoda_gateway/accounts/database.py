@@ -1,10 +1,12 @@
-"""The database of a gateway: one thread that does all its work, in transactions.
+"""The database of the gateways: SQLite embedded, or PostgreSQL shared by replicas.
 
-The event loop never waits for it. Knows SQLite and PostgreSQL, and no table.
+One thread does all its work, in transactions; what requests wait for (whose key is this?) has
+threads and connections of its own, so that no work delays it. Knows no table.
 """
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,10 +14,26 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import URL, make_url
+
+from pagoda_gateway.accounts.migrate import migrate
 
 CALL_SECONDS = 20.0
+LOOK_UP_THREADS = 2
+MAX_LOOK_UPS = 256  # running and waiting; more are refused at once
+CHECKOUT_SECONDS = 5.0
+SQLITE_WAIT_SECONDS = 10.0  # for another process that writes
+CLOSE_SECONDS = 20.0
+
+# What PostgreSQL's client library is told unless the URL says otherwise. A statement ends before
+# the call that waits for it; a dead server is noticed.
+POSTGRESQL_OPTIONS = {
+    "connect_timeout": "5",
+    "tcp_user_timeout": "10000",
+    "options": "-c statement_timeout=15000 -c lock_timeout=10000",
+    "application_name": "pagoda-gateway",
+}
+
 T = TypeVar("T")
 
 
@@ -24,7 +42,15 @@ class Database:
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
+        self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._look_ups = ThreadPoolExecutor(LOOK_UP_THREADS, thread_name_prefix="look-up")
+        self._free_look_ups = threading.BoundedSemaphore(MAX_LOOK_UPS)
+
+    @property
+    def is_postgresql(self) -> bool:
+        """Whether several transactions can write at a time: rows are locked, not the database."""
+        return self._engine.dialect.name == "postgresql"
 
     async def call(self, work: Callable[[sa.Connection], T]) -> T:
         """Return what `work` returns, done in one transaction: all of it, or nothing if it raises.
@@ -55,67 +81,94 @@ class Database:
         """Return the first row's first value; None if there is no row."""
         return await self.call(lambda connection: connection.scalar(statement))
 
+    async def look_up(self, statement: sa.Select[Any]) -> sa.RowMapping | None:
+        """Return the first row that a statement finds, whatever `call` is busy with.
+
+        Its deadline is the caller's: who gives up before it runs costs nothing.
+
+        Raises:
+            TimeoutError: too many wait already.
+            SQLAlchemyError: the database refused.
+        """
+        if not self._free_look_ups.acquire(blocking=False):
+            raise TimeoutError(f"{MAX_LOOK_UPS} look-ups wait for the database already")
+
+        def read() -> sa.RowMapping | None:
+            with self._reader.connect() as connection:
+                return connection.execute(statement).mappings().first()
+
+        future = self._look_ups.submit(read)
+        future.add_done_callback(lambda _: self._free_look_ups.release())
+        return await asyncio.wrap_future(future)
+
     def insert(self, table: sa.Table) -> Any:
         """Return an INSERT that knows what to do about conflicts."""
-        dialect = postgresql if self._engine.dialect.name == "postgresql" else sqlite
-        return dialect.insert(table)
-
-    async def create(self, metadata: sa.MetaData) -> None:
-        """Make the tables that are missing, and the columns that older versions did not have."""
-        await self.call(metadata.create_all)
-        await self.call(lambda connection: _add_columns(connection, metadata))
+        return (postgresql if self.is_postgresql else sqlite).insert(table)
 
     async def close(self) -> None:
         """Finish what runs and close the connections."""
-        async with asyncio.timeout(CALL_SECONDS):
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._thread, self._engine.dispose)
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await asyncio.to_thread(self._shut_down)
+
+    def _shut_down(self) -> None:
+        self._look_ups.shutdown(wait=True, cancel_futures=True)
         self._thread.shutdown(wait=True)
+        self._engine.dispose()
 
 
 @contextlib.asynccontextmanager
 async def open_database(url: str) -> AsyncIterator[Database]:
-    """Yield the database at a SQLAlchemy URL; the folder of a SQLite file is made."""
-    address = make_url(url)
-    is_sqlite = address.get_backend_name() == "sqlite"
-    if is_sqlite and address.database and address.database != ":memory:":
-        await asyncio.to_thread(
-            Path(address.database).parent.mkdir, parents=True, exist_ok=True, mode=0o700
-        )
-    options: dict[str, Any] = {"poolclass": sa.StaticPool} if is_sqlite else {}
-    if is_sqlite:
-        options["connect_args"] = {"check_same_thread": False, "timeout": 10}
-    engine = sa.create_engine(address, **options)
-    if is_sqlite:
-        sa.event.listen(engine, "connect", _configure_sqlite)
-    database = Database(engine)
+    """Yield the database at the URL of PostgreSQL or of a SQLite file, with today's tables.
+
+    The file is made if it is missing.
+
+    Raises:
+        DatabaseVersionError: a newer gateway made the tables.
+        SQLAlchemyError: the database does not answer.
+    """
+    address = database_address(url)
+    if address.get_backend_name() == "sqlite":
+        folder = Path(str(address.database)).parent
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
+    engine = _engine(address)
+    try:
+        await asyncio.to_thread(migrate, engine)
+        database = Database(engine)
+    except BaseException:
+        engine.dispose()
+        raise
     try:
         yield database
     finally:
         await database.close()
 
 
+def database_address(url: str) -> URL:
+    """Return the URL with the driver that is installed here, and with deadlines."""
+    address = make_url(url)
+    if address.get_backend_name() == "sqlite":
+        return address
+    missing = {n: v for n, v in POSTGRESQL_OPTIONS.items() if n not in address.query}
+    return address.set(drivername="postgresql+psycopg").update_query_dict(missing)
+
+
+def _engine(address: URL) -> sa.Engine:
+    # One connection for each thread, and one for whoever migrates.
+    options: dict[str, Any] = {
+        "poolclass": sa.QueuePool,
+        "pool_size": 1 + LOOK_UP_THREADS,
+        "max_overflow": 0,
+        "pool_timeout": CHECKOUT_SECONDS,
+    }
+    if address.get_backend_name() == "postgresql":
+        return sa.create_engine(address, pool_pre_ping=True, **options)
+    arguments = {"check_same_thread": False, "timeout": SQLITE_WAIT_SECONDS}
+    engine = sa.create_engine(address, connect_args=arguments, **options)
+    sa.event.listen(engine, "connect", _configure_sqlite)
+    return engine
+
+
 def _configure_sqlite(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")  # an acknowledged record survives a power cut
     connection.execute("PRAGMA foreign_keys=ON")
-
-
-def _add_columns(connection: sa.Connection, metadata: sa.MetaData) -> None:
-    """Add columns that may be null; that is all that tables have changed by so far."""
-    for table in metadata.sorted_tables:
-        missing = _missing_columns(connection, table)
-        for column in missing:
-            kind = column.type.compile(connection.dialect)
-            statement = sa.text(f"ALTER TABLE {table.name} ADD COLUMN {column.name} {kind}")
-            try:
-                with connection.begin_nested():
-                    connection.execute(statement)
-            except SQLAlchemyError:
-                if column in _missing_columns(connection, table):  # no other replica was faster
-                    raise
-
-
-def _missing_columns(connection: sa.Connection, table: sa.Table) -> list[sa.Column[Any]]:
-    present = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
-    return [column for column in table.columns if column.name not in present]

@@ -1,68 +1,49 @@
-"""The ledger: tenants, keys (hashed), usage, receipts.
+"""The ledger: what requests used, and what clients call them.
 
 Usage comes from the usage log and is applied idempotently: replaying every record changes nothing.
 """
 
 import asyncio
 import contextlib
-import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+import functools
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway.accounts.database import Database, open_database
-from pagoda_gateway.accounts.keys import ApiKey, hash_key
-from pagoda_gateway.accounts.tables import API_KEYS, METADATA, REQUEST_NAMES, TENANTS, USAGE
+from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
 from pagoda_gateway.accounts.usage_rows import close_values, open_values
 
 FINISHED = "finished"
 
+_Half = tuple[Literal["open", "close"], list[dict[str, Any]]]
+
 
 class Ledger:
-    """Accounts in the database; made by `open_ledger`."""
+    """Usage in the database."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: Database) -> None:
         self.database = database
-        self._clock = clock
         self._applied = asyncio.Event()  # replaced whenever records were applied
-        self._upserts: dict[str, Any] = {}  # statement by its column that is filled once
-
-    async def create_key(
-        self, tenant: str, label: str, secret: str | None = None
-    ) -> tuple[str, str]:
-        """Store a key for `tenant` (made if unknown); return (key id, secret). Repeatable."""
-        secret = secret or f"sk-pagoda-{secrets.token_urlsafe(32)}"
-        key_hash = hash_key(secret)
-        key_id = await self.database.call(
-            lambda connection: self._create_key(connection, tenant, label, key_hash)
-        )
-        return key_id, secret
-
-    async def revoke_key(self, api_key_id: str) -> bool:
-        """Make a key useless; return whether it was there and valid."""
-        statement = (
-            sa.update(API_KEYS)
-            .where(API_KEYS.c.api_key_id == api_key_id, API_KEYS.c.revoked_unix_seconds.is_(None))
-            .values(revoked_unix_seconds=self._clock())
-        )
-        return await self.database.call(
-            lambda connection: connection.execute(statement).rowcount > 0
-        )
-
-    async def find_key(self, key_hash: str) -> ApiKey | None:
-        """Return the valid key with this hash."""
-        statement = sa.select(API_KEYS.c.api_key_id, API_KEYS.c.tenant).where(
-            API_KEYS.c.key_hash == key_hash, API_KEYS.c.revoked_unix_seconds.is_(None)
-        )
-        row = await self.database.first(statement)
-        return None if row is None else ApiKey(row["api_key_id"], row["tenant"])
+        self._upserts: dict[str, Any] = {}  # statement of each half
 
     async def apply(self, records: Sequence[UsageRecord]) -> None:
         """Write usage records; each counts once, however often and in whatever order they come."""
-        await self.database.call(lambda connection: self._apply(connection, records))
+        # PostgreSQL locks rows. Replicas that lock them in one order, and one half's at a time, do
+        # not wait for each other in a circle. SQLite locks all, and syncs for each transaction.
+        opened = [open_values(r.open) for r in records if r.HasField("open")]
+        closed = [close_values(r.close) for r in records if r.HasField("close")]
+        written: list[_Half] = [("open", opened), ("close", closed)]
+        halves = [
+            (half, sorted(rows, key=lambda row: str(row["request_id"])))
+            for half, rows in written
+            if rows
+        ]
+        transactions = [[half] for half in halves] if self.database.is_postgresql else [halves]
+        for transaction in transactions:
+            await self.database.call(functools.partial(self._write, transaction))
         applied, self._applied = self._applied, asyncio.Event()
         applied.set()
 
@@ -78,11 +59,12 @@ class Ledger:
             "request_id": request_id, "tenant": tenant, "client_request_id": client_request_id,
         }  # fmt: skip
         statement = self.database.insert(REQUEST_NAMES).values(values).on_conflict_do_nothing()
-
         await self.database.call(lambda connection: connection.execute(statement))
 
     async def usage_of(self, tenant: str, name: str) -> sa.RowMapping | None:
         """Return the tenant's last request called `name`: by our id, OpenAI's or the client's."""
+        if "\0" in name:  # PostgreSQL has no text with it, not even to compare with
+            return None
         named = sa.select(REQUEST_NAMES.c.request_id).where(
             REQUEST_NAMES.c.tenant == tenant, REQUEST_NAMES.c.client_request_id == name
         )
@@ -110,34 +92,9 @@ class Ledger:
         row = await self.database.first(statement)
         return (int(row["prompt"]), int(row["output"])) if row is not None else (0, 0)
 
-    def _create_key(self, connection: sa.Connection, tenant: str, label: str, key_hash: str) -> str:
-        now, insert = self._clock(), self.database.insert
-        connection.execute(
-            insert(TENANTS).values(tenant=tenant, created_unix_seconds=now).on_conflict_do_nothing()
-        )
-        connection.execute(
-            insert(API_KEYS)
-            .values(
-                api_key_id=f"key-{secrets.token_hex(8)}",
-                tenant=tenant,
-                key_hash=key_hash,
-                label=label,
-                created_unix_seconds=now,
-            )
-            .on_conflict_do_nothing(index_elements=["key_hash"])
-        )
-        found = connection.execute(
-            sa.select(API_KEYS.c.api_key_id).where(API_KEYS.c.key_hash == key_hash)
-        ).scalar_one()
-        return str(found)
-
-    def _apply(self, connection: sa.Connection, records: Sequence[UsageRecord]) -> None:
-        opened = [open_values(r.open) for r in records if r.HasField("open")]
-        closed = [close_values(r.close) for r in records if r.HasField("close")]
-        if opened:
-            connection.execute(self._upsert("open", tuple(opened[0])), opened)
-        if closed:
-            connection.execute(self._upsert("close", tuple(closed[0])), closed)
+    def _write(self, halves: Sequence[_Half], connection: sa.Connection) -> None:
+        for half, rows in halves:
+            connection.execute(self._upsert(half, tuple(rows[0])), rows)
 
     def _upsert(self, half: Literal["open", "close"], names: tuple[str, ...]) -> Any:
         """Return the statement that fills one half of a row, unless it is filled."""
@@ -162,7 +119,6 @@ class Ledger:
 
 @contextlib.asynccontextmanager
 async def open_ledger(url: str) -> AsyncIterator[Ledger]:
-    """Yield the ledger at a SQLAlchemy URL; its tables are made if they are missing."""
+    """Yield the ledger in the database at a SQLAlchemy URL."""
     async with open_database(url) as database:
-        await database.create(METADATA)
         yield Ledger(database)

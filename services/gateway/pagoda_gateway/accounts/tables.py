@@ -1,11 +1,13 @@
-"""Tables of the ledger. SQLite embedded, PostgreSQL in production: only what both have."""
+"""Tables of usage. SQLite embedded, PostgreSQL in production: only what both have.
+
+A change here needs a revision in `migrations/versions/`; a test compares them.
+"""
 
 from sqlalchemy import (
     JSON,
     Column,
     Double,
     Float,
-    ForeignKey,
     Index,
     Integer,
     MetaData,
@@ -14,24 +16,6 @@ from sqlalchemy import (
 )
 
 METADATA = MetaData()
-
-TENANTS = Table(
-    "tenants",
-    METADATA,
-    Column("tenant", String(128), primary_key=True),
-    Column("created_unix_seconds", Double, nullable=False),
-)
-
-API_KEYS = Table(
-    "api_keys",
-    METADATA,
-    Column("api_key_id", String(32), primary_key=True),
-    Column("tenant", String(128), ForeignKey("tenants.tenant"), nullable=False),
-    Column("key_hash", String(64), nullable=False, unique=True),  # BLAKE2b-256, never the key
-    Column("label", String(128), nullable=False),
-    Column("created_unix_seconds", Double, nullable=False),
-    Column("revoked_unix_seconds", Double),
-)
 
 # One row for each request. The open record fills the first half, the close record the second; each
 # is written once, in whatever order and however often the records come.
@@ -63,6 +47,7 @@ USAGE = Table(
     Column("outcome", String(32)),
     Column("worker_ids", JSON),
     Index("usage_by_tenant", "tenant", "opened_unix_seconds"),
+    Index("usage_by_object", "object_id"),
 )
 
 # What clients call a request (their own x-request-id) -> what we call it. Several may share a name.

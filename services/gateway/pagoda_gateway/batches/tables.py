@@ -9,12 +9,11 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
-    MetaData,
     String,
     Table,
 )
 
-METADATA = MetaData()
+from pagoda_gateway.accounts.tables import METADATA
 
 # A file is "writing" until its last byte is here, then "ready", then "deleting" until its rows are
 # gone. What is in it lies in FILE_CHUNKS, or, if it has a batch, in that batch's ANSWERS.

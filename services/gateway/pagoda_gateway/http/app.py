@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from pagoda_gateway.accounts.keys import AdminKey
 from pagoda_gateway.errors import GatewayError, InvalidRequestError, http_error, joined, shorten
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.error_shape import error_body
@@ -26,6 +27,7 @@ from pagoda_gateway.http.routes import (
     responses,
     tokens,
 )
+from pagoda_gateway.http.routes.admin import keys, organisations, tenants, tiers
 
 EXPOSED_HEADERS = ("x-request-id", "x-pagoda-request-id", IGNORED_HEADER, "retry-after")
 
@@ -48,9 +50,17 @@ def make_app(gateway: Gateway) -> FastAPI:
         health,
     ):  # fmt: skip
         app.include_router(module.make_router(gateway))
+    admin_secret = gateway.settings.admin_key.get_secret_value()
+    if admin_secret:
+        for module in (organisations, tenants, keys, tiers):
+            app.include_router(module.make_router(gateway))
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_middleware(RequestMiddleware, authenticator=gateway.authenticator)
+    app.add_middleware(
+        RequestMiddleware,
+        authenticator=gateway.authenticator,
+        admin_key=AdminKey(admin_secret) if admin_secret else None,
+    )
     if gateway.settings.cors_origins:
         # Added last, so it is the outermost: browsers ask what they may without a key.
         app.add_middleware(

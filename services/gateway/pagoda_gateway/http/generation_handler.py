@@ -89,7 +89,7 @@ class GenerationHandler(Generic[Sent, Body]):
         tenant = caller.key.tenant
         context = set_span_in_context(span)
         with stage_span("gateway.admit", context, start_seconds=caller.arrived_unix_seconds):
-            model = gateway.catalog.get(body.model)
+            model = gateway.model_of(caller.key, body.model)
             processor = endpoint.processors[model.name]
             options = processor.options(body)
         started = time.perf_counter()

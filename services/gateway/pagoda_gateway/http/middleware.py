@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_gateway import metrics
-from pagoda_gateway.accounts.keys import Authenticator
+from pagoda_gateway.accounts.keys import AdminKey, Authenticator
 from pagoda_gateway.errors import GatewayError, InternalError
 from pagoda_gateway.http.caller import Caller
 from pagoda_gateway.http.error_shape import error_body
@@ -20,6 +20,7 @@ from pagoda_runtime.identity import new_request_id
 logger = logging.getLogger(__name__)
 
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+ADMIN_PATH = "/admin"
 # Everything else is for clients with a key alone, a route that somebody adds included.
 OPEN_PATHS = frozenset(
     {"/healthz", "/readyz", "/health", "/ping", "/version", "/metrics", "/openapi.json"}
@@ -34,9 +35,13 @@ class RequestMiddleware:
     also by the client's (span attribute `pagoda.client_request_id`).
     """
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    def __init__(
+        self, app: ASGIApp, authenticator: Authenticator, admin_key: AdminKey | None = None
+    ) -> None:
+        """Let in whom `authenticator` knows, and to /admin who has the `admin_key`, if any."""
         self._app = app
         self._authenticator = authenticator
+        self._admin_key = admin_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -66,7 +71,9 @@ class RequestMiddleware:
         try:
             if caller is None:
                 key = None
-                if scope["path"] not in OPEN_PATHS:
+                if self._admin_key is not None and scope["path"].startswith(f"{ADMIN_PATH}/"):
+                    self._admin_key.check(_authorization(headers))
+                elif scope["path"] not in OPEN_PATHS:
                     key = await self._authenticator.authenticate(
                         _authorization(headers), address=(scope.get("client") or ("",))[0]
                     )

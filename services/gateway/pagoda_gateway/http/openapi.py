@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from pagoda_gateway import sse
+from pagoda_gateway.admin import answers as admin_answers
+from pagoda_gateway.admin import bodies as admin_bodies
 from pagoda_gateway.anthropic.answers import (
     MessageAnswer,
     MessageEvent,
@@ -28,7 +30,7 @@ from pagoda_gateway.batches.schemas import (
 )
 from pagoda_gateway.embeddings.schemas import EmbeddingList, EmbeddingsBody
 from pagoda_gateway.http.error_shape import error_schema
-from pagoda_gateway.http.middleware import OPEN_PATHS
+from pagoda_gateway.http.middleware import ADMIN_PATH, OPEN_PATHS
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.completions import CompletionBody
 from pagoda_gateway.openai.schemas.models import ModelCard, ModelList
@@ -64,10 +66,21 @@ _MODELS: tuple[type[BaseModel], ...] = (
     ResponsesBody, ResponseAnswer, ResponseEvent, DeletedResponse, InputItemList,
     FileObject, FileList, DeletedFile, BatchBody, BatchObject, BatchList,
 )  # fmt: skip
+_ADMIN_MODELS: tuple[type[BaseModel], ...] = (
+    admin_bodies.NewOrganisation, admin_bodies.OrganisationChange, admin_answers.Organisation,
+    admin_answers.OrganisationList,
+    admin_bodies.NewTenant, admin_bodies.TenantChange, admin_answers.Tenant,
+    admin_answers.TenantList,
+    admin_bodies.NewKey, admin_bodies.KeyChange, admin_bodies.KeyRotation, admin_answers.Key,
+    admin_answers.CreatedKey, admin_answers.KeyList,
+    admin_bodies.NewTier, admin_bodies.TierChange, admin_answers.Tier, admin_answers.TierList,
+    admin_answers.Deleted,
+)  # fmt: skip
 _KEYS: dict[str, Any] = {
     "api_key": {"type": "http", "scheme": "bearer"},
     "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
+_ADMIN_KEYS: dict[str, Any] = {"admin_key": {"type": "http", "scheme": "bearer"}}
 _ERRORS = {"4XX": "The request cannot be served", "5XX": "Not now; try again"}
 
 
@@ -107,11 +120,11 @@ class DocumentedApp(FastAPI):
 
 def _complete(document: dict[str, Any]) -> None:
     """Add schemas, and to the routes with a key: that they need it, and how they fail."""
-    _, definitions = models_json_schema([(m, "validation") for m in _MODELS], ref_template=_REF)
-    document["components"] = {
-        "schemas": definitions["$defs"],
-        "securitySchemes": _KEYS,
-    }
+    models, schemes = _MODELS, _KEYS
+    if any(_is_admin(path) for path in document["paths"]):
+        models, schemes = models + _ADMIN_MODELS, schemes | _ADMIN_KEYS
+    _, definitions = models_json_schema([(m, "validation") for m in models], ref_template=_REF)
+    document["components"] = {"schemas": definitions["$defs"], "securitySchemes": schemes}
     for path, operations in document["paths"].items():
         for operation in operations.values():
             responses = operation["responses"]
@@ -120,7 +133,8 @@ def _complete(document: dict[str, Any]) -> None:
                 if "$ref" in media["schema"]:  # FastAPI merges what it guesses into it
                     media["schema"] = {"$ref": media["schema"]["$ref"]}
             if path not in OPEN_PATHS:
-                operation["security"] = [{name: []} for name in _KEYS]  # one of them
+                keys = _ADMIN_KEYS if _is_admin(path) else _KEYS
+                operation["security"] = [{name: []} for name in keys]  # one of them
                 for status, meaning in _ERRORS.items():
                     responses[status] = {
                         "description": meaning,
@@ -144,6 +158,10 @@ def _event(model: type[BaseModel]) -> dict[str, Any]:
         "properties": {"data": {"anyOf": [{"const": sse.DONE_DATA}, data]}},
         "required": ["data"],
     }
+
+
+def _is_admin(path: str) -> bool:
+    return path.startswith(f"{ADMIN_PATH}/")
 
 
 def _json(model: type[BaseModel]) -> dict[str, Any]:

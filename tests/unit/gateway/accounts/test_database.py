@@ -1,54 +1,71 @@
-"""One transaction for each piece of work; tables of older versions get what they miss."""
+"""Look-ups never wait for work; everything has a bound."""
 
-import sqlite3
-from pathlib import Path
+import asyncio
+import threading
 
 import pytest
 import sqlalchemy as sa
 
-from pagoda_gateway.accounts.database import Database, open_database
-from pagoda_gateway.accounts.ledger import open_ledger
+from pagoda_gateway.accounts import database as module
+from pagoda_gateway.accounts.database import Database, database_address
+from pagoda_gateway.accounts.tenancy.tables import ORGANISATIONS
+from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
 
-METADATA = sa.MetaData()
-THINGS = sa.Table("things", METADATA, sa.Column("name", sa.String(8), primary_key=True))
-
-
-async def test_work_that_raises_changes_nothing(tmp_path: Path) -> None:
-    async with open_database(f"sqlite:///{tmp_path}/some.sqlite3") as database:
-        await database.create(METADATA)
-
-        def fail(connection: sa.Connection) -> None:
-            connection.execute(sa.insert(THINGS).values(name="a"))
-            raise ValueError("changed my mind")
-
-        with pytest.raises(ValueError, match="mind"):
-            await database.call(fail)
-        assert await database.rows(sa.select(THINGS)) == []
+FIND = sa.select(ORGANISATIONS.c.label).where(ORGANISATIONS.c.organisation == "default")
 
 
-async def test_a_ledger_of_an_older_version_keeps_its_rows(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite3"
-    async with open_ledger(f"sqlite:///{path}"):
-        pass
-    with sqlite3.connect(path) as old:
-        old.execute("ALTER TABLE usage DROP COLUMN service_tier")
-        old.execute("INSERT INTO usage (request_id, tenant, model) VALUES ('r', 't', 'm')")
-    old.close()
-    for _ in range(2):
-        async with open_ledger(f"sqlite:///{path}") as ledger:
-            row = await ledger.usage_of("t", "r")
-        assert row is not None
-        assert (row["model"], row["service_tier"]) == ("m", None)
+async def test_a_look_up_does_not_wait_for_work(database: Database) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def work(connection: sa.Connection) -> None:
+        connection.execute(sa.update(ORGANISATIONS).values(label="busy"))
+        has_begun.set()
+        may_end.wait(30)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(database.call(work))
+        await asyncio.to_thread(has_begun.wait, 30)
+        row = await database.look_up(FIND)
+        may_end.set()
+    assert row is not None
+    assert row["label"] == ""  # as it was before the transaction that is not over
 
 
-async def test_two_replicas_may_add_a_column_at_once(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/some.sqlite3"
-    newer = sa.MetaData()
-    THINGS.to_metadata(newer).append_column(sa.Column("size", sa.Integer))
-    async with open_database(url) as one, open_database(url) as other:
-        await one.create(METADATA)
-        databases: list[Database] = [one, other]
-        for database in databases:
-            await database.create(newer)
-        columns = await one.call(lambda c: sa.inspect(c).get_columns("things"))
-    assert [column["name"] for column in columns] == ["name", "size"]
+async def test_look_ups_beyond_the_limit_are_refused_at_once(database: Database) -> None:
+    limit = 5
+    database._free_look_ups = threading.BoundedSemaphore(limit)
+    may_read = threading.Event()
+    for _ in range(module.LOOK_UP_THREADS):
+        database._look_ups.submit(may_read.wait, 30)
+    waiting = [asyncio.create_task(database.look_up(FIND)) for _ in range(limit)]
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError, match="wait for the database already"):
+        await database.look_up(FIND)
+    waiting.pop().cancel()  # who gives up makes room
+    await asyncio.sleep(0)
+    more = asyncio.create_task(database.look_up(FIND))
+    await asyncio.sleep(0)
+    may_read.set()
+    rows = await asyncio.gather(*waiting, more)
+    assert len(rows) == limit
+    for _ in range(limit):  # all of it is free again
+        assert database._free_look_ups.acquire(blocking=False)
+
+
+async def test_work_that_raises_is_undone(database: Database) -> None:
+    def work(connection: sa.Connection) -> None:
+        connection.execute(sa.update(ORGANISATIONS).values(label="half"))
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await database.call(work)
+    row = await Tenancy.of(database).organisations.records.get("default")
+    assert row["label"] == ""
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_postgresql_is_reached_by_psycopg_within_deadlines(scheme: str) -> None:
+    address = database_address(f"{scheme}://me:secret@host/db?connect_timeout=9")
+    assert address.drivername == "postgresql+psycopg"
+    assert address.query["connect_timeout"] == "9"
+    assert "statement_timeout" in address.query["options"]

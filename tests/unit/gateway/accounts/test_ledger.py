@@ -1,7 +1,7 @@
 """Usage counts once, names find requests."""
 
+import asyncio
 import random
-from pathlib import Path
 
 import pytest
 
@@ -76,18 +76,23 @@ async def test_service_tier_is_kept(ledger: Ledger) -> None:
     assert (await receipts.get("t", "r"))["service_tier"] == "default"
 
 
-async def test_ledger_keeps_its_data(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/ledger.sqlite3"
+async def test_ledger_keeps_its_data(url: str) -> None:
     async with open_ledger(url) as first:
         await first.apply([opened("r"), closed("r")])
     async with open_ledger(url) as second:
         assert await second.totals("t") == (10, 3)
 
 
-async def test_storing_a_key_again_keeps_its_id(ledger: Ledger) -> None:
-    first, _ = await ledger.create_key("t", "a", "sk-same")
-    second, _ = await ledger.create_key("t", "b", "sk-same")
-    assert first == second
+async def test_replicas_that_apply_the_same_records_never_wait_in_a_circle(url: str) -> None:
+    """Records are delivered again while another replica still applies them, in any order."""
+    records = [make(f"{i:03}") for i in range(200) for make in (opened, closed)]
+    async with open_ledger(url) as first, open_ledger(url) as second, asyncio.TaskGroup() as tasks:
+        for ledger in (first, second):
+            for seed in range(4):
+                shuffled = random.Random(seed).sample(records, len(records))
+                tasks.create_task(ledger.apply(shuffled))
+    async with open_ledger(url) as third:
+        assert await third.totals("t") == (2000, 600)
 
 
 @pytest.mark.parametrize("name", ["r", "chatcmpl-r", "my-id"])
@@ -114,6 +119,11 @@ async def test_open_receipt_has_no_numbers(ledger: Ledger) -> None:
     receipt = await Receipts(ledger, wait_seconds=0).get("t", "r")
     assert receipt["status"] == "open"
     assert "output_tokens" not in receipt
+
+
+async def test_a_name_that_no_database_could_hold_is_unknown(ledger: Ledger) -> None:
+    with pytest.raises(NotFoundError):
+        await Receipts(ledger, wait_seconds=0).get("t", "r\0")
 
 
 async def test_client_name_used_twice_means_the_last_request(ledger: Ledger) -> None:

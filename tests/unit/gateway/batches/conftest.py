@@ -10,7 +10,6 @@ from support.batch_files import LIMITS, Clock
 from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.batches.batch_store import BatchStore
 from pagoda_gateway.batches.file_store import FileStore
-from pagoda_gateway.batches.tables import METADATA
 
 
 @pytest.fixture
@@ -18,10 +17,17 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ledger.sqlite3"
+    new: str = request.getfixturevalue("postgres").new_database()
+    return new
+
+
 @pytest_asyncio.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    async with open_database(f"sqlite:///{tmp_path}/ledger.sqlite3") as opened:
-        await opened.create(METADATA)
+async def database(url: str) -> AsyncIterator[Database]:
+    async with open_database(url) as opened:
         yield opened
 
 

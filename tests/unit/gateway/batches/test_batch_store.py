@@ -1,7 +1,6 @@
 """One replica at a time has a batch; each line's answer is stored and counted once."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -71,10 +70,10 @@ async def test_a_batch_has_one_owner_until_its_lease_ends(
 
 
 async def test_replicas_that_claim_at_once_get_different_batches(
-    files: FileStore, batches: BatchStore, clock: Clock, tmp_path: Path
+    files: FileStore, batches: BatchStore, clock: Clock, url: str
 ) -> None:
     made = {(await create(files, batches))["batch_id"] for _ in range(6)}
-    async with open_database(f"sqlite:///{tmp_path}/ledger.sqlite3") as second:
+    async with open_database(url) as second:
         other = BatchStore(second, FileStore(second, LIMITS, clock), clock)
         claimed = await asyncio.gather(
             *(store.claim(f"r{i}") for i, store in enumerate([batches, other] * 4))

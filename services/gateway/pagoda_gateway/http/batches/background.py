@@ -33,5 +33,6 @@ async def batches_in_background(gateway: Gateway, app: ASGIApp) -> AsyncIterator
         check_model=check_model,
     )
     places = Places(settings.batch_concurrency, room)
-    async with running_batches(gateway.files, gateway.batches, LineCaller(app), places, options):
+    caller = LineCaller(app, gateway.tenancy.api_keys.find_valid)
+    async with running_batches(gateway.files, gateway.batches, caller, places, options):
         yield

@@ -4,30 +4,47 @@ So a line has the bodies, limits, errors, accounts and traces of its route, what
 """
 
 import asyncio
+import logging
 import time
+from collections.abc import Awaitable, Callable
 
+import orjson
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Scope
 
 from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.batches.line_request import LineAnswer, LineCall
+from pagoda_gateway.errors import AuthenticationError
 from pagoda_gateway.http.caller import Caller
 
+logger = logging.getLogger(__name__)
+
 RETRY_AFTER_SECONDS = 1.0
+KEY_ERROR = AuthenticationError("The API key that created this batch is revoked or expired.")
 
 
 class LineCaller:
     """Asks one application."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, find_key: Callable[[str], Awaitable[ApiKey | None]]) -> None:
+        """Ask `app`, as the keys that `find_key` finds by their ids: those still valid."""
         self._app = app
+        self._find_key = find_key
 
     async def __call__(self, call: LineCall) -> LineAnswer:
         """Return the answer of the line's route; cancelling this is the client's going away."""
+        try:
+            key = await self._find_key(call.api_key_id)
+        except (OSError, SQLAlchemyError) as error:  # TimeoutError is an OSError
+            logger.warning("the database does not answer for a batch's key: %r", error)
+            return LineAnswer(503, RETRY_AFTER_SECONDS, b"null")
+        if key is None:
+            return LineAnswer(401, None, orjson.dumps(KEY_ERROR.body()))
         caller = Caller(
             request_id=call.request_id,
             client_request_id="",
-            api_key=ApiKey(call.api_key_id, call.tenant),
+            api_key=key,
             arrived_unix_seconds=time.time(),
             service_tier="batch",
         )

@@ -9,6 +9,7 @@ from pagoda_gateway.anthropic.answers import MessageAnswer, MessageEvent, TokenC
 from pagoda_gateway.anthropic.schemas import CountTokensBody, MessagesBody
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.admitted_body import admitted_body
+from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.error_shape import MESSAGES_PATH
 from pagoda_gateway.http.generation_handler import GenerationHandler
 from pagoda_gateway.http.openapi import described
@@ -34,7 +35,7 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def count_tokens(request: Request) -> dict[str, Any]:
         """Return how many tokens a conversation has as a prompt."""
         async with admitted_body(gateway, request, CountTokensBody) as body:
-            model = gateway.catalog.get(body.model)
+            model = gateway.model_of(caller_of(request).key, body.model)
             return {"input_tokens": await gateway.messages.count_tokens(body, model)}
 
     return router

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.openapi import described
 from pagoda_gateway.openai.schemas.models import ModelCard, ModelList
 from pagoda_gateway.served_model import ServedModel
@@ -15,15 +16,16 @@ def make_router(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["models"])
 
     @router.get("/v1/models", openapi_extra=described(ModelList))
-    async def list_models() -> dict[str, Any]:
-        """List what workers have announced, names first, then aliases."""
-        entries = gateway.catalog.entries
-        return {"object": "list", "data": [_card(id_, entries[id_]) for id_ in entries]}
+    async def list_models(request: Request) -> dict[str, Any]:
+        """List what workers have announced and the key may use, names first, then aliases."""
+        entries, key = gateway.catalog.entries, caller_of(request).key
+        cards = [_card(id_, model) for id_, model in entries.items() if key.may_use(model.name)]
+        return {"object": "list", "data": cards}
 
     @router.get("/v1/models/{model_id:path}", openapi_extra=described(ModelCard))
-    async def get_model(model_id: str) -> dict[str, Any]:
+    async def get_model(model_id: str, request: Request) -> dict[str, Any]:
         """Describe one model, by its name or an alias."""
-        return _card(model_id, gateway.catalog.get(model_id))
+        return _card(model_id, gateway.model_of(caller_of(request).key, model_id))
 
     return router
 

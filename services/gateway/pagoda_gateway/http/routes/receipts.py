@@ -7,12 +7,13 @@ from fastapi import APIRouter, Request
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.openapi import described
+from pagoda_gateway.http.routes.database_route import DatabaseRoute
 from pagoda_gateway.openai.schemas.receipts import Receipt
 
 
 def make_router(gateway: Gateway) -> APIRouter:
     """Return the route."""
-    router = APIRouter(tags=["receipts"])
+    router = APIRouter(tags=["receipts"], route_class=DatabaseRoute)
 
     @router.get("/v1/receipts/{request_id}", openapi_extra=described(Receipt))
     async def get_receipt(request_id: str, request: Request) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.admitted_body import admitted_body
+from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.openapi import described
 from pagoda_gateway.openai.messages import conversation_tokens
 from pagoda_gateway.openai.schemas.tokens import (
@@ -27,7 +28,7 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def tokenize(request: Request) -> dict[str, Any]:
         """Return the token ids that the same prompt or messages would have in a request."""
         async with admitted_body(gateway, request, TokenizeBody) as body:
-            model = gateway.catalog.get(body.model or gateway.served_name)
+            model = gateway.model_of(caller_of(request).key, body.model or gateway.served_name)
             maker = gateway.texts[model.name].prompts
             tokens = await _tokens(maker, body, model)
             names = await maker.token_texts(tokens) if body.return_token_strs else None
@@ -42,7 +43,7 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def detokenize(request: Request) -> dict[str, Any]:
         """Return the text of token ids."""
         async with admitted_body(gateway, request, DetokenizeBody) as body:
-            model = gateway.catalog.get(body.model or gateway.served_name)
+            model = gateway.model_of(caller_of(request).key, body.model or gateway.served_name)
             model.check_token_ids(body.tokens, param="tokens")
             return {"prompt": await gateway.texts[model.name].prompts.text_of(body.tokens)}
 

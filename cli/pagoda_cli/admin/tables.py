@@ -1,0 +1,29 @@
+"""Lists of accounts as tables."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+_MIN_COLUMNS = 120
+
+
+def print_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table; into a pipe wide enough that nothing is cut."""
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = max(_MIN_COLUMNS, console.measure(table).maximum)
+    console.print(table)
+
+
+def moment(unix_seconds: float | None) -> str:
+    """Return a time for people, in UTC."""
+    if unix_seconds is None:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(unix_seconds))

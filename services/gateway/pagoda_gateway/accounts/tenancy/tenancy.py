@@ -1,0 +1,41 @@
+"""All of the tenancy, tied together."""
+
+from dataclasses import dataclass
+
+from pagoda.rpc.v1.account_pb2 import AccountChange
+from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.tenancy.api_keys import ApiKeys
+from pagoda_gateway.accounts.tenancy.organisations import Organisations
+from pagoda_gateway.accounts.tenancy.records import Clock, wall_clock
+from pagoda_gateway.accounts.tenancy.tenants import Announce, Tenants
+from pagoda_gateway.accounts.tenancy.tiers import Tiers
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """Who may use this system."""
+
+    organisations: Organisations
+    tiers: Tiers
+    tenants: Tenants
+    api_keys: ApiKeys
+
+    @classmethod
+    def of(
+        cls, database: Database, announce: Announce | None = None, clock: Clock = wall_clock
+    ) -> "Tenancy":
+        """Return what a database holds.
+
+        Args:
+            database: with all tables.
+            announce: tells gateways of changed keys and tenants; None: nobody needs to know.
+            clock: of all times that are stored.
+        """
+        announce = announce or _tell_nobody
+        organisations, tiers = Organisations(database, clock), Tiers(database, clock)
+        tenants = Tenants(database, organisations, tiers, announce, clock)
+        return cls(organisations, tiers, tenants, ApiKeys(database, tenants, announce, clock))
+
+
+async def _tell_nobody(change: AccountChange) -> None:
+    pass

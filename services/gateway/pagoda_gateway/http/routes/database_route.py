@@ -1,0 +1,38 @@
+"""Routes that cannot do without the database: when it does not answer, they say so."""
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from pagoda_gateway.errors import UnavailableError
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_SECONDS = 2.0
+NOT_ANSWERING = (OSError, OperationalError, InterfaceError, PoolTimeoutError)
+"""What means that the database does not answer; Python's own TimeoutError is an OSError."""
+
+
+class DatabaseRoute(APIRoute):
+    """Turns what the database raises into a 503."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the framework's handler, watched."""
+        handle = super().get_route_handler()
+
+        async def watched(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except NOT_ANSWERING as error:
+                logger.warning("%s %s: %r", request.method, request.url.path, error)
+                raise UnavailableError(
+                    "the database of accounts does not answer; try again",
+                    retry_after_seconds=RETRY_AFTER_SECONDS,
+                ) from error
+
+        return watched

@@ -1,0 +1,120 @@
+"""A real PostgreSQL for tests: the one on PATH, else the one that the package pgserver brings.
+
+with postgres_server() as server:
+    url = server.new_database()
+"""
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from support.servers import START_SECONDS, Server, free_port
+
+# It need not survive a power cut, and does not wait for a disk.
+QUICK = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "shared_buffers=16MB")
+
+
+@dataclass
+class Postgres:
+    """A running server; everybody on this machine may connect as `postgres`."""
+
+    server: Server
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def new_database(self) -> str:
+        """Make an empty database; return its URL."""
+        name = f"test_{next(self._numbers)}"
+        self._execute(f"CREATE DATABASE {name}")
+        return f"{self.server.url}/{name}"
+
+    def shut_out(self, url: str) -> None:
+        """Break all connections to a database, and let nobody in."""
+        name = url.rsplit("/", 1)[1]
+        self._execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        self._execute(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+        )
+
+    def let_in(self, url: str) -> None:
+        """End what `shut_out` began."""
+        self._execute(f"ALTER DATABASE {url.rsplit('/', 1)[1]} ALLOW_CONNECTIONS true")
+
+    def _execute(self, statement: str) -> None:
+        with psycopg.connect(f"{self.server.url}/postgres", autocommit=True) as connection:
+            connection.execute(statement)
+
+
+@contextlib.contextmanager
+def postgres_server() -> Iterator[Postgres]:
+    """Start PostgreSQL on a free loopback port; root's as another user, as it insists."""
+    with tempfile.TemporaryDirectory(prefix="pagoda-postgres-") as name:
+        folder = Path(name)
+        as_user = _unprivileged(folder)
+        binaries = _binaries(folder)
+        data, port = folder / "data", free_port()
+        subprocess.run(
+            [binaries / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--no-sync",
+             "--encoding=UTF8", "--locale=C"],
+            check=True, capture_output=True, cwd=folder, **as_user,
+        )  # fmt: skip
+        command = [str(binaries / "postgres"), "-D", str(data), "-p", str(port)]
+        command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
+        command += [part for setting in QUICK for part in ("-c", setting)]
+        url = f"postgresql://postgres@127.0.0.1:{port}"
+        server = Server(command, port, folder / "log", "", url, options={"cwd": folder, **as_user})
+        server.start()
+        try:
+            _wait_until_it_answers(f"{url}/postgres")
+            yield Postgres(server)
+        finally:
+            if server.process is not None:
+                server.process.send_signal(signal.SIGQUIT)  # nobody needs what is in it
+                server.process.wait(START_SECONDS)
+
+
+def _unprivileged(folder: Path) -> dict[str, Any]:
+    """Return whom processes run as, and give them the folder."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def _binaries(folder: Path) -> Path:
+    found = shutil.which("initdb")
+    if found and shutil.which("postgres"):
+        return Path(found).resolve().parent
+    package = importlib.util.find_spec("pgserver")
+    origin = package.origin if package else None
+    assert origin, "no PostgreSQL: neither initdb and postgres on PATH nor the package pgserver"
+    installed = Path(origin).parent / "pginstall"
+    if os.geteuid() != 0:
+        return installed / "bin"
+    # Where this lies, only root may look, perhaps.
+    return Path(shutil.copytree(installed, folder / "pginstall")) / "bin"
+
+
+def _wait_until_it_answers(url: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            psycopg.connect(url, connect_timeout=5).close()
+            return
+        except psycopg.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
