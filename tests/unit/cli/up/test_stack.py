@@ -70,11 +70,11 @@ SECRETS = {
 def test_each_process_gets_only_its_own_secrets(
     environ: dict[str, str], name: str, is_given: bool
 ) -> None:
-    value = (
-        "redis://:secret@redis.internal/0"
-        if name == "PAGODA_REDIS_URL"
-        else "mine-0123456789abcdef"
-    )
+    urls = {
+        "PAGODA_REDIS_URL": "redis://:secret@redis.internal/0",
+        "PAGODA_GATEWAY_LEDGER_URL": "postgresql://me:secret@db.internal/pagoda",
+    }
+    value = urls.get(name, "mine-0123456789abcdef")
     _, specs = build(environ | ({name: value} if is_given else {}))
     holders = {spec.name for spec in specs.values() if name in spec.environ}
 
