@@ -65,11 +65,13 @@ def postgres_server() -> Iterator[Postgres]:
         as_user = _unprivileged(folder)
         binaries = _binaries(folder)
         data, port = folder / "data", free_port()
-        subprocess.run(
+        made = subprocess.run(
             [binaries / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--no-sync",
              "--encoding=UTF8", "--locale=C"],
-            check=True, capture_output=True, cwd=folder, **as_user,
+            capture_output=True, text=True, cwd=folder, **as_user,
         )  # fmt: skip
+        if made.returncode:
+            raise RuntimeError(f"initdb failed:\n{made.stdout}{made.stderr}")
         command = [str(binaries / "postgres"), "-D", str(data), "-p", str(port)]
         command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
         command += [part for setting in QUICK for part in ("-c", setting)]
@@ -101,11 +103,14 @@ def _binaries(folder: Path) -> Path:
     package = importlib.util.find_spec("pgserver")
     origin = package.origin if package else None
     assert origin, "no PostgreSQL: neither initdb and postgres on PATH nor the package pgserver"
-    installed = Path(origin).parent / "pginstall"
-    if os.geteuid() != 0:
-        return installed / "bin"
-    # Where this lies, only root may look, perhaps.
-    return Path(shutil.copytree(installed, folder / "pginstall")) / "bin"
+    installed = Path(origin).parent
+    if os.geteuid() == 0:
+        # Where this lies, only root may look, perhaps. Its libraries lie beside it.
+        for part in (installed, installed.with_name("pgserver.libs")):
+            if part.is_dir():
+                shutil.copytree(part, folder / part.name)
+        installed = folder / installed.name
+    return installed / "pginstall" / "bin"
 
 
 def _wait_until_it_answers(url: str) -> None:
