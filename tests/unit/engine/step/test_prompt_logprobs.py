@@ -125,7 +125,7 @@ def test_random_schedules(tiny_model: LoadedModel, seed: int, is_overlapped: boo
     queue = ThreadQueue(seed) if is_overlapped else None
     config = EngineConfig(**{**CONFIG, "num_blocks": 16, "max_num_batched_tokens": 9})
     driver = EngineDriver(tiny_model, config, queue=queue)
-    prompts = {str(i): [rng.randrange(256) for _ in range(rng.randint(1, 30))] for i in range(12)}
+    prompts = {str(i): [rng.randrange(256) for _ in range(rng.randint(1, 30))] for i in range(24)}
     nums = {name: rng.choice([None, 0, 4]) for name in prompts}
     for name, prompt in prompts.items():
         max_tokens = rng.randint(0 if nums[name] is not None else 1, 25)
