@@ -53,6 +53,21 @@ async def test_logprobs_are_those_of_the_likeliest(start: Start, bus: Any) -> No
         assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_token_counts_where_no_logprobs_are_asked_for(
+    start: Start, bus: Any, seed: int
+) -> None:
+    asked = {
+        "prompt": "a", "seed": seed, "max_tokens": 40, "ignore_eos": True, "return_token_ids": True,
+    }  # fmt: skip
+    async with start(ScriptedWorker(bus, logprob_of=logprob_of)) as running:
+        every = await running.completion(**asked, n=6)
+        best = await running.completion(**asked, best_of=6)
+    (chosen,) = best.json()["choices"]
+    means = [mean_of(choice) for choice in every.json()["choices"]]  # some are equal
+    assert mean_of(chosen) == pytest.approx(max(means)) != pytest.approx(min(means))
+
+
 async def test_equally_likely_ones_keep_their_order(start: Start, bus: Any) -> None:
     async with start(ScriptedWorker(bus)) as running:
         every = (await running.completion(**ASKED, n=4)).json()["choices"]

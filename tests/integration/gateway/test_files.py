@@ -1,5 +1,8 @@
 """/v1/files by the official client and by hand."""
 
+from collections.abc import AsyncIterator, Iterator
+from itertools import repeat
+
 import openai
 import pytest
 from support.running_gateway import API_KEY, Running, Start
@@ -76,6 +79,33 @@ async def test_limits_of_a_file_and_of_a_tenant(start: Start) -> None:
         await client.files.delete(kept[0].id)
         await client.files.create(file=b"x" * 400_000, purpose="batch")
         assert len((await client.files.list()).data) == 2
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+async def test_a_form_ends_whatever_is_around_it(start: Start, place: str) -> None:
+    def form() -> Iterator[bytes]:
+        around = repeat(b"\r\n" * 50_000, 10)
+        head = b'Content-Disposition: form-data; name="%b"\r\n\r\n%b\r\n--b'
+        if place == "before":
+            yield from around
+        yield b"--b\r\n" + head % (b"purpose", b"batch") + b"\r\n" + head % (b"file", b"{}")
+        yield b"--\r\n"
+        if place == "behind":
+            yield from around
+
+    async with start(max_file_bytes=400_000) as running:
+        answer = await running.http.post(
+            "/v1/files",
+            content=_sent(form()),
+            headers={"content-type": "multipart/form-data; boundary=b"},
+        )
+        assert answer.status_code == 413, answer.text
+        assert (await running.http.get("/v1/files")).json()["data"] == []
+
+
+async def _sent(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
 
 
 async def test_another_tenants_files_do_not_exist(running: Running) -> None:

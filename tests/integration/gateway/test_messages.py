@@ -258,6 +258,10 @@ async def test_an_answer_must_follow_a_schema(running: Running) -> None:
     body = {**ASKED, "output_config": {"format": form}}
     assert (await running.http.post(PATH, json=body)).status_code == 200
     assert running.worker.requests[-1].sampling.grammar
+    form["schema"] = {"not": {}}
+    refused = await running.http.post(PATH, json=body)
+    assert refused.status_code == 400
+    assert "'output_config.format.schema'" in refused.json()["error"]["message"]
 
 
 def text(words: str) -> dict[str, str]:

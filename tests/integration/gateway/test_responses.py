@@ -264,6 +264,10 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
         ({"tools": [WEATHER], "tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "x"}}, "'x'"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
+            "'text.format.schema'",
+        ),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["message.output_text.logprobs"]}, "logprobs"),
         ({"conversation": "c"}, "conversation"),

@@ -13,6 +13,13 @@ from pagoda_gateway.openai.schemas.tools import function_tool, tool_use
 from pagoda_gateway.served_model import ServedModel
 
 
+class _Chat(ChatBody):
+    @property
+    def schema_field(self) -> str:
+        """Name of the field that has the schema of the text."""
+        return "output_config.format.schema"
+
+
 class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):
     """Messages in front of chat."""
 
@@ -27,7 +34,7 @@ class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):
 
     def translate(self, sent: MessagesBody, _tenant: str) -> Translated[ChatBody]:
         """Return the chat that the body asks for."""
-        body = ChatBody.model_construct(
+        body = _Chat.model_construct(
             **_conversation(sent),
             max_tokens=sent.max_tokens,
             stream=sent.stream,

@@ -1,7 +1,10 @@
 """Lines of a file that comes in chunks; one that is too long is counted and not kept."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+
+_LINES_AT_ONCE = 256  # then others have their turn: a chunk may have as many lines as bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ async def read_lines(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncItera
             if line := _line(number, size + len(part), [*held, part], max_bytes):
                 yield line
             number, size, held = number + 1, 0, []
+            if number % _LINES_AT_ONCE == 0:
+                await asyncio.sleep(0)
         size += len(rest)
         held = [*held, rest] if size <= max_bytes else []
     if line := _line(number, size, held, max_bytes):

@@ -12,7 +12,7 @@ _SCOPE_NAME = "pagoda.body_pipe"
 
 
 class BodyPipe:
-    """Writes the body of one chunked answer, after its head and before its end."""
+    """Writes the body of one answer of unknown length, after its head and before its end."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -34,5 +34,23 @@ class BodyPipe:
         return not (cycle.disconnected or cycle.response_complete or cycle.flow.write_paused)
 
     def write(self, body: bytes) -> None:
-        """Write one chunk, not empty; the pipe is open."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        """Write a part of the body, not empty; the pipe is open."""
+        if self._cycle.chunked_encoding:
+            body = b"%x\r\n%b\r\n" % (len(body), body)
+        self._cycle.transport.write(body)
+
+
+class _UntilClose(int):
+    """The length of a body that ends with its connection: whatever comes is expected."""
+
+    def __lt__(self, _num_bytes: int) -> bool:
+        return False
+
+    def __sub__(self, _num_bytes: int) -> "_UntilClose":
+        return self
+
+
+def end_with_connection(cycle: RequestResponseCycle) -> None:
+    """Send no chunks: HTTP/1.0 has none. Such a cycle closes its connection at the end."""
+    cycle.chunked_encoding = False
+    cycle.expected_content_length = _UntilClose()  # 0

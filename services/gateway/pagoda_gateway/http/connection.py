@@ -7,9 +7,9 @@ import asyncio
 from collections import OrderedDict
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from pagoda_gateway.http.body_pipe import BodyPipe
+from pagoda_gateway.http.body_pipe import BodyPipe, end_with_connection
 
 MAX_HEAD_BYTES = 65_536
 MAX_HEADERS = 100
@@ -38,6 +38,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._read_timer: asyncio.TimerHandle | None = None
         self._is_in_head = True
         self._num_head_bytes = 0
+        self._current: RequestResponseCycle | None = None  # others wait in the pipeline behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close another one if there are too many; wait for a head."""
@@ -49,10 +50,13 @@ class LimitedConnection(HttpToolsProtocol):
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
+        """Stop the timers; tell whoever answers."""
         self._stop_waiting()
         self._stop_read_timer()
         super().connection_lost(exc)
+        if self._current is not None and not self._current.response_complete:
+            self._current.disconnected = True  # uvicorn tells the last request in the pipeline
+            self._current.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Watch the head."""
@@ -80,6 +84,10 @@ class LimitedConnection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._stop_waiting()
         super().on_headers_complete()
+        if not self.pipeline:
+            self._current = self.cycle
+        if self.scope["http_version"] == "1.0":
+            end_with_connection(self.cycle)
         BodyPipe(self.cycle).enter(self.scope)  # type: ignore[arg-type]
 
     def on_message_complete(self) -> None:
@@ -89,6 +97,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, unless it is there."""
+        if self.pipeline:
+            self._current = self.pipeline[-1][0]
         super().on_response_complete()
         if self._is_idle:
             self.waiting[self] = None

@@ -6,15 +6,18 @@ the first, the last, those that wait for a slow reader.
 """
 
 import asyncio
+import logging
 
 from starlette.types import Send
 
-from pagoda_gateway.errors import GatewayError
+from pagoda_gateway.errors import GatewayError, InternalError
 from pagoda_gateway.http import wire
 from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.openai.serializer import Serializer
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output_sequence import OutputSequence
+
+logger = logging.getLogger(__name__)
 
 
 class GenerationWriter:
@@ -48,6 +51,7 @@ class GenerationWriter:
         self._is_silent = False  # for so long that the connection needs a sign of life
         self._is_sending = False  # the task is: nothing may overtake it
         self._is_flush_due = False
+        self._defect: GatewayError | None = None  # something new could not be written
         self.is_started = False
         self.is_complete = False  # the client got the end of a good answer
 
@@ -83,9 +87,9 @@ class GenerationWriter:
             await self._wait()
             if generation.is_disconnected:
                 return
-            is_over = generation.is_over
             events, progress = self._read()
-            failure = generation.failure
+            is_over = generation.is_over
+            failure = generation.failure or self._defect
             if failure is not None:
                 if not self.is_started:
                     self.is_started = True
@@ -130,7 +134,21 @@ class GenerationWriter:
         await wire.send_error(self._send, error, self._serializer.error_body(error))
 
     def _read(self) -> tuple[list[bytes], list[tuple[OutputSequence, int]]]:
-        """Return everything new as events, and how many tokens of each sequence they cover."""
+        """Return everything new as events, and how many tokens of each sequence they cover.
+
+        What cannot be written ends the generation: without it the rest would be another text.
+        """
+        if self._defect is not None:
+            return [], []
+        try:
+            return self._new_events()
+        except Exception:
+            logger.exception("request %s: its events", self._generation.identity.request_id)
+            self._defect = InternalError("the gateway failed; its log has the details")
+            self._generation.fail(self._defect, reason="client_disconnect")
+            return [], []
+
+    def _new_events(self) -> tuple[list[bytes], list[tuple[OutputSequence, int]]]:
         events: list[bytes] = []
         progress = []
         for sequence in self._generation.sequences:

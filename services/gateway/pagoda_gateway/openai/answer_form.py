@@ -1,14 +1,14 @@
 """What an answer must look like, and how it is read: format, tools, reasoning."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda_gateway.dialects import Calls, Dialect, OutputParser, Tool, new_call_id
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.output_format import format_rules
 from pagoda_gateway.openai.schemas.chat import ChatBody
-from pagoda_gateway.openai.schemas.formats import Wanted, only_wanted
+from pagoda_gateway.openai.schemas.formats import RESPONSE_SCHEMA, Wanted, only_wanted
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.openai.schemas.tools import ToolUse
 from pagoda_gateway.text.grammars import GrammarChecker, arguments_schema, whole_grammar
@@ -123,6 +123,8 @@ def _enforced(function: dict[str, Any]) -> Tool:
 
 def _wanted(body: GenerationBody) -> Wanted | None:
     wanted = only_wanted(body.__dict__)
+    if wanted is not None and wanted.param == RESPONSE_SCHEMA:
+        wanted = replace(wanted, param=body.schema_field)
     if wanted is not None and body.ignore_eos:
         raise InvalidRequestError(
             f"'ignore_eos' and '{wanted.param}' exclude each other: such an output has an end",

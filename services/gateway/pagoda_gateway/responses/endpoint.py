@@ -21,6 +21,11 @@ class _Chat(ChatBody):
         """Name of the field that bounds the output."""
         return "max_output_tokens"
 
+    @property
+    def schema_field(self) -> str:
+        """Name of the field that has the schema of the text."""
+        return "text.format.schema"
+
 
 class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
     """Responses in front of chat."""

@@ -97,7 +97,9 @@ class OutputSequence:
         )
         self._stops = StopStrings(options.stops, include=options.include_stop)
         self._is_text_only = (
-            not options.stops and options.num_logprobs is None and self.prompt_logprobs is None
+            not options.stops
+            and options.num_engine_logprobs is None
+            and self.prompt_logprobs is None
         )
         self._options = options
         self._on_change = on_change

@@ -1,5 +1,6 @@
 """Lines come out as they went in, wherever chunks end."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 
@@ -32,3 +33,13 @@ async def test_any_chunks_make_the_same_lines() -> None:
 
 async def test_an_empty_file_has_no_lines() -> None:
     assert await lines_of(b"", [], max_bytes=5) == []
+
+
+async def test_others_run_between_lines_without_end() -> None:
+    reading = asyncio.create_task(lines_of(b"\n" * 10_000, [], max_bytes=5))
+    num_turns = 0
+    while not reading.done():
+        num_turns += 1
+        await asyncio.sleep(0)
+    assert num_turns > 10
+    assert reading.result() == []

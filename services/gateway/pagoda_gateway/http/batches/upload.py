@@ -49,13 +49,15 @@ async def _store(
 ) -> RowMapping:
     file_id = await files.begin(tenant, "batch", "")
     try:
-        size, number, held = 0, 0, bytearray()
+        size, num_received, number, held = 0, 0, 0, bytearray()
+        max_bytes = files.limits.file_bytes
         async for chunk in chunks:
+            num_received += len(chunk)
             for part in form.feed(chunk):
                 held += part
                 size += len(part)
-            if size > files.limits.file_bytes:
-                raise _too_large(files.limits.file_bytes)
+            if size > max_bytes or num_received > max_bytes + _FORM_BYTES:
+                raise _too_large(max_bytes)  # what comes before or behind a form ends too
             _check_early(form)
             while len(held) >= CHUNK_BYTES:
                 await files.append(tenant, file_id, number, bytes(held[:CHUNK_BYTES]))

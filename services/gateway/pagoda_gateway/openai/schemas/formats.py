@@ -12,6 +12,7 @@ from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, sh
 MAX_CHOICES = 1024
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+RESPONSE_SCHEMA = "response_format.json_schema.schema"
 FIELDS = ("response_format", "structured_outputs", *GUIDED_FIELDS)
 
 
@@ -66,7 +67,7 @@ def _response_format(value: dict[str, Any]) -> Wanted | None:
         )
     described = value.get("json_schema")
     schema = described.get("schema") if isinstance(described, dict) else None
-    return _checked(Wanted("response_format.json_schema.schema", "json", schema))
+    return _checked(Wanted(RESPONSE_SCHEMA, "json", schema))
 
 
 def _structured_outputs(value: dict[str, Any]) -> Wanted | None:

@@ -95,6 +95,11 @@ class GenerationBody(RequestBody):
         """Name of the field that has the prompt."""
         return "prompt"
 
+    @property
+    def schema_field(self) -> str:
+        """Name of the field that has the schema of `response_format`."""
+        return formats.RESPONSE_SCHEMA
+
     @field_validator("n")
     @classmethod
     def _check_n(cls, value: int | None, info: ValidationInfo) -> int | None:

@@ -1,0 +1,136 @@
+"""Streams as bytes: slow readers, several requests on one connection, clients that leave."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from support.raw_http import RawConnection, events_of, post, raw_connection
+from support.running_gateway import API_KEY, Running, Start
+from support.scripted_worker import ScriptedWorker
+
+from pagoda_gateway.openai.choices import CompletionSerializer
+from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
+from pagoda_runtime.messaging.bus import Bus
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+COMPLETIONS = "/v1/completions"
+LONG: dict[str, Any] = {
+    "model": "tiny", "prompt": "hello", "max_tokens": 400, "ignore_eos": True, "seed": 7,
+    "temperature": 1.0,
+}  # fmt: skip
+
+
+def completion(**values: Any) -> bytes:
+    return post(COMPLETIONS, API_KEY, {**LONG, "stream": True, **values})
+
+
+def texts_of(events: list[Any], n: int) -> list[str]:
+    texts = [""] * n
+    for event in events:
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    return texts
+
+
+async def whole_texts(running: Running, **values: Any) -> list[str]:
+    answer = await running.http.post(COMPLETIONS, json={**LONG, **values})
+    assert answer.status_code == 200, answer.text
+    return [choice["text"] for choice in answer.json()["choices"]]
+
+
+async def read_in_jerks(raw: RawConnection, draws: random.Random) -> bytes:
+    """Read a chunked body, and stop for a moment now and then."""
+    chunks = []
+    while chunk := await raw.chunk():
+        chunks.append(chunk)
+        if draws.random() < 0.01:
+            await asyncio.sleep(0.05)
+    return b"".join(chunks)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_reader_in_jerks_gets_every_choice_whole(start: Start, seed: int) -> None:
+    draws = random.Random(seed)
+    async with start(keepalive_seconds=0.02) as running:
+        expected = await whole_texts(running, n=4)
+        async with raw_connection(running.url) as raw:
+            for _ in range(2):
+                raw.writer.write(completion(n=4, stream_options={"include_usage": True}))
+                status, headers = await raw.head()
+                assert status == 200
+                events = events_of(await read_in_jerks(raw, draws))
+                assert texts_of(events, 4) == expected
+                assert events[-1]["usage"]["completion_tokens"] == 1600
+                name = headers["x-request-id"]
+                receipt = (await running.http.get(f"/v1/receipts/{name}")).json()
+                assert receipt["output_tokens"] == 1600, receipt
+                assert receipt["outcome"] == "finished"
+
+
+async def test_pipelined_streams_come_one_after_the_other(running: Running) -> None:
+    expected = [await whole_texts(running, n=2, seed=seed) for seed in range(3)]
+    async with raw_connection(running.url) as raw:
+        raw.writer.write(b"".join(completion(n=2, seed=seed) for seed in range(3)))
+        for seed in range(3):
+            _, headers = await raw.head()
+            assert texts_of(events_of(await raw.body(headers)), 2) == expected[seed]
+
+
+async def test_http_1_0_gets_no_chunks(running: Running) -> None:
+    expected = await whole_texts(running)
+    async with raw_connection(running.url) as raw:
+        raw.writer.write(post(COMPLETIONS, API_KEY, {**LONG, "stream": True}, version="1.0"))
+        _, headers = await raw.head()
+        assert "transfer-encoding" not in headers
+        assert texts_of(events_of(await raw.reader.read(-1)), 1) == expected
+
+
+async def test_stream_ends_when_its_client_leaves_with_a_request_in_the_pipeline(
+    bus: Bus, start: Start
+) -> None:
+    worker = ScriptedWorker(bus, gate_index=200)
+    async with start(worker) as running:
+        async with raw_connection(running.url) as raw:
+            raw.writer.write(completion() + completion())
+            await raw.head()
+            await raw.chunk()
+        worker.gate_index = None
+        worker.step_seconds = 0.01
+        worker.open_gate()
+        await worker.wait_until(lambda: bool(worker.cancels))
+        assert await running.gateway.admission.drain(5)
+        assert len(worker.requests) == 1  # nobody reads the second answer
+
+
+@pytest.mark.parametrize("num_tokens", [1, 100, 400])
+async def test_stream_that_cannot_be_written_down_ends_with_an_error(
+    running: Running, monkeypatch: pytest.MonkeyPatch, num_tokens: int
+) -> None:
+    events_before = CompletionSerializer.events
+    has_failed = False
+
+    def fail_once(
+        self: CompletionSerializer, sequence: OutputSequence, delta: Delta
+    ) -> list[bytes]:
+        nonlocal has_failed
+        if len(sequence.token_ids) >= num_tokens and not has_failed:
+            has_failed = True
+            raise ValueError("this text cannot be written")
+        return events_before(self, sequence, delta)
+
+    monkeypatch.setattr(CompletionSerializer, "events", fail_once)
+    async with raw_connection(running.url) as raw:
+        raw.writer.write(completion())
+        status, headers = await raw.head()
+        body = await raw.body(headers)
+    if num_tokens == 1:
+        assert status == 500
+        sent = 0
+    else:
+        *events, last = events_of(body)
+        assert last["error"]["type"] == "server_error", last
+        sent = len(texts_of(events, 1)[0])
+    receipt = (await running.http.get(f"/v1/receipts/{headers['x-request-id']}")).json()
+    assert (receipt["outcome"], receipt["output_tokens"]) == ("failed", sent)
