@@ -224,7 +224,7 @@ def page(
         f"- Every number: median (least-greatest) of {arguments.repeats} repetition(s). *To best "
         "peer*: over the best of the others in the same repetition; more is better for tok/s, less "
         "for all else. Compare nothing across machines or days.",
-        *(f"- **{problem.splitlines()[0]}**" for problem in comparison.problems),
+        *(f"- **{problem.splitlines()[0][:200]}** ..." for problem in comparison.problems),
         "",
     ]
     tables = "\n".join(section.markdown() for section in comparison.sections())
