@@ -1,52 +1,42 @@
-"""What a grammar costs: compiling, a mask for each token, and time to the first token of a stack.
+"""What a grammar costs: compiling, a mask for each token, and time to the first token of servers.
 
     set -a; . .pagoda/env; set +a                     # of a stack that runs
-    python benchmarks/serving/grammar_cost.py --repeats 40
+    python benchmarks/serving/grammar_cost.py --repeats 40 [--beside vllm=http://127.0.0.1:8101/v1]
+    python benchmarks/serving/grammar_cost.py --peers-home DIR       # starts Pagoda and vLLM itself
 
-Compiling and masks are measured in this process with the model's own tokenizer. Requests go to the
-stack one at a time, the kinds in turn, so that all of them see the same machine.
+Compiling and masks are measured in this process with the model's own tokenizer; requests by
+`grammar_requests.py`. A server beside Pagoda must serve the same model folder: nothing checks that.
 """
 
 import argparse
-import json
+import contextlib
 import os
 import platform
 import random
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
+import psutil
+from grammar_requests import MAX_TOKENS, measure, schema, table
+from models import model_folder
+from peers.engines import NotInstalledError
+from peers.servers import candidate
 
+from pagoda_cli.bench.provenance import provenance
+from pagoda_cli.bench.report import write_json
+from pagoda_cli.endpoint import Endpoint, resolve_endpoint
 from pagoda_gateway.text.grammars import json_rules, whole_grammar
 from pagoda_runtime.grammar import GrammarCompiler
 
-MAX_TOKENS = 64
-QUESTION = [{"role": "user", "content": "What news from the battle, good my lord?"}]
-
-
-def schema(salt: int = 0) -> dict[str, Any]:
-    """Return a schema of usual size; another salt makes it another grammar."""
-    return {
-        "type": "object",
-        "title": f"news {salt}",
-        "properties": {
-            "mood": {"enum": ["merry", "grave", f"mood{salt}"]},
-            "losses": {"type": "integer", "minimum": 0, "maximum": 99999},
-            "names": {"type": "array", "items": {"type": "string", "maxLength": 20}},
-            "place": {
-                "type": "object",
-                "properties": {"city": {"type": "string"}, "day": {"type": "string"}},
-                "required": ["city", "day"],
-                "additionalProperties": False,
-            },
-        },
-        "required": ["mood", "losses", "names", "place"],
-        "additionalProperties": False,
-    }
+ROOT = Path(__file__).parents[2]
+MODEL_CACHE = ROOT / ".pagoda" / "bench-models"
 
 
 def spread(milliseconds: list[float]) -> str:
@@ -63,8 +53,8 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return 1e3 * (time.perf_counter() - started), result
 
 
-def measure_grammar(tokenizer: Path, repeats: int, seed: int) -> None:
-    """Print compile and mask times."""
+def measure_grammar(tokenizer: Path, repeats: int, seed: int) -> dict[str, Any]:
+    """Print compile and mask times, and return them in ms."""
     compiler = GrammarCompiler(tokenizer.read_text(encoding="utf-8"))
     compiles, masks, num_forced, num_tokens = list[float](), list[float](), 0, 0
     rng = random.Random(seed)
@@ -89,68 +79,101 @@ def measure_grammar(tokenizer: Path, repeats: int, seed: int) -> None:
     print(f"compile, cold    {spread(compiles)}  ({len(compiles)} grammars)")
     print(f"mask of a token  {spread(masks)}  ({len(masks)} masks)")
     print(f"forced           {num_forced} of {num_tokens} tokens")
-
-
-def kinds(repeat: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the kinds of requests of one round."""
-    for name, salt in (("grammar, cached", 0), ("grammar, cold", repeat + 1)):
-        wanted = {"name": "news", "schema": schema(salt)}
-        yield name, {"response_format": {"type": "json_schema", "json_schema": wanted}}
-    yield "no grammar", {}
-
-
-def ask(client: httpx.Client, model: str, fields: dict[str, Any], seed: int) -> tuple[float, float]:
-    """Return ms to the first content, and ms for each further token."""
-    body = {
-        "model": model, "messages": QUESTION, "max_tokens": MAX_TOKENS, "seed": seed,
-        "stream": True, "stream_options": {"include_usage": True}, **fields,
+    return {
+        "compile_ms": compiles, "mask_ms": masks,
+        "num_forced": num_forced, "num_tokens": num_tokens,
     }  # fmt: skip
-    started = time.perf_counter()
-    first, num_tokens = 0.0, 0
-    with client.stream("POST", "/chat/completions", json=body) as answer:
-        answer.raise_for_status()
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            first = first or time.perf_counter()
-            num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
-    ended = time.perf_counter()
-    return 1e3 * (first - started), 1e3 * (ended - first) / max(1, num_tokens - 1)
 
 
-def measure_stack(repeats: int) -> None:
-    """Print times of a running stack."""
-    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
-    model = os.environ["PAGODA_MODEL_NAME"]
-    firsts: dict[str, list[float]] = {}
-    others: dict[str, list[float]] = {}
-    with httpx.Client(
-        base_url=os.environ["OPENAI_BASE_URL"], headers=headers, timeout=60
-    ) as client:
-        for repeat in range(repeats + 1):
-            for name, fields in kinds(repeat):
-                first, other = ask(client, model, fields, seed=repeat)
-                if repeat:  # the first round warms caches
-                    firsts.setdefault(name, []).append(first)
-                    others.setdefault(name, []).append(other)
-    for name in firsts:
-        print(f"TTFT, {name:16} {spread(firsts[name])}")
-    for name in others:
-        print(f"per token, {name:16} {spread(others[name])}")
+def endpoints(
+    arguments: argparse.Namespace, exits: contextlib.ExitStack, model: Path
+) -> dict[str, Endpoint]:
+    """Return the servers to ask, by name; those that are started here end with `exits`."""
+    found: dict[str, Endpoint] = {}
+    if arguments.peers_home is not None:
+        home = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="pagoda-bench-")))
+        for key in ("pagoda-aggregated", "vllm"):
+            server = candidate(
+                key,
+                home=arguments.peers_home,
+                model=model,
+                cache=MODEL_CACHE,
+                threads=len(os.sched_getaffinity(0)),
+            )
+            found[server.name] = exits.enter_context(server.start(home / key)).endpoint
+    elif "OPENAI_BASE_URL" in os.environ:
+        found["Pagoda"] = resolve_endpoint()
+    for name, _, url in (text.partition("=") for text in arguments.beside):
+        found[name] = Endpoint(url.rstrip("/"), os.environ.get("BESIDE_API_KEY", ""), "")
+    return found
+
+
+def named_url(text: str) -> str:
+    """Check `NAME=URL`."""
+    name, _, url = text.partition("=")
+    if not (name and url.startswith(("http://", "https://"))):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write NAME=URL, as vllm=http://127.0.0.1:8101/v1"
+        )
+    return text
+
+
+def print_table(rows: list[list[str]]) -> None:
+    """Print rows of equally many cells."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+        right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+        print("  ".join([*left, *right]))
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--tokenizer", type=Path, default=Path("demo/model/tokenizer.json"))
+    parser.add_argument("--model", default="demo", help="demo, small, small-8k, or a model folder")
     parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="another one: cold grammars are new")
+    parser.add_argument(
+        "--beside", type=named_url, action="append", default=[], metavar="NAME=URL",
+        help="a server with the same model, its key in BESIDE_API_KEY; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--peers-home", type=Path, help="start Pagoda and the vLLM in this folder, and stop them"
+    )
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
     arguments = parser.parse_args()
-    print(f"{platform.machine()}, {os.cpu_count()} cores, seed {arguments.seed}")
-    measure_grammar(arguments.tokenizer, arguments.repeats, arguments.seed)
-    if "OPENAI_BASE_URL" in os.environ:
-        measure_stack(arguments.repeats)
+    model = model_folder(arguments.model, MODEL_CACHE)
+    print(f"{platform.machine()}, {os.cpu_count()} cores, {model}, seed {arguments.seed}")
+    alone = measure_grammar(model / "tokenizer.json", arguments.repeats, arguments.seed)
+    with contextlib.ExitStack() as exits:
+        try:
+            asked = endpoints(arguments, exits, model)
+        except NotInstalledError as error:
+            sys.exit(str(error))
+        if not asked:
+            return
+        idle_percent = 100 - psutil.cpu_percent(interval=2)
+        found = measure(asked, repeats=arguments.repeats, seed=arguments.seed)
+    print_table(table(found))
+    for server, kinds in found.items():
+        for example in {message for times in kinds.values() for message in times.failures[:1]}:
+            print(f"{server} failed: {example}")
+    path = arguments.output / f"{datetime.now(UTC):%Y-%m-%d}-grammar.json"
+    content = {
+        "schema_version": 1,
+        "provenance": provenance(["python", *sys.argv]).as_dict(),
+        "model": arguments.model,
+        "repeats": arguments.repeats,
+        "seed": arguments.seed,
+        "idle_percent_before": idle_percent,
+        "in_process": alone,
+        "servers": {
+            server: {kind: times.summary() for kind, times in kinds.items()}
+            for server, kinds in found.items()
+        },
+    }
+    write_json(path, content)
+    print(f"machine {idle_percent:.0f} % idle before; wrote {path}")
 
 
 if __name__ == "__main__":

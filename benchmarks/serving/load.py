@@ -28,29 +28,39 @@ class Load:
     num_requests: int
     prompt_tokens: int
     output_tokens: int
+    prefix_tokens: int = 0  # shared by all, in front of each prompt
 
     @property
     def text(self) -> str:
         """Describe it."""
+        shared = f"{self.prefix_tokens} shared + " if self.prefix_tokens else ""
         return (
             f"concurrency {self.concurrency}, {self.num_requests} requests, "
-            f"{self.prompt_tokens} prompt and {self.output_tokens} output tokens"
+            f"{shared}{self.prompt_tokens} prompt and {self.output_tokens} output tokens"
         )
 
 
-def drive(endpoint: Endpoint, load: Load, *, tokenizer: Path, seed: int) -> Results:
-    """Run one load. A new seed means new prompts: nothing of them is cached."""
+def drive(
+    endpoint: Endpoint, load: Load, *, tokenizer: Path, seed: int, keep_alive: bool = True
+) -> Results:
+    """Run one load. A new seed means new prompts: nothing of them is cached.
+
+    Raises:
+        BenchError: the warm-up request failed; nothing was measured.
+    """
     config = BenchConfig(
         concurrency=load.concurrency,
         num_requests=load.num_requests,
         prompt_tokens=LengthRange(load.prompt_tokens, load.prompt_tokens),
         output_tokens=LengthRange(load.output_tokens, load.output_tokens),
+        prefix_tokens=load.prefix_tokens,
         ignore_eos=True,
         send_ids=True,
         seed=seed,
         tokenizer=tokenizer,
         timeout_seconds=REQUEST_SECONDS,
         num_warmup=1,
+        keep_alive=keep_alive,
     )
     return uvloop.run(BenchRun(config, endpoint).run())
 

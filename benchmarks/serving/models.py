@@ -1,4 +1,4 @@
-"""The models the standard set runs on: the demo, a random one of 120M parameters, a folder.
+"""The models the measurements run on: the demo, random ones of 115M and 126M parameters, a folder.
 
 Random weights are enough for speed: a step reads the same bytes whatever they say. Their text is
 noise, so outputs are never compared here.
@@ -11,20 +11,23 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 DEMO_FOLDER = Path(__file__).parents[2] / "demo" / "model"
+SEED = 1234
+VOCAB_8K = 8192
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def model_folder(name: str, cache: Path) -> Path:
-    """Return the folder of `demo`, `small` (made in `cache` on first use) or of a path."""
+    """Return the folder of `demo`, of a random model (made in `cache` at first) or of a path."""
     if name == "demo":
         return DEMO_FOLDER
-    if name != "small":
+    if name not in RANDOM_MODELS:
         return Path(name)
-    folder = cache / "small"
+    folder = cache / name
     if not (folder / "model.safetensors").is_file():
-        _make_small(folder)
+        RANDOM_MODELS[name](folder)
     return folder
 
 
@@ -43,9 +46,37 @@ def vocab_size(folder: Path) -> int:
 
 
 def _make_small(folder: Path) -> None:
+    """Make the model of the standard set: 115M parameters, the demo's tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _TOKENIZER_FILES:
+        shutil.copy(DEMO_FOLDER / name, folder / name)
+    _save_random_weights(folder, vocab_size(DEMO_FOLDER))
+
+
+def _make_small_8k(folder: Path) -> None:
+    """Make the model of `compare.py`: 126M parameters, a vocabulary of 8,192."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = (DEMO_FOLDER.parent / "tinyshakespeare.txt").read_text(encoding="utf-8")
+    demo = json.loads((DEMO_FOLDER / "tokenizer.json").read_text(encoding="utf-8"))
+    specials = [token["content"] for token in demo["added_tokens"]]
+    tokenizer = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json"))
+    tokenizer.model = models.BPE()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_8K,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    shutil.copy(DEMO_FOLDER / "tokenizer_config.json", folder / "tokenizer_config.json")
+    _save_random_weights(folder, VOCAB_8K)
+
+
+def _save_random_weights(folder: Path, num_words: int) -> None:
     demo = json.loads((DEMO_FOLDER / "config.json").read_text())
     config = transformers.LlamaConfig(
-        vocab_size=demo["vocab_size"],
+        vocab_size=num_words,
         hidden_size=768,
         intermediate_size=2048,
         num_hidden_layers=18,
@@ -60,10 +91,11 @@ def _make_small(folder: Path) -> None:
         tie_word_embeddings=False,
         dtype="bfloat16",
     )
-    torch.manual_seed(1234)
+    torch.manual_seed(SEED)
     model: Any = transformers.LlamaForCausalLM(config)
     model = model.to(torch.bfloat16)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in _TOKENIZER_FILES:
-        shutil.copy(DEMO_FOLDER / name, folder / name)
+    # Last, because the weights' file says that the folder is complete.
     model.save_pretrained(folder)
+
+
+RANDOM_MODELS = {"small": _make_small, "small-8k": _make_small_8k}

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,13 @@ class Stack:
 
 @contextlib.contextmanager
 def running_stack(
-    home: Path, *, model: Path, topology: str, num_threads: int, dtype: str
+    home: Path,
+    *,
+    model: Path,
+    topology: str,
+    num_threads: int,
+    dtype: str,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Stack]:
     """Start `pagoda up` and yield once the model is served; each worker has `num_threads`."""
     port = free_port()
@@ -60,6 +66,7 @@ def running_stack(
         "PAGODA_PREFILL_NUM_THREADS": str(num_threads),
         "PAGODA_DECODE_NUM_THREADS": str(num_threads),
         "OMP_NUM_THREADS": str(num_threads),
+        **(settings or {}),
     }
     with started(home / "up.log", [str(BIN / "pagoda"), "up"], variables) as process:
         env_file = home / "env"
@@ -231,13 +238,28 @@ def cpu_seconds(pid: int) -> float:
     return total
 
 
-def wait_until(is_true: Any, process: "subprocess.Popen[str]", log: Path) -> None:
+def memory_bytes(pid: int) -> int:
+    """Memory of a process and its living descendants; what they share is counted once."""
+    total = 0
+    for process in [psutil.Process(pid), *_children(pid)]:
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_full_info().pss
+    return total
+
+
+def wait_until(
+    is_true: Callable[[], bool],
+    process: "subprocess.Popen[str]",
+    log: Path,
+    *,
+    seconds: float = START_SECONDS,
+) -> None:
     """Poll until `is_true()`.
 
     Raises:
         RuntimeError: the process ended or the time is up; holds the end of its log.
     """
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + seconds
     while not is_true():
         if process.poll() is not None or time.monotonic() > deadline:
             state = f"ended with {process.returncode}" if process.poll() is not None else "is late"

@@ -26,6 +26,7 @@ class OpenAiServer:
     has_tokenize: bool = True
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    client_ports: list[int] = field(default_factory=list)  # one connection has one port
     is_stuck: threading.Event = field(default_factory=threading.Event)  # a `stuck` request came
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -42,6 +43,7 @@ class OpenAiServer:
             await _json(send, 200, {"count": len(tokens), "tokens": tokens})
         elif path in ("/v1/chat/completions", "/v1/completions"):
             self.bodies.append(body)
+            self.client_ports.append(scope["client"][1])
             if body["model"] == "stuck":
                 self.is_stuck.set()
             self.headers.append({k.decode(): v.decode() for k, v in scope["headers"]})

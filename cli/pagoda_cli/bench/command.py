@@ -74,6 +74,7 @@ def bench(
     timeout: options.Timeout = 600.0,
     max_in_flight: options.MaxInFlight = 1024,
     warmup: options.Warmup = 2,
+    no_keep_alive: options.NoKeepAlive = False,
     json_file: options.JsonFile = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -102,6 +103,7 @@ def bench(
             timeout_seconds=timeout,
             max_in_flight=max_in_flight,
             num_warmup=warmup,
+            keep_alive=not no_keep_alive,
             slo=Slo(slo_ttft_ms, slo_tpot_ms),
         )
         endpoint = resolve_endpoint(url=url, api_key=api_key, model=model)

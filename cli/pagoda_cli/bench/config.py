@@ -34,6 +34,7 @@ class BenchConfig:
     timeout_seconds: float = 600.0
     max_in_flight: int = 1024
     num_warmup: int = 2
+    keep_alive: bool = True  # False: a connection for each request
     slo: Slo = field(default_factory=Slo)
 
     def __post_init__(self) -> None:

@@ -112,6 +112,13 @@ Warmup = Annotated[
         min=0, help="Requests sent first and not counted; they never hold the shared prefix."
     ),
 ]
+NoKeepAlive = Annotated[
+    bool,
+    typer.Option(
+        "--no-keep-alive",
+        help="A connection for each request, for servers that close idle ones under load.",
+    ),
+]
 JsonFile = Annotated[
     Path | None,
     typer.Option(

@@ -51,7 +51,7 @@ class BenchRun:
         Raises:
             BenchError: the run cannot start.
         """
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, force_close=not self.config.keep_alive)
         async with aiohttp.ClientSession(
             connector=connector, read_bufsize=_READ_BUFFER_BYTES
         ) as session:

@@ -1,5 +1,6 @@
 """`pagoda bench` against a real HTTP server that misbehaves on request."""
 
+import itertools
 import json
 import signal
 import subprocess
@@ -72,6 +73,16 @@ async def test_request_carries_what_was_asked(server: OpenAiServer) -> None:
         "ignore_eos": True,
     }
     assert server.headers[0]["authorization"] == "Bearer k"
+
+
+@pytest.mark.parametrize(("keep_alive", "num_connections"), [(True, 1), (False, 6)])
+async def test_a_connection_for_each_request_if_asked(
+    server: OpenAiServer, keep_alive: bool, num_connections: int
+) -> None:
+    await run(server, concurrency=1, num_requests=6, keep_alive=keep_alive)
+    assert len(server.client_ports) == 6
+    changes = sum(a != b for a, b in itertools.pairwise(server.client_ports))
+    assert 1 + changes == num_connections
 
 
 async def test_prompts_repeat_with_the_seed(server: OpenAiServer) -> None:

@@ -1,0 +1,1 @@
+"""Engines that people install, as servers beside Pagoda: found, started, watched, compared."""
