@@ -143,6 +143,11 @@ async def open_database(url: str) -> AsyncIterator[Database]:
         await database.close()
 
 
+def comparable(text: str) -> str:
+    """Return a client's text as both databases take it to compare with: PostgreSQL has no NUL."""
+    return text.replace("\0", "\ufffd")
+
+
 def database_address(url: str) -> URL:
     """Return the URL with the driver that is installed here, and with deadlines."""
     address = make_url(url)

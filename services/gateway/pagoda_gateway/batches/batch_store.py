@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from ulid import ULID
 
-from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.batches.file_store import UNFINISHED, FileStore, new_file
 from pagoda_gateway.batches.schemas import BatchBody
 from pagoda_gateway.batches.tables import ANSWERS, BATCHES, FILES
@@ -119,7 +119,7 @@ class BatchStore:
             NotFoundError: this tenant has no such batch.
         """
         statement = sa.select(BATCHES).where(
-            BATCHES.c.tenant == tenant, BATCHES.c.batch_id == batch_id
+            BATCHES.c.tenant == tenant, BATCHES.c.batch_id == comparable(batch_id)
         )
         row = await self._database.first(statement)
         if row is None:
@@ -133,7 +133,7 @@ class BatchStore:
         statement = sa.select(BATCHES).where(BATCHES.c.tenant == tenant)
         statement = statement.order_by(BATCHES.c.batch_id.desc()).limit(limit + 1)
         if after is not None:
-            statement = statement.where(BATCHES.c.batch_id < after)
+            statement = statement.where(BATCHES.c.batch_id < comparable(after))
         return await self._database.rows(statement)
 
     async def cancel(self, tenant: str, batch_id: str) -> sa.RowMapping:

@@ -12,7 +12,7 @@ from typing import Literal
 import sqlalchemy as sa
 from ulid import ULID
 
-from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.batches.tables import ANSWERS, BATCHES, FILE_CHUNKS, FILES, STORAGE
 from pagoda_gateway.errors import (
     InvalidRequestError,
@@ -119,7 +119,7 @@ class FileStore:
         Raises:
             NotFoundError: this tenant has no such file.
         """
-        statement = self._visible(tenant).where(FILES.c.file_id == file_id)
+        statement = self._visible(tenant).where(FILES.c.file_id == comparable(file_id))
         row = await self._database.first(statement)
         if row is None:
             raise _missing(file_id)
@@ -148,7 +148,8 @@ class FileStore:
         key = FILES.c.file_id
         statement = statement.order_by(key if order == "asc" else key.desc())
         if after is not None:
-            statement = statement.where(key > after if order == "asc" else key < after)
+            last = comparable(after)
+            statement = statement.where(key > last if order == "asc" else key < last)
         if purpose is not None:
             statement = statement.where(FILES.c.purpose == purpose)
         return await self._database.rows(statement)

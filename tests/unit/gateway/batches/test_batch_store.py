@@ -237,3 +237,9 @@ async def test_only_input_files_can_be_run(files: FileStore, batches: BatchStore
         with pytest.raises(InvalidRequestError) as caught:
             await batches.create("t", "key-1", body)
         assert (caught.value.status, caught.value.param) == (400, "input_file_id")
+
+
+async def test_an_id_with_a_nul_is_of_no_batch(batches: BatchStore) -> None:
+    with pytest.raises(NotFoundError):
+        await batches.get("t", "batch_\0")
+    assert await batches.list_batches("t", after="\0", limit=1) == []

@@ -136,3 +136,10 @@ async def test_pages_go_on_where_they_stopped(files: FileStore) -> None:
                 break
         assert seen == expected
     assert await files.list_files("t", purpose="x", after=None, limit=2, order="asc") == []
+
+
+async def test_an_id_with_a_nul_is_of_no_file(files: FileStore) -> None:
+    with pytest.raises(NotFoundError):
+        await files.get("t", "file-\0")
+    listing = {"purpose": None, "limit": 1, "order": "desc"}
+    assert await files.list_files("t", after="\0", **listing) == []
