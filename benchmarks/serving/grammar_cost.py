@@ -37,6 +37,7 @@ from pagoda_runtime.grammar import GrammarCompiler
 
 ROOT = Path(__file__).parents[2]
 MODEL_CACHE = ROOT / ".pagoda" / "bench-models"
+QUIET_IDLE_PERCENT = 90
 
 
 def spread(milliseconds: list[float]) -> str:
@@ -92,15 +93,18 @@ def endpoints(
     found: dict[str, Endpoint] = {}
     if arguments.peers_home is not None:
         home = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="pagoda-bench-")))
-        for key in ("pagoda-aggregated", "vllm"):
-            server = candidate(
+        servers = [
+            candidate(
                 key,
                 home=arguments.peers_home,
                 model=model,
                 cache=MODEL_CACHE,
                 threads=len(os.sched_getaffinity(0)),
             )
-            found[server.name] = exits.enter_context(server.start(home / key)).endpoint
+            for key in ("pagoda-aggregated", "vllm")
+        ]
+        for server in servers:
+            found[server.name] = exits.enter_context(server.start(home / server.key)).endpoint
     elif "OPENAI_BASE_URL" in os.environ:
         found["Pagoda"] = resolve_endpoint()
     for name, _, url in (text.partition("=") for text in arguments.beside):
@@ -158,6 +162,9 @@ def main() -> None:
     for server, kinds in found.items():
         for example in {message for times in kinds.values() for message in times.failures[:1]}:
             print(f"{server} failed: {example}")
+    remarks = []
+    if idle_percent < QUIET_IDLE_PERCENT:
+        remarks.append(f"no measurement: the machine was busy, {idle_percent:.0f} % idle before")
     path = arguments.output / f"{datetime.now(UTC):%Y-%m-%d}-grammar.json"
     content = {
         "schema_version": 1,
@@ -166,6 +173,7 @@ def main() -> None:
         "repeats": arguments.repeats,
         "seed": arguments.seed,
         "idle_percent_before": idle_percent,
+        "remarks": remarks,
         "in_process": alone,
         "servers": {
             server: {kind: times.summary() for kind, times in kinds.items()}
@@ -173,7 +181,7 @@ def main() -> None:
         },
     }
     write_json(path, content)
-    print(f"machine {idle_percent:.0f} % idle before; wrote {path}")
+    print("\n".join([*remarks, f"wrote {path}"]))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,10 @@ class Load:
     output_tokens: int
     prefix_tokens: int = 0  # shared by all, in front of each prompt
 
+    def prompt_seed(self, seed: int) -> int:
+        """Return the seed of its prompts: loads of one repetition must not cache for each other."""
+        return 1000 * seed + self.concurrency
+
     @property
     def text(self) -> str:
         """Describe it."""
@@ -56,7 +60,7 @@ def drive(
         prefix_tokens=load.prefix_tokens,
         ignore_eos=True,
         send_ids=True,
-        seed=seed,
+        seed=load.prompt_seed(seed),
         tokenizer=tokenizer,
         timeout_seconds=REQUEST_SECONDS,
         num_warmup=1,
@@ -67,7 +71,9 @@ def drive(
 
 def batch_prompts(load: Load, *, tokenizer: Path, seed: int) -> list[list[int]]:
     """Return the very prompts that `drive` sends with this load and seed."""
-    maker = SyntheticPrompts(Vocabulary.from_tokenizer_file(tokenizer), seed=seed, send_ids=True)
+    maker = SyntheticPrompts(
+        Vocabulary.from_tokenizer_file(tokenizer), seed=load.prompt_seed(seed), send_ids=True
+    )
     requests = (
         PlannedRequest(index, load.prompt_tokens, load.output_tokens)
         for index in range(load.num_requests)
