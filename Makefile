@@ -38,7 +38,7 @@ up: $(STAMP) ## Start the whole system on this machine; Ctrl-C stops it
 	@exec $(BIN)/pagoda up
 
 test: $(DEV_STAMP) ## Run every test that needs no GPU and no Docker
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not compose and not alone" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not compose and not alone" $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone)
 
 lint: $(DEV_STAMP) proto-check docs-check ## Check style, imports, proto and generated documents
