@@ -1,9 +1,11 @@
 """One gateway with two models: `tiny`, its own, and `other`, of another tokenizer and template."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from support.running_gateway import CHAT, Running, Start, heard_of
@@ -163,12 +165,21 @@ async def test_the_models_limits_are_its_own(
     assert "vocab_size 267" in tiny.json()["error"]["message"]
 
 
+async def until_ready(running: Running) -> httpx.Response:
+    """A late heartbeat of the router, on a busy machine, is none of the models' business."""
+    async with asyncio.timeout(10):
+        while (answer := await running.http.get("/readyz")).status_code != 200:
+            assert answer.json()["components"]["model"]["ready"], answer.text
+            await asyncio.sleep(0.05)
+    return answer
+
+
 async def test_one_models_death_leaves_the_other_alone(two_models: TwoModels) -> None:
     running, other = two_models
     await other.stop()
     await heard_of(running.gateway.directory, other.worker_id, gone=True)
     refused, served = await running.chat(model="other"), await running.chat(model="tiny")
-    ready = await running.http.get("/readyz")
+    ready = await until_ready(running)
     metrics = (await running.http.get("/metrics")).text
     await running.worker.stop()
     await heard_of(running.gateway.directory, running.worker.worker_id, gone=True)
@@ -177,7 +188,7 @@ async def test_one_models_death_leaves_the_other_alone(two_models: TwoModels) ->
     assert int(refused.headers["retry-after"]) >= 1
     assert served.status_code == 200
     state = ready.json()["components"]["model"]
-    assert (ready.status_code, state["ready"]) == (200, True)
+    assert (ready.status_code, state["ready"]) == (200, True), ready.text
     assert state["detail"] == "no decode worker serves 'other' now"
     assert 'pagoda_model_decode_workers{model="other"} 0.0' in metrics
     assert 'pagoda_model_decode_workers{model="tiny"} 1.0' in metrics
