@@ -10,7 +10,7 @@ from typing import Protocol
 from pagoda_cli.trace.span import Span
 
 ROOT_SERVICE, ROOT_NAME = "gateway", "gateway.request"
-ID_ATTRIBUTES = ("pagoda.request_id", "gen_ai.response.id")
+ID_ATTRIBUTES = ("pagoda.request_id", "pagoda.client_request_id", "gen_ai.response.id")
 # Every service writes its spans within a second of their end; more than that brings nothing new.
 FLUSH_SECONDS = 1.5
 _POLL_SECONDS = 0.1

@@ -61,6 +61,7 @@ ROOT = span(
     100,
     attributes={
         "pagoda.request_id": "01REQ",
+        "pagoda.client_request_id": "my-own",
         "gen_ai.response.id": "chatcmpl-9",
         "http.method": "POST",
     },
@@ -119,7 +120,7 @@ def names(rows: Sequence[str]) -> list[str]:
     return [row.strip().split("  ")[0] for row in rows]
 
 
-@pytest.mark.parametrize("request_id", ["01REQ", "chatcmpl-9", TRACE_ID])
+@pytest.mark.parametrize("request_id", ["01REQ", "chatcmpl-9", "my-own", TRACE_ID])
 def test_tree_in_order_with_offsets_and_attributes(home: Path, request_id: str) -> None:
     code, output, _ = run(home, request_id)
     lines = output.splitlines()
