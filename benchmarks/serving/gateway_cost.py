@@ -11,6 +11,7 @@ from its frame on the bus, heard by the client's own process, to its event at th
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -18,15 +19,14 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import uvloop
 from null_worker import FIRST_TOKEN_ID
 from processes import GatewayAlone, cpu_seconds, gateway_alone
-from stream_client import BusClient, FrameWatch, Times, through_gateway, token_times
+from stream_client import BusClient, FrameWatch, StreamLoad, Times, through_gateway, token_times
 
 from pagoda.rpc.v1.generate_pb2 import FramesMessage
 from pagoda_gateway.text.tokenizer import ModelTokenizer
@@ -35,38 +35,43 @@ from pagoda_runtime.messaging.bus import Bus
 
 TOKENS_PER_SECOND = 8000  # of all streams together
 MOST_TOKENS = 128
-LEAST_STEP_MS = 10.0
+LEAST_STEP_SECONDS = 0.01
 PROMPT = list(range(300, 556))
 VOCAB = 2048
 SAMPLE_SECONDS = 10.0
 MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One number of streams."""
+def step_seconds(num_streams: int) -> float:
+    """Return the time between two tokens of a stream."""
+    return max(LEAST_STEP_SECONDS, num_streams / TOKENS_PER_SECOND)
 
-    num_streams: int
-    num_requests: int
-    num_tokens: int
 
-    @property
-    def step_ms(self) -> float:
-        """Time between two tokens of a stream."""
-        return max(LEAST_STEP_MS, 1e3 * self.num_streams / TOKENS_PER_SECOND)
+def load_of(num_streams: int, seconds: float) -> StreamLoad:
+    """Return about `seconds` of load, or more: at least 100 requests, and two of each stream.
 
-    @classmethod
-    def of(cls, num_streams: int, seconds: float) -> "Shape":
-        """Return about `seconds` of load, or more: at least 100 requests, and two of each stream.
-
-        An answer has 128 tokens, but less where a single stream would take too long for 100.
-        """
-        step = max(LEAST_STEP_MS, 1e3 * num_streams / TOKENS_PER_SECOND) / 1e3
-        rounds = max(2, -(-100 // num_streams), round(seconds / (MOST_TOKENS * step)))
+    An answer has 128 tokens, but less where a single stream would take too long for 100.
+    """
+    step = step_seconds(num_streams)
+    rounds = max(2, -(-100 // num_streams), round(seconds / (MOST_TOKENS * step)))
+    num_tokens = MOST_TOKENS
+    if num_streams == 1:
         num_tokens = min(MOST_TOKENS, max(8, int(seconds / (rounds * step))))
-        return cls(
-            num_streams, rounds * num_streams, num_tokens if num_streams == 1 else MOST_TOKENS
-        )
+    return StreamLoad(num_streams, rounds * num_streams, num_tokens, num_tokens * step)
+
+
+@contextlib.contextmanager
+def gateway_apart(model: Path, num_streams: int) -> Iterator[GatewayAlone]:
+    """Start a gateway and a null worker for so many streams; the gateway has a core to itself."""
+    with (
+        tempfile.TemporaryDirectory() as home,
+        gateway_alone(
+            Path(home), model=model, step_ms=1e3 * step_seconds(num_streams), vocab=VOCAB,
+            first_at_once=True,
+        ) as alone,
+    ):  # fmt: skip
+        apart(alone)
+        yield alone
 
 
 def quantiles(seconds: Sequence[float]) -> tuple[float, float]:
@@ -86,21 +91,15 @@ def chars_of_tokens(model: Path, num_tokens: int) -> list[int]:
 
 
 async def once(
-    alone: GatewayAlone, shape: Shape, num_chars: list[int], *, is_direct: bool
+    alone: GatewayAlone, load: StreamLoad, num_chars: list[int], *, is_direct: bool
 ) -> tuple[Times, list[float]]:
     """Run the load once; return its times and, through the gateway, each token's delay."""
-    load = {
-        "num_streams": shape.num_streams,
-        "num_requests": shape.num_requests,
-        "num_tokens": shape.num_tokens,
-        "seconds": shape.num_tokens * shape.step_ms / 1e3,
-    }
     async with Bus.connect(alone.bus, name="bench") as bus:
         if is_direct:
-            return await BusClient(bus, model=alone.endpoint.model).run(PROMPT, **load), []
+            return await BusClient(bus, model=alone.endpoint.model).run(PROMPT, load), []
         watch = FrameWatch()
         subscription = await bus.subscribe(subjects.frames("*"), FramesMessage, watch.on_frames)
-        times = await through_gateway(alone.endpoint, PROMPT, **load)
+        times = await through_gateway(alone.endpoint, PROMPT, load)
         await subscription.unsubscribe()
     delays: list[float] = []
     for answer in times.answers:
@@ -114,36 +113,30 @@ async def once(
 
 def measure(model: Path, num_streams: int, *, seconds: float, repeats: int) -> dict[str, object]:
     """Return the row of one number of streams."""
-    shape = Shape.of(num_streams, seconds)
-    num_chars = chars_of_tokens(model, shape.num_tokens)
+    load = load_of(num_streams, seconds)
+    num_chars = chars_of_tokens(model, load.num_tokens)
     direct: list[float] = []
     through: list[float] = []
     delays: list[float] = []
     num_tokens, num_failed, cpu, loads = 0, 0, 0.0, []
-    with (
-        tempfile.TemporaryDirectory() as home,
-        gateway_alone(
-            Path(home), model=model, step_ms=shape.step_ms, vocab=VOCAB, first_at_once=True
-        ) as alone,
-    ):
-        apart(alone)
+    with gateway_apart(model, num_streams) as alone:
         for _ in range(repeats):
-            direct += uvloop.run(once(alone, shape, num_chars, is_direct=True))[0].ttft
+            direct += uvloop.run(once(alone, load, num_chars, is_direct=True))[0].ttft
             started, before = time.perf_counter(), cpu_seconds(alone.gateway_pid)
-            times, new_delays = uvloop.run(once(alone, shape, num_chars, is_direct=False))
+            times, new_delays = uvloop.run(once(alone, load, num_chars, is_direct=False))
             used = cpu_seconds(alone.gateway_pid) - before
             loads.append(used / (time.perf_counter() - started))
             cpu += used
             through += times.ttft
             delays += new_delays
-            num_tokens += len(times.answers) * shape.num_tokens
+            num_tokens += len(times.answers) * load.num_tokens
             num_failed += times.num_failed
     gateway, engine, token = quantiles(through), quantiles(direct), quantiles(delays)
     return {
         "streams": num_streams,
-        "step_ms": round(shape.step_ms, 1),
-        "requests": repeats * shape.num_requests,
-        "tokens_each": shape.num_tokens,
+        "step_ms": round(1e3 * step_seconds(num_streams), 1),
+        "requests": repeats * load.num_requests,
+        "tokens_each": load.num_tokens,
         "failed": num_failed,
         "ttft_ms": [round(value, 2) for value in gateway],
         "ttft_direct_ms": [round(value, 2) for value in engine],
@@ -154,29 +147,15 @@ def measure(model: Path, num_streams: int, *, seconds: float, repeats: int) -> d
     }
 
 
-def watch_memory(model: Path, num_streams: int, minutes: float) -> list[float]:
-    """Return the gateway's private memory in MiB every few seconds, under steady streams."""
-    shape = Shape.of(num_streams, SAMPLE_SECONDS)
-    samples: list[float] = []
-    with (
-        tempfile.TemporaryDirectory() as home,
-        gateway_alone(
-            Path(home), model=model, step_ms=shape.step_ms, vocab=VOCAB, first_at_once=True
-        ) as alone,
-    ):
-        apart(alone)
-        end = time.monotonic() + 60 * minutes
-        while time.monotonic() < end:
-            uvloop.run(
-                through_gateway(
-                    alone.endpoint, PROMPT, num_streams=num_streams,
-                    num_requests=shape.num_requests, num_tokens=shape.num_tokens,
-                    seconds=shape.num_tokens * shape.step_ms / 1e3,
-                )
-            )  # fmt: skip
-            samples.append(psutil.Process(alone.gateway_pid).memory_full_info().uss / MIB)
-            print(f"{len(samples):4}  {samples[-1]:.1f} MiB", flush=True)
-    return samples
+def watch_memory(model: Path, num_streams: int, minutes: float) -> None:
+    """Print the gateway's private memory every few seconds, under steady streams."""
+    load = load_of(num_streams, SAMPLE_SECONDS)
+    with gateway_apart(model, num_streams) as alone:
+        started = time.monotonic()
+        while time.monotonic() - started < 60 * minutes:
+            uvloop.run(through_gateway(alone.endpoint, PROMPT, load))
+            size = psutil.Process(alone.gateway_pid).memory_full_info().uss / MIB
+            print(f"{time.monotonic() - started:5.0f} s  {size:.1f} MiB", flush=True)
 
 
 def apart(alone: GatewayAlone) -> None:

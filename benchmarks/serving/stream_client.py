@@ -26,6 +26,23 @@ SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class StreamLoad:
+    """A closed loop of streams.
+
+    Attributes:
+        num_streams: at a time.
+        num_requests: in all.
+        num_tokens: of each answer.
+        seconds: an answer takes; over so long the streams begin, one after the other.
+    """
+
+    num_streams: int
+    num_requests: int
+    num_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One streamed answer: when it was asked for, and what came when (`time.perf_counter`)."""
 
@@ -108,22 +125,11 @@ class GatewayStream(asyncio.Protocol):
         self._transport.write(self._request)
 
 
-async def through_gateway(
-    endpoint: Endpoint,
-    prompt: list[int],
-    *,
-    num_streams: int,
-    num_requests: int,
-    num_tokens: int,
-    seconds: float,
-) -> Times:
-    """Run a closed loop of streams against the gateway.
-
-    An answer takes `seconds`: over so long the streams begin, one after the other.
-    """
+async def through_gateway(endpoint: Endpoint, prompt: list[int], load: StreamLoad) -> Times:
+    """Run the load against the gateway."""
     body = orjson.dumps(
         {
-            "model": endpoint.model, "prompt": prompt, "max_tokens": num_tokens,
+            "model": endpoint.model, "prompt": prompt, "max_tokens": load.num_tokens,
             "temperature": 0, "ignore_eos": True, "stream": True,
         }
     )  # fmt: skip
@@ -136,15 +142,15 @@ async def through_gateway(
     times, budget = Times(), count()
     loop = asyncio.get_running_loop()
     streams = []
-    for _ in range(num_streams):
-        await asyncio.sleep(seconds / num_streams)
+    for _ in range(load.num_streams):
+        await asyncio.sleep(load.seconds / load.num_streams)
         _, stream = await loop.create_connection(
-            lambda: GatewayStream(head.encode() + body, times, budget, num_requests),
+            lambda: GatewayStream(head.encode() + body, times, budget, load.num_requests),
             host,
             int(port),
         )
         streams.append(stream)
-    async with asyncio.timeout(SECONDS + num_requests / num_streams * SECONDS):
+    async with asyncio.timeout(SECONDS + load.num_requests / load.num_streams * SECONDS):
         await asyncio.gather(*(stream.done for stream in streams))
     return times
 
@@ -168,28 +174,20 @@ class BusClient:
         self._first: dict[str, float] = {}
         self._ended: dict[str, asyncio.Future[None]] = {}
 
-    async def run(
-        self,
-        prompt: list[int],
-        *,
-        num_streams: int,
-        num_requests: int,
-        num_tokens: int,
-        seconds: float,
-    ) -> Times:
-        """Run a closed loop of sequences; see `through_gateway`."""
+    async def run(self, prompt: list[int], load: StreamLoad) -> Times:
+        """Run the load."""
         times, budget = Times(), count()
         subscription = await self._bus.subscribe(
             subjects.frames("bench"), generate_pb2.FramesMessage, self._on_frames
         )
 
         async def loop() -> None:
-            while (number := next(budget)) < num_requests:
-                await self._one(str(number), prompt, num_tokens, times)
+            while (number := next(budget)) < load.num_requests:
+                await self._one(str(number), prompt, load.num_tokens, times)
 
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(num_streams):
-                await asyncio.sleep(seconds / num_streams)
+            for _ in range(load.num_streams):
+                await asyncio.sleep(load.seconds / load.num_streams)
                 tasks.create_task(loop())
         await subscription.unsubscribe()
         return times

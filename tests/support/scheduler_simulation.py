@@ -204,3 +204,9 @@ class Simulation:
             assert output.first_index == self.outputs[sequence_id][0].first_index + len(tokens)
             tokens.extend(output.token_ids)
         return tokens
+
+
+def make_simulation(*, lag: int = 0, **fields: object) -> Simulation:
+    """Return a simulation of a small pool; `fields` are settings of the engine."""
+    values = {"block_size": 4, "num_blocks": 32, "max_num_seqs": 8, "max_model_len": 64}
+    return Simulation(EngineConfig(**{**values, **fields}), lag=lag)

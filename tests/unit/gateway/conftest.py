@@ -1,10 +1,13 @@
-"""A tiny tokenizer for every gateway test."""
+"""A tiny tokenizer for every gateway test; a database of each kind for those that need one."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from support.tiny_tokenizer import write_model_folder
 
+from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.prompts import PromptMaker
@@ -37,3 +40,17 @@ def model() -> ServedModel:
 @pytest.fixture
 def maker(tokenizer: ModelTokenizer, model_folder: Path) -> PromptMaker:
     return PromptMaker(tokenizer, ChatTemplate.load(model_folder, tokenizer.special_tokens))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/home/ledger.sqlite3"
+    new: str = request.getfixturevalue("postgres").new_database()
+    return new
+
+
+@pytest_asyncio.fixture
+async def database(url: str) -> AsyncIterator[Database]:
+    async with open_database(url) as opened:
+        yield opened

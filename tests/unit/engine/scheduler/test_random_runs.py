@@ -1,0 +1,108 @@
+"""The scheduler under random callers: every invariant after every step, every token at the end."""
+
+import random
+
+import pytest
+from support.engine_driver import make_request
+from support.scheduler_simulation import ForcesRuns, expected_output, make_simulation
+
+from pagoda_engine import KvSource, SamplingParams
+from pagoda_engine.scheduler import Sequence, SequenceState
+
+
+class RandomCaller:
+    """Adds, aborts, imports and releases at random, and remembers what must come out."""
+
+    def __init__(self, seed: int, *, lag: int, enable_prefix_caching: bool) -> None:
+        self.rng = random.Random(seed)
+        self.simulation = make_simulation(
+            num_blocks=self.rng.choice([12, 16, 24]),
+            max_num_seqs=self.rng.choice([2, 5, 9]),
+            max_num_batched_tokens=self.rng.choice([3, 8, 40]),
+            max_model_len=44,
+            enable_prefix_caching=enable_prefix_caching,
+            lag=lag,
+        )
+        self.sequences: dict[str, Sequence] = {}
+        self.aborted: set[str] = set()
+        self.prompts: list[list[int]] = []
+
+    def run(self, num_sequences: int, max_steps: int) -> None:
+        scheduler = self.simulation.scheduler
+        for _ in range(max_steps):
+            if len(self.sequences) < num_sequences and self.rng.random() < 0.4:
+                self.add()
+            if self.rng.random() < 0.03:
+                self.abort()
+            for sequence in list(scheduler.importing.values()):
+                if self.rng.random() < 0.3:
+                    lowest, highest = sequence.num_cached_tokens, len(sequence.token_ids)
+                    self.simulation.finish_import(sequence, self.rng.randint(lowest, highest))
+            for sequence in list(scheduler.held.values()):
+                if self.rng.random() < 0.3:
+                    scheduler.finish(sequence)
+            self.simulation.step()
+            is_idle = not len(scheduler) and not self.simulation.in_flight
+            if len(self.sequences) == num_sequences and is_idle:
+                return
+        raise AssertionError(f"{len(scheduler)} sequences left after {max_steps} steps")
+
+    def add(self) -> None:
+        """Mostly a prompt that starts like an earlier one."""
+        rng, prompt = self.rng, []
+        if self.prompts and rng.random() < 0.7:
+            prompt = rng.choice(self.prompts)[: rng.randint(1, 20)]
+        prompt = prompt + [rng.randrange(49) for _ in range(rng.randint(0 if prompt else 1, 10))]
+        self.prompts.append(prompt)
+        kind = rng.random()
+        sequence_id = str(len(self.sequences))
+        self.sequences[sequence_id] = self.simulation.add(
+            make_request(
+                sequence_id,
+                prompt,
+                block_size=4,
+                sampling=SamplingParams(max_tokens=rng.randint(3, 14)),
+                output_token_ids=tuple(rng.randrange(49) for _ in range(rng.choice([0, 0, 2]))),
+                kv_source=KvSource.IMPORT if kind < 0.25 else KvSource.COMPUTE,
+                prefill_only=0.2 < kind < 0.4,
+                token_mask=rng.choice([None, None, ForcesRuns(rng.choice([1, 4, 13]))]),
+                priority=rng.choice([0, 0, 0, -2, 1]),
+            )
+        )
+
+    def abort(self) -> None:
+        alive = [s for s in self.sequences.values() if s.state is not SequenceState.FINISHED]
+        if alive:
+            victim = self.rng.choice(alive)
+            self.aborted.add(victim.sequence_id)
+            self.simulation.scheduler.finish(victim)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("enable_prefix_caching", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_runs_keep_every_invariant(seed: int, lag: int, enable_prefix_caching: bool) -> None:
+    caller = RandomCaller(seed, lag=lag, enable_prefix_caching=enable_prefix_caching)
+    caller.run(num_sequences=300, max_steps=6000)
+    simulation = caller.simulation
+    assert simulation.pool.num_free_blocks == simulation.config.num_blocks
+    for sequence_id, sequence in caller.sequences.items():
+        expected = expected_output(sequence.request, 44)
+        found = simulation.tokens(sequence_id)
+        num_expected = len(found) if sequence_id in caller.aborted else len(expected)
+        assert found == expected[:num_expected]
+
+
+@pytest.mark.slow
+def test_random_runs_do_preempt() -> None:
+    rng = random.Random(1)
+    simulation = make_simulation(num_blocks=12, max_num_seqs=9, max_model_len=44)
+    for i in range(60):
+        prompt = [rng.randrange(49) for _ in range(rng.randint(1, 8))]
+        params = SamplingParams(max_tokens=20)
+        simulation.add(make_request(str(i), prompt, block_size=4, sampling=params))
+    while simulation.scheduler.has_work():
+        simulation.step()
+    assert not len(simulation.scheduler)
+    assert simulation.num_preempted > 10
