@@ -23,6 +23,7 @@ import psutil
 from dotenv import dotenv_values
 
 from pagoda_cli.endpoint import Endpoint
+from pagoda_cli.up.ports import pick_port
 from pagoda_runtime.configuration.settings import CommonSettings, load_settings
 
 BIN = Path(sys.executable).parent
@@ -55,7 +56,7 @@ def running_stack(
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Stack]:
     """Start `pagoda up` and yield once the model is served; each worker has `num_threads`."""
-    port = free_port()
+    port = pick_port(())
     variables = {
         "PAGODA_HOME": str(home),
         "PAGODA_HTTP_PORT": str(port),
@@ -108,7 +109,7 @@ def gateway_alone(
 ) -> Iterator[GatewayAlone]:
     """Start NATS, a gateway and the null worker; no router, no Redis, no engine."""
     home.mkdir(parents=True, exist_ok=True)
-    nats_port, port, token = free_port(), free_port(), secrets.token_hex(8)
+    nats_port, port, token = pick_port(()), pick_port(()), secrets.token_hex(8)
     key = f"sk-pagoda-{secrets.token_hex(16)}"
     variables = {
         "PAGODA_HOME": str(home),
@@ -172,7 +173,7 @@ def transformers_baseline(
     home: Path, *, model: Path, num_threads: int, dtype: str
 ) -> Iterator[Baseline]:
     """Start the transformers process and yield once the model is loaded."""
-    command = [str(BIN / "python"), str(SERVING / "transformers_baseline.py")]
+    command = [str(BIN / "python"), str(SERVING / "baselines" / "transformers_baseline.py")]
     command += ["--model", str(model), "--dtype", dtype, "--threads", str(num_threads)]
     log = home / "transformers.log"
     with started(log, command, {"OMP_NUM_THREADS": str(num_threads)}, has_output=True) as process:
@@ -181,7 +182,7 @@ def transformers_baseline(
 
 def memory_bandwidth(num_threads: int) -> dict[str, Any]:
     """Measure in a process of its own, so that its threads are its own."""
-    command = [str(BIN / "python"), str(SERVING / "memory_bandwidth.py")]
+    command = [str(BIN / "python"), str(SERVING / "baselines" / "memory_bandwidth.py")]
     environ = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
     done = subprocess.run(
         [*command, "--threads", str(num_threads)],
@@ -285,14 +286,6 @@ def listens(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _children(pid: int) -> list[psutil.Process]:

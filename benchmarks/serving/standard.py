@@ -20,11 +20,11 @@ import psutil
 from load import Load, drive
 from models import model_folder, vocab_size
 from processes import memory_bandwidth, running_stack, transformers_baseline
-from section import Section
-from section_engine import EngineSection
-from section_gateway import GatewaySection
-from section_prefix import PrefixSection
-from section_topology import TopologySection
+from sections.engine import EngineSection
+from sections.gateway import GatewaySection
+from sections.prefix import PrefixSection
+from sections.section import Section
+from sections.topology import TopologySection
 
 from pagoda_cli.bench.provenance import provenance
 from pagoda_cli.bench.report import write_json

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 from support.greedy_oracle import GreedyOracle
-from support.stack import Stack, free_port, running_stack
+from support.servers import free_port
+from support.stack import Stack, running_stack
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

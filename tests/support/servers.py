@@ -18,17 +18,15 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from pagoda_cli.up.ports import pick_port
 from pagoda_runtime.configuration.settings import CommonSettings
 
 START_SECONDS = 20.0
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A loopback port that nobody listens on, and that no outgoing connection is given."""
+    return pick_port(())
 
 
 def binary(name: str) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,16 +14,10 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.servers import free_port
+
 PAGODA = Path(sys.executable).with_name("pagoda")
 START_SECONDS = 90.0
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from load import Load
-from section import Section, failures
+from sections.section import Section, failures
 from spread import Spread
 
 from pagoda_cli.bench.results import Results

@@ -6,10 +6,10 @@ from typing import Any
 from load import Load, batch_prompts, drive
 from models import step_bytes
 from processes import Baseline, Stack
-from section import Section, failures, p50
 from spread import Spread
 
 from pagoda_cli.bench.results import Results
+from sections.section import Section, failures, p50
 
 BATCH = Load(concurrency=8, num_requests=8, prompt_tokens=256, output_tokens=64)
 SINGLE = Load(concurrency=1, num_requests=2, prompt_tokens=256, output_tokens=64)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from load import Load, drive
 from processes import Stack
-from section import Section, failures, p50
 from spread import Spread
 
 from pagoda_cli.bench.results import Results
+from sections.section import Section, failures, p50
 
 LOADS = (
     Load(concurrency=1, num_requests=4, prompt_tokens=256, output_tokens=64),

@@ -3,7 +3,7 @@
 Two readers far larger than any cache, the best of several passes: a float32 sum and a matrix-vector
 product (torch). The faster one counts. Prints JSON.
 
-    python benchmarks/serving/memory_bandwidth.py --threads 1
+    python benchmarks/serving/baselines/memory_bandwidth.py --threads 1
 """
 
 import argparse

@@ -3,7 +3,7 @@
 Reads a JSON line per batch, `{"prompts": [[ids], ...], "num_output_tokens": n}`, and answers with
 `{"seconds": s, "num_output_tokens": n}`. A batch's prompts are equally long; EOS ends no row.
 
-    python benchmarks/serving/transformers_baseline.py --model DIR --dtype bfloat16 --threads 1
+    python benchmarks/serving/baselines/transformers_baseline.py --model DIR --threads 1
 """
 
 import argparse

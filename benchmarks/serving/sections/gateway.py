@@ -4,10 +4,10 @@ from pathlib import Path
 
 from load import Load, drive
 from processes import cpu_seconds, gateway_alone
-from section import Section, failures
 from spread import Spread
 
 from pagoda_cli.bench.results import Results
+from sections.section import Section, failures
 
 STEP_MS = 10.0
 LOAD = Load(concurrency=64, num_requests=256, prompt_tokens=256, output_tokens=128)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from load import prefix_outcomes
 from processes import Stack
-from section import Section
 from spread import Spread
+
+from sections.section import Section
 
 NUM_PREFIX_TOKENS = 1024
 NUM_UNIQUE_TOKENS = 64
