@@ -1,8 +1,9 @@
 """What a generation request leaves in traces and metrics. Span names are in ARCHITECTURE.md."""
 
 import contextlib
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import orjson
 from opentelemetry.context import Context
@@ -15,9 +16,13 @@ from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.http.caller import Caller
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.generation import Generation
+from pagoda_gateway.text.prompts import Prompt
+from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.telemetry.tracing import extract, tracer
 
 MAX_USER_CHARS = 128
+logger = logging.getLogger(__name__)
+
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
@@ -82,6 +87,13 @@ def describe_request(generation: Generation, body: GenerationBody) -> None:
         generation.span.set_attribute("pagoda.metadata", orjson.dumps(body.metadata).decode())
 
 
+def log_prompts(request_id: str, prompts: Iterable[Prompt], tokenizer: ModelTokenizer) -> None:
+    """Write prompts to the log as the model sees them; only where a setting says so."""
+    for prompt in prompts:
+        text = tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+        logger.info("request %s: prompt %r", request_id, text)
+
+
 def describe_outcome(generation: Generation, record: UsageClose) -> None:
     """Note how it ended and what the client got."""
     generation.span.set_attributes(
@@ -97,6 +109,10 @@ def describe_outcome(generation: Generation, record: UsageClose) -> None:
             "pagoda.ttft_ms": record.ttft_ms,
         }
     )
+    if record.safety_findings:
+        generation.span.set_attribute("pagoda.safety_findings", list(record.safety_findings))
+    if record.is_cached_answer:
+        generation.span.set_attribute("pagoda.is_cached_answer", True)
     if generation.failure is not None:
         mark_failed(generation.span, generation.failure)
 
