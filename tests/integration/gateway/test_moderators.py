@@ -124,6 +124,26 @@ async def test_a_service_that_cannot_judge(
     assert answers["open"].json()["choices"][0]["message"]["content"] == "evil"
 
 
+async def test_a_stream_whose_moderator_fails_ends_with_an_error(
+    start: Start, bus: Bus, model_folder: Path, tmp_path: Path
+) -> None:
+    async with moderation_server() as server:
+        file = policy(tmp_path, server, window_chars=40, overlap_chars=8, timeout_seconds=30)
+        worker = says(bus, model_folder, "on and on " * 30, step_seconds=0.002)
+        async with start(worker, safety_file=file) as running:
+            body = {"model": "tiny", **asked("hi", stream=True)}
+            async with running.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                lines = answer.aiter_lines()
+                await anext(lines)
+                server.status = 500
+                rest = [line async for line in lines if line]
+            receipt = await running.receipt(answer)
+    assert "the moderator 'service' cannot judge" in rest[-2]
+    assert rest[-1] == "data: [DONE]"
+    assert receipt["outcome"] == "failed"
+    assert len(worker.cancels) == 1
+
+
 async def test_few_ask_at_once(start: Start, tmp_path: Path) -> None:
     async with moderation_server() as server:
         server.gate.clear()

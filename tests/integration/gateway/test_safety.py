@@ -230,6 +230,17 @@ async def test_moderations_by_rules(start: Start, rules: Path) -> None:
     assert wrong.json()["error"]["param"] == "input[0]"
 
 
+async def test_work_on_a_hostile_prompt_is_bounded(start: Start, rules: Path) -> None:
+    async with start(safety_file=rules) as running:
+        many = await running.completion(prompt="1234-5678 " * 20_000)
+        flags = await running.completion(prompt="dollar " * 20_000)
+        large = await running.http.post("/v1/moderations", json={"input": "x" * 300_000})
+    assert many.status_code == 400
+    assert "more than 10000 times" in many.json()["error"]["message"]
+    assert "context length" in flags.json()["error"]["message"]  # a flag refuses nothing
+    assert "the limit is 262144" in large.json()["error"]["message"]
+
+
 async def test_without_a_policy_there_is_nothing_to_ask(running: Running) -> None:
     answer = await running.http.post("/v1/moderations", json={"input": "x"})
     assert answer.status_code == 404

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Iterable, Iterator
 
@@ -12,7 +13,7 @@ from starlette.requests import Request
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose
 from pagoda_gateway import metrics
-from pagoda_gateway.errors import GatewayError
+from pagoda_gateway.errors import GatewayError, InvalidRequestError
 from pagoda_gateway.http.caller import Caller
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.generation import Generation
@@ -23,6 +24,9 @@ from pagoda_runtime.telemetry.tracing import extract, tracer
 MAX_USER_CHARS = 128
 logger = logging.getLogger(__name__)
 
+_FIELD = re.compile(
+    r"[a-z_]{1,32}(?![^.\[])"
+)  # of a body; what is within it has names of the client's
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
@@ -118,8 +122,15 @@ def describe_outcome(generation: Generation, record: UsageClose) -> None:
 
 
 def mark_failed(span: Span, error: GatewayError) -> None:
-    """Note an error that the client hears of."""
-    span.set_status(StatusCode.ERROR, str(error)[:500])
+    """Note an error that the client hears of; of one that is its own, only which field it is in.
+
+    Such a message shows what the client sent: that is for the client alone.
+    """
+    message = str(error)[:500]
+    if isinstance(error, InvalidRequestError):
+        field = _FIELD.match(error.param or "")
+        message = f"in '{field[0]}'" if field else ""
+    span.set_status(StatusCode.ERROR, message)
     span.set_attribute("error.type", error.code or type(error).__name__)
 
 

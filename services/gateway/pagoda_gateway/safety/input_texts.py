@@ -27,6 +27,19 @@ def rewritten(body: Body, rewrite: Rewrite) -> Body:
     return body.model_copy(update=changes) if changes else body
 
 
+def num_chars(body: GenerationBody) -> int:
+    """Return how much text `rewritten` would look at."""
+    total = 0
+
+    def add(text: str) -> str:
+        nonlocal total
+        total += len(text)
+        return text
+
+    rewritten(body, add)
+    return total
+
+
 def plain_texts(body: GenerationBody) -> list[str]:
     """Return what people and models have said in it, in order: what a moderator judges."""
     texts = [item for item in getattr(body, "prompt", None) or () if isinstance(item, str)]

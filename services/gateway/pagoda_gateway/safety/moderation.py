@@ -1,10 +1,9 @@
 """Answers of /v1/moderations: what a tenant's policy says of texts, with nothing done about it."""
 
+import asyncio
 from typing import Any
 
-from pagoda_gateway.safety.findings import Action
 from pagoda_gateway.safety.moderators.base import Judgement
-from pagoda_gateway.safety.patterns.text_filter import TextRules
 from pagoda_gateway.safety.policies.policy import ModeratedRule, Policy
 
 
@@ -14,9 +13,7 @@ async def moderation_result(policy: Policy, text: str) -> dict[str, Any]:
     Raises:
         UnavailableError: a moderator cannot judge, and what it cannot judge is refused.
     """
-    scores = {
-        name: float(_matches(patterns, text)) for name, patterns in policy.single_patterns.items()
-    }
+    scores = await asyncio.to_thread(_pattern_scores, policy, text)
     flagged = {name for name, score in scores.items() if score}
     asked: dict[str, list[Judgement]] = {}
     for rule in policy.all_moderated:
@@ -35,12 +32,9 @@ async def moderation_result(policy: Policy, text: str) -> dict[str, Any]:
     }
 
 
-def _matches(patterns: TextRules, text: str) -> bool:
-    found: list[Action] = []
-    filtered = patterns.new_filter(lambda _, action: found.append(action))
-    filtered.push(text)
-    filtered.flush()
-    return bool(found)
+def _pattern_scores(policy: Policy, text: str) -> dict[str, float]:
+    rules = policy.single_patterns.items()
+    return {name: float(patterns.matches(text)) for name, patterns in rules}
 
 
 def _reached(rule: ModeratedRule, judgement: Judgement) -> set[str]:

@@ -10,15 +10,15 @@ from pagoda_gateway.errors import ContentPolicyError, InvalidRequestError, Unsup
 from pagoda_gateway.openai.request_processor import ProcessedRequest
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.safety.findings import Action, Direction, Findings
-from pagoda_gateway.safety.input_texts import plain_texts, prompt_tokens, rewritten
+from pagoda_gateway.safety.input_texts import num_chars, plain_texts, prompt_tokens, rewritten
 from pagoda_gateway.safety.output_guard import OutputGuard
 from pagoda_gateway.safety.policies.policy import Policy
 
 Body = TypeVar("Body", bound=GenerationBody)
 TextOf = Callable[[Sequence[int]], Awaitable[str]]
 
-INLINE_BYTES = 64 * 1024  # larger bodies are looked through in a thread
-MAX_MATCHES = 10_000  # in one request's texts: each costs some microseconds
+INLINE_CHARS = 64 * 1024  # more are looked through in a thread
+MAX_MATCHES = 10_000  # that are replaced in one request: each costs some microseconds
 
 
 class RequestSafety:
@@ -46,7 +46,7 @@ class RequestSafety:
             return body
         decoded = [await text_of(token_ids) for token_ids in prompt_tokens(body)]
         look = partial(_InputCheck(self, body.prompt_field).look, body, decoded)
-        is_small = len(body.model_dump_json()) <= INLINE_BYTES
+        is_small = num_chars(body) + sum(map(len, decoded)) <= INLINE_CHARS
         body = look() if is_small else await asyncio.to_thread(look)
         if rules.moderated:
             text = "\n".join([*plain_texts(body), *decoded])

@@ -8,6 +8,7 @@ from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.base import RequestBody
 
 MAX_INPUTS = 256
+MAX_INPUT_CHARS = 1 << 18  # of all texts together
 
 _TEXT = {"type": "string"}
 _PART = {
@@ -45,10 +46,16 @@ class ModerationBody(RequestBody):
                 f"{shorten(value)}",
                 param="input",
             )
-        if all(isinstance(item, str) for item in items):
-            return items
-        texts = [_part_text(index, item) for index, item in enumerate(items)]
-        return ["\n".join(texts)]
+        if not all(isinstance(item, str) for item in items):
+            items = ["\n".join(_part_text(index, item) for index, item in enumerate(items))]
+        num_chars = sum(map(len, items))
+        if num_chars > MAX_INPUT_CHARS:
+            raise InvalidRequestError(
+                f"'input' has {num_chars} characters; the limit is {MAX_INPUT_CHARS}: send less at "
+                "a time",
+                param="input",
+            )
+        return items
 
 
 class ModerationResult(BaseModel):

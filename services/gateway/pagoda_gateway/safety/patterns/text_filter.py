@@ -10,6 +10,8 @@ from pagoda_gateway.safety.findings import Action
 from pagoda_gateway.safety.patterns.pattern_set import PatternRule, PatternSet
 from pagoda_gateway.safety.patterns.stream_filter import StreamFilter
 
+MAX_FLAGGED = 10_000  # matches in one text, before a rule that has none yet is given up
+
 
 @dataclass(frozen=True, slots=True)
 class NamedRule:
@@ -22,7 +24,7 @@ class NamedRule:
 
 
 Note = Callable[[str, Action], None]
-"""Hears the name and the action of a rule whenever it matches."""
+"""Hears the name and the action of a rule that matches; of one that flags, once for each text."""
 
 
 class TextRules:
@@ -50,6 +52,13 @@ class TextRules:
         """Whether a match changes what goes out."""
         return bool(self._stages.keys() - {"flag"})
 
+    def matches(self, text: str) -> bool:
+        """Return whether a rule that blocks matches."""
+        filtered = self.new_filter(lambda *_: None)
+        filtered.push(text)
+        filtered.flush()
+        return filtered.is_blocked
+
     def new_filter(self, note: Note) -> "TextFilter":
         """Return the filter of one text."""
         return TextFilter(
@@ -60,13 +69,38 @@ class TextRules:
         if action not in self._stages:
             return None
         patterns, rules = self._stages[action]
-
-        def replace(number: int) -> str | None:
-            rule = rules[number]
-            note(rule.name, action)
-            return None if action == "block" else rule.replacement
-
+        replace = _Flags(rules, note) if action == "flag" else _Acting(rules, note)
         return StreamFilter(patterns, replace)
+
+
+class _Acting:
+    """What stands for the matches of rules that block or redact."""
+
+    def __init__(self, rules: Sequence[NamedRule], note: Note) -> None:
+        self._rules = rules
+        self._note = note
+
+    def __call__(self, number: int) -> str | None:
+        rule = self._rules[number]
+        self._note(rule.name, rule.action)
+        return None if rule.action == "block" else rule.replacement
+
+
+class _Flags:
+    """Hears of the matches of rules that flag; once each has matched, no more is looked for."""
+
+    def __init__(self, rules: Sequence[NamedRule], note: Note) -> None:
+        self._rules = rules
+        self._note = note
+        self._left = set(range(len(rules)))
+        self._num_matches = 0
+
+    def __call__(self, number: int) -> str | None:
+        self._num_matches += 1
+        if number in self._left:
+            self._left.remove(number)
+            self._note(self._rules[number].name, "flag")
+        return "" if self._left and self._num_matches < MAX_FLAGGED else None
 
 
 class TextFilter:

@@ -1,7 +1,7 @@
 """A policy as it is applied: its rules compiled, its moderators at hand."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagoda_gateway.safety.findings import Direction
 from pagoda_gateway.safety.moderators.base import Judgement
@@ -81,7 +81,8 @@ class Policy:
         name: in the policy file.
         input, output: rules for each direction.
         all_moderated: rules of moderators, whatever their direction.
-        single_patterns: each rule of patterns alone, by its name: together one may hide another.
+        single_patterns: each rule of patterns alone, by its name, as if it blocked: together one
+            may hide another.
         response_cache: how answers are kept; None: they are not.
     """
 
@@ -101,7 +102,9 @@ class Policy:
         self.output = self._rules(settings, "output", moderators)
         self.all_moderated = Rules(settings.rules, moderators).moderated
         self.single_patterns = {
-            rule.name: TextRules([_named(rule)]) for rule in settings.rules if rule.deny
+            rule.name: TextRules([replace(_named(rule), action="block")])
+            for rule in settings.rules
+            if rule.deny
         }
 
     @property
