@@ -236,7 +236,7 @@ async def test_work_on_a_hostile_prompt_is_bounded(start: Start, rules: Path) ->
         flags = await running.completion(prompt="dollar " * 20_000)
         large = await running.http.post("/v1/moderations", json={"input": "x" * 300_000})
     assert many.status_code == 400
-    assert "more than 10000 times" in many.json()["error"]["message"]
+    assert "more than 2000 times" in many.json()["error"]["message"]
     assert "context length" in flags.json()["error"]["message"]  # a flag refuses nothing
     assert "the limit is 262144" in large.json()["error"]["message"]
 

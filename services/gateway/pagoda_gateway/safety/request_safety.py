@@ -18,7 +18,7 @@ Body = TypeVar("Body", bound=GenerationBody)
 TextOf = Callable[[Sequence[int]], Awaitable[str]]
 
 INLINE_CHARS = 64 * 1024  # more are looked through in a thread
-MAX_MATCHES = 10_000  # that are replaced in one request: each costs some microseconds
+MAX_MATCHES = 2000  # that are replaced in one request: each costs some microseconds a rule
 
 
 class RequestSafety:

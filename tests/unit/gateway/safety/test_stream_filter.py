@@ -130,6 +130,20 @@ def test_what_is_allowed(text: str, expected: str) -> None:
     assert filtered(rules, list(text), STAND_IN) == expected
 
 
+def test_what_one_rule_allows_another_may_deny() -> None:
+    rules = PatternSet([PatternRule(("bad",), ("not bad at all",)), PatternRule(("not|at",))])
+    numbers: list[int] = []
+
+    def replace(number: int) -> str:
+        numbers.append(number)
+        return STAND_IN
+
+    stream = StreamFilter(rules, replace)
+    out = "".join([*map(stream.push, "not bad at all, bad"), stream.flush()])
+    assert out == "[x] bad [x] all, [x]"
+    assert numbers == [1, 1, 0]
+
+
 def test_a_match_across_a_pause_is_never_whole() -> None:
     rules = PatternSet([PatternRule(("secret",))])
     blocked = StreamFilter(rules, lambda _: None)

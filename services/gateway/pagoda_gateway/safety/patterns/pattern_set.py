@@ -24,23 +24,13 @@ class PatternRule:
 
     Attributes:
         deny: expressions whose matches count.
-        allow: expressions; a match of `deny`, of whichever rule, that lies within a match of these
-            does not count.
+        allow: expressions; a match of `deny` that lies within a match of these does not count.
         ignore_case: of both.
     """
 
     deny: tuple[str, ...]
     allow: tuple[str, ...] = ()
     ignore_case: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Bytes [start, end) of a text; `rule` is its number, None: of what is allowed."""
-
-    start: int
-    end: int
-    rule: int | None
 
 
 class PatternSet:
@@ -53,26 +43,38 @@ class PatternSet:
             ExpressionError: one cannot be used; or all together are too large.
         """
         denied = [_any(rule.deny, rule) for rule in rules]
-        allowed = [_any(rule.allow, rule) for rule in rules if rule.allow]
-        everything = any_of([*denied, *allowed])
+        allowed = [_any(rule.allow, rule) if rule.allow else None for rule in rules]
+        everything = any_of([*denied, *filter(None, allowed)])
         self._match = _compiled(everything.source)
         self._unfinished = _compiled(rf"{everything.unfinished}\z")
-        self._rules = [_compiled(expression.source) for expression in denied]
+        self._rules = [
+            (_compiled(deny.source), _compiled(allow.source) if allow else None)
+            for deny, allow in zip(denied, allowed, strict=True)
+        ]
 
-    def first(self, text: bytes, start: int) -> Match | None:
-        """Return the leftmost match from `start` on, of these the longest; None: there is none.
+    def first(self, text: bytes, start: int) -> int | None:
+        """Return where the leftmost match from `start` on begins, of what is denied or allowed.
 
-        Anchors see what is before.
+        Anchors see what is before. None: there is none.
         """
         found = self._match.search(text, start)
-        if found is None:
-            return None
-        begin, end = found.span()
-        for number, pattern in enumerate(self._rules):
-            own = pattern.match(text, begin)
-            if own is not None and own.end() == end:
-                return Match(begin, end, number)
-        return Match(begin, end, None)
+        return None if found is None else found.start()
+
+    def denied(self, text: bytes, start: int, allowed: dict[int, int]) -> tuple[int, int] | None:
+        """Return the longest match that begins at `start` and counts: its rule, and its end.
+
+        `allowed`: how far each rule allows the text; what begins here is added.
+        """
+        longest: tuple[int, int] | None = None
+        for number, (deny, allow) in enumerate(self._rules):
+            if allow is not None and (exempt := allow.match(text, start)) is not None:
+                allowed[number] = max(allowed.get(number, 0), exempt.end())
+            found = deny.match(text, start)
+            if found is None or found.end() <= allowed.get(number, 0):
+                continue
+            if longest is None or found.end() > longest[1]:
+                longest = number, found.end()
+        return longest
 
     def unfinished(self, text: bytes, start: int) -> int:
         """Return where the longest end of `text` begins that a match may begin with."""

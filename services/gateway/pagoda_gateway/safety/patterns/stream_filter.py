@@ -21,7 +21,7 @@ class StreamFilter:
         self._text = b""  # from one byte before what is undecided or not sent
         self._decided = 0  # all matches that begin before it have been found
         self._sent = 0  # more than that only after `pause`
-        self._allowed = 0  # matches that end up to here lie within what is allowed
+        self._allowed: dict[int, int] = {}  # a rule's matches that end up to there do not count
         self._out: list[str] = []
         self.is_ended = False
         self.is_blocked = False  # ended by a match that nothing stands for
@@ -62,23 +62,22 @@ class StreamFilter:
 
     def _find(self, *, is_last: bool) -> None:
         """Act on every match of which no later text can make another one."""
-        while (match := self._patterns.first(self._text, self._decided)) is not None:
-            if not is_last and (
-                self._patterns.unfinished(self._text, self._decided) <= match.start
-            ):
+        while (start := self._patterns.first(self._text, self._decided)) is not None:
+            if not is_last and self._patterns.unfinished(self._text, self._decided) <= start:
                 return
-            if match.rule is None or match.end <= self._allowed:
-                self._allowed = max(self._allowed, match.end)
-                self._decided = _next_character(self._text, match.start)
+            denied = self._patterns.denied(self._text, start, self._allowed)
+            if denied is None:
+                self._decided = _next_character(self._text, start)
                 continue
-            self._send(match.start)
-            replacement = self._replace(match.rule)
+            rule, end = denied
+            self._send(start)
+            replacement = self._replace(rule)
             if replacement is None:
                 self.is_ended = self.is_blocked = True
                 return
             self._out.append(replacement)
-            self._decided = match.end
-            self._sent = max(self._sent, match.end)
+            self._decided = end
+            self._sent = max(self._sent, end)
 
     def _send(self, end: int) -> None:
         if end > self._sent:
@@ -92,7 +91,8 @@ class StreamFilter:
             self._text = self._text[done:]
             self._decided -= done
             self._sent -= done
-            self._allowed = max(0, self._allowed - done)
+            if self._allowed:
+                self._allowed = {n: end - done for n, end in self._allowed.items() if end > done}
         out, self._out = "".join(self._out), []
         return out
 

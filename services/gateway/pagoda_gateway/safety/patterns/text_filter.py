@@ -10,7 +10,7 @@ from pagoda_gateway.safety.findings import Action
 from pagoda_gateway.safety.patterns.pattern_set import PatternRule, PatternSet
 from pagoda_gateway.safety.patterns.stream_filter import StreamFilter
 
-MAX_FLAGGED = 10_000  # matches in one text, before a rule that has none yet is given up
+MAX_FLAGGED = 1000  # matches in one text, before a rule that has none yet is given up
 
 
 @dataclass(frozen=True, slots=True)
