@@ -100,6 +100,21 @@ class GatewaySettings(ServiceSettings):
         "tenant that holds most loses its oldest. A replica keeps its own; 0: none.",
     )
     response_store_seconds: float = Field(3600.0, gt=0, description="How long a response is kept.")
+    safety_file: Path | None = Field(
+        None,
+        description="YAML of policies: what tenants may ask and be answered, and whose answers are "
+        "cached (docs/howto/safety.md); empty: none.",
+    )
+    response_cache_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=0,
+        description="Bytes of answers kept for equal requests of tenants whose policy has a "
+        "response_cache; beyond it the tenant that holds most loses its oldest. A replica keeps "
+        "its own.",
+    )
+    log_prompts: bool = Field(
+        False, description="Write every prompt to the log, as the model sees it."
+    )
     max_file_bytes: int = Field(
         200 << 20, ge=1024, description="Largest file that can be uploaded (/v1/files)."
     )

@@ -4,6 +4,7 @@ GatewayError
 ├── InvalidRequestError          400  what a client sent cannot be served
 │   ├── ContextLengthError       400  context_length_exceeded
 │   ├── UnsupportedFieldError    400  unsupported_parameter
+│   ├── ContentPolicyError       400  content_policy_violation
 │   ├── BodyTooLargeError        413
 │   ├── SlowBodyError            408
 │   ├── MediaTypeError           415
@@ -108,6 +109,12 @@ class UnsupportedFieldError(InvalidRequestError):
     """A field that would change the answer, and that this server cannot honour."""
 
     code = "unsupported_parameter"
+
+
+class ContentPolicyError(InvalidRequestError):
+    """A rule of the tenant's policy refuses the text; names the rule, never the text."""
+
+    code = "content_policy_violation"
 
 
 class BodyTooLargeError(InvalidRequestError):

@@ -27,14 +27,16 @@ from pagoda_gateway.model_text import ModelText, load_texts
 from pagoda_gateway.openai.answer_form import AnswerForms
 from pagoda_gateway.openai.chat import ChatEndpoint, ChatProcessor
 from pagoda_gateway.openai.completions import CompletionEndpoint, CompletionProcessor
+from pagoda_gateway.response_cache.response_cache import ResponseCache
 from pagoda_gateway.responses.endpoint import ResponsesEndpoint
-from pagoda_gateway.responses.response_store import ResponseStore
+from pagoda_gateway.safety.policies.policies import Policies, open_policies
 from pagoda_gateway.sequences.admission import Admission
 from pagoda_gateway.sequences.frames import FrameReceiver
 from pagoda_gateway.sequences.placement import Placer
 from pagoda_gateway.sequences.readiness import Readiness
 from pagoda_gateway.sequences.silence import SilenceWatch
 from pagoda_gateway.served_model import ServedModel
+from pagoda_gateway.tenant_values import TenantValues
 from pagoda_gateway.text.grammars import GrammarThreads
 from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_runtime.configuration.settings import CommonSettings
@@ -91,6 +93,8 @@ class Gateway:
     batches: BatchStore
     admission: Admission
     bodies: BodyBudget
+    policies: Policies
+    response_cache: ResponseCache
 
     def model_of(self, key: ApiKey, name: str) -> ServedModel:
         """Return the model that a key asks for by `name`, its own or an alias.
@@ -122,6 +126,7 @@ async def open_gateway(
 
     Raises:
         ModelFolderError: a model's text files cannot be used.
+        SafetyFileError: the policy file cannot be used.
     """
     grammar_threads = GrammarThreads()
     texts = await load_texts(
@@ -136,13 +141,16 @@ async def open_gateway(
         return {name: make(settings, text.prompts, text.forms) for name, text in texts.items()}
 
     chats = by_model(ChatProcessor)
-    store = ResponseStore(
+    store = TenantValues(
         max_bytes=settings.response_store_bytes, keep_seconds=settings.response_store_seconds
     )
     directory, frames = WorkerDirectory(), FrameReceiver()
     usage_log = UsageLog(bus, timeout_seconds=settings.usage_timeout_seconds)
     readiness = Readiness(health, common.served_model_name)
-    async with open_database(settings.ledger_address(common.home)) as database:
+    async with (
+        open_policies(settings.safety_file) as policies,
+        open_database(settings.ledger_address(common.home)) as database,
+    ):
         ledger, changes = Ledger(database), AccountChanges(bus)
         tenancy = Tenancy.of(database, changes.announce)
         secret = settings.bootstrap_api_key.get_secret_value()
@@ -181,6 +189,8 @@ async def open_gateway(
             batches=BatchStore(ledger.database, files),
             admission=Admission(settings.max_requests_in_flight),
             bodies=BodyBudget(settings.body_budget_bytes),
+            policies=policies,
+            response_cache=ResponseCache(settings.response_cache_bytes),
         )
         await usage_log.ensure_stream(
             settings.usage_log_bytes,

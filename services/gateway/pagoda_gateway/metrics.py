@@ -40,3 +40,13 @@ BATCH_LINES = Counter("pagoda_batch_lines", "Lines of batches that got their ans
 SILENT_SEQUENCES = Counter(
     "pagoda_silent_sequences", "Attempts given up because no frame came and no worker had them"
 )
+SAFETY_MATCHES = Counter(
+    "pagoda_safety_matches", "Texts that rules of policies matched",
+    ["policy", "rule", "action", "direction"],
+)  # fmt: skip
+MODERATOR_FAILURES = Counter(
+    "pagoda_moderator_failures", "Texts that a moderator could not judge", ["moderator"]
+)
+CACHED_ANSWERS = Counter(
+    "pagoda_response_cache", "Requests that could have been answered from the cache", ["result"]
+)

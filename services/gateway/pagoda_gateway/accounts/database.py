@@ -164,6 +164,7 @@ def _engine(address: URL) -> sa.Engine:
         "pool_size": 1 + LOOK_UP_THREADS,
         "max_overflow": 0,
         "pool_timeout": CHECKOUT_SECONDS,
+        "hide_parameters": True,  # an error that is logged shows no file, no key, no body
     }
     if address.get_backend_name() == "postgresql":
         return sa.create_engine(address, pool_pre_ping=True, **options)

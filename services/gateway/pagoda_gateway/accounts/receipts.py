@@ -72,4 +72,6 @@ def _receipt(row: RowMapping) -> dict[str, Any]:
         "e2e_ms": row["e2e_ms"],
         "stages_ms": row["stages_ms"],
         "workers": row["worker_ids"],
+        "cached_answer": bool(row["is_cached_answer"]),
+        "safety_findings": row["safety_findings"] or [],
     }

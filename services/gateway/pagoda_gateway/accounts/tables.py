@@ -5,6 +5,7 @@ A change here needs a revision in `migrations/versions/`; a test compares them.
 
 from sqlalchemy import (
     JSON,
+    Boolean,
     Column,
     Double,
     Float,
@@ -46,6 +47,8 @@ USAGE = Table(
     Column("closed_unix_seconds", Double),
     Column("outcome", String(32)),
     Column("worker_ids", JSON),
+    Column("is_cached_answer", Boolean),  # null in rows of older versions
+    Column("safety_findings", JSON),  # "policy/rule action direction"
     Index("usage_by_tenant", "tenant", "opened_unix_seconds"),
     Index("usage_by_object", "object_id"),
 )

@@ -44,4 +44,6 @@ def close_values(record: UsageClose) -> dict[str, Any]:
         "closed_unix_seconds": record.closed_unix_seconds,
         "outcome": record.outcome,
         "worker_ids": list(record.worker_ids),
+        "is_cached_answer": record.is_cached_answer,
+        "safety_findings": list(record.safety_findings),
     }

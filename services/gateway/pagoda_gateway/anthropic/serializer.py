@@ -12,6 +12,7 @@ from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.serializer import Serializer, whole_output
 from pagoda_gateway.sequences.generation import Generation
+from pagoda_gateway.sequences.output_guard import CONTENT_FILTER
 from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
 
 
@@ -85,6 +86,8 @@ class MessageSerializer(Serializer):
             return {"stop_reason": "stop_sequence", "stop_sequence": matched}
         if self._sequence.finish_reason == "length":
             reason = "max_tokens"
+        elif self._sequence.finish_reason == CONTENT_FILTER:
+            reason = "refusal"
         else:
             reason = "tool_use" if self._output.has_calls else "end_turn"
         return {"stop_reason": reason, "stop_sequence": None}

@@ -15,6 +15,7 @@ from pagoda_gateway.http.error_shape import error_body
 from pagoda_gateway.http.ignored_fields import IGNORED_HEADER
 from pagoda_gateway.http.middleware import RequestMiddleware
 from pagoda_gateway.http.openapi import DocumentedApp
+from pagoda_gateway.http.request_policy import CACHE_HEADER
 from pagoda_gateway.http.routes import (
     batches,
     embeddings,
@@ -23,13 +24,16 @@ from pagoda_gateway.http.routes import (
     health,
     messages,
     models,
+    moderations,
     receipts,
     responses,
     tokens,
 )
 from pagoda_gateway.http.routes.admin import keys, organisations, tenants, tiers
 
-EXPOSED_HEADERS = ("x-request-id", "x-pagoda-request-id", IGNORED_HEADER, "retry-after")
+EXPOSED_HEADERS = (
+    "x-request-id", "x-pagoda-request-id", IGNORED_HEADER, CACHE_HEADER, "retry-after",
+)  # fmt: skip
 
 
 def make_app(gateway: Gateway) -> FastAPI:
@@ -46,8 +50,8 @@ def make_app(gateway: Gateway) -> FastAPI:
         },  # one trace per request: ours
     )
     for module in (
-        generation, embeddings, messages, responses, files, batches, models, tokens, receipts,
-        health,
+        generation, embeddings, messages, responses, moderations, files, batches, models, tokens,
+        receipts, health,
     ):  # fmt: skip
         app.include_router(module.make_router(gateway))
     admin_secret = gateway.settings.admin_key.get_secret_value()

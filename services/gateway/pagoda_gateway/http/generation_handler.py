@@ -10,6 +10,7 @@ from typing import Generic
 
 from opentelemetry.trace import Span, set_span_in_context
 from starlette.requests import Request
+from starlette.types import Scope
 
 from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.gateway import Gateway
@@ -17,8 +18,10 @@ from pagoda_gateway.http.body import read_body
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.caller import Caller, caller_of
 from pagoda_gateway.http.generation_response import GenerationResponse
+from pagoda_gateway.http.request_policy import RequestPolicy
 from pagoda_gateway.http.request_telemetry import (
     describe_request,
+    log_prompts,
     mark_failed,
     stage_span,
     start_request_span,
@@ -61,12 +64,14 @@ class GenerationHandler(Generic[Sent, Body]):
             ) as sent:
                 held.enter_context(admission.slot(tenant))
                 translated = self._endpoint.translate(sent, tenant)
-                generation, processed = await self._process(translated.body, caller, span)
+                generation, processed, policy = await self._process(
+                    translated.body, caller, span, request.scope
+                )
                 serializer = translated.serializer(processed, generation)
             is_stream = bool(translated.body.stream)
             return GenerationResponse(
                 self._gateway, caller, generation, serializer,
-                is_stream=is_stream, held=held.pop_all(),
+                is_stream=is_stream, held=held.pop_all(), policy=policy,
             )  # fmt: skip
 
     @contextlib.contextmanager
@@ -82,9 +87,9 @@ class GenerationHandler(Generic[Sent, Body]):
             span.end()
 
     async def _process(
-        self, body: Body, caller: Caller, span: Span
-    ) -> tuple[Generation, ProcessedRequest]:
-        """Return what is ready to run, and what it was made of."""
+        self, body: Body, caller: Caller, span: Span, scope: Scope
+    ) -> tuple[Generation, ProcessedRequest, RequestPolicy | None]:
+        """Return what is ready to run, what it was made of, and the policy that applies to it."""
         gateway, endpoint = self._gateway, self._endpoint
         tenant = caller.key.tenant
         context = set_span_in_context(span)
@@ -92,9 +97,16 @@ class GenerationHandler(Generic[Sent, Body]):
             model = gateway.model_of(caller.key, body.model)
             processor = endpoint.processors[model.name]
             options = processor.options(body)
+            policy = RequestPolicy.of(gateway, tenant, model)
+            if policy is not None:
+                body = await policy.checked(body)
         started = time.perf_counter()
         with stage_span("gateway.tokenize", context):
             processed = await processor.process(body, options, model, tenant)
+        if gateway.settings.log_prompts:
+            log_prompts(caller.request_id, processed.prompts, processor.tokenizer)
+        if policy is not None:
+            processed = policy.guarded(processed)
         identity = RequestIdentity(
             request_id=caller.request_id,
             object_id=endpoint.object_id_prefix + caller.request_id,
@@ -107,9 +119,11 @@ class GenerationHandler(Generic[Sent, Body]):
             service_tier=caller.service_tier,
         )
         is_stream = bool(body.stream)
-        generation = self._generation(identity, model, processed, span, is_stream=is_stream)
+        generation = self._generation(identity, model, processed, span, policy, is_stream=is_stream)
+        if policy is not None:
+            policy.look_up(generation, processed, scope, is_seeded=body.seed is not None)
         describe_request(generation, body)
-        return generation, processed
+        return generation, processed, policy
 
     def _generation(
         self,
@@ -117,6 +131,7 @@ class GenerationHandler(Generic[Sent, Body]):
         model: ServedModel,
         processed: ProcessedRequest,
         span: Span,
+        policy: RequestPolicy | None,
         *,
         is_stream: bool,
     ) -> Generation:
@@ -148,6 +163,7 @@ class GenerationHandler(Generic[Sent, Body]):
                     on_change=generation.on_sequence_change,
                     gap_timeout_seconds=settings.gap_timeout_seconds,
                     clock=time.time,
+                    guard=policy.guard(index) if policy is not None else None,
                 )
             )
         return generation

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.http.caller import Caller
+from pagoda_gateway.http.request_policy import RequestPolicy
 from pagoda_gateway.http.request_telemetry import count, describe_outcome, stage_span
 from pagoda_gateway.http.streaming import GenerationWriter
 from pagoda_gateway.openai.serializer import Serializer
@@ -33,6 +34,7 @@ class GenerationResponse(Response):
         *,
         is_stream: bool,
         held: contextlib.ExitStack,
+        policy: RequestPolicy | None = None,
     ) -> None:
         """Prepare to answer.
 
@@ -43,6 +45,7 @@ class GenerationResponse(Response):
             serializer: writes it down.
             is_stream: the answer is a stream of events.
             held: the request's slot and span; closed when the account is settled.
+            policy: that applies to it.
         """
         super().__init__()
         self._gateway = gateway
@@ -51,6 +54,7 @@ class GenerationResponse(Response):
         self._serializer = serializer
         self._is_stream = is_stream
         self._held = held
+        self._policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, then settle; a failure before the first byte has its own HTTP status."""
@@ -105,6 +109,8 @@ class GenerationResponse(Response):
         else:
             outcome = "failed"
         record = generation.close_record(outcome)
+        if self._policy is not None:
+            self._policy.settle(generation, record)
         if generation.is_opened:
             with stage_span("gateway.settle", generation.context):
                 await self._gateway.usage_log.close(record, generation.context)

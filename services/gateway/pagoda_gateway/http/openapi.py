@@ -34,6 +34,7 @@ from pagoda_gateway.http.middleware import ADMIN_PATH, OPEN_PATHS
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.completions import CompletionBody
 from pagoda_gateway.openai.schemas.models import ModelCard, ModelList
+from pagoda_gateway.openai.schemas.moderations import Moderation, ModerationBody
 from pagoda_gateway.openai.schemas.receipts import Receipt
 from pagoda_gateway.openai.schemas.responses import (
     ChatCompletion,
@@ -60,6 +61,7 @@ _REF = "#/components/schemas/{model}"
 _MODELS: tuple[type[BaseModel], ...] = (
     ChatBody, ChatCompletion, ChatCompletionChunk, CompletionBody, Completion, CompletionChunk,
     EmbeddingsBody, EmbeddingList,
+    ModerationBody, Moderation,
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, ModelCard, ModelList,
     Receipt, ErrorAnswer,
     MessagesBody, MessageAnswer, MessageEvent, MessagesError, CountTokensBody, TokenCount,

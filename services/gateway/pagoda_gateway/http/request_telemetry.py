@@ -1,8 +1,10 @@
 """What a generation request leaves in traces and metrics. Span names are in ARCHITECTURE.md."""
 
 import contextlib
+import logging
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import orjson
 from opentelemetry.context import Context
@@ -11,13 +13,20 @@ from starlette.requests import Request
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose
 from pagoda_gateway import metrics
-from pagoda_gateway.errors import GatewayError
+from pagoda_gateway.errors import GatewayError, InvalidRequestError
 from pagoda_gateway.http.caller import Caller
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.generation import Generation
+from pagoda_gateway.text.prompts import Prompt
+from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.telemetry.tracing import extract, tracer
 
 MAX_USER_CHARS = 128
+logger = logging.getLogger(__name__)
+
+_FIELD = re.compile(
+    r"[a-z_]{1,32}(?![^.\[])"
+)  # of a body; what is within it has names of the client's
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
@@ -82,6 +91,13 @@ def describe_request(generation: Generation, body: GenerationBody) -> None:
         generation.span.set_attribute("pagoda.metadata", orjson.dumps(body.metadata).decode())
 
 
+def log_prompts(request_id: str, prompts: Iterable[Prompt], tokenizer: ModelTokenizer) -> None:
+    """Write prompts to the log as the model sees them; only where a setting says so."""
+    for prompt in prompts:
+        text = tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+        logger.info("request %s: prompt %r", request_id, text)
+
+
 def describe_outcome(generation: Generation, record: UsageClose) -> None:
     """Note how it ended and what the client got."""
     generation.span.set_attributes(
@@ -97,13 +113,24 @@ def describe_outcome(generation: Generation, record: UsageClose) -> None:
             "pagoda.ttft_ms": record.ttft_ms,
         }
     )
+    if record.safety_findings:
+        generation.span.set_attribute("pagoda.safety_findings", list(record.safety_findings))
+    if record.is_cached_answer:
+        generation.span.set_attribute("pagoda.is_cached_answer", True)
     if generation.failure is not None:
         mark_failed(generation.span, generation.failure)
 
 
 def mark_failed(span: Span, error: GatewayError) -> None:
-    """Note an error that the client hears of."""
-    span.set_status(StatusCode.ERROR, str(error)[:500])
+    """Note an error that the client hears of; of one that is its own, only which field it is in.
+
+    Such a message shows what the client sent: that is for the client alone.
+    """
+    message = str(error)[:500]
+    if isinstance(error, InvalidRequestError):
+        field = _FIELD.match(error.param or "")
+        message = f"in '{field[0]}'" if field else ""
+    span.set_status(StatusCode.ERROR, message)
     span.set_attribute("error.type", error.code or type(error).__name__)
 
 

@@ -59,7 +59,7 @@ class ResponseFailure(BaseModel):
 class IncompleteDetails(BaseModel):
     """Why a response is not all that the model would say."""
 
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "content_filter"]
 
 
 class ResponseAnswer(BaseModel):

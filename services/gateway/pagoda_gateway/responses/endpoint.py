@@ -10,9 +10,9 @@ from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.tools import function_tool
 from pagoda_gateway.responses.conversation import chat_messages, input_items
 from pagoda_gateway.responses.input_items import item_page, with_ids
-from pagoda_gateway.responses.response_store import ResponseStore
 from pagoda_gateway.responses.schemas import FunctionTool, ResponsesBody, TextFormat
 from pagoda_gateway.responses.serializer import ResponseSerializer
+from pagoda_gateway.tenant_values import TenantValues
 
 
 class _Chat(ChatBody):
@@ -35,7 +35,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
     object_id_prefix = "resp_"
     schema = ResponsesBody
 
-    def __init__(self, chats: Mapping[str, ChatProcessor], store: ResponseStore) -> None:
+    def __init__(self, chats: Mapping[str, ChatProcessor], store: TenantValues) -> None:
         super().__init__(chats)
         self._store = store
 

@@ -12,7 +12,10 @@ from pagoda_gateway.openai.serializer import Serializer, whole_output
 from pagoda_gateway.responses.items import item, item_events
 from pagoda_gateway.responses.schemas import ResponsesBody
 from pagoda_gateway.sequences.generation import Generation
+from pagoda_gateway.sequences.output_guard import CONTENT_FILTER
 from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
+
+_CUTS = {"length": "max_output_tokens", CONTENT_FILTER: CONTENT_FILTER}
 
 
 class ResponseSerializer(Serializer):
@@ -77,10 +80,10 @@ class ResponseSerializer(Serializer):
         return sse.named({**event, "sequence_number": number})
 
     def _ended(self) -> dict[str, Any]:
-        is_cut = self._sequence.finish_reason == "length"
+        cause = _CUTS.get(self._sequence.finish_reason or "")
         request_id = self._generation.identity.request_id
-        response = self._response("incomplete" if is_cut else "completed") | {
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        response = self._response("incomplete" if cause else "completed") | {
+            "incomplete_details": {"reason": cause} if cause else None,
             "output": [
                 item(block, request_id, self._item_status(block.index))
                 for block in self._output.blocks
@@ -93,7 +96,7 @@ class ResponseSerializer(Serializer):
     def _item_status(self, index: int) -> str:
         """Return the status of an item that has ended: the last one may have been cut."""
         is_last = index == len(self._output.blocks) - 1
-        is_cut = is_last and self._sequence.finish_reason == "length"
+        is_cut = is_last and self._sequence.finish_reason in _CUTS
         return "incomplete" if is_cut else "completed"
 
     def _response(self, status: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Knows no HTTP.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import orjson
 from google.protobuf.json_format import MessageToDict
@@ -21,6 +21,7 @@ from pagoda_gateway.sequences import usage
 from pagoda_gateway.sequences.frames import FrameReceiver
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.sequences.placement import Placer
+from pagoda_gateway.sequences.replay import KeptOutput, replay
 from pagoda_gateway.sequences.request import RequestContext, RequestIdentity
 from pagoda_gateway.served_model import ServedModel
 
@@ -71,6 +72,7 @@ class Generation:
         self.on_progress: Callable[[], None] = self.changed.set  # there is something to read
         self.failure: GatewayError | None = None
         self.is_disconnected = False
+        self.kept_outputs: Sequence[KeptOutput] | None = None  # an answer that needs no worker
         self.is_opened = False  # an open record was sent, so a close record must follow
         self._gateway_id = gateway_id
         self._placer = placer
@@ -101,7 +103,7 @@ class Generation:
         return (
             self.failure is not None
             or self.is_disconnected
-            or all(sequence.is_finished for sequence in self.sequences)
+            or all(sequence.is_settled for sequence in self.sequences)
         )
 
     @property
@@ -206,7 +208,20 @@ class Generation:
 
     async def _run_sequence(self, sequence: OutputSequence) -> None:
         async with self._places:
+            if sequence.guard is None:
+                await self._make(sequence)
+                return
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(sequence.guard.run(sequence.on_judged))
+                tasks.create_task(self._make(sequence))
+
+    async def _make(self, sequence: OutputSequence) -> None:
+        """Have a sequence's tokens made, or take them from an answer that was kept."""
+        if self.kept_outputs is None:
             await self._placer.run(self._request, sequence)
+        else:
+            await self._request.opened.wait()
+            await replay(sequence, self.kept_outputs[sequence.index])
 
     async def _open(self) -> None:
         self.is_opened = True

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pagoda.rpc.v1 import generate_pb2
+from pagoda_gateway.sequences.output_guard import CONTENT_FILTER, OutputGuard
 from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.sequences.prompt_logprobs import PromptLogprobs
 from pagoda_gateway.text.prompts import Prompt
@@ -51,6 +52,7 @@ class OutputSequence:
         on_change: Callable[[int], None],
         gap_timeout_seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        guard: OutputGuard | None = None,
     ) -> None:
         """Start empty.
 
@@ -63,10 +65,12 @@ class OutputSequence:
             on_change: called with the tokens that wait when there is something to read.
             gap_timeout_seconds: how long missing tokens may be missing.
             clock: seconds; for time to first token.
+            guard: what its text goes through; None: it goes out as it is.
         """
         self.index = index
         self.prompt = prompt
         self.sampling = sampling
+        self.guard = guard
         self.token_ids: list[int] = []
         self.prompt_logprobs: PromptLogprobs | None = None
         if sampling.HasField("num_prompt_logprobs"):
@@ -97,7 +101,8 @@ class OutputSequence:
         )
         self._stops = StopStrings(options.stops, include=options.include_stop)
         self._is_text_only = (
-            not options.stops
+            guard is None
+            and not options.stops
             and options.num_engine_logprobs is None
             and self.prompt_logprobs is None
         )
@@ -122,6 +127,11 @@ class OutputSequence:
     def is_finished(self) -> bool:
         """Whether no token will follow."""
         return self.finish_reason is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no token and no text will follow."""
+        return self.finish_reason is not None and (self.guard is None or not self.guard.is_pending)
 
     @property
     def num_unread(self) -> int:
@@ -207,17 +217,18 @@ class OutputSequence:
 
     def read(self) -> Delta | None:
         """Return what is new, or None. The finish reason is returned once, with the last text."""
-        if not self.num_unread and not (self.is_finished and not self._has_read_finish):
+        is_settled = self.is_settled
+        if not (self.num_unread or self._texts or (is_settled and not self._has_read_finish)):
             return None
         delta = Delta(
             text="".join(self._texts),
             token_ids=self.token_ids[self._num_read :],
             logprobs=self._logprobs,
-            finish_reason=self.finish_reason,
+            finish_reason=self.finish_reason if is_settled else None,
         )
         self._num_read = len(self.token_ids)
         self._texts, self._logprobs = [], []
-        self._has_read_finish = self.is_finished
+        self._has_read_finish = is_settled
         return delta
 
     def _apply(self, frame: generate_pb2.Frame) -> None:
@@ -254,6 +265,10 @@ class OutputSequence:
                 self.is_ended_by_worker = is_last and bool(reason)
                 self._finish("stop", self._stops.matched)
                 return
+            if self.guard is not None and self.guard.is_blocked:
+                self.is_ended_by_worker = is_last and bool(reason)
+                self._finish(CONTENT_FILTER, None)
+                return
         if reason:
             self.embedding = frame.embedding
             self._end(reason, frame.error, matched_id)
@@ -278,7 +293,13 @@ class OutputSequence:
         text = "" if hide else self._detokenizer.push(token_id)
         if text:
             is_guarded = len(self.token_ids) > self._options.min_tokens
-            self._texts.append(self._stops.push(text) if is_guarded else text)
+            self._show(self._stops.push(text) if is_guarded else text)
+
+    def _show(self, text: str) -> None:
+        if text and self.guard is not None:
+            text = self.guard.push(text)
+        if text:
+            self._texts.append(text)
 
     def _end(self, reason: int, error: str, matched_id: int | None) -> None:
         self.is_ended_by_worker = True
@@ -289,16 +310,33 @@ class OutputSequence:
         elif reason == generate_pb2.FINISH_REASON_ABORT:
             self.lose("the worker aborted the sequence")
         else:
-            self._texts.append(self._stops.push(self._detokenizer.flush()))
+            self._show(self._stops.push(self._detokenizer.flush()))
             matched = self._stops.matched
             if matched is None:
-                self._texts.append(self._stops.flush())
+                self._show(self._stops.flush())
             self._finish(
                 "length" if reason == _LENGTH and matched is None else "stop",
                 matched_id if matched is None else matched,
             )
 
+    def on_judged(self) -> None:
+        """The guard has judged more of the text."""
+        guard = self.guard
+        assert guard is not None, "nobody else calls"
+        if text := guard.shown():
+            self._texts.append(text)
+        if guard.is_blocked and not self.is_finished:
+            self._finish(CONTENT_FILTER, None)
+        elif guard.is_blocked:
+            self.finish_reason, self.matched_stop = CONTENT_FILTER, None
+        self._on_change(self.num_unread)
+
     def _finish(self, reason: str, matched: str | int | None) -> None:
+        if self.guard is not None:
+            if text := self.guard.flush():
+                self._texts.append(text)
+            if self.guard.is_blocked:
+                reason, matched = CONTENT_FILTER, None
         self.finish_reason = reason
         self.matched_stop = matched
         self.close()

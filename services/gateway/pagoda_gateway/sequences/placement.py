@@ -21,6 +21,7 @@ from pagoda_gateway.errors import (
     UnavailableError,
 )
 from pagoda_gateway.sequences.backoff import Backoff
+from pagoda_gateway.sequences.output_guard import CONTENT_FILTER
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.sequences.request import RequestContext
 from pagoda_gateway.sequences.router_client import DEFAULT_RETRY_AFTER_SECONDS, RouterClient
@@ -180,7 +181,8 @@ class Placer:
                 ),
             )
         if not sequence.is_ended_by_worker:
-            await self._cancel(context, sequence, "stop_string")
+            is_blocked = sequence.finish_reason == CONTENT_FILTER
+            await self._cancel(context, sequence, CONTENT_FILTER if is_blocked else "stop_string")
 
     async def _hand_over(
         self,

@@ -69,3 +69,11 @@ def test_postgresql_is_reached_by_psycopg_within_deadlines(scheme: str) -> None:
     assert address.drivername == "postgresql+psycopg"
     assert address.query["connect_timeout"] == "9"
     assert "statement_timeout" in address.query["options"]
+
+
+async def test_an_error_shows_no_values(database: Database) -> None:
+    statement = sa.text("INSERT INTO nowhere VALUES (:value)")
+    with pytest.raises(sa.exc.SQLAlchemyError) as raised:
+        await database.call(lambda connection: connection.execute(statement, {"value": "secret"}))
+    assert "nowhere" in str(raised.value)
+    assert "secret" not in str(raised.value)

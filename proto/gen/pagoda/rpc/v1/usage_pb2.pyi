@@ -94,6 +94,8 @@ class UsageClose(_message.Message):
     WORKER_IDS_FIELD_NUMBER: _builtins.int
     GATEWAY_TOKENIZE_MS_FIELD_NUMBER: _builtins.int
     GATEWAY_ROUTE_MS_FIELD_NUMBER: _builtins.int
+    IS_CACHED_ANSWER_FIELD_NUMBER: _builtins.int
+    SAFETY_FINDINGS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     num_prompt_tokens: _builtins.int
     num_output_tokens: _builtins.int
@@ -106,6 +108,8 @@ class UsageClose(_message.Message):
     """finished | disconnected | failed"""
     gateway_tokenize_ms: _builtins.float
     gateway_route_ms: _builtins.float
+    is_cached_answer: _builtins.bool
+    """kept of an equal request; no worker was asked"""
     @_builtins.property
     def cached(self) -> _generate_pb2.CachedTokens: ...
     @_builtins.property
@@ -118,6 +122,10 @@ class UsageClose(_message.Message):
 
     @_builtins.property
     def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def safety_findings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """rules of the tenant's policy that matched: "policy/rule action direction" """
+
     def __init__(
         self,
         *,
@@ -135,10 +143,12 @@ class UsageClose(_message.Message):
         worker_ids: _abc.Iterable[_builtins.str] | None = ...,
         gateway_tokenize_ms: _builtins.float = ...,
         gateway_route_ms: _builtins.float = ...,
+        is_cached_answer: _builtins.bool = ...,
+        safety_findings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "stages", b"stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "closed_unix_seconds", b"closed_unix_seconds", "e2e_ms", b"e2e_ms", "finish_reasons", b"finish_reasons", "gateway_route_ms", b"gateway_route_ms", "gateway_tokenize_ms", b"gateway_tokenize_ms", "num_attempts", b"num_attempts", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "outcome", b"outcome", "request_id", b"request_id", "stages", b"stages", "ttft_ms", b"ttft_ms", "worker_ids", b"worker_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "closed_unix_seconds", b"closed_unix_seconds", "e2e_ms", b"e2e_ms", "finish_reasons", b"finish_reasons", "gateway_route_ms", b"gateway_route_ms", "gateway_tokenize_ms", b"gateway_tokenize_ms", "is_cached_answer", b"is_cached_answer", "num_attempts", b"num_attempts", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "outcome", b"outcome", "request_id", b"request_id", "safety_findings", b"safety_findings", "stages", b"stages", "ttft_ms", b"ttft_ms", "worker_ids", b"worker_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

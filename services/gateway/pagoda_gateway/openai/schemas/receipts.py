@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class CachedTokens(BaseModel):
@@ -36,3 +36,9 @@ class Receipt(BaseModel):
     e2e_ms: float | None = None
     stages_ms: dict[str, float] | None = None
     workers: list[str] | None = None
+    cached_answer: bool | None = Field(
+        None, description="The answer was kept of an equal request: no worker made it."
+    )
+    safety_findings: list[str] | None = Field(
+        None, description='Rules of the policy that matched: "policy/rule action direction".'
+    )

@@ -1,6 +1,6 @@
-"""Responses that clients may come back to, in this process's memory. Knows no field of them.
+"""Values kept for tenants in this process's memory: responses, answers. Knows no field of them.
 
-What is kept is JSON text, so the bytes that are counted are the bytes that are held.
+What is kept is JSON text, so the bytes that are counted are those that are held.
 """
 
 import time
@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+ENTRY_BYTES = 512  # of a value beside its text: name, expiry, places in dicts
+
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
@@ -18,7 +20,7 @@ class _Kept:
     expires_seconds: float
 
 
-class ResponseStore:
+class TenantValues:
     """Keeps JSON values by tenant and id, for a while and within a sum of bytes."""
 
     def __init__(
@@ -42,13 +44,19 @@ class ResponseStore:
         """Bytes held."""
         return sum(self._num_bytes.values())
 
-    def put(self, tenant: str, name: str, value: Any) -> None:
-        """Keep a value; one that is over the limit alone is not kept."""
+    def put(self, tenant: str, name: str, value: Any, *, keep_seconds: float | None = None) -> None:
+        """Keep a value in place of its former one; one that is over the limit alone is not kept.
+
+        `keep_seconds`: for this one; the same or less than for all.
+        """
         self._drop_expired()
+        if name in self._tenants.get(tenant, {}):
+            self.delete(tenant, name)
         text = orjson.dumps(value)
-        kept = _Kept(text, self._clock() + self._keep_seconds)
+        keep_seconds = min(keep_seconds or self._keep_seconds, self._keep_seconds)
+        kept = _Kept(text, self._clock() + keep_seconds)
         self._tenants.setdefault(tenant, {})[name] = kept
-        self._num_bytes[tenant] += len(text)
+        self._num_bytes[tenant] += len(text) + ENTRY_BYTES
         while self.num_bytes > self._max_bytes:
             largest = max(self._num_bytes, key=self._num_bytes.__getitem__)
             self.delete(largest, next(iter(self._tenants[largest])))
@@ -63,7 +71,7 @@ class ResponseStore:
     def delete(self, tenant: str, name: str) -> None:
         """Forget a value that is there."""
         values = self._tenants[tenant]
-        self._num_bytes[tenant] -= len(values.pop(name).text)
+        self._num_bytes[tenant] -= len(values.pop(name).text) + ENTRY_BYTES
         if not values:
             del self._tenants[tenant], self._num_bytes[tenant]
 

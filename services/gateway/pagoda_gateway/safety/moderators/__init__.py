@@ -1,0 +1,1 @@
+"""What judges whole texts: services elsewhere, and classifiers in this process."""

@@ -1,0 +1,236 @@
+"""One output on its way to the client: read into parts, each filtered, then judged.
+
+Content, reasoning and the arguments of each call are texts of their own. Where another part comes
+between, what is held back goes out, and a match that goes on behind it is still found: it is never
+whole in what the client gets.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from pagoda_gateway.dialects import (
+    CallArguments,
+    CallStart,
+    ContentText,
+    OutputParser,
+    Part,
+    ReasoningText,
+)
+from pagoda_gateway.safety.json_escapes import WrittenOut
+from pagoda_gateway.safety.patterns.text_filter import Note, TextFilter
+from pagoda_gateway.safety.policies.policy import Rules
+
+
+class OutputGuard:
+    """Takes an output's text as the model writes it; gives out what the client may have.
+
+    Where the output has parts, they go out by `parser`, and what `push` returns only says that
+    there are some.
+
+    Attributes:
+        is_blocked: a rule has ended the output; nothing that follows goes out.
+    """
+
+    def __init__(self, rules: Rules, parser: OutputParser | None, note: Note) -> None:
+        """Read with `parser`; None: all text is content. `note` hears of rules that match."""
+        self.is_blocked = False
+        self._rules = rules
+        self._note = note
+        self._parser = parser
+        self._texts = {
+            kind: rules.patterns.new_filter(note) for kind in (ContentText, ReasoningText)
+        }
+        self._arguments: _Arguments | None = None  # of the call that is being written
+        self._last: type[Part] | None = None
+        self._judged_before = ""  # end of the text that the moderators have let through
+        self._waiting: deque[Part] = deque()  # for the moderators
+        self._num_waiting_chars = 0
+        self._is_ended = False
+        self._wake = asyncio.Event()
+        self._ready: list[Part] = []  # not read yet
+        self._shown: list[str] = []
+        moderators = [rule.moderator for rule in rules.moderated]
+        self._window = min((m.window_chars - m.overlap_chars for m in moderators), default=0)
+        self._overlap = max((m.overlap_chars for m in moderators), default=0)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the moderators have not judged all of it yet."""
+        return bool(self._waiting)
+
+    @property
+    def parser(self) -> "GuardedParser":
+        """What reads the parts that went through here, instead of the text."""
+        return GuardedParser(self)
+
+    def push(self, text: str) -> str:
+        """Take more text; return what is certain now."""
+        if self.is_blocked or self._is_ended:
+            return ""
+        self._take_all(self._parser.push(text) if self._parser else [ContentText(text)])
+        return self.shown()
+
+    def flush(self) -> str:
+        """Return what was held back; the output has ended."""
+        if not self._is_ended:
+            self._is_ended = True
+            if not self.is_blocked:
+                self._take_all(self._parser.flush() if self._parser else [])
+                if not self.is_blocked:
+                    self._finish_call()
+                for kind, text in self._texts.items():
+                    if not self.is_blocked:
+                        self._give(kind(text.flush()), text)
+            self._wake.set()
+        return self.shown()
+
+    def shown(self) -> str:
+        """Return what has become certain since the last call."""
+        shown, self._shown = "".join(self._shown), []
+        return shown
+
+    def read(self) -> list[Part]:
+        """Return the parts that have become certain since the last call."""
+        ready, self._ready = self._ready, []
+        return ready
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+        return self._parser is not None and self._parser.has_calls
+
+    async def run(self, on_judged: Callable[[], None]) -> None:
+        """Have windows of the output judged until its end; `on_judged` is called after each.
+
+        Raises:
+            UnavailableError: a moderator cannot judge, and what it cannot judge is refused.
+        """
+        while self._rules.moderated:
+            await self._wake.wait()
+            self._wake.clear()
+            if not self._waiting:
+                if self._is_ended:
+                    return
+                continue
+            num_parts = len(self._waiting)
+            text = self._judged_before + "".join(map(_text, self._waiting))
+            if await self._rules.moderate(text, self._note) is not None:
+                self.is_blocked = True
+                self._waiting.clear()
+            else:
+                self._judged_before = text[-self._overlap :] if self._overlap else ""
+                for _ in range(num_parts):
+                    self._show(self._waiting.popleft())
+                self._num_waiting_chars = sum(len(_text(part)) for part in self._waiting)
+            if self._is_ended or self._num_waiting_chars >= self._window:
+                self._wake.set()
+            on_judged()
+
+    def _take_all(self, parts: list[Part]) -> None:
+        for part in parts:
+            if self.is_blocked:
+                return
+            if self._last is not None and self._is_between(part):
+                self._pause()
+            if not self.is_blocked:
+                self._last = type(part)
+                self._take(part)
+
+    def _is_between(self, part: Part) -> bool:
+        """Whether the text before this part has been left."""
+        if isinstance(part, CallArguments):
+            return False
+        return isinstance(part, CallStart) or type(part) is not self._last
+
+    def _pause(self) -> None:
+        """Let go of what is held back in the text that another part follows."""
+        if self._last in self._texts:
+            text = self._texts[self._last]
+            self._give(self._last(text.pause()), text)
+        else:
+            self._finish_call()
+
+    def _take(self, part: Part) -> None:
+        match part:
+            case CallStart(index, name):
+                self._arguments = _Arguments(index, self._rules.patterns.new_filter(self._note))
+                filtered = self._rules.patterns.new_filter(self._note)
+                allowed = filtered.push(name)
+                allowed += filtered.flush()
+                self.is_blocked = filtered.is_blocked  # half a name calls something else
+                if not self.is_blocked:
+                    self._put(CallStart(index, allowed))
+            case CallArguments(_, text):
+                assert self._arguments is not None, "a call begins before its arguments"
+                self._give(replace(part, text=self._arguments.push(text)), self._arguments.filter)
+            case ContentText(text) | ReasoningText(text):
+                filtered = self._texts[type(part)]
+                self._give(replace(part, text=filtered.push(text)), filtered)
+
+    def _finish_call(self) -> None:
+        if self._arguments is not None:
+            call, self._arguments = self._arguments, None
+            self._give(CallArguments(call.index, call.flush()), call.filter)
+
+    def _give(self, part: Part, filtered: TextFilter) -> None:
+        """Pass on what a filter has let through."""
+        if _text(part):
+            self._put(part)
+        if filtered.is_blocked:
+            self.is_blocked = True
+
+    def _put(self, part: Part) -> None:
+        if not self._rules.moderated:
+            self._show(part)
+            return
+        self._waiting.append(part)
+        self._num_waiting_chars += len(_text(part))
+        if self._num_waiting_chars >= self._window:
+            self._wake.set()
+
+    def _show(self, part: Part) -> None:
+        if self._parser is not None:
+            self._ready.append(part)
+        self._shown.append(_text(part))
+
+
+class GuardedParser:
+    """The parser of an output that a guard has read already: see `OutputGuard`."""
+
+    def __init__(self, guard: OutputGuard) -> None:
+        self._guard = guard
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+        return self._guard.has_calls
+
+    def push(self, _text: str) -> list[Part]:
+        """Return the parts that are certain now."""
+        return self._guard.read()
+
+    def flush(self) -> list[Part]:
+        """Return what is left; the output has ended."""
+        return self._guard.read()
+
+
+class _Arguments:
+    """The arguments of one call, which is JSON text."""
+
+    def __init__(self, index: int, filtered: TextFilter) -> None:
+        self.index = index
+        self.filter = filtered
+        self._written_out = WrittenOut()
+
+    def push(self, text: str) -> str:
+        return self.filter.push(self._written_out.push(text))
+
+    def flush(self) -> str:
+        text = self.filter.push(self._written_out.flush())
+        return text + self.filter.flush()
+
+
+def _text(part: Part) -> str:
+    return part.name if isinstance(part, CallStart) else part.text

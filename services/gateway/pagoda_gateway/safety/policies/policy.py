@@ -1,0 +1,132 @@
+"""A policy as it is applied: its rules compiled, its moderators at hand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pagoda_gateway.safety.findings import Direction
+from pagoda_gateway.safety.moderators.base import Judgement
+from pagoda_gateway.safety.moderators.guarded import GuardedModerator
+from pagoda_gateway.safety.patterns.expression import ExpressionError
+from pagoda_gateway.safety.patterns.pattern_set import PatternRule
+from pagoda_gateway.safety.patterns.text_filter import NamedRule, Note, TextRules
+from pagoda_gateway.safety.policies.file import (
+    PolicySettings,
+    ResponseCacheSettings,
+    RuleSettings,
+    SafetyFileError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModeratedRule:
+    """A rule that a moderator decides."""
+
+    settings: RuleSettings
+    moderator: GuardedModerator
+
+
+class Rules:
+    """The rules for one direction.
+
+    Attributes:
+        patterns: those of patterns.
+        moderated: those of moderators.
+    """
+
+    def __init__(
+        self,
+        settings: Sequence[RuleSettings],
+        moderators: Mapping[str, GuardedModerator],
+    ) -> None:
+        """Compile the patterns; `ExpressionError` if they cannot be."""
+        self.patterns = TextRules([_named(rule) for rule in settings if rule.deny])
+        self.moderated = [
+            ModeratedRule(rule, moderators[rule.moderator]) for rule in settings if rule.moderator
+        ]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no rule."""
+        return self.patterns.is_empty and not self.moderated
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether a rule can keep text from going out."""
+        return self.patterns.changes_text or any(
+            rule.settings.action == "block" for rule in self.moderated
+        )
+
+    async def moderate(self, text: str, note: Note) -> str | None:
+        """Ask the moderators; return the rule that refuses the text, None if none does.
+
+        Raises:
+            UnavailableError: see `GuardedModerator.judge`.
+        """
+        asked: dict[str, list[Judgement]] = {}
+        for rule in self.moderated:
+            name, settings = rule.moderator.name, rule.settings
+            if name not in asked:
+                asked[name] = await rule.moderator.judge(rule.moderator.windows(text))
+            if any(judgement.reaches(settings.thresholds) for judgement in asked[name]):
+                note(settings.name, settings.action)
+                if settings.action == "block":
+                    return settings.name
+        return None
+
+
+class Policy:
+    """Who is meant, and what is done with their texts.
+
+    Attributes:
+        name: in the policy file.
+        input, output: rules for each direction.
+        all_moderated: rules of moderators, whatever their direction.
+        single_patterns: each rule of patterns alone, by its name, as if it blocked: together one
+            may hide another.
+        response_cache: how answers are kept; None: they are not.
+    """
+
+    def __init__(
+        self, settings: PolicySettings, moderators: Mapping[str, GuardedModerator]
+    ) -> None:
+        """Compile the rules.
+
+        Raises:
+            SafetyFileError: together they are too large.
+        """
+        self.name = settings.name
+        self.tenants = frozenset(settings.tenants)
+        self.models = frozenset(settings.models)
+        self.response_cache: ResponseCacheSettings | None = settings.response_cache
+        self.input = self._rules(settings, "input", moderators)
+        self.output = self._rules(settings, "output", moderators)
+        self.all_moderated = Rules(settings.rules, moderators).moderated
+        self.single_patterns = {
+            rule.name: TextRules([replace(_named(rule), action="block")])
+            for rule in settings.rules
+            if rule.deny
+        }
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether anything is looked for."""
+        return bool(self.single_patterns or self.all_moderated)
+
+    def _rules(
+        self,
+        settings: PolicySettings,
+        direction: Direction,
+        moderators: Mapping[str, GuardedModerator],
+    ) -> Rules:
+        rules = [rule for rule in settings.rules if direction in rule.where]
+        try:
+            return Rules(rules, moderators)
+        except ExpressionError as error:
+            raise SafetyFileError(
+                f"the {direction} rules of policy {self.name!r} together: {error}"
+            ) from None
+
+
+def _named(rule: RuleSettings) -> NamedRule:
+    patterns = PatternRule(tuple(rule.deny), tuple(rule.allow), rule.ignore_case)
+    return NamedRule(rule.name, rule.action, patterns, rule.replacement)

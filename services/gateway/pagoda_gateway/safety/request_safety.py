@@ -1,0 +1,132 @@
+"""One request under its tenant's policy: its texts checked, its outputs guarded, what was found."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from pagoda_gateway.errors import ContentPolicyError, InvalidRequestError, UnsupportedFieldError
+from pagoda_gateway.openai.request_processor import ProcessedRequest
+from pagoda_gateway.openai.schemas.generation import GenerationBody
+from pagoda_gateway.safety.findings import Action, Direction, Findings
+from pagoda_gateway.safety.input_texts import num_chars, plain_texts, prompt_tokens, rewritten
+from pagoda_gateway.safety.output_guard import OutputGuard
+from pagoda_gateway.safety.policies.policy import Policy
+
+Body = TypeVar("Body", bound=GenerationBody)
+TextOf = Callable[[Sequence[int]], Awaitable[str]]
+
+INLINE_CHARS = 64 * 1024  # more are looked through in a thread
+MAX_MATCHES = 2000  # that are replaced in one request: each costs some microseconds a rule
+
+
+class RequestSafety:
+    """What a request that has a policy goes through.
+
+    Attributes:
+        policy: that applies.
+        findings: rules that have matched so far.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.findings = Findings(policy.name)
+        self._guards: list[OutputGuard] = []
+
+    async def checked(self, body: Body, text_of: TextOf) -> Body:
+        """Return the body as the model may see it; `text_of` decodes prompts sent as token ids.
+
+        Raises:
+            ContentPolicyError: a rule refuses it.
+            UnavailableError: a moderator cannot judge, and what it cannot judge is refused.
+        """
+        rules = self.policy.input
+        if rules.is_empty:
+            return body
+        decoded = [await text_of(token_ids) for token_ids in prompt_tokens(body)]
+        look = partial(_InputCheck(self, body.prompt_field).look, body, decoded)
+        is_small = num_chars(body) + sum(map(len, decoded)) <= INLINE_CHARS
+        body = look() if is_small else await asyncio.to_thread(look)
+        if rules.moderated:
+            text = "\n".join([*plain_texts(body), *decoded])
+            refusing = await rules.moderate(text, partial(self.note, "input"))
+            if refusing is not None:
+                raise self.refusal(refusing, body.prompt_field)
+        return body
+
+    def guarded(self, processed: ProcessedRequest) -> ProcessedRequest:
+        """Return the request with its outputs guarded: `guard` has each one's.
+
+        Raises:
+            UnsupportedFieldError: it wants of its output what the rules cannot hold back.
+        """
+        rules, options, form = self.policy.output, processed.options, processed.form
+        if rules.is_empty or options.embed:
+            return processed
+        if rules.holds_back and (options.num_logprobs is not None or options.return_token_ids):
+            param = "logprobs" if options.num_logprobs is not None else "return_token_ids"
+            raise UnsupportedFieldError(
+                f"'{param}' names tokens whose text the policy {self.policy.name!r} may hold back; "
+                "leave it out",
+                param=param,
+            )
+        for _ in processed.sampling:
+            parser = form.new_parser() if form.new_parser is not None else None
+            self._guards.append(OutputGuard(rules, parser, partial(self.note, "output")))
+        if form.new_parser is None:
+            return processed
+        parsers = iter([guard.parser for guard in self._guards])  # asked for in this order
+        return replace(processed, form=replace(form, new_parser=lambda: next(parsers)))
+
+    def guard(self, index: int) -> OutputGuard | None:
+        """Return the guard of one sequence; None if no rule is for outputs."""
+        return self._guards[index] if self._guards else None
+
+    def note(self, direction: Direction, rule: str, action: Action) -> None:
+        """Remember that a rule has matched."""
+        self.findings.note(rule, action, direction)
+
+    def refusal(self, rule: str, param: str) -> ContentPolicyError:
+        """Return what a client hears whose text a rule refuses."""
+        return ContentPolicyError(
+            f"rule {rule!r} of the policy {self.policy.name!r} refuses '{param}'; change it",
+            param=param,
+        )
+
+
+class _InputCheck:
+    """The pattern rules on one body."""
+
+    def __init__(self, safety: RequestSafety, param: str) -> None:
+        self._safety = safety
+        self._param = param
+        self._patterns = safety.policy.input.patterns
+        self._rule = ""  # that matched last
+        self._num_matches = 0
+
+    def look(self, body: Body, decoded: Sequence[str]) -> Body:
+        """Return the body as the model may see it."""
+        for text in decoded:
+            if self._rewrite(text) != text:  # other tokens would be another prompt
+                raise self._safety.refusal(self._rule, self._param)
+        return rewritten(body, self._rewrite)
+
+    def _rewrite(self, text: str) -> str:
+        filtered = self._patterns.new_filter(self._note)
+        allowed = filtered.push(text)
+        allowed += filtered.flush()
+        if filtered.is_blocked:
+            raise self._safety.refusal(self._rule, self._param)
+        return text if allowed == text else allowed
+
+    def _note(self, rule: str, action: Action) -> None:
+        self._num_matches += 1
+        if self._num_matches > MAX_MATCHES:
+            raise InvalidRequestError(
+                f"rules match '{self._param}' more than {MAX_MATCHES} times; send less of that",
+                param=self._param,
+            )
+        if action != "flag":
+            self._rule = rule
+        self._safety.note("input", rule, action)

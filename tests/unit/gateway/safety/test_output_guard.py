@@ -1,0 +1,218 @@
+"""Outputs of several parts through a guard: nothing denied goes out, wherever it is cut."""
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.output_parts import cut, parts_of, reading
+
+from pagoda_gateway.dialects import Dialect, OutputParser, Part, Tool
+from pagoda_gateway.safety.moderators.base import Judgement
+from pagoda_gateway.safety.moderators.guarded import GuardedModerator
+from pagoda_gateway.safety.output_guard import OutputGuard
+from pagoda_gateway.safety.policies.file import HttpModeratorSettings, RuleSettings
+from pagoda_gateway.safety.policies.policy import Rules
+
+Noted = list[tuple[str, str]]
+
+
+def parser() -> OutputParser:
+    dialect = Dialect.of("<think></think> <tool_call>", "hermes")
+    return dialect.parser([Tool("find")], inside_reasoning=False)
+
+
+def rules(action: str, *denied: str, **fields: Any) -> Rules:
+    settings = RuleSettings.model_validate(
+        {"name": "r", "action": action, "deny": list(denied), **fields}
+    )
+    return Rules([settings], {})
+
+
+def through(made: Rules, pieces: Sequence[str], noted: Noted | None = None) -> list[Part]:
+    """Return the parts that a serializer would see."""
+    found: Noted = [] if noted is None else noted
+    guard = OutputGuard(made, parser(), lambda rule, action: found.append((rule, action)))
+
+    class Pushing:
+        has_calls = False
+
+        def push(self, text: str) -> list[Part]:
+            shown = guard.push(text)
+            parts = guard.parser.push(shown)
+            assert bool(parts) == bool(shown)
+            return parts
+
+        def flush(self) -> list[Part]:
+            guard.flush()
+            return guard.parser.flush()
+
+    return parts_of(Pushing(), pieces)
+
+
+def call(arguments: Any) -> str:
+    text = json.dumps({"name": "find", "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{text}\n</tool_call>"
+
+
+words = st.lists(st.sampled_from(["bad", "ba", "d", "b", " ", "ad", "x", "é"]), max_size=6).map(
+    "".join
+)
+outputs = st.builds(
+    "{}{}".format,
+    st.one_of(st.just(""), words.map("<think>{}</think>".format)),
+    st.lists(st.one_of(words, words.map(lambda text: call({"q": text}))), max_size=5).map("".join),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(outputs, st.lists(st.integers(0, 200), max_size=8), st.sampled_from(["block", "redact"]))
+def test_nothing_denied_goes_out(output: str, places: list[int], action: str) -> None:
+    made = rules(action, "bad")
+    whole = through(made, [output])
+    assert through(made, cut(output, places)) == whole
+    assert through(made, list(output)) == whole
+    content, thought, calls = reading(whole)
+    for text in (content, thought, *(arguments for _, arguments in calls)):
+        assert "bad" not in text
+    plain_content, plain_thought, plain_calls = reading(parts_of(parser(), [output]))
+    if action == "redact":
+        assert thought == plain_thought.replace("bad", "[redacted]")
+        assert [arguments for _, arguments in calls] == [
+            arguments.replace("bad", "[redacted]") for _, arguments in plain_calls
+        ]
+        if "<tool_call>" not in output:
+            assert content == plain_content.replace("bad", "[redacted]")
+    if not re.search("bad", f"{plain_content} {plain_thought} {plain_calls}"):
+        assert (content, thought, calls) == (plain_content, plain_thought, plain_calls)
+
+
+def test_a_match_that_a_call_interrupts() -> None:
+    output = "so ba" + call({}) + "d, yes"
+    assert reading(through(rules("block", "bad"), [output])) == ("so ba", "", [("find", "{}")])
+    content, _, calls = reading(through(rules("redact", "bad"), list(output)))
+    assert (content, calls) == ("so ba[redacted], yes", [("find", "{}")])
+
+
+def test_an_escape_in_arguments_hides_nothing() -> None:
+    output = call({}).replace("{}", '{"q": "b\\u0061d \\u00e9 \\" \\u0022"}')
+    _, _, [(_, arguments)] = reading(through(rules("redact", "bad"), list(output)))
+    assert json.loads(arguments) == {"q": '[redacted] é " "'}
+
+
+def test_a_name_that_is_denied_is_no_call() -> None:
+    noted: Noted = []
+    made = rules("block", "^find$")
+    assert reading(through(made, ["Look: ", call({"q": 1})], noted)) == ("Look: ", "", [])
+    assert noted == [("r", "block")]
+
+
+def test_marks_are_no_text() -> None:
+    output = "Look:" + call({"q": "x"})
+    assert through(rules("block", "tool_call", "name"), [output]) == parts_of(parser(), [output])
+
+
+def test_a_flag_changes_nothing() -> None:
+    noted: Noted = []
+    output = "a bad thing, bad" + call({"q": "bad"})
+    assert through(rules("flag", "bad"), list(output), noted) == parts_of(parser(), [output])
+    assert noted == [("r", "flag")] * 2  # once for each text
+
+
+def test_a_milder_rule_hides_no_other() -> None:
+    settings = [
+        {"name": "flag", "action": "flag", "deny": ["a.{0,20}z"]},
+        {"name": "redact", "action": "redact", "deny": ["so bad a"]},
+        {"name": "block", "action": "block", "deny": ["bad"]},
+    ]
+    made = Rules([RuleSettings.model_validate(values) for values in settings], {})
+    noted: Noted = []
+    assert reading(through(made, list("a so bad a z"), noted))[0] == "a so "
+    assert ("block", "block") in noted
+
+
+class Judge:
+    """Refuses texts with "bad"; waits for `gate`."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.texts: list[str] = []
+
+    async def judge(self, texts: Sequence[str]) -> list[Judgement]:
+        self.texts += texts
+        await self.gate.wait()
+        return [Judgement({"evil": float("bad" in text)}) for text in texts]
+
+    async def close(self) -> None:
+        pass
+
+
+def judged(window: int = 20, overlap: int = 5) -> tuple[Rules, Judge]:
+    settings = HttpModeratorSettings.model_validate(
+        {"kind": "http", "url": "http://nowhere", "window_chars": window, "overlap_chars": overlap}
+    )
+    moderator, judge = GuardedModerator("m", settings), Judge()
+    moderator._moderator = judge
+    rule = RuleSettings.model_validate(
+        {"name": "r", "action": "block", "moderator": "m", "thresholds": {"evil": 0.5}}
+    )
+    return Rules([rule], {"m": moderator}), judge
+
+
+async def test_nothing_goes_out_before_it_is_judged() -> None:
+    made, judge = judged()
+    guard = OutputGuard(made, None, lambda *_: None)
+    shown: list[str] = []
+    judge.gate.clear()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(guard.run(lambda: shown.append(guard.shown())))
+        for _ in range(4):
+            assert guard.push("12345") == ""
+        assert guard.is_pending
+        while not judge.texts:  # noqa: ASYNC110  (its task does it)
+            await asyncio.sleep(0)
+        assert shown == []
+        judge.gate.set()
+        while not shown:  # noqa: ASYNC110  (its task does it)
+            await asyncio.sleep(0)
+        assert shown == ["12345" * 4]
+        assert guard.flush() == ""
+        await running
+    assert not guard.is_pending
+
+
+@pytest.mark.parametrize(
+    "pieces", [["x" * 13, "b", "ad", "x" * 40], [*("x" * 13 + "bad" + "x" * 40)]]
+)
+async def test_what_a_moderator_refuses_never_goes_out(pieces: list[str]) -> None:
+    made, _ = judged()
+    guard = OutputGuard(made, None, lambda *_: None)
+    shown: list[str] = []
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        tasks.create_task(guard.run(lambda: shown.append(guard.shown())))
+        for piece in pieces:
+            shown.append(guard.push(piece))
+            await asyncio.sleep(0)
+        shown.append(guard.flush())
+    assert guard.is_blocked
+    assert not guard.is_pending
+    assert "bad" not in "".join(shown)
+    assert len("".join(shown)) < 16
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="xb", max_size=80), st.integers(16, 40), st.integers(0, 15))
+def test_windows_miss_nothing_that_fits_the_overlap(text: str, window: int, overlap: int) -> None:
+    settings = HttpModeratorSettings.model_validate(
+        {"kind": "http", "url": "http://x", "window_chars": window, "overlap_chars": overlap}
+    )
+    windows = GuardedModerator("m", settings).windows(text)
+    assert all(len(piece) <= window for piece in windows)
+    for start in range(len(text)):
+        piece = text[start : start + overlap + 1]
+        assert any(piece in one for one in windows)
