@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.prefixes.rows import prefix_section
 from pagoda_gateway.accounts.usage_rows import DEFAULT_TIER
 from pagoda_gateway.errors import NotFoundError, shorten
 
@@ -72,4 +73,5 @@ def _receipt(row: RowMapping) -> dict[str, Any]:
         "e2e_ms": row["e2e_ms"],
         "stages_ms": row["stages_ms"],
         "workers": row["worker_ids"],
+        "prefix": prefix_section(row),
     }

@@ -5,6 +5,7 @@ A change here needs a revision in `migrations/versions/`; a test compares them.
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Column,
     Double,
     Float,
@@ -13,6 +14,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    text,
 )
 
 METADATA = MetaData()
@@ -46,8 +48,19 @@ USAGE = Table(
     Column("closed_unix_seconds", Double),
     Column("outcome", String(32)),
     Column("worker_ids", JSON),
+    Column("prefix_class", String(32)),  # null: as much was cached as could be
+    Column("prefix_place", String(64)),
+    Column("prefix_lost_tokens", Integer),
+    Column("prefix_lost_micros", BigInteger),  # null: no price was known
+    Column("prefix", JSON(none_as_null=True)),  # see `accounts.prefixes.rows`
     Index("usage_by_tenant", "tenant", "opened_unix_seconds"),
     Index("usage_by_object", "object_id"),
+    Index(
+        "usage_by_prefix_miss",
+        "closed_unix_seconds",
+        sqlite_where=text("prefix_lost_tokens > 0"),
+        postgresql_where=text("prefix_lost_tokens > 0"),
+    ),
 )
 
 # What clients call a request (their own x-request-id) -> what we call it. Several may share a name.

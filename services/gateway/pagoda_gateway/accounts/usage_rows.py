@@ -3,6 +3,7 @@
 from typing import Any
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
+from pagoda_gateway.accounts.prefixes.rows import prefix_values
 
 DEFAULT_TIER = "default"  # also of records that older gateways wrote
 
@@ -44,4 +45,5 @@ def close_values(record: UsageClose) -> dict[str, Any]:
         "closed_unix_seconds": record.closed_unix_seconds,
         "outcome": record.outcome,
         "worker_ids": list(record.worker_ids),
+        **prefix_values(record),
     }

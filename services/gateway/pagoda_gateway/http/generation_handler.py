@@ -17,6 +17,7 @@ from pagoda_gateway.http.body import read_body
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.caller import Caller, caller_of
 from pagoda_gateway.http.generation_response import GenerationResponse
+from pagoda_gateway.http.prefix_watch import PrefixWatch
 from pagoda_gateway.http.request_telemetry import (
     describe_request,
     mark_failed,
@@ -63,9 +64,11 @@ class GenerationHandler(Generic[Sent, Body]):
                 translated = self._endpoint.translate(sent, tenant)
                 generation, processed = await self._process(translated.body, caller, span)
                 serializer = translated.serializer(processed, generation)
+                tokenizer = self._endpoint.processors[generation.model.name].tokenizer
+                prefix = PrefixWatch(self._gateway.prefixes, generation, translated.body, tokenizer)
             is_stream = bool(translated.body.stream)
             return GenerationResponse(
-                self._gateway, caller, generation, serializer,
+                self._gateway, caller, generation, serializer, prefix,
                 is_stream=is_stream, held=held.pop_all(),
             )  # fmt: skip
 

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.http.caller import Caller
+from pagoda_gateway.http.prefix_watch import PrefixWatch
 from pagoda_gateway.http.request_telemetry import count, describe_outcome, stage_span
 from pagoda_gateway.http.streaming import GenerationWriter
 from pagoda_gateway.openai.serializer import Serializer
@@ -30,6 +31,7 @@ class GenerationResponse(Response):
         caller: Caller,
         generation: Generation,
         serializer: Serializer,
+        prefix: PrefixWatch,
         *,
         is_stream: bool,
         held: contextlib.ExitStack,
@@ -41,6 +43,7 @@ class GenerationResponse(Response):
             caller: whom to answer.
             generation: what to run.
             serializer: writes it down.
+            prefix: says why its prompts were not in the cache.
             is_stream: the answer is a stream of events.
             held: the request's slot and span; closed when the account is settled.
         """
@@ -49,6 +52,7 @@ class GenerationResponse(Response):
         self._caller = caller
         self._generation = generation
         self._serializer = serializer
+        self._prefix = prefix
         self._is_stream = is_stream
         self._held = held
 
@@ -105,6 +109,7 @@ class GenerationResponse(Response):
         else:
             outcome = "failed"
         record = generation.close_record(outcome)
+        await self._prefix.settle(record)
         if generation.is_opened:
             with stage_span("gateway.settle", generation.context):
                 await self._gateway.usage_log.close(record, generation.context)

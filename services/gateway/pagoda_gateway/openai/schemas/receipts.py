@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class CachedTokens(BaseModel):
@@ -12,6 +12,23 @@ class CachedTokens(BaseModel):
     device: int
     cpu: int
     nvme: int
+
+
+class Prefix(BaseModel):
+    """Why less of the prompt was cached than should have been; see docs/howto/prefixes.md."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    kind: str = Field(alias="class")
+    lost_tokens: int
+    lost_micros: int | None
+    place: str | None
+    expected_tokens: int
+    first_token: int
+    role: str | None
+    text: str
+    earlier_text: str
+    advice: str
 
 
 class Receipt(BaseModel):
@@ -36,3 +53,4 @@ class Receipt(BaseModel):
     e2e_ms: float | None = None
     stages_ms: dict[str, float] | None = None
     workers: list[str] | None = None
+    prefix: Prefix | None = None
