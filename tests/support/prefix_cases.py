@@ -497,7 +497,8 @@ def nothing(rng: random.Random) -> Case:
 
 MAKERS: tuple[Callable[[random.Random], Case], ...] = (
     timestamp, identifier, counter, reordered_tools, reordered_keys, whitespace, edited,
-    below_one_block, other_salt, other_model, evicted, concurrent, other_worker, never_seen, nothing,
+    below_one_block, other_salt, other_model, evicted, concurrent, other_worker, never_seen,
+    nothing,
 )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from pagoda_gateway.accounts.prefixes.outline import Outline, Place
 from pagoda_gateway.accounts.prefixes.sketch import Tokens
 
 MAX_EDIT_TOKENS = 64
-_SHOWN_TOKENS = 8192  # decoded behind the first difference
+NOWHERE = Place("")
+_SHOWN_TOKENS = 4096  # decoded behind the first difference
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -79,8 +80,8 @@ class PrefixMiss:
         num_lost_tokens: prompt tokens that were computed and need not have been.
         num_expected_tokens: that should have been cached.
         first_token: index of the first token that differs, or was not cached.
-        place: where that is.
-        text: what differs in this prompt; empty if the prompts are equal there.
+        place: where it differs; nowhere if the prompts are equal there.
+        text: what differs in this prompt.
         earlier_text: what the remembered prompt has instead.
     """
 
@@ -88,12 +89,25 @@ class PrefixMiss:
     num_lost_tokens: int
     num_expected_tokens: int
     first_token: int
-    place: Place
+    place: Place = NOWHERE
     text: str = ""
     earlier_text: str = ""
 
 
-NEVER_SEEN = PrefixMiss("never_seen", 0, 0, 0, Place(""))
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Tokens that an earlier prompt could have spared.
+
+    `aligned` with it; None if its blocks are under another key.
+    """
+
+    relative: Compared
+    num_lost_tokens: int
+    num_expected_tokens: int
+    aligned: Alignment | None
+
+
+NEVER_SEEN = PrefixMiss("never_seen", 0, 0, 0)
 
 
 def explain(
@@ -108,16 +122,14 @@ def explain(
         decode: makes text of token ids, special tokens too.
     """
     found = _not_kept(outcome)
-    for relative in relatives:
-        if relative.key != prompt.key:
-            other = _under_another_key(prompt, relative, outcome)
-        else:
-            other = _differs(prompt, relative, outcome, decode)
-        if other is not None and (found is None or other.num_lost_tokens > found.num_lost_tokens):
-            found = other
+    losses = [loss for relative in relatives if (loss := _loss(prompt, relative, outcome))]
+    for loss in sorted(losses, key=lambda loss: -loss.num_lost_tokens):
+        if found is not None and found.num_lost_tokens >= loss.num_lost_tokens:
+            break
+        if miss := _explained(prompt, loss, outcome, decode):
+            found = miss
+            break
     if found is not None:
-        if not found.place.name:
-            return replace(found, place=_place(prompt, found.first_token, decode))
         return found
     if outcome.num_cached_tokens or outcome.num_known_tokens:
         return None
@@ -134,50 +146,54 @@ def _not_kept(outcome: Outcome) -> PrefixMiss | None:
         kind = "other_worker"
     elif outcome.num_ready_tokens <= cached:
         kind = "concurrent"
-    return PrefixMiss(kind, expected - cached, expected, cached, Place(""))
+    return PrefixMiss(kind, expected - cached, expected, cached)
 
 
-def _under_another_key(prompt: Compared, relative: Compared, outcome: Outcome) -> PrefixMiss | None:
-    """Explain equal tokens whose blocks belong to another model, adapter or salt."""
+def _loss(prompt: Compared, relative: Compared, outcome: Outcome) -> _Loss | None:
+    """Return what was lost against an earlier prompt; None if it is less than a block."""
+    reached = _reached(outcome)
     num = num_equal(relative.token_ids, prompt.token_ids)
-    expected = _usable(min(num, len(prompt.token_ids)), prompt, outcome)
-    lost = expected - _reached(outcome)
-    if lost < outcome.block_size:
+    aligned = None
+    if relative.key == prompt.key:
+        shorter = min(len(relative.token_ids), len(prompt.token_ids))
+        if shorter - num <= outcome.block_size:
+            return None  # one goes on where the other ends
+        aligned = align(relative.token_ids, prompt.token_ids)
+        num += aligned.num_equal_after
+    expected = _usable(num, prompt, outcome)
+    if expected - reached < outcome.block_size:
         return None
-    theirs, ours = relative.key, prompt.key
-    kind: Kind = "other_salt"
-    if (theirs.model, theirs.kv_identity) != (ours.model, ours.kv_identity):
-        kind = "other_model"
-    elif theirs.adapter != ours.adapter:
-        kind = "other_adapter"
-    return PrefixMiss(kind, lost, expected, _reached(outcome), Place(""))
+    return _Loss(relative, expected - reached, expected, aligned)
 
 
-def _differs(
-    prompt: Compared, relative: Compared, outcome: Outcome, decode: Decode
+def _explained(
+    prompt: Compared, loss: _Loss, outcome: Outcome, decode: Decode
 ) -> PrefixMiss | None:
-    """Explain tokens that are equal again behind a difference."""
-    num = num_equal(relative.token_ids, prompt.token_ids)
-    shorter = min(len(relative.token_ids), len(prompt.token_ids))
-    if shorter - num <= outcome.block_size:
-        return None  # one goes on where the other ends
-    aligned = align(relative.token_ids, prompt.token_ids)
-    expected = _usable(aligned.first + aligned.num_equal_after, prompt, outcome)
-    lost = expected - _reached(outcome)
-    if lost < outcome.block_size:
-        return None
+    """Return the miss that a loss is; None if the prompts have only some words in common."""
+    relative, aligned = loss.relative, loss.aligned
+    if aligned is None:
+        kind = _key_kind(relative.key, prompt.key)
+        return PrefixMiss(kind, loss.num_lost_tokens, loss.num_expected_tokens, _reached(outcome))
     found, place = _shown_difference(prompt, relative, aligned, decode)
+    shorter = min(len(relative.token_ids), len(prompt.token_ids))
     if found.kind == "edited" and not _is_edit(aligned, place, shorter):
-        return None  # two conversations that have some words in common
+        return None
     return PrefixMiss(
         found.kind,
-        lost,
-        expected,
+        loss.num_lost_tokens,
+        loss.num_expected_tokens,
         aligned.first,
         place,
         text=found.later_text,
         earlier_text=found.earlier_text,
     )
+
+
+def _key_kind(theirs: CacheKey, ours: CacheKey) -> Kind:
+    """Tell what makes two prompts' blocks different although their tokens are equal."""
+    if (theirs.model, theirs.kv_identity) != (ours.model, ours.kv_identity):
+        return "other_model"
+    return "other_salt" if theirs.adapter == ours.adapter else "other_adapter"
 
 
 def _is_edit(aligned: Alignment, place: Place, shorter: int) -> bool:
@@ -206,7 +222,7 @@ def _below_one_block(
     size = outcome.block_size
     if not size // 2 <= num <= size:
         return None
-    miss = PrefixMiss("below_one_block", num, num, num, Place(""))
+    miss = PrefixMiss("below_one_block", num, num, num)
     if num == len(prompt.token_ids):
         return replace(miss, place=_place(prompt, num - 1, decode))
     place = _place(prompt, num, decode)
@@ -221,15 +237,16 @@ def _shown_difference(
     earlier = _text(decode, relative.token_ids[:end])
     later = _text(decode, prompt.token_ids[:end])
     position = first_difference(earlier, later, 0)
-    sides = [
-        Side(text, one.outline, len(_text(decode, one.token_ids[:gap_end])))
-        for text, one, gap_end in (
-            (earlier, relative, aligned.earlier_end),
-            (later, prompt, aligned.later_end),
-        )
+    gaps = [
+        len(_text(decode, one.token_ids[aligned.first : gap_end]))
+        for one, gap_end in ((relative, aligned.earlier_end), (prompt, aligned.later_end))
     ]
+    sides = (
+        Side(earlier, relative.outline, position + gaps[0]),
+        Side(later, prompt.outline, position + gaps[1]),
+    )
     return (
-        difference(sides[0], sides[1], position),
+        difference(*sides, position),
         prompt.outline.region_at(later, position).place,
     )
 

@@ -21,7 +21,7 @@ MAX_RELATIVES = 3
 MAX_OF_FAMILY = 8
 MIN_FAMILY_OVERLAP = 8  # of up to 32 numbers
 END_BYTES = 320  # about what one end takes
-PROMPT_BYTES = 4096  # about what one prompt takes beside its tokens, hashes and outline: its sketch
+PROMPT_BYTES = 8192  # about what one prompt takes beside its tokens, hashes and outline: its sketch
 _END_SHARE = 4  # of a tenant's bytes, one part in so many is for ends
 
 
@@ -62,7 +62,7 @@ class _Remembered:
     token_ids: Sequence[int] | bytes  # bytes of uint32, once it is over
     hashes: bytes
     outline: Outline
-    sketch: frozenset[int]
+    sketch: tuple[int, ...]
     is_computed: IsComputed | None
     num_inherited_blocks: int  # of its beginning, computed by others
     num_bytes: int

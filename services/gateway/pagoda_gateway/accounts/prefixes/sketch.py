@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 GRAM_TOKENS = 8
-NEAR_TOKENS, FAR_TOKENS = 256, 2048
+NEAR_TOKENS, FAR_TOKENS = 256, 1024
 NUM_OF_EACH = 16
 
 Tokens = npt.NDArray[np.uint32]
@@ -30,13 +30,13 @@ def gram_hashes(token_ids: Tokens) -> Grams:
     return hashes * _FACTOR
 
 
-def sketch(token_ids: Tokens) -> frozenset[int]:
+def sketch(token_ids: Tokens) -> tuple[int, ...]:
     """Return the least hashes of a prompt's beginning: those of the first 256 tokens, and beyond.
 
     Prompts that share a part of these tokens share about that part of the numbers.
     """
     hashes = gram_hashes(token_ids[:FAR_TOKENS])
-    return frozenset(_least(hashes[:NEAR_TOKENS]) + _least(hashes[NEAR_TOKENS:]))
+    return tuple({*_least(hashes[:NEAR_TOKENS]), *_least(hashes[NEAR_TOKENS:])})
 
 
 def _least(hashes: Grams) -> list[Any]:
