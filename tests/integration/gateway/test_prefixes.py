@@ -206,6 +206,29 @@ async def test_a_client_that_left_before_the_first_token_is_forgotten(
         assert (await prefix_of(running, chat(RULES, "Who?")))["class"] == "never_seen"
 
 
+async def test_a_request_cancelled_while_it_is_explained_is_billed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start() as running:
+        explaining: asyncio.Future[asyncio.Task[Any]] = asyncio.get_running_loop().create_future()
+
+        async def hang(*_: Any) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            explaining.set_result(task)
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(running.gateway.prefixes, "explain", hang)
+        answer = await running.chat()
+        (await asyncio.wait_for(explaining, 5)).cancel()
+        headers = running.http.headers  # the connection went with the task
+        async with httpx.AsyncClient(base_url=running.url, headers=headers) as http:
+            name = answer.headers["x-request-id"]
+            receipt = (await http.get(f"/v1/receipts/{name}")).json()
+    assert (receipt["status"], receipt["outcome"]) == ("closed", "finished")
+    assert receipt["output_tokens"] == 8
+
+
 async def test_it_can_be_switched_off(start: Start) -> None:
     async with start(prefix_memory_bytes=0) as running:
         for _ in range(2):

@@ -109,12 +109,14 @@ class GenerationResponse(Response):
         else:
             outcome = "failed"
         record = generation.close_record(outcome)
-        await self._prefix.settle(record)
-        if generation.is_opened:
-            with stage_span("gateway.settle", generation.context):
-                await self._gateway.usage_log.close(record, generation.context)
-        count(generation, record)
-        describe_outcome(generation, record)
+        try:
+            await self._prefix.settle(record)
+        finally:  # cancelled meanwhile: what was delivered is billed all the same
+            if generation.is_opened:
+                with stage_span("gateway.settle", generation.context):
+                    await self._gateway.usage_log.close(record, generation.context)
+            count(generation, record)
+            describe_outcome(generation, record)
 
 
 async def _watch_disconnect(receive: Receive, generation: Generation) -> None:

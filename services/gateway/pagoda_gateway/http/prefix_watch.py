@@ -51,14 +51,11 @@ class PrefixWatch:
         self._generation = generation
         self._tokenizer = tokenizer
         self._watched: list[_Watched] = []
-        if not prefixes.is_on:
-            return
-        sequences = first_sequences(generation.sequences)
-        for index, sequence in enumerate(sequences[:MAX_WATCHED]):
-            sampling = sequence.sampling
-            if not (sampling.embed or sampling.HasField("num_prompt_logprobs")):
-                name = "prompt" if len(sequences) == 1 else f"prompt[{index}]"
-                self._watched.append(self._begin(sequence, _outline(body, name)))
+        try:
+            if prefixes.is_on:
+                self._begin_all(body)
+        except Exception:  # an explanation must not cost the request
+            logger.exception("request %s: its prefix", generation.identity.request_id)
 
     async def settle(self, record: UsageClose) -> None:
         """Explain what missed and add it to the close record; to be called once."""
@@ -68,6 +65,14 @@ class PrefixWatch:
                 self._note(misses, record)
         except Exception:  # an explanation must not cost the account
             logger.exception("request %s: its prefix", self._generation.identity.request_id)
+
+    def _begin_all(self, body: Body) -> None:
+        sequences = first_sequences(self._generation.sequences)
+        for index, sequence in enumerate(sequences[:MAX_WATCHED]):
+            sampling = sequence.sampling
+            if not (sampling.embed or sampling.HasField("num_prompt_logprobs")):
+                name = "prompt" if len(sequences) == 1 else f"prompt[{index}]"
+                self._watched.append(self._begin(sequence, _outline(body, name)))
 
     def _begin(self, sequence: OutputSequence, outline: Outline) -> _Watched:
         model, prompt = self._generation.model, sequence.prompt

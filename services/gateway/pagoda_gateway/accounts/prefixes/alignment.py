@@ -11,6 +11,7 @@ MAX_TOKENS = 1 << 16  # compared of each prompt
 WINDOW_TOKENS = 4096  # searched behind a difference for what is equal again
 MAX_GAPS = 32
 MAX_SHIFTS = 16  # looked at for each gap
+SHORT_TOKENS = 64  # of a difference that is a value in a text, rather than another text
 LONG_TOKENS = 32  # so many equal ones are no accident: templates repeat shorter ones
 
 
@@ -22,12 +23,15 @@ class Alignment:
         first: index of the first token that differs.
         earlier_end, later_end: where each goes on as the other one does; its end if it never does.
         num_equal_after: tokens that are equal, in the same order, behind the first difference.
+        num_changed: tokens between equal ones that would be equal, too, had nothing changed: those
+            of short differences, as many as the shorter side has.
     """
 
     first: int
     earlier_end: int
     later_end: int
     num_equal_after: int
+    num_changed: int = 0
 
 
 def num_equal(earlier: Tokens, later: Tokens) -> int:
@@ -46,7 +50,7 @@ def align(earlier: Tokens, later: Tokens) -> Alignment:
     earlier, later = earlier[:MAX_TOKENS], later[:MAX_TOKENS]
     first = num_equal(earlier, later)
     ends = len(earlier), len(later)
-    i, j, num_after = first, first, 0
+    i, j, num_after, num_changed = first, first, 0, 0
     earlier_grams, later_grams = gram_hashes(earlier[first:]), gram_hashes(later[first:])
     for gap in range(MAX_GAPS):
         best = 0, 0, 0
@@ -66,8 +70,9 @@ def align(earlier: Tokens, later: Tokens) -> Alignment:
         if gap == 0:
             ends = i, j
         num_after += run
+        num_changed += min(skipped, added) if max(skipped, added) <= SHORT_TOKENS else 0
         i, j = i + run, j + run
-    return Alignment(first, ends[0], ends[1], num_after)
+    return Alignment(first, ends[0], ends[1], num_after, num_changed)
 
 
 def _common(earlier: Grams, later: Grams) -> Iterator[tuple[int, int]]:

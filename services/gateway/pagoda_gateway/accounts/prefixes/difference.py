@@ -14,7 +14,7 @@ from pagoda_gateway.accounts.prefixes.outline import Outline
 MAX_SHOWN_CHARS = 80
 MAX_COUNTED_STEP = 1000
 _AROUND_CHARS = 64
-_MAX_OBJECT_CHARS = 1 << 16
+_MAX_OBJECT_CHARS = 1 << 14
 _MAX_OBJECTS = 8  # enclosing ones that are tried
 
 _MONTH = (

@@ -6,7 +6,7 @@ Knows token ids, hashes and texts; no request, no clock, no database.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pagoda_gateway.accounts.prefixes.alignment import Alignment, align, num_equal
+from pagoda_gateway.accounts.prefixes.alignment import SHORT_TOKENS, Alignment, align, num_equal
 from pagoda_gateway.accounts.prefixes.difference import (
     Difference,
     Side,
@@ -17,7 +17,6 @@ from pagoda_gateway.accounts.prefixes.kinds import Kind
 from pagoda_gateway.accounts.prefixes.outline import Outline, Place
 from pagoda_gateway.accounts.prefixes.sketch import Tokens
 
-MAX_EDIT_TOKENS = 64
 NOWHERE = Place("")
 _SHOWN_TOKENS = 4096  # decoded behind the first difference
 
@@ -159,7 +158,7 @@ def _loss(prompt: Compared, relative: Compared, outcome: Outcome) -> _Loss | Non
         if shorter - num <= outcome.block_size:
             return None  # one goes on where the other ends
         aligned = align(relative.token_ids, prompt.token_ids)
-        num += aligned.num_equal_after
+        num += aligned.num_equal_after + aligned.num_changed
     expected = _usable(num, prompt, outcome)
     if expected - reached < outcome.block_size:
         return None
@@ -204,7 +203,7 @@ def _is_edit(aligned: Alignment, place: Place, shorter: int) -> bool:
     if 2 * aligned.num_equal_after >= shorter - aligned.first:
         return True
     gap = max(aligned.earlier_end, aligned.later_end) - aligned.first
-    return place.is_preamble and gap <= MAX_EDIT_TOKENS
+    return place.is_preamble and gap <= SHORT_TOKENS
 
 
 def _below_one_block(

@@ -17,7 +17,7 @@ from pagoda_gateway.accounts.prefixes.outline import Outline
 from pagoda_gateway.accounts.prefixes.sketch import FAR_TOKENS, Tokens, sketch
 from pagoda_runtime.block_hash import HASH_BYTES
 
-MAX_RELATIVES = 3
+MAX_RELATIVES = 2
 MAX_OF_FAMILY = 8
 MIN_FAMILY_OVERLAP = 8  # of up to 32 numbers
 END_BYTES = 320  # about what one end takes

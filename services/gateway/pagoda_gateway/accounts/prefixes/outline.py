@@ -121,7 +121,8 @@ class Outline:
             return [Region(Place(self.name), 0, len(text) + 1)]
         found: list[Region] = []
         cursor = 0
-        tools = [start for name in self.tool_names if (start := _described_at(text, name)) >= 0]
+        ends = dict.fromkeys((*self.tool_names[:1], *self.tool_names[-1:]))
+        tools = [start for name in ends if (start := _described_at(text, name)) >= 0]
         for index, part in enumerate(self.parts):
             start = part.found_in(text, cursor)
             if tools and min(tools) < start < max(tools):  # words of a tool's description

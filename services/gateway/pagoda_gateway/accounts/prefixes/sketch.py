@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-GRAM_TOKENS = 8
+GRAM_TOKENS = 8  # a power of two
 NEAR_TOKENS, FAR_TOKENS = 256, 1024
 NUM_OF_EACH = 16
 
@@ -18,15 +18,15 @@ _SHIFT = np.uint64(29)
 
 def gram_hashes(token_ids: Tokens) -> Grams:
     """Return a hash of the `GRAM_TOKENS` tokens from each index on; empty if there are fewer."""
-    num = len(token_ids) - GRAM_TOKENS + 1
-    if num <= 0:
+    if len(token_ids) < GRAM_TOKENS:
         return np.empty(0, np.uint64)
-    wide = token_ids.astype(np.uint64)
-    hashes = np.zeros(num, np.uint64)
-    for offset in range(GRAM_TOKENS):
-        hashes *= _FACTOR
-        hashes += wide[offset : offset + num] + np.uint64(1)
-        hashes ^= hashes >> _SHIFT
+    hashes = (token_ids.astype(np.uint64) + np.uint64(1)) * _FACTOR
+    width = 1
+    while width < GRAM_TOKENS:  # of 2 tokens from those of 1, of 4 from those of 2, ...
+        joined = hashes[:-width] * _FACTOR
+        joined += hashes[width:]
+        joined ^= joined >> _SHIFT
+        hashes, width = joined, 2 * width
     return hashes * _FACTOR
 
 

@@ -54,7 +54,18 @@ def test_what_a_template_repeats_does_not_lead_astray() -> None:
     later = tokens(system + list(itertools.chain(*turns[2:])))  # the oldest turns are dropped
     found = align(earlier, later)
     assert (found.first, found.earlier_end, found.later_end) == (50, 50 + 2 * 72, 50)
-    assert found.num_equal_after == 3 * 72
+    assert (found.num_equal_after, found.num_changed) == (3 * 72, 0)
+
+
+def test_a_changed_value_counts_and_another_text_does_not() -> None:
+    rng = random.Random(4)
+    system, documents = drawn(rng, 50), [drawn(rng, 200) for _ in range(2)]
+    pair = [
+        [*drawn(rng, num), *system, *text, *system]
+        for num, text in zip((3, 5), documents, strict=True)
+    ]
+    found = align(*map(tokens, pair))
+    assert (found.num_equal_after, found.num_changed) == (100, 3)
 
 
 def test_nothing_is_equal_again() -> None:
