@@ -18,6 +18,10 @@ COMMANDS = {
     "trace": ("pagoda_cli.trace.command:trace", "Show where one request's time went."),
     "keys": ("pagoda_cli.admin.keys:app", "Create, list, rotate and revoke API keys."),
     "tenants": ("pagoda_cli.admin.tenants:app", "Create and list tenants."),
+    "prefixes": (
+        "pagoda_cli.admin.prefixes:prefixes",
+        "Show why prompts were not in the cache, and what that cost.",
+    ),
     "bench": ("pagoda_cli.bench.command:bench", "Measure a running system."),
 }
 

@@ -161,6 +161,15 @@ class GatewaySettings(ServiceSettings):
         "503. NATS keeps room for them on its disk: less where it has less, and `pagoda up` takes "
         "at most a quarter of what is free.",
     )
+    prefix_memory_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=0,
+        description="Recent prompts kept in memory, to say why one was not in the cache; 0: none, "
+        "and nothing is said.",
+    )
+    prefix_tenant_bytes: int = Field(
+        8 * 1024 * 1024, ge=65536, description="Of these, most of one tenant."
+    )
     gap_timeout_seconds: float = Field(
         3.0,
         gt=0,

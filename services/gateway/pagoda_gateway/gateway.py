@@ -12,6 +12,7 @@ from pagoda_gateway.accounts.database import open_database
 from pagoda_gateway.accounts.key_use import KeyUse
 from pagoda_gateway.accounts.keys import ApiKey, Authenticator
 from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.prefixes.prefixes import Prefixes
 from pagoda_gateway.accounts.receipts import Receipts
 from pagoda_gateway.accounts.tenancy.changes import AccountChanges
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
@@ -89,6 +90,7 @@ class Gateway:
     authenticator: Authenticator
     key_use: KeyUse
     receipts: Receipts
+    prefixes: Prefixes
     files: FileStore
     batches: BatchStore
     admission: Admission
@@ -185,6 +187,10 @@ async def open_gateway(
             authenticator=authenticator,
             key_use=key_use,
             receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
+            prefixes=Prefixes(
+                max_bytes=settings.prefix_memory_bytes,
+                max_tenant_bytes=settings.prefix_tenant_bytes,
+            ),
             files=files,
             batches=BatchStore(ledger.database, files),
             admission=Admission(settings.max_requests_in_flight),

@@ -32,6 +32,15 @@ OUTPUT_TOKENS = Counter("pagoda_output_tokens", "Output tokens delivered to clie
 ATTEMPTS = Counter(
     "pagoda_retried_attempts", "Attempts after a sequence's first, by cause", ["cause"]
 )
+PREFIX_MISSED_TOKENS = Counter(
+    "pagoda_gateway_prefix_missed_tokens",
+    "Prompt tokens that were computed although an earlier prompt could have spared them, by why",
+    ["class"],
+)
+PREFIXES_UNEXPLAINED = Counter(
+    "pagoda_gateway_prefixes_unexplained",
+    "Prompts whose prefix was not looked into, as too many others were",
+)
 USAGE_FAILURES = Counter(
     "pagoda_usage_log_failures", "Usage records that could not be stored", ["kind"]
 )

@@ -107,3 +107,23 @@ async def test_failure_is_one_line(
     result = await pagoda(running, *arguments, key=key, code=1)
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+async def test_missed_prefixes(running: Running) -> None:
+    assert "no prompt missed" in (await pagoda(running, "prefixes", "--tenant", "none")).stdout
+    rules = "Answer briefly, never guess, and name your sources."
+    for moment in ("13:07", "13:08\x1b[2J"):  # a terminal must not obey it
+        await running.http.post("/v1/completions", json={
+            "model": "tiny", "prompt": f"It is {moment}. {rules}", "max_tokens": 1,
+        })  # fmt: skip
+    shown = ""
+    async with asyncio.timeout(10):
+        while "timestamp" not in shown:  # the ledger applies it: there is no event to wait on
+            shown = (await pagoda(running, "prefixes")).stdout
+    assert "13:07 -> 13:08" in shown
+    assert "\x1b" not in shown
+    assert "timestamp: A date or time changes early in the prompt" in shown
+    listed = json.loads((await pagoda(running, "prefixes", "--json")).stdout)
+    (miss,) = [miss for miss in listed if miss["class"] == "timestamp"]
+    assert (miss["place"], miss["requests"]) == ("prompt", 1)
+    await pagoda(running, "prefixes", "--hours", "1000", code=2)

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.prefixes.rows import prefix_section
 from pagoda_gateway.accounts.usage_rows import DEFAULT_TIER
 from pagoda_gateway.errors import NotFoundError, shorten
 
@@ -74,4 +75,5 @@ def _receipt(row: RowMapping) -> dict[str, Any]:
         "workers": row["worker_ids"],
         "cached_answer": bool(row["is_cached_answer"]),
         "safety_findings": row["safety_findings"] or [],
+        "prefix": prefix_section(row),
     }

@@ -5,6 +5,7 @@ A change here needs a revision in `migrations/versions/`; a test compares them.
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     Double,
@@ -14,6 +15,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    text,
 )
 
 METADATA = MetaData()
@@ -49,8 +51,19 @@ USAGE = Table(
     Column("worker_ids", JSON),
     Column("is_cached_answer", Boolean),  # null in rows of older versions
     Column("safety_findings", JSON),  # "policy/rule action direction"
+    Column("prefix_class", String(32)),  # null: as much was cached as could be
+    Column("prefix_place", String(64)),
+    Column("prefix_lost_tokens", Integer),
+    Column("prefix_lost_micros", BigInteger),  # null: no price was known
+    Column("prefix", JSON(none_as_null=True)),  # see `accounts.prefixes.rows`
     Index("usage_by_tenant", "tenant", "opened_unix_seconds"),
     Index("usage_by_object", "object_id"),
+    Index(
+        "usage_by_prefix_miss",
+        "closed_unix_seconds",
+        sqlite_where=text("prefix_lost_tokens > 0"),
+        postgresql_where=text("prefix_lost_tokens > 0"),
+    ),
 )
 
 # What clients call a request (their own x-request-id) -> what we call it. Several may share a name.

@@ -95,5 +95,15 @@ class UsageLog:
                     break
                 await asyncio.sleep(_PAUSE_SECONDS)
         metrics.USAGE_FAILURES.labels("close").inc()
+        record = _without_texts(record)
         logger.error("close record of %s is lost: %s", record.request_id, record)
         return False
+
+
+def _without_texts(record: UsageClose) -> UsageClose:
+    """Return a record as the log may show it: without words of the prompt."""
+    shown = UsageClose()
+    shown.CopyFrom(record)
+    shown.prefix.ClearField("text")
+    shown.prefix.ClearField("earlier_text")
+    return shown

@@ -3,6 +3,7 @@
 from typing import Any
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
+from pagoda_gateway.accounts.prefixes.rows import prefix_values
 
 DEFAULT_TIER = "default"  # also of records that older gateways wrote
 
@@ -46,4 +47,5 @@ def close_values(record: UsageClose) -> dict[str, Any]:
         "worker_ids": list(record.worker_ids),
         "is_cached_answer": record.is_cached_answer,
         "safety_findings": list(record.safety_findings),
+        **prefix_values(record),
     }

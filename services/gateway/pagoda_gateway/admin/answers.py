@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import RowMapping
 
 
@@ -94,6 +94,42 @@ class KeyList(BaseModel):
     object: Literal["list"] = "list"
     data: list[Key]
     has_more: bool
+
+
+class PrefixExample(BaseModel):
+    """The latest request of a kind, and what differed: both texts are cut short."""
+
+    request_id: str
+    first_token: int | None
+    text: str
+    earlier_text: str
+
+
+class PrefixMiss(BaseModel):
+    """Why requests of one tenant missed a prefix, and how often."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    object: Literal["prefix_miss"] = "prefix_miss"
+    tenant: str | None
+    model: str | None
+    kind: str = Field(alias="class")
+    place: str | None
+    role: str | None
+    requests: int
+    lost_tokens: int
+    lost_tokens_per_hour: float
+    lost_micros: int | None
+    example: PrefixExample
+    advice: str
+
+
+class PrefixMissList(BaseModel):
+    """Reasons of the last hours, the costliest first."""
+
+    object: Literal["list"] = "list"
+    hours: float
+    data: list[PrefixMiss]
 
 
 class Deleted(BaseModel):

@@ -29,7 +29,7 @@ from pagoda_gateway.http.routes import (
     responses,
     tokens,
 )
-from pagoda_gateway.http.routes.admin import keys, organisations, tenants, tiers
+from pagoda_gateway.http.routes.admin import keys, organisations, prefixes, tenants, tiers
 
 EXPOSED_HEADERS = (
     "x-request-id", "x-pagoda-request-id", IGNORED_HEADER, CACHE_HEADER, "retry-after",
@@ -56,7 +56,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         app.include_router(module.make_router(gateway))
     admin_secret = gateway.settings.admin_key.get_secret_value()
     if admin_secret:
-        for module in (organisations, tenants, keys, tiers):
+        for module in (organisations, tenants, keys, tiers, prefixes):
             app.include_router(module.make_router(gateway))
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)

@@ -18,6 +18,7 @@ from pagoda_gateway.http.body import read_body
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.caller import Caller, caller_of
 from pagoda_gateway.http.generation_response import GenerationResponse
+from pagoda_gateway.http.prefix_watch import PrefixWatch
 from pagoda_gateway.http.request_policy import RequestPolicy
 from pagoda_gateway.http.request_telemetry import (
     describe_request,
@@ -68,9 +69,11 @@ class GenerationHandler(Generic[Sent, Body]):
                     translated.body, caller, span, request.scope
                 )
                 serializer = translated.serializer(processed, generation)
+                tokenizer = self._endpoint.processors[generation.model.name].tokenizer
+                prefix = PrefixWatch(self._gateway.prefixes, generation, translated.body, tokenizer)
             is_stream = bool(translated.body.stream)
             return GenerationResponse(
-                self._gateway, caller, generation, serializer,
+                self._gateway, caller, generation, serializer, prefix,
                 is_stream=is_stream, held=held.pop_all(), policy=policy,
             )  # fmt: skip
 

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.http.caller import Caller
+from pagoda_gateway.http.prefix_watch import PrefixWatch
 from pagoda_gateway.http.request_policy import RequestPolicy
 from pagoda_gateway.http.request_telemetry import count, describe_outcome, stage_span
 from pagoda_gateway.http.streaming import GenerationWriter
@@ -31,6 +32,7 @@ class GenerationResponse(Response):
         caller: Caller,
         generation: Generation,
         serializer: Serializer,
+        prefix: PrefixWatch,
         *,
         is_stream: bool,
         held: contextlib.ExitStack,
@@ -43,6 +45,7 @@ class GenerationResponse(Response):
             caller: whom to answer.
             generation: what to run.
             serializer: writes it down.
+            prefix: says why its prompts were not in the cache.
             is_stream: the answer is a stream of events.
             held: the request's slot and span; closed when the account is settled.
             policy: that applies to it.
@@ -52,6 +55,7 @@ class GenerationResponse(Response):
         self._caller = caller
         self._generation = generation
         self._serializer = serializer
+        self._prefix = prefix
         self._is_stream = is_stream
         self._held = held
         self._policy = policy
@@ -111,11 +115,14 @@ class GenerationResponse(Response):
         record = generation.close_record(outcome)
         if self._policy is not None:
             self._policy.settle(generation, record)
-        if generation.is_opened:
-            with stage_span("gateway.settle", generation.context):
-                await self._gateway.usage_log.close(record, generation.context)
-        count(generation, record)
-        describe_outcome(generation, record)
+        try:
+            await self._prefix.settle(record)
+        finally:  # cancelled meanwhile: what was delivered is billed all the same
+            if generation.is_opened:
+                with stage_span("gateway.settle", generation.context):
+                    await self._gateway.usage_log.close(record, generation.context)
+            count(generation, record)
+            describe_outcome(generation, record)
 
 
 async def _watch_disconnect(receive: Receive, generation: Generation) -> None:

@@ -239,6 +239,8 @@ class Generation:
         self, sequence: OutputSequence, answer: RouteResponse, milliseconds: float
     ) -> None:
         self._route_ms += milliseconds
+        if sequence.first_token_seconds is None:
+            sequence.route = answer
         if not self.span.is_recording():
             return
         del answer.candidates[MAX_EXPLAINED_CANDIDATES:]

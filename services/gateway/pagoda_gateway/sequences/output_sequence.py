@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pagoda.rpc.v1 import generate_pb2
+from pagoda.rpc.v1 import generate_pb2, route_pb2
 from pagoda_gateway.sequences.output_guard import CONTENT_FILTER, OutputGuard
 from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.sequences.prompt_logprobs import PromptLogprobs
@@ -84,6 +84,7 @@ class OutputSequence:
         self.first_token_seconds: float | None = None
         self.last_token_seconds: float | None = None
         self.attempt = 0
+        self.route: route_pb2.RouteResponse | None = None  # of the attempt with the first token
         self.worker_id = ""  # decode worker of this attempt; empty while unplaced
         self.is_handed_over = False  # a worker has accepted this attempt
         self.num_strikes = 0  # bad answers about it since it was last heard of

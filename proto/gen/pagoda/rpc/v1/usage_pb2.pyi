@@ -96,6 +96,7 @@ class UsageClose(_message.Message):
     GATEWAY_ROUTE_MS_FIELD_NUMBER: _builtins.int
     IS_CACHED_ANSWER_FIELD_NUMBER: _builtins.int
     SAFETY_FINDINGS_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     num_prompt_tokens: _builtins.int
     num_output_tokens: _builtins.int
@@ -126,6 +127,10 @@ class UsageClose(_message.Message):
     def safety_findings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """rules of the tenant's policy that matched: "policy/rule action direction" """
 
+    @_builtins.property
+    def prefix(self) -> Global___PrefixMiss:
+        """absent: as much of the prompt was cached as could be expected"""
+
     def __init__(
         self,
         *,
@@ -145,14 +150,70 @@ class UsageClose(_message.Message):
         gateway_route_ms: _builtins.float = ...,
         is_cached_answer: _builtins.bool = ...,
         safety_findings: _abc.Iterable[_builtins.str] | None = ...,
+        prefix: Global___PrefixMiss | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "stages", b"stages"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "prefix", b"prefix", "stages", b"stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "closed_unix_seconds", b"closed_unix_seconds", "e2e_ms", b"e2e_ms", "finish_reasons", b"finish_reasons", "gateway_route_ms", b"gateway_route_ms", "gateway_tokenize_ms", b"gateway_tokenize_ms", "is_cached_answer", b"is_cached_answer", "num_attempts", b"num_attempts", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "outcome", b"outcome", "request_id", b"request_id", "safety_findings", b"safety_findings", "stages", b"stages", "ttft_ms", b"ttft_ms", "worker_ids", b"worker_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "closed_unix_seconds", b"closed_unix_seconds", "e2e_ms", b"e2e_ms", "finish_reasons", b"finish_reasons", "gateway_route_ms", b"gateway_route_ms", "gateway_tokenize_ms", b"gateway_tokenize_ms", "is_cached_answer", b"is_cached_answer", "num_attempts", b"num_attempts", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "outcome", b"outcome", "prefix", b"prefix", "request_id", b"request_id", "safety_findings", b"safety_findings", "stages", b"stages", "ttft_ms", b"ttft_ms", "worker_ids", b"worker_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UsageClose: _TypeAlias = UsageClose  # noqa: Y015
+
+@_typing.final
+class PrefixMiss(_message.Message):
+    """Why less of a prompt was cached than should have been. Of several prompts: the costliest reason."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NUM_LOST_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_EXPECTED_TOKENS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    EARLIER_TEXT_FIELD_NUMBER: _builtins.int
+    LOST_MICROS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """timestamp | uuid | counter | ...: accounts/prefixes/kinds.py of the gateway"""
+    num_lost_tokens: _builtins.int
+    """computed, and need not have been; 0 = nothing like it was there before"""
+    num_expected_tokens: _builtins.int
+    first_token: _builtins.int
+    """index of the first one that differs, or was not cached"""
+    place: _builtins.str
+    """messages[0] | tools | template | prompt[1]"""
+    role: _builtins.str
+    """of the message"""
+    text: _builtins.str
+    """what differs, cut short"""
+    earlier_text: _builtins.str
+    """what an earlier prompt has there"""
+    lost_micros: _builtins.int
+    """absent: no price is known"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        num_lost_tokens: _builtins.int = ...,
+        num_expected_tokens: _builtins.int = ...,
+        first_token: _builtins.int = ...,
+        place: _builtins.str = ...,
+        role: _builtins.str = ...,
+        text: _builtins.str = ...,
+        earlier_text: _builtins.str = ...,
+        lost_micros: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lost_micros", b"_lost_micros", "lost_micros", b"lost_micros"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lost_micros", b"_lost_micros", "earlier_text", b"earlier_text", "first_token", b"first_token", "kind", b"kind", "lost_micros", b"lost_micros", "num_expected_tokens", b"num_expected_tokens", "num_lost_tokens", b"num_lost_tokens", "place", b"place", "role", b"role", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lost_micros: _TypeAlias = _typing.Literal["lost_micros"]  # noqa: Y015
+    _WhichOneofArgType__lost_micros: _TypeAlias = _typing.Literal["_lost_micros", b"_lost_micros"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lost_micros) -> _WhichOneofReturnType__lost_micros | None: ...
+
+Global___PrefixMiss: _TypeAlias = PrefixMiss  # noqa: Y015
 
 @_typing.final
 class UsageRecord(_message.Message):

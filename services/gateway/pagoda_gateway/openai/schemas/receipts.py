@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class CachedTokens(BaseModel):
@@ -12,6 +12,23 @@ class CachedTokens(BaseModel):
     device: int
     cpu: int
     nvme: int
+
+
+class Prefix(BaseModel):
+    """Why less of the prompt was cached than should have been; see docs/howto/prefixes.md."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    kind: str = Field(alias="class")
+    lost_tokens: int
+    lost_micros: int | None
+    place: str | None
+    expected_tokens: int
+    first_token: int
+    role: str | None
+    text: str
+    earlier_text: str
+    advice: str
 
 
 class Receipt(BaseModel):
@@ -42,3 +59,4 @@ class Receipt(BaseModel):
     safety_findings: list[str] | None = Field(
         None, description='Rules of the policy that matched: "policy/rule action direction".'
     )
+    prefix: Prefix | None = None
