@@ -12,7 +12,8 @@ from pagoda_gateway.accounts.database import open_database
 from pagoda_gateway.accounts.key_use import KeyUse
 from pagoda_gateway.accounts.keys import ApiKey, Authenticator
 from pagoda_gateway.accounts.ledger import Ledger
-from pagoda_gateway.accounts.receipts import Receipts
+from pagoda_gateway.accounts.money.money import Money
+from pagoda_gateway.accounts.money.price_book import PriceBook
 from pagoda_gateway.accounts.tenancy.changes import AccountChanges
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
 from pagoda_gateway.accounts.usage_log import UsageLog
@@ -86,11 +87,16 @@ class Gateway:
     tenancy: Tenancy
     authenticator: Authenticator
     key_use: KeyUse
-    receipts: Receipts
+    money: Money
     files: FileStore
     batches: BatchStore
     admission: Admission
     bodies: BodyBudget
+
+    @property
+    def price_book(self) -> PriceBook:
+        """What requests are priced by."""
+        return self.money.book
 
     def model_of(self, key: ApiKey, name: str) -> ServedModel:
         """Return the model that a key asks for by `name`, its own or an alias.
@@ -148,6 +154,8 @@ async def open_gateway(
         secret = settings.bootstrap_api_key.get_secret_value()
         if secret:
             await tenancy.api_keys.ensure(DEFAULT_TENANT, "bootstrap", secret)
+        money = await Money.of(ledger, changes.announce, settings)
+        changes.add_listener(money.book.on_change)
         key_use = KeyUse(tenancy.api_keys.note_used)
         authenticator = Authenticator(tenancy.api_keys, on_use=key_use.note)
         changes.add_listener(authenticator.forget)
@@ -176,7 +184,7 @@ async def open_gateway(
             tenancy=tenancy,
             authenticator=authenticator,
             key_use=key_use,
-            receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
+            money=money,
             files=files,
             batches=BatchStore(ledger.database, files),
             admission=Admission(settings.max_requests_in_flight),
@@ -216,6 +224,8 @@ async def open_gateway(
             tasks.start(heartbeat.run(), name="heartbeat")
             tasks.start(watch.run(), name="silence watch")
             tasks.start(key_use.run(), name="use of keys")
+            tasks.start(money.book.follow(money.prices.all), name="prices")
+            tasks.start(money.retention.run(), name="retention of usage")
             health.set_ready("gateway", True)
             yield gateway
 

@@ -1,6 +1,7 @@
 """The ledger: what requests used, and what clients call them.
 
 Usage comes from the usage log and is applied idempotently: replaying every record changes nothing.
+A row that is whole is sealed at once: see `money.sealing`.
 """
 
 import asyncio
@@ -13,10 +14,10 @@ import sqlalchemy as sa
 
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway.accounts.database import Database, open_database
+from pagoda_gateway.accounts.money.price_book import FINISHED
+from pagoda_gateway.accounts.money.sealing import Sealer
 from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
 from pagoda_gateway.accounts.usage_rows import close_values, open_values
-
-FINISHED = "finished"
 
 _Half = tuple[Literal["open", "close"], list[dict[str, Any]]]
 
@@ -28,6 +29,7 @@ class Ledger:
         self.database = database
         self._applied = asyncio.Event()  # replaced whenever records were applied
         self._upserts: dict[str, Any] = {}  # statement of each half
+        self._sealer = Sealer(database)
 
     async def apply(self, records: Sequence[UsageRecord]) -> None:
         """Write usage records; each counts once, however often and in whatever order they come."""
@@ -41,9 +43,16 @@ class Ledger:
             for half, rows in written
             if rows
         ]
-        transactions = [[half] for half in halves] if self.database.is_postgresql else [halves]
-        for transaction in transactions:
-            await self.database.call(functools.partial(self._write, transaction))
+        ids = sorted({str(row["request_id"]) for _, rows in halves for row in rows})
+        seal = functools.partial(self._sealer.seal, request_ids=ids)
+        steps = [functools.partial(self._write, [half]) for half in halves]
+        if self.database.is_postgresql:
+            for step in [*steps, seal]:
+                await self.database.call(step)
+        else:
+            await self.database.call(
+                lambda connection: [step(connection) for step in [*steps, seal]]
+            )
         applied, self._applied = self._applied, asyncio.Event()
         applied.set()
 
@@ -60,28 +69,6 @@ class Ledger:
         }  # fmt: skip
         statement = self.database.insert(REQUEST_NAMES).values(values).on_conflict_do_nothing()
         await self.database.call(lambda connection: connection.execute(statement))
-
-    async def usage_of(self, tenant: str, name: str) -> sa.RowMapping | None:
-        """Return the tenant's last request called `name`: by our id, OpenAI's or the client's."""
-        if "\0" in name:  # PostgreSQL has no text with it, not even to compare with
-            return None
-        named = sa.select(REQUEST_NAMES.c.request_id).where(
-            REQUEST_NAMES.c.tenant == tenant, REQUEST_NAMES.c.client_request_id == name
-        )
-        statement = (
-            sa.select(USAGE)
-            .where(USAGE.c.tenant == tenant)
-            .where(
-                sa.or_(
-                    USAGE.c.request_id == name,
-                    USAGE.c.object_id == name,
-                    USAGE.c.request_id.in_(named),
-                )
-            )
-            .order_by(USAGE.c.opened_unix_seconds.desc())
-            .limit(1)
-        )
-        return await self.database.first(statement)
 
     async def totals(self, tenant: str) -> tuple[int, int]:
         """Return (prompt tokens, output tokens) billed to a tenant."""
@@ -107,7 +94,11 @@ class Ledger:
             is_empty = sa.or_(
                 USAGE.c.closed_unix_seconds.is_(None),
                 # A line of a batch that failed may finish later under the same request id.
-                sa.and_(USAGE.c.outcome != FINISHED, new.outcome == FINISHED),
+                sa.and_(
+                    USAGE.c.outcome != FINISHED,
+                    new.outcome == FINISHED,
+                    USAGE.c.receipt_number.is_(None),
+                ),
             )
         self._upserts[half] = insert.on_conflict_do_update(
             index_elements=["request_id"],

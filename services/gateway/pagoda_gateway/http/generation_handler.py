@@ -63,10 +63,12 @@ class GenerationHandler(Generic[Sent, Body]):
                 translated = self._endpoint.translate(sent, tenant)
                 generation, processed = await self._process(translated.body, caller, span)
                 serializer = translated.serializer(processed, generation)
-            is_stream = bool(translated.body.stream)
+            options = translated.body.stream_options
             return GenerationResponse(
                 self._gateway, caller, generation, serializer,
-                is_stream=is_stream, held=held.pop_all(),
+                is_stream=bool(translated.body.stream),
+                include_receipt=bool(options and options.include_receipt),
+                held=held.pop_all(),
             )  # fmt: skip
 
     @contextlib.contextmanager
@@ -105,6 +107,7 @@ class GenerationHandler(Generic[Sent, Body]):
             tokenize_ms=1000 * (time.perf_counter() - started),
             priority=(body.priority or 0) + PRIORITY_OF_TIER[caller.service_tier],
             service_tier=caller.service_tier,
+            price_id=gateway.price_book.price_id_at(model.name, caller.arrived_unix_seconds),
         )
         is_stream = bool(body.stream)
         generation = self._generation(identity, model, processed, span, is_stream=is_stream)

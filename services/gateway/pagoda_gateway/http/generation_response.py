@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import logging
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from pagoda_gateway.accounts.money.receipts import receipt_beside_answer
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.http.caller import Caller
@@ -32,6 +34,7 @@ class GenerationResponse(Response):
         serializer: Serializer,
         *,
         is_stream: bool,
+        include_receipt: bool,
         held: contextlib.ExitStack,
     ) -> None:
         """Prepare to answer.
@@ -42,6 +45,7 @@ class GenerationResponse(Response):
             generation: what to run.
             serializer: writes it down.
             is_stream: the answer is a stream of events.
+            include_receipt: it ends with the receipt; an answer that is no stream has it anyway.
             held: the request's slot and span; closed when the account is settled.
         """
         super().__init__()
@@ -50,6 +54,7 @@ class GenerationResponse(Response):
         self._generation = generation
         self._serializer = serializer
         self._is_stream = is_stream
+        self._include_receipt = include_receipt or not is_stream
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,6 +65,7 @@ class GenerationResponse(Response):
                 self._serializer,
                 send,
                 BodyPipe.of(scope),
+                receipt=self._receipt if self._include_receipt else None,
                 keepalive_seconds=self._gateway.settings.keepalive_seconds,
             )
             try:
@@ -94,6 +100,12 @@ class GenerationResponse(Response):
                 )
         except Exception:  # a convenience must not fail the request
             logger.exception("the name of request %s is not stored", caller.request_id)
+
+    def _receipt(self) -> dict[str, Any]:
+        opened = self._generation.opened
+        assert opened is not None, "what was not opened has no good end"
+        final = self._generation.final_record()
+        return receipt_beside_answer(opened, final, self._gateway.price_book)
 
     async def _settle(self, writer: GenerationWriter) -> None:
         """Write the account; the client has its answer already."""
