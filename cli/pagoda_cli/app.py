@@ -18,6 +18,8 @@ COMMANDS = {
     "trace": ("pagoda_cli.trace.command:trace", "Show where one request's time went."),
     "keys": ("pagoda_cli.admin.keys:app", "Create, list, rotate and revoke API keys."),
     "tenants": ("pagoda_cli.admin.tenants:app", "Create and list tenants."),
+    "prices": ("pagoda_cli.admin.prices:app", "Set, list and withdraw what models cost."),
+    "ledger": ("pagoda_cli.admin.ledger:app", "Show, export and verify what tenants have used."),
     "bench": ("pagoda_cli.bench.command:bench", "Measure a running system."),
 }
 

@@ -1,1 +1,1 @@
-"""`pagoda keys` and `pagoda tenants`: who may use a system. Knows /admin, and no Pagoda service."""
+"""Accounts of a system: keys, tenants, prices, ledger. Knows /admin, and no Pagoda service."""

@@ -66,6 +66,24 @@ class ReceiptList(BaseModel):
     has_more: bool
 
 
+class Chain(BaseModel):
+    """A tenant's receipts; those up to `cut_number` are forgotten. Its id is the tenant's."""
+
+    id: str
+    object: Literal["chain"] = "chain"
+    last_number: int
+    last_hash: str
+    cut_number: int
+
+
+class ChainList(BaseModel):
+    """Some chains, by tenant."""
+
+    object: Literal["list"] = "list"
+    data: list[Chain]
+    has_more: bool
+
+
 class ChainCheckAnswer(BaseModel):
     """What a check of some of a tenant's receipts has found."""
 
@@ -89,6 +107,16 @@ def price_answer(row: RowMapping) -> dict[str, Any]:
         created_at=int(row["created_unix_seconds"]),
         withdrawn_at=None if withdrawn is None else int(withdrawn),
         **{name: row[name] for name in _RATES},
+    ).model_dump()
+
+
+def chain_answer(row: RowMapping) -> dict[str, Any]:
+    """Return a row of `RECEIPT_CHAINS` as a Chain."""
+    return Chain(
+        id=row["tenant"],
+        last_number=row["last_number"],
+        last_hash=row["last_hash"],
+        cut_number=row["cut_number"],
     ).model_dump()
 
 

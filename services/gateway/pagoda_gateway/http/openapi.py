@@ -77,7 +77,8 @@ _ADMIN_MODELS: tuple[type[BaseModel], ...] = (
     admin_bodies.NewTier, admin_bodies.TierChange, admin_answers.Tier, admin_answers.TierList,
     admin_answers.Deleted,
     money_bodies.NewPrice, money_answers.PriceObject, money_answers.PriceList,
-    money_answers.BalanceList, money_answers.ReceiptList, money_answers.ChainCheckAnswer,
+    money_answers.BalanceList, money_answers.ReceiptList, money_answers.ChainList,
+    money_answers.ChainCheckAnswer,
 )  # fmt: skip
 _KEYS: dict[str, Any] = {
     "api_key": {"type": "http", "scheme": "bearer"},

@@ -13,6 +13,7 @@ from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.accounts.money.receipt_text import receipt_hash
 from pagoda_gateway.accounts.money.tables import RECEIPT_CHAINS
 from pagoda_gateway.accounts.tables import USAGE
+from pagoda_gateway.accounts.tenancy.records import Page, Records
 from pagoda_gateway.errors import NotFoundError, shorten
 
 
@@ -43,15 +44,11 @@ class Chains:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def tenants(self, *, after: str = "", limit: int) -> list[str]:
-        """Return who has receipts, or had, in order."""
-        statement = (
-            sa.select(RECEIPT_CHAINS.c.tenant)
-            .where(RECEIPT_CHAINS.c.tenant > comparable(after))
-            .order_by(RECEIPT_CHAINS.c.tenant)
-            .limit(limit)
-        )
-        return [row["tenant"] for row in await self._database.rows(statement)]
+        self._records = Records(database, RECEIPT_CHAINS, "chain")
+
+    async def page(self, *, after: str = "", limit: int = 100) -> Page:
+        """Return the chains of those who have receipts, or had, by tenant."""
+        return await self._records.page(after=after, limit=limit)
 
     async def check(
         self, tenant: str, *, after: tuple[int, str] | None = None, limit: int

@@ -37,8 +37,10 @@ def billed(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 def cached_tokens(row: Mapping[Any, Any]) -> dict[str, int]:
     """Return the prompt's tokens that were cached: all, and by tier."""
-    tiers = {tier: row[f"cached_{tier}_tokens"] for tier in ("device", "cpu", "nvme")}
-    return {"total": sum(tiers.values()), **tiers}
+    device, cpu, nvme = (
+        row["cached_device_tokens"], row["cached_cpu_tokens"], row["cached_nvme_tokens"],
+    )  # fmt: skip
+    return {"total": device + cpu + nvme, "device": device, "cpu": cpu, "nvme": nvme}
 
 
 def cost(row: Mapping[Any, Any]) -> dict[str, Any]:

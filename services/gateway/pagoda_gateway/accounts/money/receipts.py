@@ -9,13 +9,14 @@ import sqlalchemy as sa
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
 from pagoda_gateway.accounts.database import comparable
 from pagoda_gateway.accounts.ledger import Ledger
-from pagoda_gateway.accounts.money.price_book import PriceBook
+from pagoda_gateway.accounts.money.price_book import PriceBook, is_billed
 from pagoda_gateway.accounts.money.receipt_text import billed, cost, cost_of
 from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
 from pagoda_gateway.accounts.usage_rows import DEFAULT_TIER, close_values, open_values
 from pagoda_gateway.errors import NotFoundError, shorten
 
 _POLL_SECONDS = 0.1  # another process may apply the record, then nobody tells us
+_SEALING_SECONDS = 60.0
 
 
 class Receipts:
@@ -27,10 +28,12 @@ class Receipts:
         *,
         wait_seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._ledger = ledger
         self._wait_seconds = wait_seconds
         self._clock = clock
+        self._wall_clock = wall_clock
 
     async def get(self, tenant: str | None, name: str) -> dict[str, Any]:
         """Return the receipt of the last request with a name: our id, OpenAI's or the client's.
@@ -46,12 +49,25 @@ class Receipts:
         while True:
             row = await self._ledger.database.call(lambda found: find_row(found, tenant, name))
             left = give_up - self._clock()
-            if left <= 0 or (row is not None and row["closed_unix_seconds"] is not None):
+            if left <= 0 or (row is not None and self._is_complete(row)):
                 break
             await self._ledger.wait_applied(min(left, _POLL_SECONDS))
         if row is None:
             raise NotFoundError(f"no receipt for {shorten(name)}", param="request_id")
         return receipt_of(row)
+
+    def _is_complete(self, row: sa.RowMapping) -> bool:
+        """Return whether nothing of a row is on its way."""
+        closed = row["closed_unix_seconds"]
+        if closed is None:
+            return False
+        # It is sealed a moment after it was closed; rows of earlier versions never are.
+        is_sealed = row["receipt_number"] is not None
+        return (
+            is_sealed
+            or not is_billed(row["service_tier"], row["outcome"])
+            or self._wall_clock() > closed + _SEALING_SECONDS
+        )
 
 
 def find_row(connection: sa.Connection, tenant: str | None, name: str) -> sa.RowMapping | None:

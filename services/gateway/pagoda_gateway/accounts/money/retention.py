@@ -74,8 +74,8 @@ class Retention:
 
     async def _forget_usage(self, before: float) -> int:
         num_forgotten, after = 0, ""
-        while tenants := await self._chains.tenants(after=after, limit=_TENANTS):
-            for after in tenants:
+        while chains := (await self._chains.page(after=after, limit=_TENANTS)).rows:
+            for after in (chain["tenant"] for chain in chains):
                 num_forgotten += await self._bites(partial(_cut, tenant=after, before=before))
         # What never became a receipt: requests without an end, and lines of batches that failed.
         return num_forgotten + await self._bites(

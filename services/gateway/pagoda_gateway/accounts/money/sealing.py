@@ -7,7 +7,7 @@ in the transaction of whoever applies records; a tenant's chain is locked by its
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -50,8 +50,8 @@ _CAN_BE_SEALED = sa.and_(
         USAGE.c.outcome == FINISHED,
     ),
 )
-_TENANTS = sa.select(USAGE.c.tenant).where(_CAN_BE_SEALED).distinct()
-# Locked in the order in which whoever applies records locks them.
+# Rows first, then chains, both in order: so replicas that seal never wait in a circle. Whoever
+# applies records locks rows in the same order, and then no chain.
 _ROWS = _READ.where(_CAN_BE_SEALED).order_by(USAGE.c.request_id).with_for_update()
 _CHAINS = (
     sa.select(RECEIPT_CHAINS)
@@ -99,10 +99,12 @@ class Sealer:
 
     def seal(self, connection: sa.Connection, request_ids: Sequence[str]) -> None:
         """Seal those of these rows that can be and are not; all others stay as they are."""
-        wanted = {"request_ids": request_ids}
-        tenants = sorted(connection.scalars(_TENANTS, wanted))
-        if not tenants:
+        found = connection.execute(_ROWS, {"request_ids": request_ids})
+        names = tuple(found.keys())
+        rows = [dict(zip(names, row, strict=True)) for row in found]
+        if not rows:
             return
+        tenants = sorted({row["tenant"] for row in rows})
         connection.execute(
             self._new_chain,
             [
@@ -118,10 +120,6 @@ class Sealer:
         )
         chains = connection.execute(_CHAINS, {"tenants": tenants}).mappings()
         ends = {row["tenant"]: (row["last_number"], row["last_hash"]) for row in chains}
-        # Only now: until the chains were locked, somebody else may have sealed some.
-        rows = [dict(row) for row in connection.execute(_ROWS, wanted).mappings()]
-        if not rows:
-            return
         rows.sort(key=lambda row: (row["closed_unix_seconds"], row["request_id"]))
         days = self._number(rows, _prices_for(connection, rows), ends)
         connection.execute(
@@ -166,7 +164,7 @@ class Sealer:
             sums.cost_micros += priced.total_micros
         return [
             {"tenant": tenant, "day": day, "api_key_id": key, "model": model}
-            | dict(zip(SUM_NAMES, astuple(sums), strict=True))
+            | {name: getattr(sums, name) for name in SUM_NAMES}
             for (tenant, day, key, model), sums in days.items()
         ]
 

@@ -6,11 +6,12 @@ from fastapi import APIRouter, Query
 
 from pagoda_gateway.accounts.money.chains import as_json
 from pagoda_gateway.accounts.money.receipt_text import FIRST_PREVIOUS_HASH
+from pagoda_gateway.admin.answers import list_answer
 from pagoda_gateway.admin.bodies import MAX_JSON_INTEGER
-from pagoda_gateway.admin.money_answers import ChainCheckAnswer
+from pagoda_gateway.admin.money_answers import ChainCheckAnswer, ChainList, chain_answer
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.openapi import described
-from pagoda_gateway.http.routes.admin.route import Limit, admin_router
+from pagoda_gateway.http.routes.admin.route import After, Limit, admin_router
 
 Number = Annotated[
     int | None,
@@ -22,6 +23,12 @@ Hash = Annotated[str, Query(pattern="^[0-9a-f]{64}$", description="last_hash of 
 def make_router(gateway: Gateway) -> APIRouter:
     """Return the routes."""
     router = admin_router("chains")
+
+    @router.get("", openapi_extra=described(ChainList))
+    async def list_chains(limit: Limit = 100, after: After = "") -> dict[str, Any]:
+        """List the chains of receipts, one of each tenant that has or had some."""
+        page = await gateway.money.chains.page(after=after, limit=limit)
+        return list_answer(page.rows, page.has_more, chain_answer)
 
     @router.get("/{tenant}", openapi_extra=described(ChainCheckAnswer))
     async def check_chain(
