@@ -1,6 +1,7 @@
 """Receipts beside answers, and the ledger's: both say the same, and real clients do not mind."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,23 @@ async def test_without_a_price_the_receipt_says_so(running: Running) -> None:
     receipt = orjson.loads(answer.headers[HEADER])
     assert receipt["cost"] == {"micros": 0, "price_id": None, "lines": [], "note": "no price"}
     check(receipt, await ledgers(running, receipt["request_id"]))
+
+
+async def test_a_client_can_check_its_receipts_as_the_document_says(priced: Running) -> None:
+    page = (Path(__file__).parents[3] / "docs/howto/prices.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(script, names)
+    previous = None
+    for _ in range(3):
+        answer = await priced.chat()
+        receipt = await ledgers(priced, answer.headers["x-pagoda-request-id"])
+        assert names["is_whole"](receipt)
+        assert not names["is_whole"](receipt | {"output_tokens": 1})
+        if previous is not None:
+            assert receipt["number"] == previous["number"] + 1
+            assert receipt["previous_hash"] == previous["hash"]
+        previous = receipt
 
 
 async def test_a_batch_has_its_discount(priced: Running) -> None:
