@@ -296,3 +296,17 @@ async def test_a_prices_life(priced: Running) -> None:
     assert (await admin(priced, "GET", "prices?model=large"))["data"] == []
     (begun,) = (await admin(priced, "GET", "prices?model=tiny"))["data"]
     await admin(priced, "DELETE", f"prices/{begun['id']}", status=409)
+
+
+async def test_asking_for_receipts_that_are_not_there_keeps_nobody_from_their_work(
+    priced: Running,
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        asked = [
+            tasks.create_task(priced.http.get(f"/v1/receipts/nothing-{number}"))
+            for number in range(200)
+        ]
+        answers = [await priced.chat() for _ in range(5)]
+    assert {task.result().status_code for task in asked} == {404}
+    for answer in answers:
+        assert (await ledgers(priced, answer.headers["x-pagoda-request-id"]))["cost"]

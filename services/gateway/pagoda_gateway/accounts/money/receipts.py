@@ -45,13 +45,14 @@ class Receipts:
         Raises:
             NotFoundError: there is no such request, or it is not the tenant's.
         """
-        give_up = self._clock() + self._wait_seconds
+        give_up, pause = self._clock() + self._wait_seconds, _POLL_SECONDS
         while True:
             row = await self._ledger.database.call(lambda found: find_row(found, tenant, name))
             left = give_up - self._clock()
             if left <= 0 or (row is not None and self._is_complete(row)):
                 break
-            await self._ledger.wait_applied(min(left, _POLL_SECONDS))
+            await self._ledger.wait_applied(min(left, pause))
+            pause *= 2  # who asks for what is not there costs little
         if row is None:
             raise NotFoundError(f"no receipt for {shorten(name)}", param="request_id")
         return receipt_of(row)
@@ -76,22 +77,23 @@ def find_row(connection: sa.Connection, tenant: str | None, name: str) -> sa.Row
     Each name is looked for by an index of its own: together they would be a search through all.
     """
     name = comparable(name)
-    request_ids = [name]
+    conditions: list[sa.ColumnElement[bool]] = [
+        USAGE.c.request_id == name,
+        USAGE.c.object_id == name,
+    ]
     if tenant is not None:
-        named = (
+        last = (
             sa.select(REQUEST_NAMES.c.request_id)
             .where(REQUEST_NAMES.c.tenant == tenant, REQUEST_NAMES.c.client_request_id == name)
             .order_by(REQUEST_NAMES.c.request_id.desc())  # ids are sorted by time
             .limit(1)
         )
-        request_ids += connection.scalars(named)
-    last: sa.RowMapping | None = None
-    for condition in (USAGE.c.request_id.in_(request_ids), USAGE.c.object_id == name):
+        conditions.append(USAGE.c.request_id == last.scalar_subquery())
+    for condition in conditions:
         for row in connection.execute(sa.select(USAGE).where(condition)).mappings():
-            is_theirs = tenant is None or row["tenant"] == tenant
-            if is_theirs and (last is None or _opened(row) >= _opened(last)):
-                last = row
-    return last
+            if tenant is None or row["tenant"] == tenant:
+                return row
+    return None
 
 
 def receipt_of(row: Mapping[Any, Any]) -> dict[str, Any]:
@@ -154,7 +156,3 @@ def receipt_beside_answer(opened: UsageOpen, closed: UsageClose, book: PriceBook
     lines = [line.as_json() for line in priced.lines]
     receipt["cost"] = cost_of(priced.total_micros, priced.price_id, lines)
     return {name: value for name, value in receipt.items() if name not in _LATER}
-
-
-def _opened(row: sa.RowMapping) -> float:
-    return float(row["opened_unix_seconds"] or 0.0)
