@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 
 from pagoda_gateway.accounts.database import Database
@@ -64,6 +65,14 @@ _SEAL = (
     .where(USAGE.c.request_id == sa.bindparam("sealed_request_id"))
     .values({name: sa.bindparam(name) for name in _SEALED_COLUMNS})
 )
+# The same in one statement: PostgreSQL is in another process, and each statement is a trip there.
+_SEAL_IN_POSTGRESQL = sa.text(
+    "UPDATE usage SET "
+    + ", ".join(f"{name} = sealed.{name}" for name in _SEALED_COLUMNS)
+    + " FROM json_to_recordset(CAST(:rows AS json)) AS sealed (request_id text, price_id text, "
+    "cost_micros bigint, price_lines json, receipt_number bigint, previous_hash text, "
+    "receipt_hash text) WHERE usage.request_id = sealed.request_id"
+)
 _MOVE_CHAIN = (
     sa.update(RECEIPT_CHAINS)
     .where(RECEIPT_CHAINS.c.tenant == sa.bindparam("chain_tenant"))
@@ -89,6 +98,7 @@ class Sealer:
     """Seals in any transaction of one database."""
 
     def __init__(self, database: Database) -> None:
+        self._is_postgresql = database.is_postgresql
         new_chain = database.insert(RECEIPT_CHAINS)
         self._new_chain = new_chain.on_conflict_do_nothing()
         add = database.insert(USAGE_DAYS)
@@ -122,13 +132,7 @@ class Sealer:
         ends = {row["tenant"]: (row["last_number"], row["last_hash"]) for row in chains}
         rows.sort(key=lambda row: (row["closed_unix_seconds"], row["request_id"]))
         days = self._number(rows, _prices_for(connection, rows), ends)
-        connection.execute(
-            _SEAL,
-            [
-                {"sealed_request_id": row["request_id"]} | {n: row[n] for n in _SEALED_COLUMNS}
-                for row in rows
-            ],
-        )
+        self._write(connection, rows)
         connection.execute(
             _MOVE_CHAIN,
             [
@@ -137,6 +141,16 @@ class Sealer:
             ],
         )
         connection.execute(self._add_to_day, days)
+
+    def _write(self, connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
+        sealed = [{name: row[name] for name in _SEALED_COLUMNS} for row in rows]
+        names = [row["request_id"] for row in rows]
+        if self._is_postgresql:
+            listed = [{"request_id": n} | s for n, s in zip(names, sealed, strict=True)]
+            connection.execute(_SEAL_IN_POSTGRESQL, {"rows": orjson.dumps(listed).decode()})
+            return
+        named = [{"sealed_request_id": n} | s for n, s in zip(names, sealed, strict=True)]
+        connection.execute(_SEAL, named)
 
     def _number(
         self, rows: list[dict[str, Any]], book: PriceBook, ends: dict[str, tuple[int, str]]
