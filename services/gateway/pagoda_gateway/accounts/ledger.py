@@ -6,8 +6,8 @@ A row that is whole is sealed at once: see `money.sealing`.
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -20,6 +20,7 @@ from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
 from pagoda_gateway.accounts.usage_rows import close_values, open_values
 
 _Half = tuple[Literal["open", "close"], list[dict[str, Any]]]
+_Step = Callable[[sa.Connection], None]
 
 
 class Ledger:
@@ -35,24 +36,16 @@ class Ledger:
         """Write usage records; each counts once, however often and in whatever order they come."""
         # PostgreSQL locks rows. Replicas that lock them in one order, and one half's at a time, do
         # not wait for each other in a circle. SQLite locks all, and syncs for each transaction.
-        opened = [open_values(r.open) for r in records if r.HasField("open")]
-        closed = [close_values(r.close) for r in records if r.HasField("close")]
-        written: list[_Half] = [("open", opened), ("close", closed)]
-        halves = [
-            (half, sorted(rows, key=lambda row: str(row["request_id"])))
-            for half, rows in written
-            if rows
+        halves: list[_Half] = [
+            ("open", [open_values(r.open) for r in records if r.HasField("open")]),
+            ("close", [close_values(r.close) for r in records if r.HasField("close")]),
         ]
-        ids = sorted({str(row["request_id"]) for _, rows in halves for row in rows})
-        seal = functools.partial(self._sealer.seal, request_ids=ids)
-        steps = [functools.partial(self._write, [half]) for half in halves]
-        if self.database.is_postgresql:
-            for step in [*steps, seal]:
-                await self.database.call(step)
-        else:
-            await self.database.call(
-                lambda connection: [step(connection) for step in [*steps, seal]]
-            )
+        request_ids = sorted({row["request_id"] for _, rows in halves for row in rows})
+        steps: list[_Step] = [partial(self._write, half) for half in halves if half[1]]
+        steps.append(partial(self._sealer.seal, request_ids=request_ids))
+        transactions = [[step] for step in steps] if self.database.is_postgresql else [steps]
+        for transaction in transactions:
+            await self.database.call(partial(_run, transaction))
         applied, self._applied = self._applied, asyncio.Event()
         applied.set()
 
@@ -79,9 +72,10 @@ class Ledger:
         row = await self.database.first(statement)
         return (int(row["prompt"]), int(row["output"])) if row is not None else (0, 0)
 
-    def _write(self, halves: Sequence[_Half], connection: sa.Connection) -> None:
-        for half, rows in halves:
-            connection.execute(self._upsert(half, tuple(rows[0])), rows)
+    def _write(self, written: _Half, connection: sa.Connection) -> None:
+        half, rows = written
+        ordered = sorted(rows, key=lambda row: str(row["request_id"]))
+        connection.execute(self._upsert(half, tuple(ordered[0])), ordered)
 
     def _upsert(self, half: Literal["open", "close"], names: tuple[str, ...]) -> Any:
         """Return the statement that fills one half of a row, unless it is filled."""
@@ -106,6 +100,11 @@ class Ledger:
             where=is_empty,
         )
         return self._upserts[half]
+
+
+def _run(steps: Sequence[_Step], connection: sa.Connection) -> None:
+    for step in steps:
+        step(connection)
 
 
 @contextlib.asynccontextmanager
