@@ -22,6 +22,8 @@ COMMANDS = {
         "pagoda_cli.admin.prefixes:prefixes",
         "Show why prompts were not in the cache, and what that cost.",
     ),
+    "prices": ("pagoda_cli.admin.prices:app", "Set, list and withdraw what models cost."),
+    "ledger": ("pagoda_cli.admin.ledger:app", "Show, export and verify what tenants have used."),
     "bench": ("pagoda_cli.bench.command:bench", "Measure a running system."),
 }
 

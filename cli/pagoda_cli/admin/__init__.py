@@ -1,1 +1,1 @@
-"""`pagoda keys`, `tenants` and `prefixes`: the administration. Knows /admin, no Pagoda service."""
+"""Accounts of a system: keys, tenants, prices, usage, prefixes. Knows /admin and no service."""

@@ -52,15 +52,15 @@ class AdminClient:
         except (OSError, ValueError) as error:
             _fail(f"{url}: {getattr(error, 'reason', error)}")
 
-    def each(self, noun: str, **filters: str) -> Iterator[dict[str, Any]]:
-        """Yield what /admin/<noun> lists, page by page."""
+    def each(self, noun: str, *, id_name: str = "id", **filters: str) -> Iterator[dict[str, Any]]:
+        """Yield what /admin/<noun> lists, page by page; each has its id under `id_name`."""
         query = {"limit": PAGE, **{name: value for name, value in filters.items() if value}}
         while True:
             answer = self.ask("GET", f"{noun}?{urllib.parse.urlencode(query)}")
             yield from answer["data"]
             if not answer["has_more"]:
                 return
-            query["after"] = answer["data"][-1]["id"]
+            query["after"] = answer["data"][-1][id_name]
 
 
 def quoted(name: str) -> str:
@@ -68,9 +68,9 @@ def quoted(name: str) -> str:
     return urllib.parse.quote(name, safe="")
 
 
-def as_json(value: object) -> str:
+def as_json(value: object, *, indented: bool = True) -> str:
     """Return what --json prints."""
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 if indented else 0).decode()
 
 
 def _fail(message: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.table import Table
@@ -27,3 +28,15 @@ def moment(unix_seconds: float | None) -> str:
     if unix_seconds is None:
         return "-"
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(unix_seconds))
+
+
+def amount(micros: int) -> str:
+    """Return millionths of a unit as units: exact, with at least two decimals."""
+    sign, (units, rest) = "-" * (micros < 0), divmod(abs(micros), 1_000_000)
+    decimals = f"{rest:06}".rstrip("0").ljust(2, "0")
+    return f"{sign}{units}.{decimals}"
+
+
+def unix_seconds(moment_in_utc: datetime) -> int:
+    """Return a time that somebody wrote without a zone, in UTC."""
+    return int(moment_in_utc.replace(tzinfo=UTC).timestamp())

@@ -189,6 +189,16 @@ class GatewaySettings(ServiceSettings):
     receipt_wait_seconds: float = Field(
         1.0, ge=0, description="How long a receipt waits for a close record that is on its way."
     )
+    usage_keep_days: int = Field(
+        0,
+        ge=0,
+        description="Receipts are forgotten after so many days, sums by day never; 0: none is.",
+    )
+    request_name_keep_days: int = Field(
+        30,
+        ge=0,
+        description="So many days a receipt is found by the x-request-id of the client; 0: always.",
+    )
     drain_seconds: float = Field(
         30.0, ge=0, description="After SIGTERM: how long requests in flight may go on."
     )

@@ -12,8 +12,9 @@ from pagoda_gateway.accounts.database import open_database
 from pagoda_gateway.accounts.key_use import KeyUse
 from pagoda_gateway.accounts.keys import ApiKey, Authenticator
 from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.money.money import Money
+from pagoda_gateway.accounts.money.price_book import PriceBook
 from pagoda_gateway.accounts.prefixes.prefixes import Prefixes
-from pagoda_gateway.accounts.receipts import Receipts
 from pagoda_gateway.accounts.tenancy.changes import AccountChanges
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
 from pagoda_gateway.accounts.usage_log import UsageLog
@@ -89,14 +90,19 @@ class Gateway:
     tenancy: Tenancy
     authenticator: Authenticator
     key_use: KeyUse
-    receipts: Receipts
     prefixes: Prefixes
+    money: Money
     files: FileStore
     batches: BatchStore
     admission: Admission
     bodies: BodyBudget
     policies: Policies
     response_cache: ResponseCache
+
+    @property
+    def price_book(self) -> PriceBook:
+        """What requests are priced by."""
+        return self.money.book
 
     def model_of(self, key: ApiKey, name: str) -> ServedModel:
         """Return the model that a key asks for by `name`, its own or an alias.
@@ -158,6 +164,8 @@ async def open_gateway(
         secret = settings.bootstrap_api_key.get_secret_value()
         if secret:
             await tenancy.api_keys.ensure(DEFAULT_TENANT, "bootstrap", secret)
+        money = await Money.of(ledger, changes.announce, settings)
+        changes.add_listener(money.book.on_change)
         key_use = KeyUse(tenancy.api_keys.note_used)
         authenticator = Authenticator(tenancy.api_keys, on_use=key_use.note)
         changes.add_listener(authenticator.forget)
@@ -186,11 +194,12 @@ async def open_gateway(
             tenancy=tenancy,
             authenticator=authenticator,
             key_use=key_use,
-            receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
             prefixes=Prefixes(
                 max_bytes=settings.prefix_memory_bytes,
                 max_tenant_bytes=settings.prefix_tenant_bytes,
+                lost_micros=money.book.lost_micros,
             ),
+            money=money,
             files=files,
             batches=BatchStore(ledger.database, files),
             admission=Admission(settings.max_requests_in_flight),
@@ -232,6 +241,8 @@ async def open_gateway(
             tasks.start(heartbeat.run(), name="heartbeat")
             tasks.start(watch.run(), name="silence watch")
             tasks.start(key_use.run(), name="use of keys")
+            tasks.start(money.book.follow(money.prices.all), name="prices")
+            tasks.start(money.retention.run(), name="retention of usage")
             health.set_ready("gateway", True)
             yield gateway
 

@@ -3,51 +3,19 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.running_gateway import CHAT, Running, running_gateway
-from support.scripted_worker import ScriptedWorker
-from support.servers import nats_server, settings_for
-from support.tiny_tokenizer import write_model_folder
-from typer.testing import CliRunner
-
-from pagoda_cli.app import make_app
-from pagoda_runtime.messaging.bus import Bus
+from support.admin_command import ADMIN_KEY, admin_gateway, pagoda
+from support.running_gateway import CHAT, Running
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
-
-ADMIN_KEY = "admin-key-0123456789"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    folder = tmp_path_factory.mktemp("admin")
-    model = write_model_folder(folder / "tiny")
-    with nats_server(folder) as nats:
-        common = settings_for(nats, home=folder)
-        async with (
-            Bus.connect(common, name="workers") as bus,
-            running_gateway(
-                common, bus, model, ScriptedWorker(bus), admin_key=ADMIN_KEY
-            ) as gateway,
-        ):
-            yield gateway
-
-
-async def pagoda(running: Running, *arguments: str, key: str = ADMIN_KEY, code: int = 0) -> Any:
-    """Run the command in a thread: the gateway's loop is this test's."""
-    environ = {
-        "PAGODA_HOME": "none",
-        "OPENAI_BASE_URL": running.url,
-        "PAGODA_GATEWAY_ADMIN_KEY": key,
-    }
-    result = await asyncio.to_thread(
-        CliRunner().invoke, make_app(arguments), list(arguments), env=environ
-    )
-    assert result.exit_code == code, result.output
-    return result
+    async with admin_gateway(tmp_path_factory.mktemp("admin")) as gateway:
+        yield gateway
 
 
 async def status(running: Running, key: str) -> int:

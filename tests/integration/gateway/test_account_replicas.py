@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -42,7 +44,7 @@ async def replicas(
             ]  # fmt: skip
 
 
-async def admin(running: Running, method: str, path: str, body: object = None) -> dict[str, str]:
+async def admin(running: Running, method: str, path: str, body: object = None) -> dict[str, Any]:
     answer = await running.http.request(
         method, f"/admin/{path}", json=body, headers={"authorization": f"Bearer {ADMIN_KEY}"}
     )
@@ -103,3 +105,22 @@ async def test_receipts_and_last_uses_are_shared(replicas: list[Running]) -> Non
     for running in replicas:
         await running.gateway.key_use.flush()  # as every minute
     assert (await admin(second, "GET", f"keys/{key['id']}"))["last_used_at"]
+
+
+async def test_a_price_is_known_on_both_within_a_second(replicas: list[Running]) -> None:
+    first, second = replicas
+    price = {"model": "tiny", "input_micros": 1_000_000, "output_micros": 2_000_000}
+    made = await admin(first, "POST", "prices", price)
+    started = time.monotonic()
+    async with asyncio.timeout(10):
+        while second.gateway.price_book.price_id_at("tiny", time.time()) != made["id"]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert time.monotonic() - started < NEWS_SECONDS
+    answers = [await running.chat() for running in replicas]
+    for running, answer in zip(replicas, reversed(answers), strict=True):
+        receipt = await running.receipt(answer)
+        assert receipt["cost"]["price_id"] == made["id"]
+        assert receipt["cost"] == json.loads(answer.headers["x-pagoda-receipt"])["cost"]
+    balances = (await admin(second, "GET", "balances?tenant=default"))["data"]
+    assert balances[0]["requests"] == 2
+    assert (await admin(first, "GET", "chains/default"))["break"] is None

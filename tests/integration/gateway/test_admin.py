@@ -204,6 +204,10 @@ async def test_answers_fit_the_document(admin: Admin) -> None:
     await admin.ask("POST", "organisations", {"id": "doc"})
     await admin.ask("POST", "tenants", {"id": "doc"})
     key = await admin.ask("POST", "keys", {"tenant": "doc"})
+    price = {"model": "m", "input_micros": 2, "output_micros": 3, "valid_from": 4_000_000_000}
+    price_id = (await admin.ask("POST", "prices", price))["id"]
+    receipt = await admin.running.receipt(await admin.running.chat())
+    assert receipt["cost"]["note"] == "no price"
     asked = [
         ("post", "/admin/organisations", {"id": "doc-2"}),
         ("get", "/admin/organisations", None),
@@ -227,6 +231,15 @@ async def test_answers_fit_the_document(admin: Admin) -> None:
         ("patch", "/admin/tenants/doc", {"tier": None}),
         ("delete", "/admin/tenants/doc", None),
         ("get", "/admin/prefixes", None),
+        ("post", "/admin/prices", price | {"model": "n"}),
+        ("get", "/admin/prices", None),
+        ("get", f"/admin/prices/{price_id}", None),
+        ("delete", f"/admin/prices/{price_id}", None),
+        ("get", "/admin/receipts?tenant=default", None),
+        ("get", f"/admin/receipts/{receipt['request_id']}", None),
+        ("get", "/admin/balances", None),
+        ("get", "/admin/chains", None),
+        ("get", "/admin/chains/default", None),
     ]
     documented = {
         (method, path)
@@ -237,6 +250,7 @@ async def test_answers_fit_the_document(admin: Admin) -> None:
     seen = set()
     for method, path, body in asked:
         answer = await admin.ask(method.upper(), path.removeprefix("/admin/"), body)
+        path = path.partition("?")[0]
         template = next(
             known
             for known in found["paths"]

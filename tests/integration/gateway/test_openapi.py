@@ -112,8 +112,10 @@ async def test_answers_fit_the_document(
     body = {**(CHAT if "chat" in path else {"model": "tiny", "max_tokens": 8}), **fields}
     whole = await running.http.post(path, json=body)
     check(found, media["application/json"]["schema"], whole.json())
-    usage = {"include_usage": True, "continuous_usage_stats": True}
-    for chunk in await running.events(path, **body, stream_options=usage):
+    usage = {"include_usage": True, "continuous_usage_stats": True, "include_receipt": True}
+    chunks = await running.events(path, **body, stream_options=usage)
+    assert chunks[-1]["receipt"]
+    for chunk in chunks:
         check(found, event_schema(media), chunk)
 
 
@@ -166,9 +168,11 @@ async def test_named_events_fit_the_document(running: Running, path: str) -> Non
         body = {"model": "tiny", "max_output_tokens": 8, "input": "hello", "tools": [TOOL]}
     whole = await running.http.post(path, json=body)
     check(found, media["application/json"]["schema"], whole.json())
-    stream = await running.http.post(path, json={**body, "stream": True})
+    body |= {"stream": True, "stream_options": {"include_receipt": True}}
+    stream = await running.http.post(path, json=body)
     events = [line[6:] for line in stream.text.split("\n") if line.startswith("data: ")]
     assert len(events) > 5
+    assert orjson.loads(events[-1])["receipt"]
     for event in events:
         check(found, event_schema(media), orjson.loads(event))
 

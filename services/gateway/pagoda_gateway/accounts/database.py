@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import orjson
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
@@ -165,6 +166,8 @@ def _engine(address: URL) -> sa.Engine:
         "max_overflow": 0,
         "pool_timeout": CHECKOUT_SECONDS,
         "hide_parameters": True,  # an error that is logged shows no file, no key, no body
+        "json_serializer": _json_text,  # a third of the work on rows of usage, by Python's own
+        "json_deserializer": orjson.loads,
     }
     if address.get_backend_name() == "postgresql":
         return sa.create_engine(address, pool_pre_ping=True, **options)
@@ -172,6 +175,10 @@ def _engine(address: URL) -> sa.Engine:
     engine = sa.create_engine(address, connect_args=arguments, **options)
     sa.event.listen(engine, "connect", _configure_sqlite)
     return engine
+
+
+def _json_text(value: object) -> str:
+    return orjson.dumps(value).decode()
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:

@@ -1,24 +1,26 @@
 """The ledger: what requests used, and what clients call them.
 
 Usage comes from the usage log and is applied idempotently: replaying every record changes nothing.
+A row that is whole is sealed at once: see `money.sealing`.
 """
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway.accounts.database import Database, open_database
+from pagoda_gateway.accounts.money.price_book import FINISHED
+from pagoda_gateway.accounts.money.sealing import Sealer
 from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
 from pagoda_gateway.accounts.usage_rows import close_values, open_values
 
-FINISHED = "finished"
-
 _Half = tuple[Literal["open", "close"], list[dict[str, Any]]]
+_Step = Callable[[sa.Connection], None]
 
 
 class Ledger:
@@ -28,22 +30,22 @@ class Ledger:
         self.database = database
         self._applied = asyncio.Event()  # replaced whenever records were applied
         self._upserts: dict[str, Any] = {}  # statement of each half
+        self._sealer = Sealer(database)
 
     async def apply(self, records: Sequence[UsageRecord]) -> None:
         """Write usage records; each counts once, however often and in whatever order they come."""
         # PostgreSQL locks rows. Replicas that lock them in one order, and one half's at a time, do
         # not wait for each other in a circle. SQLite locks all, and syncs for each transaction.
-        opened = [open_values(r.open) for r in records if r.HasField("open")]
-        closed = [close_values(r.close) for r in records if r.HasField("close")]
-        written: list[_Half] = [("open", opened), ("close", closed)]
-        halves = [
-            (half, sorted(rows, key=lambda row: str(row["request_id"])))
-            for half, rows in written
-            if rows
+        halves: list[_Half] = [
+            ("open", [open_values(r.open) for r in records if r.HasField("open")]),
+            ("close", [close_values(r.close) for r in records if r.HasField("close")]),
         ]
-        transactions = [[half] for half in halves] if self.database.is_postgresql else [halves]
+        request_ids = sorted({row["request_id"] for _, rows in halves for row in rows})
+        steps: list[_Step] = [partial(self._write, half) for half in halves if half[1]]
+        steps.append(partial(self._sealer.seal, request_ids=request_ids))
+        transactions = [[step] for step in steps] if self.database.is_postgresql else [steps]
         for transaction in transactions:
-            await self.database.call(functools.partial(self._write, transaction))
+            await self.database.call(partial(_run, transaction))
         applied, self._applied = self._applied, asyncio.Event()
         applied.set()
 
@@ -61,28 +63,6 @@ class Ledger:
         statement = self.database.insert(REQUEST_NAMES).values(values).on_conflict_do_nothing()
         await self.database.call(lambda connection: connection.execute(statement))
 
-    async def usage_of(self, tenant: str, name: str) -> sa.RowMapping | None:
-        """Return the tenant's last request called `name`: by our id, OpenAI's or the client's."""
-        if "\0" in name:  # PostgreSQL has no text with it, not even to compare with
-            return None
-        named = sa.select(REQUEST_NAMES.c.request_id).where(
-            REQUEST_NAMES.c.tenant == tenant, REQUEST_NAMES.c.client_request_id == name
-        )
-        statement = (
-            sa.select(USAGE)
-            .where(USAGE.c.tenant == tenant)
-            .where(
-                sa.or_(
-                    USAGE.c.request_id == name,
-                    USAGE.c.object_id == name,
-                    USAGE.c.request_id.in_(named),
-                )
-            )
-            .order_by(USAGE.c.opened_unix_seconds.desc())
-            .limit(1)
-        )
-        return await self.database.first(statement)
-
     async def totals(self, tenant: str) -> tuple[int, int]:
         """Return (prompt tokens, output tokens) billed to a tenant."""
         statement = sa.select(
@@ -92,9 +72,10 @@ class Ledger:
         row = await self.database.first(statement)
         return (int(row["prompt"]), int(row["output"])) if row is not None else (0, 0)
 
-    def _write(self, halves: Sequence[_Half], connection: sa.Connection) -> None:
-        for half, rows in halves:
-            connection.execute(self._upsert(half, tuple(rows[0])), rows)
+    def _write(self, written: _Half, connection: sa.Connection) -> None:
+        half, rows = written
+        ordered = sorted(rows, key=lambda row: str(row["request_id"]))
+        connection.execute(self._upsert(half, tuple(ordered[0])), ordered)
 
     def _upsert(self, half: Literal["open", "close"], names: tuple[str, ...]) -> Any:
         """Return the statement that fills one half of a row, unless it is filled."""
@@ -107,7 +88,11 @@ class Ledger:
             is_empty = sa.or_(
                 USAGE.c.closed_unix_seconds.is_(None),
                 # A line of a batch that failed may finish later under the same request id.
-                sa.and_(USAGE.c.outcome != FINISHED, new.outcome == FINISHED),
+                sa.and_(
+                    USAGE.c.outcome != FINISHED,
+                    new.outcome == FINISHED,
+                    USAGE.c.receipt_number.is_(None),
+                ),
             )
         self._upserts[half] = insert.on_conflict_do_update(
             index_elements=["request_id"],
@@ -115,6 +100,11 @@ class Ledger:
             where=is_empty,
         )
         return self._upserts[half]
+
+
+def _run(steps: Sequence[_Step], connection: sa.Connection) -> None:
+    for step in steps:
+        step(connection)
 
 
 @contextlib.asynccontextmanager

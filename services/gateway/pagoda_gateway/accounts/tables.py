@@ -3,6 +3,8 @@
 A change here needs a revision in `migrations/versions/`; a test compares them.
 """
 
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -19,6 +21,13 @@ from sqlalchemy import (
 )
 
 METADATA = MetaData()
+
+# Few rows at a time: those that are open, or lines of batches that failed.
+_IS_NOT_SEALED = text("receipt_number IS NULL")
+_NOT_SEALED: dict[str, Any] = {
+    "sqlite_where": _IS_NOT_SEALED,
+    "postgresql_where": _IS_NOT_SEALED,
+}
 
 # One row for each request. The open record fills the first half, the close record the second; each
 # is written once, in whatever order and however often the records come.
@@ -56,8 +65,17 @@ USAGE = Table(
     Column("prefix_lost_tokens", Integer),
     Column("prefix_lost_micros", BigInteger),  # null: no price was known
     Column("prefix", JSON(none_as_null=True)),  # see `accounts.prefixes.rows`
+    Column("price_id", String(32)),  # empty: the model had no price; null: nobody said
+    # Written once, when the row is sealed (`money.sealing`): from then on it stays as it is.
+    Column("cost_micros", BigInteger),
+    Column("price_lines", JSON(none_as_null=True)),
+    Column("receipt_number", BigInteger),  # in its tenant's chain, from 1 on
+    Column("previous_hash", String(64)),
+    Column("receipt_hash", String(64)),
     Index("usage_by_tenant", "tenant", "opened_unix_seconds"),
     Index("usage_by_object", "object_id"),
+    Index("usage_by_number", "tenant", "receipt_number", unique=True),
+    Index("usage_not_sealed", "opened_unix_seconds", **_NOT_SEALED),
     Index(
         "usage_by_prefix_miss",
         "closed_unix_seconds",
@@ -73,5 +91,5 @@ REQUEST_NAMES = Table(
     Column("request_id", String(64), primary_key=True),
     Column("tenant", String(128), nullable=False),
     Column("client_request_id", String(64), nullable=False),
-    Index("request_names_by_client", "tenant", "client_request_id"),
+    Index("request_names_by_client_and_id", "tenant", "client_request_id", "request_id"),
 )

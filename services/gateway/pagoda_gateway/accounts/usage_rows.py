@@ -22,6 +22,7 @@ def open_values(record: UsageOpen) -> dict[str, Any]:
         "opened_unix_seconds": record.opened_unix_seconds,
         "gateway_id": record.gateway_id,
         "service_tier": record.service_tier or DEFAULT_TIER,
+        "price_id": record.price_id if record.HasField("price_id") else None,
     }
 
 

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from pagoda_gateway.openai.schemas.receipts import AnswerReceipt
+
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 
 
@@ -79,6 +81,9 @@ class MessageEvent(BaseModel):
     delta: MessageDelta | None = None
     usage: MessagesUsage | None = None
     error: MessagesErrorDetails | None = None
+    receipt: AnswerReceipt | None = Field(
+        None, description="In message_stop, with stream_options.include_receipt."
+    )
 
 
 class TokenCount(BaseModel):

@@ -38,6 +38,7 @@ class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):
             **_conversation(sent),
             max_tokens=sent.max_tokens,
             stream=sent.stream,
+            stream_options=sent.stream_options,
             temperature=sent.temperature,
             top_p=sent.top_p,
             top_k=sent.top_k,

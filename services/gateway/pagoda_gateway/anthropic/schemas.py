@@ -14,7 +14,7 @@ from pagoda_gateway.openai.schemas.base import (
     RequestBody,
     RequestModel,
 )
-from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS
+from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS, StreamOptions
 from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS
 
 MAX_STOP_SEQUENCES = 16
@@ -109,6 +109,7 @@ class MessagesBody(CountTokensBody):
 
     max_tokens: int = Field(ge=1)
     stream: bool | None = None
+    stream_options: StreamOptions | None = None  # not Anthropic's
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, le=2**31 - 1)

@@ -42,10 +42,13 @@ class MessageSerializer(Serializer):
         changes = self._output.read(delta.text, is_last=delta.finish_reason is not None)
         return [sse.named(event) for event in [*events, *map(_block_event, changes)]]
 
-    def end_events(self) -> list[bytes]:
-        """Return why the message has ended, and its end."""
+    def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
+        """Return why the message has ended, and its end, with the receipt if it is wanted."""
         delta = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
-        return [sse.named(delta), sse.named({"type": "message_stop"})]
+        stop: dict[str, Any] = {"type": "message_stop"}
+        if receipt is not None:
+            stop["receipt"] = receipt
+        return [sse.named(delta), sse.named(stop)]
 
     def failure_events(self, error: GatewayError) -> list[bytes]:
         """Return the error."""

@@ -65,7 +65,7 @@ class EmbeddingSerializer(Serializer):
         """See `Serializer.events`."""
         raise AssertionError(_NO_STREAM)
 
-    def end_events(self) -> list[bytes]:
+    def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
         """See `Serializer.end_events`."""
         raise AssertionError(_NO_STREAM)
 

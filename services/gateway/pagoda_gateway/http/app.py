@@ -29,10 +29,22 @@ from pagoda_gateway.http.routes import (
     responses,
     tokens,
 )
-from pagoda_gateway.http.routes.admin import keys, organisations, prefixes, tenants, tiers
+from pagoda_gateway.http.routes.admin import (
+    balances,
+    chains,
+    keys,
+    organisations,
+    prefixes,
+    prices,
+    tenants,
+    tiers,
+)
+from pagoda_gateway.http.routes.admin import receipts as all_receipts
+from pagoda_gateway.http.streaming import RECEIPT_HEADER
 
 EXPOSED_HEADERS = (
-    "x-request-id", "x-pagoda-request-id", IGNORED_HEADER, CACHE_HEADER, "retry-after",
+    "x-request-id", "x-pagoda-request-id", IGNORED_HEADER, CACHE_HEADER, RECEIPT_HEADER,
+    "retry-after",
 )  # fmt: skip
 
 
@@ -56,7 +68,10 @@ def make_app(gateway: Gateway) -> FastAPI:
         app.include_router(module.make_router(gateway))
     admin_secret = gateway.settings.admin_key.get_secret_value()
     if admin_secret:
-        for module in (organisations, tenants, keys, tiers, prefixes):
+        for module in (
+            organisations, tenants, keys, tiers, prices, balances, all_receipts, chains,
+            prefixes,
+        ):  # fmt: skip
             app.include_router(module.make_router(gateway))
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)

@@ -71,10 +71,12 @@ class GenerationHandler(Generic[Sent, Body]):
                 serializer = translated.serializer(processed, generation)
                 tokenizer = self._endpoint.processors[generation.model.name].tokenizer
                 prefix = PrefixWatch(self._gateway.prefixes, generation, translated.body, tokenizer)
-            is_stream = bool(translated.body.stream)
+            options = translated.body.stream_options
             return GenerationResponse(
                 self._gateway, caller, generation, serializer, prefix,
-                is_stream=is_stream, held=held.pop_all(), policy=policy,
+                is_stream=bool(translated.body.stream),
+                include_receipt=bool(options and options.include_receipt),
+                held=held.pop_all(), policy=policy,
             )  # fmt: skip
 
     @contextlib.contextmanager
@@ -120,6 +122,7 @@ class GenerationHandler(Generic[Sent, Body]):
             tokenize_ms=1000 * (time.perf_counter() - started),
             priority=(body.priority or 0) + PRIORITY_OF_TIER[caller.service_tier],
             service_tier=caller.service_tier,
+            price_id=gateway.price_book.price_id_at(model.name, caller.arrived_unix_seconds),
         )
         is_stream = bool(body.stream)
         generation = self._generation(identity, model, processed, span, policy, is_stream=is_stream)

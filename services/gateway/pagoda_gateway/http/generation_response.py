@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import logging
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from pagoda_gateway.accounts.money.receipts import receipt_beside_answer
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.http.caller import Caller
@@ -35,6 +37,7 @@ class GenerationResponse(Response):
         prefix: PrefixWatch,
         *,
         is_stream: bool,
+        include_receipt: bool,
         held: contextlib.ExitStack,
         policy: RequestPolicy | None = None,
     ) -> None:
@@ -47,6 +50,7 @@ class GenerationResponse(Response):
             serializer: writes it down.
             prefix: says why its prompts were not in the cache.
             is_stream: the answer is a stream of events.
+            include_receipt: it ends with the receipt; an answer that is no stream has it anyway.
             held: the request's slot and span; closed when the account is settled.
             policy: that applies to it.
         """
@@ -57,6 +61,7 @@ class GenerationResponse(Response):
         self._serializer = serializer
         self._prefix = prefix
         self._is_stream = is_stream
+        self._include_receipt = include_receipt or not is_stream
         self._held = held
         self._policy = policy
 
@@ -68,6 +73,7 @@ class GenerationResponse(Response):
                 self._serializer,
                 send,
                 BodyPipe.of(scope),
+                receipt=self._receipt if self._include_receipt else None,
                 keepalive_seconds=self._gateway.settings.keepalive_seconds,
             )
             try:
@@ -102,6 +108,14 @@ class GenerationResponse(Response):
                 )
         except Exception:  # a convenience must not fail the request
             logger.exception("the name of request %s is not stored", caller.request_id)
+
+    def _receipt(self) -> dict[str, Any]:
+        opened = self._generation.opened
+        assert opened is not None, "what was not opened has no good end"
+        final = self._generation.final_record()
+        if self._policy is not None:
+            self._policy.complete(self._generation, final)
+        return receipt_beside_answer(opened, final, self._gateway.price_book)
 
     async def _settle(self, writer: GenerationWriter) -> None:
         """Write the account; the client has its answer already."""

@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 from pagoda_gateway import sse
 from pagoda_gateway.admin import answers as admin_answers
 from pagoda_gateway.admin import bodies as admin_bodies
+from pagoda_gateway.admin import money_answers, money_bodies
 from pagoda_gateway.anthropic.answers import (
     MessageAnswer,
     MessageEvent,
@@ -77,6 +78,9 @@ _ADMIN_MODELS: tuple[type[BaseModel], ...] = (
     admin_answers.CreatedKey, admin_answers.KeyList,
     admin_bodies.NewTier, admin_bodies.TierChange, admin_answers.Tier, admin_answers.TierList,
     admin_answers.Deleted, admin_answers.PrefixMissList,
+    money_bodies.NewPrice, money_answers.PriceObject, money_answers.PriceList,
+    money_answers.BalanceList, money_answers.ReceiptList, money_answers.ChainList,
+    money_answers.ChainCheckAnswer,
 )  # fmt: skip
 _KEYS: dict[str, Any] = {
     "api_key": {"type": "http", "scheme": "bearer"},

@@ -65,10 +65,14 @@ class RequestPolicy:
             generation.kept_outputs = self._gateway.response_cache.get(identity.tenant, key)
             scope[_SCOPE_NAME] = "miss" if generation.kept_outputs is None else "hit"
 
-    def settle(self, generation: Generation, record: UsageClose) -> None:
-        """Complete the account of a generation that is over, and keep its answer."""
+    def complete(self, generation: Generation, record: UsageClose) -> None:
+        """Say in an account what rules have found, and whether the answer was kept."""
         record.safety_findings.extend(self._safety.findings.names)
         record.is_cached_answer = generation.kept_outputs is not None
+
+    def settle(self, generation: Generation, record: UsageClose) -> None:
+        """Complete the account of a generation that is over, and keep its answer."""
+        self.complete(generation, record)
         cache = self._safety.policy.response_cache
         if cache is None or self._key is None or record.is_cached_answer:
             return

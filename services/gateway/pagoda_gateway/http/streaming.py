@@ -7,6 +7,8 @@ the first, the last, those that wait for a slow reader.
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import Any
 
 from starlette.types import Send
 
@@ -19,6 +21,8 @@ from pagoda_gateway.sequences.output_sequence import OutputSequence
 
 logger = logging.getLogger(__name__)
 
+RECEIPT_HEADER = "x-pagoda-receipt"
+
 
 class GenerationWriter:
     """Answers one client."""
@@ -30,6 +34,7 @@ class GenerationWriter:
         send: Send,
         pipe: BodyPipe | None,
         *,
+        receipt: Callable[[], dict[str, Any]] | None,
         keepalive_seconds: float,
     ) -> None:
         """Prepare to answer.
@@ -39,12 +44,14 @@ class GenerationWriter:
             serializer: how the endpoint writes it.
             send: ASGI.
             pipe: of the same connection; None: everything goes by `send`.
+            receipt: makes the receipt of an answer that is whole; None: nobody wants it.
             keepalive_seconds: silence that a stream may have.
         """
         self._generation = generation
         self._serializer = serializer
         self._send = send
         self._pipe = pipe
+        self._receipt = receipt
         self._keepalive_seconds = keepalive_seconds
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()
@@ -68,7 +75,8 @@ class GenerationWriter:
         if generation.failure is not None:
             await self._refuse(generation.failure)
             return
-        await wire.send_json_parts(self._send, self._serializer.parts())
+        headers = _receipt_header(self._receipt) if self._receipt else []
+        await wire.send_json_parts(self._send, self._serializer.parts(), headers)
         self.is_complete = not generation.is_disconnected
 
     async def stream(self) -> None:
@@ -97,7 +105,8 @@ class GenerationWriter:
                     return
                 events += self._serializer.failure_events(failure)
             elif is_over:
-                events += self._serializer.end_events()
+                receipt = self._receipt() if self._receipt else None
+                events += self._serializer.end_events(receipt)
             if events:
                 await self._write(b"".join(events), is_last=is_over)
             if not generation.is_disconnected:
@@ -189,6 +198,10 @@ class GenerationWriter:
             )
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
         self._is_sending = False
+
+
+def _receipt_header(receipt: Callable[[], dict[str, Any]]) -> list[tuple[bytes, bytes]]:
+    return [(RECEIPT_HEADER.encode(), wire.header_json(receipt()))]
 
 
 def _note_delivered(progress: list[tuple[OutputSequence, int]]) -> None:

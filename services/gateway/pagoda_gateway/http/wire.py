@@ -1,7 +1,8 @@
 """Answers as they go over the wire: JSON, errors, heads of event streams."""
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -28,10 +29,12 @@ async def send_json(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_json_parts(send: Send, parts: Iterator[bytes]) -> None:
+async def send_json_parts(
+    send: Send, parts: Iterator[bytes], further_headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
     """Send a whole JSON answer; of several parts, each on its own, and others run meanwhile."""
     part, following = next(parts), next(parts, None)
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", b"application/json"), *further_headers]
     if following is None:
         headers.append((b"content-length", str(len(part)).encode()))
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -40,6 +43,11 @@ async def send_json_parts(send: Send, parts: Iterator[bytes]) -> None:
         await asyncio.sleep(0)
         part, following = following, next(parts, None)
     await send({"type": "http.response.body", "body": part})
+
+
+def header_json(payload: object) -> bytes:
+    """Return JSON as a header's value: in ASCII."""
+    return json.dumps(payload, separators=(",", ":")).encode()
 
 
 async def send_error(send: Send, error: GatewayError, body: dict[str, Any]) -> None:

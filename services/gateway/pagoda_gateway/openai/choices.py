@@ -113,12 +113,16 @@ class ChoiceSerializer(Serializer):
             frame = self._plain_frames[sequence.index] = (before, after)
         return frame[0] + orjson.dumps(text) + frame[1]
 
-    def end_events(self) -> list[bytes]:
-        """Return the end, and before it the chunk without choices that has the usage, if asked."""
-        if not self._include_usage:
+    def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
+        """Return the end; before it a chunk without choices with usage and receipt, if wanted."""
+        extras: dict[str, Any] = {}
+        if self._include_usage:
+            extras["usage"] = self.usage()
+        if receipt is not None:
+            extras["receipt"] = receipt
+        if not extras:
             return [sse.DONE]
-        chunk = {**self._head(self.chunk_name), "choices": [], "usage": self.usage()}
-        return [sse.data(chunk), sse.DONE]
+        return [sse.data({**self._head(self.chunk_name), "choices": [], **extras}), sse.DONE]
 
     def failure_events(self, error: GatewayError) -> list[bytes]:
         """Return the error, and the end."""

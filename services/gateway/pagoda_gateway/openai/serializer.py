@@ -27,8 +27,8 @@ class Serializer(ABC):
         """Return what the client can see of something new."""
 
     @abstractmethod
-    def end_events(self) -> list[bytes]:
-        """Return what ends a good stream."""
+    def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
+        """Return what ends a good stream; with the request's receipt if it is wanted."""
 
     @abstractmethod
     def failure_events(self, error: GatewayError) -> list[bytes]:

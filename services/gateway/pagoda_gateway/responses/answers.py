@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from pagoda_gateway.openai.schemas.receipts import AnswerReceipt
 from pagoda_gateway.openai.schemas.responses import CachedDetails
 from pagoda_gateway.responses.schemas import FunctionTool
 
@@ -113,6 +114,9 @@ class ResponseEvent(BaseModel):
     logprobs: list[Any] | None = None
     name: str | None = None
     arguments: str | None = None
+    receipt: AnswerReceipt | None = Field(
+        None, description="In the last event, with stream_options.include_receipt."
+    )
 
 
 class InputPart(BaseModel):

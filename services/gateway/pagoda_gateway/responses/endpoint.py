@@ -50,6 +50,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             messages=chat_messages(sent.instructions, items, num_previous=len(previous)),
             max_tokens=sent.max_output_tokens,
             stream=sent.stream,
+            stream_options=sent.stream_options,
             temperature=sent.temperature,
             top_p=sent.top_p,
             tools=[_function(tool) for tool in sent.tools] if sent.tools else None,

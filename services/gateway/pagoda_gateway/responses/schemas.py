@@ -16,7 +16,7 @@ from pagoda_gateway.openai.schemas.base import (
     RequestModel,
     ToolChoice,
 )
-from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS
+from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS, StreamOptions
 from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS
 
 REFUSED_FIELDS = ("conversation", "prompt", "moderation", "top_logprobs")
@@ -91,13 +91,13 @@ class ResponsesBody(RequestBody):
     priority: Priority = None
     user: str | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
+    stream_options: StreamOptions | None = None
     # Known, and without effect here.
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
     reasoning: dict[str, Any] | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
-    stream_options: dict[str, Any] | None = None
     # Known, and refused when they would change the answer.
     background: bool | None = None
     include: Names = None

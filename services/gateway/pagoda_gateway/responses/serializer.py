@@ -62,11 +62,11 @@ class ResponseSerializer(Serializer):
             events += item_events(change, self._generation.identity.request_id, status)
         return [self._numbered(event) for event in events]
 
-    def end_events(self) -> list[bytes]:
-        """Return the whole response."""
+    def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
+        """Return the whole response, and beside it the receipt if it is wanted."""
         response = self._ended()
-        kind = f"response.{response['status']}"
-        return [self._numbered({"type": kind, "response": response})]
+        event = {"type": f"response.{response['status']}", "response": response}
+        return [self._numbered(event if receipt is None else {**event, "receipt": receipt})]
 
     def failure_events(self, error: GatewayError) -> list[bytes]:
         """Return the response so far, and why there is no more of it."""

@@ -15,7 +15,7 @@ from opentelemetry.trace import Span, set_span_in_context
 
 from pagoda.rpc.v1.generate_pb2 import CachedTokens
 from pagoda.rpc.v1.route_pb2 import RouteResponse
-from pagoda.rpc.v1.usage_pb2 import UsageClose
+from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
 from pagoda_gateway.errors import DeadlineError, GatewayError, InternalError, UnavailableError
 from pagoda_gateway.sequences import usage
 from pagoda_gateway.sequences.frames import FrameReceiver
@@ -73,7 +73,7 @@ class Generation:
         self.failure: GatewayError | None = None
         self.is_disconnected = False
         self.kept_outputs: Sequence[KeptOutput] | None = None  # an answer that needs no worker
-        self.is_opened = False  # an open record was sent, so a close record must follow
+        self.opened: UsageOpen | None = None  # was sent, so a close record must follow
         self._gateway_id = gateway_id
         self._placer = placer
         self._frames = frames
@@ -182,6 +182,17 @@ class Generation:
         """Return reused prompt tokens: their number, and by tier."""
         return usage.cached_tokens(self.sequences)
 
+    @property
+    def is_opened(self) -> bool:
+        """Whether an open record was sent, so that a close record must follow."""
+        return self.opened is not None
+
+    def final_record(self) -> UsageClose:
+        """Return the account of what the client will have got when it has all of the answer."""
+        record = self.close_record("finished")
+        record.num_output_tokens = sum(len(sequence.token_ids) for sequence in self.sequences)
+        return record
+
     def close_record(self, outcome: str) -> UsageClose:
         """Return the account of what the client got."""
         return usage.close_record(
@@ -224,15 +235,14 @@ class Generation:
             await replay(sequence, self.kept_outputs[sequence.index])
 
     async def _open(self) -> None:
-        self.is_opened = True
-        record = usage.open_record(
+        self.opened = usage.open_record(
             self.identity,
             self._request,
             self.sequences,
             gateway_id=self._gateway_id,
             now=self._clock(),
         )
-        await self._open_log.open(record, self.context)
+        await self._open_log.open(self.opened, self.context)
         self._request.opened.set()
 
     def _note_route(

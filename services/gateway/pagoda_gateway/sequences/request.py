@@ -29,6 +29,7 @@ class RequestIdentity:
         tokenize_ms: spent on template, tokens and hashes.
         priority: of its sequences in the workers' queues; lower goes first.
         service_tier: "batch" for a line of a batch, which runs in the background.
+        price_id: the price that the request came in under; empty: its model has none.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class RequestIdentity:
     tokenize_ms: float
     priority: int
     service_tier: ServiceTier = "default"
+    price_id: str = ""
 
 
 @dataclass(slots=True)

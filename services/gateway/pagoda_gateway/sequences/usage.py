@@ -64,6 +64,7 @@ def open_record(
         opened_unix_seconds=now,
         gateway_id=gateway_id,
         service_tier=identity.service_tier,
+        price_id=identity.price_id,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from pagoda.rpc.v1.generate_pb2 import CachedTokens
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway.accounts.ledger import Ledger, open_ledger
-from pagoda_gateway.accounts.receipts import Receipts
+from pagoda_gateway.accounts.money.receipts import Receipts
 from pagoda_gateway.errors import NotFoundError
 
 

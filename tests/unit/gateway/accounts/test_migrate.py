@@ -18,7 +18,7 @@ from pagoda_gateway.accounts.database import Database, database_address, open_da
 from pagoda_gateway.accounts.keys import Authenticator
 from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.migrate import FOLDER, LAST_REVISION, DatabaseVersionError
-from pagoda_gateway.accounts.receipts import Receipts
+from pagoda_gateway.accounts.money.receipts import Receipts
 from pagoda_gateway.accounts.tables import METADATA
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
 from pagoda_gateway.batches import tables as batches_tables

@@ -20,25 +20,29 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class AccountChange(_message.Message):
-    """One of the two is set."""
+    """One of them is set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_FIELD_NUMBER: _builtins.int
     API_KEY_ID_FIELD_NUMBER: _builtins.int
+    PRICED_MODEL_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """all keys of this tenant"""
     api_key_id: _builtins.str
     """this key alone"""
+    priced_model: _builtins.str
+    """prices of this model"""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         api_key_id: _builtins.str = ...,
+        priced_model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key_id", b"api_key_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key_id", b"api_key_id", "priced_model", b"priced_model", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

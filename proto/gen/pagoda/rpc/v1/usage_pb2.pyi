@@ -36,6 +36,7 @@ class UsageOpen(_message.Message):
     OPENED_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     SERVICE_TIER_FIELD_NUMBER: _builtins.int
+    PRICE_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     object_id: _builtins.str
     """the OpenAI id, e.g. chatcmpl-..."""
@@ -51,6 +52,8 @@ class UsageOpen(_message.Message):
     gateway_id: _builtins.str
     service_tier: _builtins.str
     """default | batch: a line of a batch, in the background"""
+    price_id: _builtins.str
+    """the price that it came in under; empty: its model had none; absent: of an older gateway"""
     def __init__(
         self,
         *,
@@ -65,12 +68,15 @@ class UsageOpen(_message.Message):
         opened_unix_seconds: _builtins.float = ...,
         gateway_id: _builtins.str = ...,
         service_tier: _builtins.str = ...,
+        price_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_price_id", b"_price_id", "price_id", b"price_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key_id", b"api_key_id", "endpoint", b"endpoint", "gateway_id", b"gateway_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "object_id", b"object_id", "opened_unix_seconds", b"opened_unix_seconds", "request_id", b"request_id", "service_tier", b"service_tier", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_price_id", b"_price_id", "api_key_id", b"api_key_id", "endpoint", b"endpoint", "gateway_id", b"gateway_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "object_id", b"object_id", "opened_unix_seconds", b"opened_unix_seconds", "price_id", b"price_id", "request_id", b"request_id", "service_tier", b"service_tier", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__price_id: _TypeAlias = _typing.Literal["price_id"]  # noqa: Y015
+    _WhichOneofArgType__price_id: _TypeAlias = _typing.Literal["_price_id", b"_price_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__price_id) -> _WhichOneofReturnType__price_id | None: ...
 
 Global___UsageOpen: _TypeAlias = UsageOpen  # noqa: Y015
 

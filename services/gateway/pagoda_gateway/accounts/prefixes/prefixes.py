@@ -22,14 +22,9 @@ MAX_EXPLAINED = 2  # at a time: each takes a core for milliseconds
 MAX_WAITING = 64
 WAIT_SECONDS = 1.0
 
-TokenPrice = Callable[[str, str, float], float | None]
-"""(model, service tier, Unix seconds) -> micro-units that an uncached input token costs more than a
-cached one; None: no price is known."""
-
-
-def no_price(_model: str, _service_tier: str, _at: float) -> float | None:
-    """Know no price."""
-    return None
+LostMicros = Callable[[int, str, str, float], int | None]
+"""(tokens, model, service tier, Unix seconds) -> micro-units that input tokens cost more than
+cached ones; None: no price is known."""
 
 
 class Prefixes:
@@ -38,15 +33,14 @@ class Prefixes:
     Attributes:
         memory: of prompts.
         is_on: whether there is room for any.
+        lost_micros: says what tokens cost that were computed in vain.
     """
 
-    def __init__(
-        self, *, max_bytes: int, max_tenant_bytes: int, token_price: TokenPrice = no_price
-    ) -> None:
+    def __init__(self, *, max_bytes: int, max_tenant_bytes: int, lost_micros: LostMicros) -> None:
         """Remember so much in all, and of one tenant; 0 bytes: nothing."""
         self.memory = PrefixMemory(max_bytes=max_bytes, max_tenant_bytes=max_tenant_bytes)
         self.is_on = max_bytes > 0
-        self._token_price = token_price
+        self.lost_micros = lost_micros
         self._places = asyncio.Semaphore(MAX_EXPLAINED)
         self._num_waiting = 0
 
@@ -88,10 +82,3 @@ class Prefixes:
             )
         finally:
             self._places.release()
-
-    def lost_micros(
-        self, num_lost_tokens: int, model: str, service_tier: str, at: float
-    ) -> int | None:
-        """Return what tokens that were computed in vain cost; None: no price is known."""
-        price = self._token_price(model, service_tier, at)
-        return None if price is None else round(num_lost_tokens * price)

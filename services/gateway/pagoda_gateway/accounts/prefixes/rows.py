@@ -1,8 +1,7 @@
 """A miss in the ledger: from the close record into columns, and from columns into a receipt."""
 
+from collections.abc import Mapping
 from typing import Any
-
-from sqlalchemy import RowMapping
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose
 from pagoda_gateway.accounts.prefixes.kinds import ADVICE
@@ -30,7 +29,7 @@ def prefix_values(record: UsageClose) -> dict[str, Any]:
     }
 
 
-def prefix_section(row: RowMapping) -> dict[str, Any] | None:
+def prefix_section(row: Mapping[Any, Any]) -> dict[str, Any] | None:
     """Return what a receipt says of the prompt's prefix; None: as much was cached as could be."""
     if row["prefix_class"] is None:
         return None

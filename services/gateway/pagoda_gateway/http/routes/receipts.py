@@ -18,6 +18,6 @@ def make_router(gateway: Gateway) -> APIRouter:
     @router.get("/v1/receipts/{request_id}", openapi_extra=described(Receipt))
     async def get_receipt(request_id: str, request: Request) -> dict[str, Any]:
         """Return the receipt of one of the caller's own tenant's requests."""
-        return await gateway.receipts.get(caller_of(request).key.tenant, request_id)
+        return await gateway.money.receipts.get(caller_of(request).key.tenant, request_id)
 
     return router

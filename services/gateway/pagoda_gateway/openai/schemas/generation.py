@@ -29,6 +29,9 @@ class StreamOptions(RequestModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_receipt: bool | None = Field(
+        None, description="The last event before [DONE] has the request's receipt (Pagoda's own)."
+    )
 
 
 class GenerationBody(RequestBody):

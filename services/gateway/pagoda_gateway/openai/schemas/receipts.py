@@ -1,4 +1,4 @@
-"""Answers about a request's account (Pagoda's own); only the OpenAPI document uses them."""
+"""Receipts (Pagoda's own); only the OpenAPI document uses their schemas."""
 
 from typing import Literal
 
@@ -31,17 +31,63 @@ class Prefix(BaseModel):
     advice: str
 
 
-class Receipt(BaseModel):
-    """What one request used; what is known only at its end is missing while it is open."""
+class CostLine(BaseModel):
+    """A part of a cost. Lines sum to the total; the discount of batches is negative."""
 
-    object: Literal["receipt"]
+    item: Literal[
+        "input", "cached_device", "cached_cpu", "cached_nvme", "output", "batch_discount",
+        "cached_answer",
+    ]  # fmt: skip
+    micros: int
+    tokens: int | None = None
+    micros_per_million: int | None = Field(None, description="Tokens, by the price.")
+    percent: int | None = Field(None, description="Of a discount.")
+
+
+class Cost(BaseModel):
+    """What a request cost, in millionths of the unit that prices are in."""
+
+    micros: int
+    price_id: str | None
+    lines: list[CostLine]
+    note: Literal["no price"] | None = None
+
+
+class _Receipt(BaseModel):
     request_id: str
     id: str
-    status: Literal["open", "closed"]
     model: str
     endpoint: str
     service_tier: Literal["default", "batch"]
     opened: float
+
+
+class AnswerReceipt(_Receipt):
+    """A receipt as it comes with the answer: what the ledger will say once it has it."""
+
+    outcome: Literal["finished"]
+    prompt_tokens: int
+    cached_tokens: CachedTokens
+    output_tokens: int
+    attempts: int
+    ttft_ms: float
+    stages_ms: dict[str, float]
+    cached_answer: bool
+    safety_findings: list[str]
+    cost: Cost
+
+
+class Receipt(_Receipt):
+    """What one request used.
+
+    What is known only at its end is missing while it is open, and what its place in the tenant's
+    chain tells (`cost`, `number`, the hashes) until it has one.
+    """
+
+    object: Literal["receipt"]
+    status: Literal["open", "closed"]
+    tenant: str
+    api_key_id: str | None
     closed: float | None = None
     outcome: Literal["finished", "disconnected", "failed"] | None = None
     prompt_tokens: int | None = None
@@ -60,3 +106,7 @@ class Receipt(BaseModel):
         None, description='Rules of the policy that matched: "policy/rule action direction".'
     )
     prefix: Prefix | None = None
+    cost: Cost | None = None
+    number: int | None = None
+    previous_hash: str | None = None
+    hash: str | None = None

@@ -4,6 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from pagoda_gateway.openai.schemas.receipts import AnswerReceipt
+
+RECEIPT = "In the last chunk, with stream_options.include_receipt."
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
@@ -170,6 +173,7 @@ class ChatCompletionChunk(_Answer):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    receipt: AnswerReceipt | None = Field(None, description=RECEIPT)
     prompt_token_ids: list[int] | None = Field(
         None, description="With return_token_ids, in the first chunk."
     )
@@ -189,6 +193,7 @@ class CompletionChunk(_Answer):
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    receipt: AnswerReceipt | None = Field(None, description=RECEIPT)
 
 
 class ErrorDetails(BaseModel):

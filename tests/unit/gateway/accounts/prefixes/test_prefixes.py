@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pagoda_gateway.accounts.money.price_book import PriceBook
 from pagoda_gateway.accounts.prefixes import prefixes as module
 from pagoda_gateway.accounts.prefixes.explanation import CacheKey, Compared, Outcome
 from pagoda_gateway.accounts.prefixes.outline import Outline
@@ -25,7 +26,9 @@ def decode(token_ids: Sequence[int]) -> str:
 
 
 async def test_no_more_than_a_few_wait_and_a_cancelled_one_frees_its_place() -> None:
-    prefixes = Prefixes(max_bytes=1 << 20, max_tenant_bytes=1 << 20)
+    prefixes = Prefixes(
+        max_bytes=1 << 20, max_tenant_bytes=1 << 20, lost_micros=PriceBook().lost_micros
+    )
     gate, entered = threading.Event(), threading.Semaphore(0)
 
     def blocked(token_ids: Sequence[int]) -> Compared:
@@ -53,17 +56,3 @@ async def test_no_more_than_a_few_wait_and_a_cancelled_one_frees_its_place() -> 
     miss = await prefixes.explain(range(100), compared, [], EVICTED, decode)
     assert miss is not None
     assert (miss.num_lost_tokens, miss.place.name) == (64, "")
-
-
-async def test_money_is_known_where_a_price_is() -> None:
-    unpriced = Prefixes(max_bytes=1, max_tenant_bytes=1)
-    assert unpriced.lost_micros(1000, "m", "default", 0.0) is None
-    asked = []
-
-    def price(model: str, tier: str, at: float) -> float:
-        asked.append((model, tier, at))
-        return 0.15
-
-    priced = Prefixes(max_bytes=1, max_tenant_bytes=1, token_price=price)
-    assert priced.lost_micros(1000, "m", "batch", 5.0) == 150
-    assert asked == [("m", "batch", 5.0)]

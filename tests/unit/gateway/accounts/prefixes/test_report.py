@@ -2,9 +2,9 @@
 
 from pagoda.rpc.v1.usage_pb2 import PrefixMiss, UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.money.receipts import Receipts
 from pagoda_gateway.accounts.prefixes.kinds import ADVICE
 from pagoda_gateway.accounts.prefixes.report import PrefixReport
-from pagoda_gateway.accounts.receipts import Receipts
 
 NOW = 100_000.0
 

@@ -1,0 +1,136 @@
+"""Forgets what is old: receipts, and what clients called requests. Sums by day stay.
+
+Receipts go from the beginning of their tenant's chain, which remembers the last that went: so what
+is left can still be checked. All is done in bites, between which others use the database.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+from ulid import ULID
+
+from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.money.chains import Chains
+from pagoda_gateway.accounts.money.sealing import DAY_SECONDS
+from pagoda_gateway.accounts.money.tables import RECEIPT_CHAINS
+from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
+
+logger = logging.getLogger(__name__)
+
+PASS_SECONDS = 600.0
+BITE = 500
+_TENANTS = 1000
+
+
+class Retention:
+    """Keeps usage and names for so many days; 0: for ever."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        usage_days: int,
+        name_days: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database = database
+        self._chains = Chains(database)
+        self._usage_days = usage_days
+        self._name_days = name_days
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Forget what is old now and then, until cancelled."""
+        while True:
+            try:
+                await self.forget_old()
+            except (OSError, SQLAlchemyError) as error:  # TimeoutError is an OSError
+                logger.warning("old usage is forgotten later: %r", error)
+            await asyncio.sleep(PASS_SECONDS)
+
+    async def forget_old(self) -> int:
+        """Forget all that is old; return how many receipts and names that were."""
+        num_forgotten, now = 0, self._clock()
+        if self._name_days:
+            num_forgotten += await self._forget_names(now - self._name_days * DAY_SECONDS)
+        if self._usage_days:
+            num_forgotten += await self._forget_usage(now - self._usage_days * DAY_SECONDS)
+        if num_forgotten:
+            logger.info("%d old receipts and names of requests are forgotten", num_forgotten)
+        return num_forgotten
+
+    async def _forget_names(self, before: float) -> int:
+        first_kept = str(ULID.from_timestamp(before))[:10] if before > 0 else ""  # the time in it
+        return await self._bites(
+            lambda connection: _delete(
+                connection, REQUEST_NAMES, REQUEST_NAMES.c.request_id < first_kept
+            )
+        )
+
+    async def _forget_usage(self, before: float) -> int:
+        num_forgotten, after = 0, ""
+        while chains := (await self._chains.page(after=after, limit=_TENANTS)).rows:
+            for after in (chain["tenant"] for chain in chains):
+                num_forgotten += await self._bites(partial(_cut, tenant=after, before=before))
+        # What never became a receipt: requests without an end, and lines of batches that failed.
+        return num_forgotten + await self._bites(
+            lambda connection: _delete(
+                connection,
+                USAGE,
+                USAGE.c.receipt_number.is_(None),
+                USAGE.c.opened_unix_seconds < before,
+            )
+        )
+
+    async def _bites(self, bite: Callable[[sa.Connection], int]) -> int:
+        total = 0
+        while True:
+            taken = await self._database.call(bite)
+            total += taken
+            if taken < BITE:
+                return total
+
+
+def _delete(connection: sa.Connection, table: sa.Table, *old: sa.ColumnElement[bool]) -> int:
+    some = sa.select(table.c.request_id).where(*old).limit(BITE)
+    return connection.execute(sa.delete(table).where(table.c.request_id.in_(some))).rowcount
+
+
+def _cut(connection: sa.Connection, tenant: str, before: float) -> int:
+    """Cut the oldest receipts off a tenant's chain, up to the first that is not old."""
+    is_theirs = RECEIPT_CHAINS.c.tenant == tenant
+    chain = connection.execute(
+        sa.select(RECEIPT_CHAINS).where(is_theirs).with_for_update()
+    ).mappings().one()  # fmt: skip
+    columns = USAGE.c
+    rows = connection.execute(
+        sa.select(columns.receipt_number, columns.receipt_hash, columns.closed_unix_seconds)
+        .where(columns.tenant == tenant, columns.receipt_number > chain["cut_number"])
+        .order_by(columns.receipt_number)
+        .limit(BITE)
+    ).all()
+    old = []
+    for row in rows:
+        if row.closed_unix_seconds >= before:
+            break
+        old.append(row)
+    if not old:
+        return 0
+    connection.execute(
+        sa.delete(USAGE).where(
+            columns.tenant == tenant,
+            columns.receipt_number > chain["cut_number"],
+            columns.receipt_number <= old[-1].receipt_number,
+        )
+    )
+    connection.execute(
+        sa.update(RECEIPT_CHAINS)
+        .where(is_theirs)
+        .values(cut_number=old[-1].receipt_number, cut_hash=old[-1].receipt_hash)
+    )
+    return len(old)

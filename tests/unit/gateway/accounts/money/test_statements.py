@@ -1,0 +1,138 @@
+"""Sums by day are those of the receipts; receipts are listed page by page, each once."""
+
+import random
+
+import pytest
+from support.prices import Rows, SetPrice
+from support.usage_records import closed, opened
+
+from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.money.sealing import DAY_SECONDS
+from pagoda_gateway.accounts.money.statements import Statements, spent_micros
+from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
+
+TENANTS = ("a", "b", "c")
+
+
+async def use(ledger: Ledger, seed: int) -> None:
+    draws = random.Random(seed)
+    for number in range(60):
+        at = draws.uniform(0, 4 * DAY_SECONDS) + 10
+        name = f"r{number:02}"
+        await ledger.apply(
+            [
+                opened(
+                    name,
+                    draws.choice(TENANTS),
+                    opened_unix_seconds=at,
+                    api_key_id=draws.choice(["key-1", "key-2"]),
+                    model=draws.choice(["m", "free"]),
+                ),
+                closed(name, draws.randint(0, 50), draws.choice(["finished", "failed"])),
+            ]
+        )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_sums_are_those_of_the_receipts(
+    ledger: Ledger, set_price: SetPrice, rows: Rows, seed: int
+) -> None:
+    await set_price()
+    await use(ledger, seed)
+    statements, found = Statements(ledger.database), (await rows()).values()
+    for since, until in ((None, None), (1, None), (1, 3), (None, 2), (3, 3)):
+        first, last = (since or 0) * DAY_SECONDS, (until or 99) * DAY_SECONDS
+        within = [row for row in found if first <= row["opened_unix_seconds"] < last]
+        balances = await statements.balances(since_day=since, until_day=until)
+        assert {b["tenant"]: (b["requests"], b["output_tokens"], b["cost_micros"])
+                for b in balances} == {
+            tenant: (
+                len(theirs),
+                sum(row["output_tokens"] for row in theirs),
+                sum(row["cost_micros"] for row in theirs),
+            )
+            for tenant in TENANTS
+            if (theirs := [row for row in within if row["tenant"] == tenant])
+        }  # fmt: skip
+        assert all(type(b["cost_micros"]) is int for b in balances)
+
+
+async def test_balances_come_in_pages(ledger: Ledger, set_price: SetPrice) -> None:
+    await set_price()
+    await use(ledger, 3)
+    statements = Statements(ledger.database)
+    pages = [await statements.balances(after=after, limit=1) for after in ("", "a", "b", "c")]
+    assert [[b["tenant"] for b in page] for page in pages] == [["a"], ["b"], ["c"], []]
+    (one,) = await statements.balances(tenant="b")
+    assert one["tenant"] == "b"
+
+
+async def test_what_was_spent_by_a_key_a_tenant_and_an_organisation(
+    ledger: Ledger, tenancy: Tenancy, set_price: SetPrice, rows: Rows
+) -> None:
+    await set_price()
+    await use(ledger, 4)
+    await tenancy.organisations.create("acme")
+    for tenant in ("a", "b"):
+        await tenancy.tenants.create(tenant, organisation="acme")
+    found = [
+        row for row in (await rows()).values() if row["opened_unix_seconds"] >= 2 * DAY_SECONDS
+    ]
+
+    async def spent(**whose: str) -> int:
+        since = 2.0 * DAY_SECONDS
+        return await ledger.database.call(lambda c: spent_micros(c, since, **whose))
+
+    assert await spent(tenant="a") == sum(r["cost_micros"] for r in found if r["tenant"] == "a")
+    assert await spent(api_key_id="key-2") == sum(
+        r["cost_micros"] for r in found if r["api_key_id"] == "key-2"
+    )
+    assert await spent(organisation="acme") == sum(
+        r["cost_micros"] for r in found if r["tenant"] in "ab"
+    )
+    assert await spent(tenant="nobody") == 0
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100])
+async def test_receipts_are_listed_in_the_order_in_which_they_were_opened(
+    ledger: Ledger, rows: Rows, limit: int
+) -> None:
+    await use(ledger, 5)
+    await ledger.apply([opened("open", "a", opened_unix_seconds=DAY_SECONDS)])
+    statements, since, until = Statements(ledger.database), 0.5 * DAY_SECONDS, 3.5 * DAY_SECONDS
+    names: list[str] = []
+    while page := await statements.receipts(
+        "a",
+        since_unix_seconds=since,
+        until_unix_seconds=until,
+        after=names[-1] if names else "",
+        limit=limit,
+    ):
+        assert len(page) <= limit
+        names += [row["request_id"] for row in page]
+    expected = [
+        row
+        for row in (await rows()).values()
+        if row["tenant"] == "a"
+        and row["receipt_number"]
+        and since <= row["opened_unix_seconds"] < until
+    ]
+    expected.sort(key=lambda row: row["opened_unix_seconds"])
+    assert names == [row["request_id"] for row in expected]
+    assert names
+
+
+async def test_requests_of_the_same_moment_are_listed_once_each(ledger: Ledger) -> None:
+    names = [f"r{number}" for number in range(9)]
+    for name in names:
+        await ledger.apply([opened(name), closed(name)])
+    found: list[str] = []
+    while page := await Statements(ledger.database).receipts(
+        "t",
+        since_unix_seconds=0,
+        until_unix_seconds=1e9,
+        after=found[-1] if found else "",
+        limit=2,
+    ):
+        found += [row["request_id"] for row in page]
+    assert found == names
