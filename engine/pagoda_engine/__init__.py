@@ -25,6 +25,7 @@ from pagoda_engine.models.model_folder import LoadedModel, load_model
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
+from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
 from pagoda_engine.start_up.load_engine import load_engine
 from pagoda_engine.start_up.options import EngineOptions
@@ -70,6 +71,7 @@ __all__ = [
     "SequenceRequest",
     "SequenceStateError",
     "StartUp",
+    "StepCost",
     "StepResult",
     "StepStats",
     "TokenBits",

@@ -26,6 +26,7 @@ from pagoda_engine.sampling import SampleRow, SamplingState
 from pagoda_engine.scheduler.scheduler import ScheduledSequence, ScheduledStep, Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
+from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
 from pagoda_engine.step.commit import commit_step, fail, final_output, take_token
 from pagoda_engine.step.decode_graphs import Progress
@@ -184,7 +185,8 @@ class Engine:
             max_model_len=self.max_model_len,
             vocab_size=self.model.vocab_size,
         )
-        num_waiting = len(self._scheduler.waiting)
+        # Who lost its blocks has been let in before.
+        num_waiting = sum(not sequence.was_reserved for sequence in self._scheduler.waiting)
         if num_waiting >= self.config.max_num_waiting:
             raise QueueFullError(num_waiting, self.config.max_num_waiting)
         self._num_arrivals += 1
@@ -306,6 +308,10 @@ class Engine:
             or self._scheduler.has_work()
         )
 
+    def set_step_cost(self, cost: StepCost) -> None:
+        """Say how long steps take, as measured: tenants share a step's time by it."""
+        self._scheduler.step_cost = cost
+
     def load(self) -> EngineLoad:
         """Return how busy the engine is."""
         return EngineLoad.of(self._scheduler, self._pool)
@@ -320,6 +326,9 @@ class Engine:
 
     def _launch(self, started: float) -> ScheduledStep:
         scheduled = self._scheduler.schedule()
+        if not self._queue.lag and any(s.is_import_pending for s in scheduled.reserved):
+            # A step is computed before it returns, and whoever imports must not wait for that.
+            scheduled = replace(scheduled, batch=())
         scheduled_at = self._clock()
         with self._queue.preparing():
             batch, rows = self._rows(scheduled.batch)

@@ -34,7 +34,10 @@ class SequenceRequest:
         token_mask: which tokens may come next; None for all. Its sequence is in every other step at
             most where steps overlap, since each of its tokens must be known before the next. An
             error of it ends the sequence with INVALID.
-        priority: who has the lower number goes first; among equal ones the older.
+        priority: of one tenant's sequences who has the lower number goes first; among equal ones
+            the older. Those above 1000 are in the background: behind all others.
+        tenant: whose it is; tenants share an engine fairly. Opaque.
+        weight: of its tenant: one of weight 2 gets twice what one of weight 1 gets beside it.
     """
 
     sequence_id: str
@@ -47,3 +50,5 @@ class SequenceRequest:
     prefill_only: bool = False
     token_mask: TokenMask | None = None
     priority: int = 0
+    tenant: bytes = b""
+    weight: float = 1.0

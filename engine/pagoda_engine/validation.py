@@ -15,6 +15,7 @@ from pagoda_engine.sequence_request import KvSource, SequenceRequest
 _HASH_BYTES = 16
 _MAX_SEED = 2**64
 _MAX_TOP_K = 2**31
+_MIN_WEIGHT, _MAX_WEIGHT = 0.01, 100.0
 
 
 def check_config(config: EngineConfig) -> None:
@@ -63,6 +64,8 @@ def check_request(
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise InvalidSequenceError(f"a token in {name}", wrong, f"in [0, {vocab_size})")
+    if not _MIN_WEIGHT <= request.weight <= _MAX_WEIGHT:
+        raise InvalidSequenceError("weight", request.weight, f"in [{_MIN_WEIGHT}, {_MAX_WEIGHT}]")
     _check_hashes(request, config)
     check_sampling(request.sampling, vocab_size)
     _check_prompt_results(request)

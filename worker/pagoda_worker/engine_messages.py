@@ -121,6 +121,8 @@ def sequence_request(
         prefill_only=prefill_only,
         token_mask=token_mask,
         priority=message.priority,
+        tenant=message.tenant,
+        weight=as_decimal(message.weight) or 1.0,
     )
 
 

@@ -10,6 +10,10 @@ from pagoda_worker.errors import RequestFormatError
 from pagoda_worker.sequences import LiveSequence, sequence_id_of
 from pagoda_worker.served_model import ServedModel
 
+TIMES_FREE = 4
+"""A tenant may have so many times the free places in the queue: alone four fifths, of two tenants
+each four ninths. So there is room for whoever comes last, as with the gateway's slots."""
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -25,6 +29,7 @@ def check_message(
     others: Sequence[LiveSequence],
     *,
     num_waiting: int,
+    num_waiting_of_tenant: int,
     max_num_waiting: int,
     now: float,
     is_import: bool,
@@ -38,6 +43,7 @@ def check_message(
         model: that the worker serves.
         others: other attempts of the same sequence that are here.
         num_waiting: sequences that wait for admission.
+        num_waiting_of_tenant: those of them that are the same tenant's.
         max_num_waiting: their limit.
         now: unix seconds.
         is_import: some of its KV comes from elsewhere.
@@ -50,6 +56,13 @@ def check_message(
         return Refusal(
             generate_pb2.ADMIT_STATUS_OVERLOADED,
             f"{num_waiting} sequences wait, max_num_waiting is {max_num_waiting}",
+        )
+    num_free = max_num_waiting - num_waiting
+    if num_waiting_of_tenant >= TIMES_FREE * num_free:
+        return Refusal(
+            generate_pb2.ADMIT_STATUS_OVERLOADED,
+            f"{num_waiting_of_tenant} sequences of its tenant wait, and {num_free} of "
+            f"{max_num_waiting} places (max_num_waiting) are free for everybody else",
         )
     if message.deadline_unix_seconds and now >= message.deadline_unix_seconds:
         return invalid(f"its deadline passed {now - message.deadline_unix_seconds:.3f} s ago")

@@ -103,6 +103,7 @@ class RoleHandler(SequenceHandler[S]):
             worker.model,
             others,
             num_waiting=worker.sequences.num_waiting,
+            num_waiting_of_tenant=worker.sequences.num_waiting_of(message.tenant),
             max_num_waiting=worker.settings.max_num_waiting,
             now=now,
             is_import=is_import,

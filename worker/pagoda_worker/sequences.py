@@ -131,6 +131,10 @@ class SequenceTable(Generic[S]):
         """Sequences that the engine has not admitted yet."""
         return sum(sequence.is_waiting for sequence in self._by_id.values())
 
+    def num_waiting_of(self, tenant: bytes) -> int:
+        """Return how many of a tenant's sequences the engine has not admitted yet."""
+        return sum(s.is_waiting and s.request.tenant == tenant for s in self._by_id.values())
+
     def attempts(
         self, request_id: str, indices: Iterable[int] = (), attempt: int | None = None
     ) -> list[S]:

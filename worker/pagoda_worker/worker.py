@@ -15,7 +15,7 @@ from typing import Any, Generic
 import grpc.aio
 
 from pagoda.rpc.v1 import kv_event_pb2, status_pb2
-from pagoda_engine import Engine, EngineLoad, KvSource, StepResult
+from pagoda_engine import Engine, EngineLoad, KvSource, StepCost, StepResult
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.status import Heartbeat
@@ -123,6 +123,7 @@ class Worker(Generic[S]):
             asyncio.get_running_loop().create_future()
         )
         self._load: EngineLoad = engine.load()
+        self._told_cost: StepCost | None = None
         self._heartbeat = Heartbeat(bus, self._status)
         metrics.kv_pool_bytes.set(self._load.num_blocks * self.kv_cache.block_bytes)
         self._register_gauges()
@@ -332,12 +333,21 @@ class Worker(Generic[S]):
     async def _keep_house(self) -> None:
         while True:
             self._end_overdue()
+            self._tell_step_cost()
             self._handler.on_housekeeping()
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
     def _end_overdue(self) -> None:
         for sequence in self.sequences.overdue(self.clock()):
             self._handler.end(sequence, "the request's deadline has passed")
+
+    def _tell_step_cost(self) -> None:
+        """Let the engine know how fast it is, if that has changed."""
+        cost = self.speed.steps.step_cost
+        if cost is not None and cost != self._told_cost:
+            self._told_cost = cost
+            with contextlib.suppress(EngineLoopError):
+                self._loop.post(lambda engine: engine.set_step_cost(cost))
 
     def _register_gauges(self) -> None:
         """Have what is true at the moment told at the moment that somebody asks."""

@@ -57,10 +57,20 @@ class BlockPool:
             count += 1
         return count
 
-    def num_allocatable(self, block_hashes: Sequence[bytes]) -> int:
-        """Return the free blocks that remain for new content once these cached ones are held."""
-        taken = sum(self._ref_counts[self._by_hash[h]] == 0 for h in block_hashes)
-        return self.num_free_blocks - taken
+    def num_allocatable(
+        self, block_hashes: Sequence[bytes], given_back: Mapping[int, int] | None = None
+    ) -> int:
+        """Return the free blocks that remain for new content once these cached ones are held.
+
+        Args:
+            block_hashes: all must be here.
+            given_back: block id -> references that would be freed before.
+        """
+        given_back = given_back or {}
+        num_freed = sum(self._ref_counts[b] == count for b, count in given_back.items())
+        cached = (self._by_hash[block_hash] for block_hash in block_hashes)
+        taken = sum(self._ref_counts[b] == given_back.get(b, 0) for b in cached)
+        return self.num_free_blocks + num_freed - taken
 
     def allocate(self, block_hashes: Sequence[bytes], num_new: int) -> list[int] | None:
         """Hold the blocks of these hashes (all must be here) and `num_new` blocks to be written.

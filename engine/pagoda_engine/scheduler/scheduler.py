@@ -6,17 +6,26 @@ Knows sequences and blocks. Knows nothing of tensors, models or sampling.
 import bisect
 import itertools
 import math
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import attrgetter
 
 from pagoda_engine.config import EngineConfig
-from pagoda_engine.scheduler.sequence import Sequence, SequenceState
+from pagoda_engine.scheduler.flows import Flows
+from pagoda_engine.scheduler.sequence import Flow, Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
+from pagoda_engine.scheduler.step_cost import StepCost
+from pagoda_engine.scheduler.step_shares import Demand, Share, share_step
+from pagoda_engine.scheduler.victims import Holdings, block_victims, growth_victim, seat_victim
 
 MAX_PASSED = 64
 """Sequences that wait for another one's blocks and are passed by those behind them, at the most."""
 
+MAX_FORESEEN = 8
+"""Waiting sequences of a flow whose prompts a step makes room for, at the most."""
 _BY_RANK = attrgetter("rank")
 
 
@@ -72,13 +81,26 @@ class ScheduledStep:
 class Scheduler:
     """Queues and the policy over them.
 
-    Everything goes by rank: the lower priority number first, among equal ones the older. A step
-    takes decodes first, then goes on with prefills that run already, then admits the sequences that
-    wait, those of a lower number before a prefill goes on; one whose next block another one is
-    making waits for it and is passed. Admission reserves the blocks of all tokens known so far, so
-    only decodes ever ask for more; when none is left, the last of the running sequences loses its
-    blocks and goes back to its place in the queue. Its tokens are kept, so it goes on as if nothing
-    had happened. Nobody loses blocks or a seat to one that waits, whatever its priority.
+    Within a flow (a tenant's sequences, those in the background apart) everything goes by rank: the
+    lower priority number first, among equal ones the older. A step takes decodes first, then goes
+    on with prefills that run already, then admits the sequences that wait, those of a lower number
+    before a prefill goes on; one whose next block another one is making waits for it and is passed.
+    Admission reserves the blocks of all tokens known so far, so only decodes ever ask for more;
+    when none is left, a running sequence loses its blocks and goes back to its place in the queue:
+    the last one of the flow that holds the most. Its tokens are kept, so it goes on as if nothing
+    had happened.
+
+    Among flows it goes by what they get for their weight, whatever their numbers:
+
+    - Of a step each flow that can use anything gets something, and the step is not longer than the
+      lightest one's share allows (`share_step`). A flow's decodes that find no place take turns.
+    - A seat or blocks that are free go to the flow that has the fewest seats. If none are, the
+      flow that holds the most gives up its last sequences to one that waits in each step, as long
+      as it held more before than the other one does then. Nobody gives up its only one, but
+      those in the background to others.
+    - Whoever still lacks blocks is not passed by flows that hold more.
+
+    So a flow alone has everything, and nothing that others send keeps one from its share.
 
     ``max_num_seqs`` caps the running and importing sequences together, and so does the budget of
     tokens: each of them is in a step sooner or later. Held ones are in none and do not count.
@@ -86,10 +108,13 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, blocks: SequenceBlocks) -> None:
         self.blocks = blocks
+        self.step_cost = StepCost()
         # No more decodes than one step can take, or the last would never be in one.
         self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._sequences: dict[str, Sequence] = {}
+        self._flows = Flows()
+        self._num_steps = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.importing: dict[str, Sequence] = {}
@@ -106,22 +131,33 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self._sequences[sequence.sequence_id] = sequence
+        self._flows.add(sequence)
         self._queue(sequence)
 
     def schedule(self) -> ScheduledStep:
         """Choose the next step's batch. Blocks and queues change; token counts do not."""
+        self._num_steps += 1
         batch: list[ScheduledSequence] = []
         reserved: list[Sequence] = []
-        budget, num_preempted = self._schedule_decodes(batch)
-        for sequence in [s for s in self.running if s.is_prefilling]:
-            if not num_preempted:
-                budget = self._admit(batch, budget, reserved, before=sequence.priority)
-            if budget:
-                budget -= self._schedule_chunk(sequence, budget, batch)
+        victims = self._make_room() if self._flows.are_several else []
+        shares = self._share_step() if self._flows.are_several else None
+        budgets = self._schedule_decodes(batch, shares, victims)
         # Who was just preempted would be admitted at once and preempted again.
-        if not num_preempted:
-            self._admit(batch, budget, reserved)
-        return ScheduledStep(tuple(batch), tuple(reserved), num_preempted)
+        closed = {victim.flow for victim in victims}
+        prefills = [s for s in self.running if s.is_prefilling]
+        admits = set(self._flows_to_admit(closed) if prefills else ())
+        for sequence in prefills:
+            flow = sequence.flow
+            while flow in admits and self._admit(
+                flow, batch, budgets, reserved, before=sequence.priority
+            ):
+                pass
+            if budgets[flow]:
+                budgets[flow] -= self._schedule_chunk(sequence, budgets[flow], batch)
+        while (first := next(iter(self._flows_to_admit(closed)), None)) is not None:
+            if not self._admit(first, batch, budgets, reserved):
+                closed.add(first)
+        return ScheduledStep(tuple(batch), tuple(reserved), len(victims))
 
     def start_running(self, sequence: Sequence) -> None:
         """Let a sequence whose blocks are reserved take part in steps."""
@@ -152,59 +188,147 @@ class Scheduler:
         if sequence.block_ids:
             self.blocks.free(sequence)
         sequence.leave_steps(SequenceState.FINISHED)
+        self._flows.remove(sequence)
         del self._sequences[sequence.sequence_id]
 
     def has_work(self) -> bool:
         """Tell whether `schedule` would choose or admit anything."""
         return bool(self.running) or self._can_admit()
 
-    def _schedule_decodes(self, batch: list[ScheduledSequence]) -> tuple[int, int]:
-        """Give every decode its token; forced ones come out of what that leaves of the budget.
+    def _make_room(self) -> list[Sequence]:
+        """Let flows that hold much give to the one whose turn it is to be let in; return who gave.
+
+        To nobody else: what a later one were given, the first would take.
+        """
+        first, has_blocks = next(self._firsts(), (None, True))
+        if first is None or (has_blocks and self._has_seat()):
+            return []
+        victims = self._victims_for(first, self._holdings())
+        for victim in victims:
+            self._preempt(victim)
+        return victims
+
+    def _victims_for(self, sequence: Sequence, holdings: Holdings) -> list[Sequence]:
+        """Return who must give so that a sequence can be admitted; nobody if that is too much."""
+        flow, given = sequence.flow, list[Sequence]()
+        if not self._has_seat():
+            victim = seat_victim(holdings, self.running, flow)
+            if victim is None:
+                return []
+            holdings.give_up(victim)
+            given.append(victim)
+        num_blocks = self.blocks.num_blocks_for(len(sequence.token_ids))
+        more = block_victims(holdings, self.running, flow, num_blocks=num_blocks, first=given)
+        while not self.blocks.can_reserve(sequence, self._num_spare_blocks(given), given):
+            victim = next(more, None)
+            if victim is None:
+                return []
+            given.append(victim)
+        return given
+
+    def _share_step(self) -> dict[Flow, Share]:
+        """Deal the step out to the flows by what they could use of it."""
+        num_decodes, num_tokens, num_importing = Counter[Flow](), Counter[Flow](), Counter[Flow]()
+        for sequence in self.running:
+            if sequence.is_prefilling:
+                num_tokens[sequence.flow] += sequence.num_uncomputed_tokens
+            elif sequence.is_decoding:
+                num_decodes[sequence.flow] += 1
+        for sequence in self.importing.values():
+            num_importing[sequence.flow] += 1
+        if self._has_seat():
+            for sequence, has_blocks in self._firsts():
+                if has_blocks:
+                    line = itertools.islice(self._line(sequence.flow), MAX_FORESEEN)
+                    computed = (s for s in line if not s.is_import_pending)
+                    num_tokens[sequence.flow] += sum(len(s.token_ids) for s in computed)
+        demands = {}
+        for flow in self._flows:
+            last_decode, last_prefill = self._flows.last_steps(flow)
+            demands[flow] = Demand(
+                weight=self._flows.weight(flow),
+                last_decode=last_decode,
+                last_prefill=last_prefill,
+                num_decodes=num_decodes[flow],
+                num_prefill_tokens=num_tokens[flow],
+                num_importing=num_importing[flow],
+            )
+        return share_step(
+            demands,
+            self.step_cost,
+            max_num_seqs=self._max_num_seqs,
+            max_num_tokens=self._max_num_batched_tokens,
+        )
+
+    def _schedule_decodes(
+        self,
+        batch: list[ScheduledSequence],
+        shares: dict[Flow, Share] | None,
+        victims: list[Sequence],
+    ) -> Counter[Flow]:
+        """Give decodes their token; forced ones come out of what nobody has a share of.
+
+        Args:
+            batch: gets them.
+            shares: of the step; None for a flow that is alone.
+            victims: gets those who lost their blocks to a decode.
 
         Returns:
-            The tokens that are left, and how many sequences were preempted.
+            The tokens that each flow's prompts may have.
         """
-        num_preempted = 0
-        budget = self._max_num_batched_tokens - sum(s.is_decoding for s in self.running)
-        for sequence in self.running.copy():
-            # A victim of another sequence is no longer running; it ranks behind that one, so it is
-            # not in the batch yet.
-            if sequence.state is not SequenceState.RUNNING or not sequence.is_decoding:
-                continue
-            while self.blocks.needs_block(sequence):
-                if self.blocks.grow(sequence):
-                    continue
-                num_preempted += 1
-                if self._preempt_last() is sequence:
-                    break
-            else:
-                budget -= self._schedule_chunk(sequence, budget + 1, batch) - 1
-        return budget, num_preempted
+        decodes = [s for s in self.running if s.is_decoding]
+        budgets = Counter[Flow]()
+        if shares is not None:
+            decodes = self._take_turns(decodes, shares)
+            budgets.update({flow: share.num_prefill_tokens for flow, share in shares.items()})
+        spare = self._max_num_batched_tokens - len(decodes) - budgets.total()
+        for sequence in decodes:
+            while sequence.state is SequenceState.RUNNING and self.blocks.needs_block(sequence):
+                if not self.blocks.grow(sequence):
+                    victims.append(growth_victim(self._holdings(), self.running))
+                    self._preempt(victims[-1])
+        for sequence in decodes:
+            if sequence.state is SequenceState.RUNNING:
+                spare -= self._schedule_chunk(sequence, spare + 1, batch) - 1
+        if shares is None:
+            budgets.update(dict.fromkeys(self._flows, spare))
+        return budgets
+
+    def _take_turns(self, decodes: list[Sequence], shares: dict[Flow, Share]) -> list[Sequence]:
+        """Return as many of each flow's decodes as it has a share of: those that waited longest."""
+        left = {flow: share.num_decodes for flow, share in shares.items()}
+        chosen = []
+        for sequence in sorted(decodes, key=lambda s: (s.last_step, s.rank)):
+            if left[sequence.flow]:
+                left[sequence.flow] -= 1
+                chosen.append(sequence)
+        return sorted(chosen, key=_BY_RANK)
 
     def _schedule_chunk(
         self, sequence: Sequence, budget: int, batch: list[ScheduledSequence]
     ) -> int:
         missing = sequence.num_uncomputed_tokens
         num_new_tokens = min(missing, budget)
+        sequence.last_step = self._num_steps
+        is_prefill = sequence.is_prefilling
+        self._flows.note_step(sequence.flow, self._num_steps, is_prefill=is_prefill)
         batch.append(
             ScheduledSequence(
                 sequence,
                 first_token=sequence.num_launched_tokens,
                 num_new_tokens=num_new_tokens,
-                is_prefill=sequence.is_prefilling,
+                is_prefill=is_prefill,
                 samples=num_new_tokens == missing,
             )
         )
         return num_new_tokens
 
-    def _preempt_last(self) -> Sequence:
-        """Take the blocks of one sequence away. Only a decode asks, so there is always one."""
-        victim = next(s for s in reversed(self.running) if s.is_preemptible)
+    def _preempt(self, victim: Sequence) -> None:
+        """Take the blocks of a running sequence away."""
         self.running.remove(victim)
         self.blocks.free(victim)
         victim.state = SequenceState.WAITING
         self._queue(victim)
-        return victim
 
     def _queue(self, sequence: Sequence) -> None:
         """Let a sequence wait in front of all who rank behind it."""
@@ -212,65 +336,104 @@ class Scheduler:
 
     def _admit(
         self,
+        flow: Flow,
         batch: list[ScheduledSequence],
-        budget: int,
+        budgets: Counter[Flow],
         reserved: list[Sequence],
         *,
         before: float = math.inf,
-    ) -> int:
-        """Admit who waits with a priority number below `before`; return what is left of the budget.
+    ) -> bool:
+        """Admit the first of a flow that waits, if it has a priority number below `before`.
 
         Who gets blocks for the first time is put into `reserved`.
         """
-        while self.waiting and self.waiting[0].priority < before and self._has_seat():
-            sequence = self._first_in_line()
-            if sequence is None or sequence.priority >= before:
-                break
-            if sequence.num_unread_tokens or (not budget and not sequence.is_import_pending):
-                break
-            if not self.blocks.reserve(sequence, self._num_spare_blocks()):
-                break
-            self.waiting.remove(sequence)
-            if not sequence.was_reserved:
-                sequence.was_reserved = True
-                reserved.append(sequence)
-            if sequence.is_import_pending:
-                sequence.state = SequenceState.IMPORTING
-                self.importing[sequence.sequence_id] = sequence
-            else:
-                self.start_running(sequence)
-                budget -= self._schedule_chunk(sequence, budget, batch)
-        return budget
+        sequence = self._first_in_line(flow) if self._has_seat() else None
+        if sequence is None or sequence.priority >= before or sequence.num_unread_tokens:
+            return False
+        if not budgets[flow] and not sequence.is_import_pending:
+            return False
+        if not self.blocks.reserve(sequence, self._num_spare_blocks()):
+            return False
+        self.waiting.remove(sequence)
+        if not sequence.was_reserved:
+            sequence.was_reserved = True
+            reserved.append(sequence)
+        if sequence.is_import_pending:
+            sequence.state = SequenceState.IMPORTING
+            self.importing[sequence.sequence_id] = sequence
+        else:
+            self.start_running(sequence)
+            budgets[flow] -= self._schedule_chunk(sequence, budgets[flow], batch)
+        return True
+
+    def _flows_to_admit(self, closed: AbstractSet[Flow]) -> Iterable[Flow]:
+        """Return the flows that may admit somebody, whose turn it is first; not the closed ones."""
+        if not self.waiting or not self._has_seat():
+            return ()
+        if not self._flows.are_several:
+            return [flow for flow in self._flows if flow not in closed]
+        return (first.flow for first, has_blocks in self._firsts(closed) if has_blocks)
 
     def _can_admit(self) -> bool:
         if not self.waiting or not self._has_seat():
             return False
-        sequence = self._first_in_line()
-        if sequence is None or sequence.num_unread_tokens:
-            return False
-        return self.blocks.can_reserve(sequence, self._num_spare_blocks())
+        return any(has_blocks for _, has_blocks in self._firsts())
 
-    def _first_in_line(self) -> Sequence | None:
-        """Return the first that waits for nothing but blocks, a seat and budget.
+    def _firsts(self, closed: AbstractSet[Flow] = frozenset()) -> Iterator[tuple[Sequence, bool]]:
+        """Yield the first of each flow that waits, whose turn it is first, and if it finds blocks.
+
+        Who finds none is not passed by flows that hold more blocks than its own does.
+
+        Args:
+            closed: flows to leave out.
+        """
+        flows = [flow for flow in self._flows if flow not in closed]
+        holdings = self._holdings() if self._flows.are_several else None
+        if holdings is not None:
+            flows.sort(key=lambda flow: (holdings.seats(flow), max(self._flows.last_steps(flow))))
+        most = (True, math.inf)
+        for flow in flows:
+            if holdings is not None and holdings.blocks(flow) >= most:
+                continue
+            sequence = self._first_in_line(flow)
+            if sequence is None or sequence.num_unread_tokens:
+                continue
+            has_blocks = self.blocks.can_reserve(sequence, self._num_spare_blocks())
+            if not has_blocks and holdings is not None:
+                most = min(most, holdings.blocks(flow))
+            yield sequence, has_blocks
+
+    def _first_in_line(self, flow: Flow) -> Sequence | None:
+        """Return the first of a flow that waits for nothing but blocks, a seat and budget.
 
         Those with a prefix that another one is making let others pass: they will find it cached.
         """
-        line = itertools.islice(self.waiting, MAX_PASSED + 1)
+        line = itertools.islice(self._line(flow), MAX_PASSED + 1)
         return next((s for s in line if not self.blocks.should_wait(s)), None)
+
+    def _line(self, flow: Flow) -> Iterator[Sequence]:
+        """Return those of a flow that wait, in their order."""
+        if not self._flows.are_several:
+            return iter(self.waiting)
+        return (sequence for sequence in self.waiting if sequence.flow == flow)
+
+    def _holdings(self) -> Holdings:
+        return Holdings(self._flows, itertools.chain(self.running, self.importing.values()))
 
     def _has_seat(self) -> bool:
         return len(self.running) + len(self.importing) < self._max_num_seqs
 
-    def _num_spare_blocks(self) -> int:
+    def _num_spare_blocks(self, victims: SequenceOf[Sequence] = ()) -> int:
         """Blocks that an admission leaves free, so that it does not cause a preemption soon.
 
         Each running sequence asks for at most one block in block_size steps, but for what grammars
         force. With none running nothing is spared: else a sequence as large as the pool would wait
         for ever.
         """
-        if not self.running:
+        running = [sequence for sequence in self.running if sequence not in victims]
+        if not running:
             return 0
-        growing = sum(self.blocks.may_grow(sequence) for sequence in self.running)
+        growing = sum(self.blocks.may_grow(sequence) for sequence in running)
         return growing + self.blocks.pool.num_blocks // 100
 
     def check_invariants(self) -> None:
@@ -293,6 +456,7 @@ class Scheduler:
             self._check_sequence(sequence)
             for block_id in sequence.block_ids:
                 ref_counts[block_id] = ref_counts.get(block_id, 0) + 1
+        self._flows.check_invariants(queued)
         self.blocks.check_invariants(queued)
         self.blocks.pool.check_invariants(ref_counts)
 

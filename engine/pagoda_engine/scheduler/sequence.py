@@ -4,9 +4,20 @@ Knows tokens, lengths and block ids. Knows nothing of other sequences, of the po
 """
 
 import enum
+from typing import NamedTuple
 
 from pagoda_engine.sampling.sampling_state import SamplingState
 from pagoda_engine.sequence_request import SequenceRequest
+
+MAX_INTERACTIVE_PRIORITY = 1000
+"""Sequences with a higher number are in the background: those of batches."""
+
+
+class Flow(NamedTuple):
+    """Whose a sequence is: what flows get is fair, what is in one flow goes by rank."""
+
+    is_background: bool
+    tenant: bytes
 
 
 class SequenceState(enum.Enum):
@@ -28,8 +39,10 @@ class Sequence:
 
     Attributes:
         request: what the caller asked.
-        rank: (priority, arrival), smaller goes first: in the queue, in a step, and to keep blocks.
-            No two are equal.
+        rank: (priority, arrival), smaller goes first in its flow: in the queue, in a step, and to
+            keep blocks. No two are equal.
+        flow: whose it is.
+        last_step: the latest step that it was in; 0: none yet.
         state: see SequenceState.
         token_ids: prompt and output, also output of earlier attempts.
         num_prompt_tokens: ``token_ids[:num_prompt_tokens]`` is the prompt.
@@ -58,8 +71,10 @@ class Sequence:
     __slots__ = (
         "block_hashes",
         "block_ids",
+        "flow",
         "has_ended",
         "is_import_pending",
+        "last_step",
         "max_num_tokens",
         "num_announced_blocks",
         "num_cached_tokens",
@@ -93,6 +108,8 @@ class Sequence:
         num_prompt_tokens = len(request.prompt_token_ids)
         self.request = request
         self.rank = (request.priority, arrival)
+        self.flow = Flow(request.priority > MAX_INTERACTIVE_PRIORITY, request.tenant)
+        self.last_step = 0
         self.state = SequenceState.WAITING
         self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
         self.num_prompt_tokens = num_prompt_tokens
@@ -118,6 +135,11 @@ class Sequence:
     def sequence_id(self) -> str:
         """The caller's name for it."""
         return self.request.sequence_id
+
+    @property
+    def arrival(self) -> int:
+        """How many sequences the engine had been given up to this one."""
+        return self.rank[1]
 
     @property
     def priority(self) -> int:

@@ -3,6 +3,8 @@
 Knows sequences and the pool. Knows nothing of queues or budgets.
 """
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
@@ -39,11 +41,17 @@ class SequenceBlocks:
         """Return the blocks that this many computed tokens complete; at the end the last too."""
         return self.num_blocks_for(num_tokens) if is_last else num_tokens // self.block_size
 
-    def can_reserve(self, sequence: Sequence, num_spare_blocks: int) -> bool:
-        """Tell whether `reserve` would succeed. No side effect on the pool."""
+    def can_reserve(
+        self, sequence: Sequence, num_spare_blocks: int, victims: Iterable[Sequence] = ()
+    ) -> bool:
+        """Tell whether `reserve` would succeed, once the victims' blocks are free. No side effect.
+
+        It may find a longer prefix cached then, never a shorter one.
+        """
         hits = self._match(sequence)
         num_new = self.num_blocks_for(len(sequence.token_ids)) - len(hits)
-        return self.pool.num_allocatable(hits) >= num_new + num_spare_blocks
+        given_back = Counter(itertools.chain.from_iterable(v.block_ids for v in victims))
+        return self.pool.num_allocatable(hits, given_back) >= num_new + num_spare_blocks
 
     def reserve(self, sequence: Sequence, num_spare_blocks: int) -> bool:
         """Take blocks for all tokens of a sequence, sharing the longest cached prefix.

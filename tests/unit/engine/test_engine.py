@@ -410,3 +410,18 @@ def test_memory_is_flat_once_the_thread_is_warm(family: str, tmp_path: Path) -> 
         driver.run()
     grown = process.memory_info().rss - before
     assert grown < 10 * 2**20, f"{grown / 2**20:.0f} MiB"
+
+
+def test_who_lost_its_seat_takes_no_place_in_the_queue(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model, max_num_waiting=2, max_num_seqs=2)
+    for name in "ab":
+        driver.add(name, [1, 2, 3], tenant=b"many")
+    driver.step()
+    driver.add("c", [1, 2, 3], tenant=b"few")
+    driver.step()
+    assert driver.num_preempted == 1
+    for name in "de":
+        driver.add(name, [4, 5, 6], tenant=b"few")
+    with pytest.raises(QueueFullError):
+        driver.add("f", [4, 5, 6], tenant=b"few")
+    assert all(found.finish_reason for found in driver.run().values())

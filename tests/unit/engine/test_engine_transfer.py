@@ -185,3 +185,14 @@ def test_abort_leaves_the_others_alone(tiny_model: LoadedModel) -> None:
     driver.step()
     driver.engine.abort("a")
     assert driver.run()["b"].token_ids == greedy_tokens(tiny_model, OTHER)
+
+
+def test_an_import_hears_of_its_blocks_before_others_compute(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy())
+    driver.step()
+    driver.add("b", PROMPT[:9], sampling=greedy(), kv_source=KvSource.IMPORT)
+    result = driver.step()
+    assert [r.sequence_id for r in result.reserved] == ["b"]
+    assert not result.outputs
+    assert [o.sequence_id for o in driver.step().outputs] == ["a"]

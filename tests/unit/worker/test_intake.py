@@ -38,14 +38,19 @@ def make_message(num_tokens: int = 20, **fields: Any) -> generate_pb2.GenerateRe
 
 
 def check(
-    message: generate_pb2.GenerateRequest, *others: LiveSequence, num_waiting: int = 0
+    message: generate_pb2.GenerateRequest,
+    *others: LiveSequence,
+    num_waiting: int = 0,
+    num_waiting_of_tenant: int = 0,
+    max_num_waiting: int = 2,
 ) -> SequenceRequest | Refusal:
     return check_message(
         message,
         MODEL,
         others,
         num_waiting=num_waiting,
-        max_num_waiting=2,
+        num_waiting_of_tenant=num_waiting_of_tenant,
+        max_num_waiting=max_num_waiting,
         now=100.0,
         is_import=False,
         prefill_only=False,
@@ -91,3 +96,41 @@ def test_an_attempt_is_refused_while_a_later_one_lives(is_ending: bool, is_refus
     later = LiveSequence("r.0.1", "r", 0, 1, "g", Context(), 200.0, request, is_ending=is_ending)
 
     assert isinstance(check(make_message(), later), Refusal) is is_refused
+
+
+def test_the_queue_is_never_all_one_tenants() -> None:
+    """Each of three floods until it is refused; whoever comes then still finds a place."""
+    waiting = [0, 0, 0]
+    for i in range(3):
+        while isinstance(
+            check(
+                make_message(),
+                num_waiting=sum(waiting),
+                num_waiting_of_tenant=waiting[i],
+                max_num_waiting=256,
+            ),
+            SequenceRequest,
+        ):
+            waiting[i] += 1
+    assert waiting[0] == 205  # four fifths
+    assert isinstance(
+        check(make_message(), num_waiting=sum(waiting), max_num_waiting=256), SequenceRequest
+    )
+    refusal = check(make_message(), num_waiting=205, num_waiting_of_tenant=205, max_num_waiting=256)
+    assert isinstance(refusal, Refusal)
+    assert refusal.status == generate_pb2.ADMIT_STATUS_OVERLOADED
+    for part in ("205 sequences of its tenant", "51 of 256", "max_num_waiting"):
+        assert part in refusal.message
+
+
+def test_whose_it_is_and_what_it_weighs_reach_the_engine() -> None:
+    named = check(make_message(tenant=b"abc", weight=0.1))
+    unnamed = check(make_message())
+    assert isinstance(named, SequenceRequest)
+    assert isinstance(unnamed, SequenceRequest)
+    assert (named.tenant, named.weight) == (b"abc", 0.1)
+    assert (unnamed.tenant, unnamed.weight) == (b"", 1.0)
+    refusal = check(make_message(weight=-1.0))
+    assert isinstance(refusal, Refusal)
+    assert refusal.status == generate_pb2.ADMIT_STATUS_INVALID
+    assert "weight" in refusal.message

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pagoda_engine import StepStats
+from pagoda_engine import StepCost, StepStats
 
 DECAY = 0.995  # per step: a half-life of about 140 steps
 MIN_STEPS = 8
 REFIT_STEPS = 16  # a fit takes some 100 us, so `add` is content with one this many steps old
 MIN_PREFILL_TOKENS = 16
+PRIOR_BASE = StepCost().base / StepCost().per_decode  # decodes that take as long as an empty step
+PRIOR_WEIGHT = 1e-6  # of that, beside what was measured: it decides where all steps were as large
+MAX_SMALL_SEQUENCES = 2  # of steps that are remembered apart from larger ones
+SMALL_DECAY = 0.999  # of those, per larger step: a half-life of about 700 steps
 MAX_OUTLIER_RATIO = 8.0  # a step this many times slower than predicted says nothing of the model
 
 
@@ -57,17 +61,36 @@ class Rate:
         return self._amount / self._seconds if self._seconds else 0.0
 
 
+class _Sums:
+    """What a least-squares fit needs of steps; old ones count less and less."""
+
+    def __init__(self) -> None:
+        self.gram: npt.NDArray[np.float64] = np.zeros((3, 3))
+        self.moment: npt.NDArray[np.float64] = np.zeros(3)
+
+    def add(self, features: npt.NDArray[np.float64]) -> None:
+        """Count one step."""
+        self.fade(DECAY)
+        self.gram += np.outer(features, features)
+        self.moment += features
+
+    def fade(self, decay: float) -> None:
+        """Let what was counted count less."""
+        self.gram *= decay
+        self.moment *= decay
+
+
 class SpeedModel:
     """Prefill tokens per second and step time, online.
 
     Decode-only steps feed a least-squares fit whose coefficients cannot be negative (three of them,
-    so every subset is tried). Steps with prefill feed the prefill rate, less what their decodes are
-    predicted to cost.
+    so every subset is tried). Small ones are forgotten slowly by larger ones: while a large batch
+    runs there are none, and what one takes would be a guess from far away. Steps with prefill feed
+    the prefill rate, less what their decodes are predicted to cost.
     """
 
     def __init__(self) -> None:
-        self._gram: npt.NDArray[np.float64] = np.zeros((3, 3))
-        self._moment: npt.NDArray[np.float64] = np.zeros(3)
+        self._small, self._large = _Sums(), _Sums()
         self._num_steps = 0
         self._step_time = StepTime()
         self._num_unfitted_steps = 0
@@ -92,9 +115,13 @@ class SpeedModel:
             recent = self._recent_step_time()
             predicted = recent.predict(stats.num_sequences, stats.num_context_tokens)
             seconds = min(seconds, MAX_OUTLIER_RATIO * predicted) if predicted else seconds
+        is_small = stats.num_sequences <= MAX_SMALL_SEQUENCES
         features = np.array([1.0, stats.num_sequences, stats.num_context_tokens]) / seconds
-        self._gram = DECAY * self._gram + np.outer(features, features)
-        self._moment = DECAY * self._moment + features
+        if is_small:
+            self._small.add(features)
+        else:
+            self._large.add(features)
+            self._small.fade(SMALL_DECAY)
         self._num_steps += 1
         self._num_unfitted_steps += 1
 
@@ -111,15 +138,38 @@ class SpeedModel:
     def step_time(self) -> StepTime:
         """All zero until some steps were measured."""
         if self._num_unfitted_steps and self._num_steps >= MIN_STEPS:
-            self._step_time = StepTime(*_fit(self._gram, self._moment))
+            small, large = self._small, self._large
+            fitted = _fit(small.gram + large.gram, small.moment + large.moment)
+            self._step_time = StepTime(*fitted)
             self._num_unfitted_steps = 0
         return self._step_time
+
+    @property
+    def step_cost(self) -> StepCost | None:
+        """What the engine shares its steps by; None until some decodes were measured."""
+        time = self.step_time
+        if not time.predict(1, 1):
+            return None
+        gram = self._small.gram + self._large.gram
+        num_context_tokens = gram[1, 2] / gram[1, 1]  # of a decode, on average
+        per_decode = time.per_sequence + float(time.per_context_token * num_context_tokens)
+        prior = StepCost()
+        rate = self.prefill_tokens_per_second
+        return StepCost(
+            base=time.base,
+            per_decode=per_decode,
+            per_prefill_token=(
+                1 / rate if rate else per_decode * prior.per_prefill_token / prior.per_decode
+            ),
+        )
 
 
 def _fit(
     gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]
 ) -> tuple[float, float, float]:
     """Return the non-negative least-squares solution of ``gram x = moment``."""
+    prior = np.array([1.0, -PRIOR_BASE, 0.0])
+    gram = gram + PRIOR_WEIGHT * gram[0, 0] * np.outer(prior, prior)
     scale = 1.0 / np.sqrt(np.maximum(np.diag(gram), 1e-30))
     scaled = gram * np.outer(scale, scale) + 1e-9 * np.eye(3)
     target = moment * scale

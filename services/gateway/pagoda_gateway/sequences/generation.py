@@ -22,7 +22,7 @@ from pagoda_gateway.sequences.frames import FrameReceiver
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.sequences.placement import Placer
 from pagoda_gateway.sequences.replay import KeptOutput, replay
-from pagoda_gateway.sequences.request import RequestContext, RequestIdentity
+from pagoda_gateway.sequences.request import RequestContext, RequestIdentity, tenant_tag
 from pagoda_gateway.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class Generation:
             trace_context=self.context,
             opened=asyncio.Event(),
             on_route=self._note_route,
+            tenant_tag=tenant_tag(identity.tenant),
         )
 
     def add_sequence(self, sequence: OutputSequence) -> None:

@@ -210,6 +210,8 @@ class Placer:
             plan=plan,
             deadline_unix_seconds=context.deadline_unix_seconds,
             priority=context.priority,
+            tenant=context.tenant_tag,
+            weight=context.weight,
         )
         worker_id = placement.decode_worker_id
         try:

@@ -1,6 +1,7 @@
 """What all sequences of one request share: who asked for what, and until when."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,6 +14,13 @@ from pagoda_gateway.served_model import ServedModel
 
 EndpointName = Literal["chat.completions", "completions", "embeddings", "messages", "responses"]
 ServiceTier = Literal["default", "batch"]
+
+_TAG_BYTES = 8
+
+
+def tenant_tag(tenant: str) -> bytes:
+    """Return what workers know a tenant by: the same from every gateway, and not its name."""
+    return hashlib.blake2b(tenant.encode(), digest_size=_TAG_BYTES, person=b"pagoda.tag").digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,8 @@ class RequestContext:
         request_id: ours.
         model: whose workers are meant.
         priority: see `RequestIdentity`.
+        tenant_tag: whose it is, as workers are told, who share themselves among tenants.
+        weight: of the tenant's share of a worker, beside 1 of others.
         deadline_unix_seconds: nothing goes on after this.
         trace_context: of gateway.request.
         opened: set once the usage log has the request; no worker is asked before.
@@ -69,6 +79,8 @@ class RequestContext:
     trace_context: Context
     opened: asyncio.Event
     on_route: Callable[[OutputSequence, RouteResponse, float], None]
+    tenant_tag: bytes = b""
+    weight: float = 1.0
     cancel_reason: str = "client_disconnect"
     worker_ids: list[str] = field(default_factory=list)
     placements: "dict[int, asyncio.Future[RouteResponse | None]]" = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """The scheduler under random callers: every invariant after every step, every token at the end."""
 
 import random
+from collections import Counter
 
 import pytest
 from support.engine_driver import make_request
@@ -13,8 +14,12 @@ from pagoda_engine.scheduler import Sequence, SequenceState
 class RandomCaller:
     """Adds, aborts, imports and releases at random, and remembers what must come out."""
 
-    def __init__(self, seed: int, *, lag: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, seed: int, *, lag: int, enable_prefix_caching: bool, num_tenants: int = 1
+    ) -> None:
         self.rng = random.Random(seed)
+        self.tenants = [bytes([i]) for i in range(num_tenants)]
+        self.idle_steps: Counter[Sequence] = Counter()
         self.simulation = make_simulation(
             num_blocks=self.rng.choice([12, 16, 24]),
             max_num_seqs=self.rng.choice([2, 5, 9]),
@@ -41,11 +46,27 @@ class RandomCaller:
             for sequence in list(scheduler.held.values()):
                 if self.rng.random() < 0.3:
                     scheduler.finish(sequence)
-            self.simulation.step()
+            ready = [s for s in scheduler.running if s.is_prefilling or s.is_decoding]
+            scheduled = self.simulation.step()
+            self.check_turns(ready, {entry.sequence for entry in scheduled.batch})
             is_idle = not len(scheduler) and not self.simulation.in_flight
             if len(self.sequences) == num_sequences and is_idle:
                 return
         raise AssertionError(f"{len(scheduler)} sequences left after {max_steps} steps")
+
+    def check_turns(self, ready: list[Sequence], batch: set[Sequence]) -> None:
+        """Whoever could be in a step is in one soon, whatever other tenants have there."""
+        most = 2 * (len(self.tenants) + 1) * (len(ready) + 1)
+        for sequence in ready:
+            of_lower_number = any(
+                other.flow == sequence.flow and other.priority < sequence.priority
+                for other in batch
+            )
+            if sequence in batch or of_lower_number or sequence.state is not SequenceState.RUNNING:
+                self.idle_steps[sequence] = 0
+            elif not sequence.flow.is_background:
+                self.idle_steps[sequence] += 1
+                assert self.idle_steps[sequence] <= most
 
     def add(self) -> None:
         """Mostly a prompt that starts like an earlier one."""
@@ -55,6 +76,10 @@ class RandomCaller:
         prompt = prompt + [rng.randrange(49) for _ in range(rng.randint(0 if prompt else 1, 10))]
         self.prompts.append(prompt)
         kind = rng.random()
+        tenant = rng.choice(self.tenants)
+        priority = rng.choice([0, 0, 0, -2, 1])
+        if len(self.tenants) > 1:
+            priority = rng.choice([priority, priority, 1001])
         sequence_id = str(len(self.sequences))
         self.sequences[sequence_id] = self.simulation.add(
             make_request(
@@ -66,7 +91,9 @@ class RandomCaller:
                 kv_source=KvSource.IMPORT if kind < 0.25 else KvSource.COMPUTE,
                 prefill_only=0.2 < kind < 0.4,
                 token_mask=rng.choice([None, None, ForcesRuns(rng.choice([1, 4, 13]))]),
-                priority=rng.choice([0, 0, 0, -2, 1]),
+                priority=priority,
+                tenant=tenant,
+                weight=1.0 + 2.0 * (tenant == self.tenants[-1] != self.tenants[0]),
             )
         )
 
@@ -81,9 +108,14 @@ class RandomCaller:
 @pytest.mark.slow
 @pytest.mark.parametrize("enable_prefix_caching", [True, False], ids=["cached", "uncached"])
 @pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
-@pytest.mark.parametrize("seed", range(12))
-def test_random_runs_keep_every_invariant(seed: int, lag: int, enable_prefix_caching: bool) -> None:
-    caller = RandomCaller(seed, lag=lag, enable_prefix_caching=enable_prefix_caching)
+@pytest.mark.parametrize("num_tenants", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_runs_keep_every_invariant(
+    seed: int, num_tenants: int, lag: int, enable_prefix_caching: bool
+) -> None:
+    caller = RandomCaller(
+        seed, lag=lag, enable_prefix_caching=enable_prefix_caching, num_tenants=num_tenants
+    )
     caller.run(num_sequences=300, max_steps=6000)
     simulation = caller.simulation
     assert simulation.pool.num_free_blocks == simulation.config.num_blocks

@@ -121,6 +121,51 @@ def test_tiny_prefills_say_nothing_of_throughput() -> None:
     assert model.prefill_tokens_per_second == 0
 
 
+def test_steps_that_are_all_as_large_leave_the_usual_proportion() -> None:
+    """Else all of it might be the base: then a large step looks as short as a small one."""
+    model = SpeedModel()
+    for _ in range(50):
+        model.add(decode_step(64, 6400, 36e-3))
+    cost = model.step_cost
+    assert cost is not None
+    assert cost.of(num_decodes=64, num_prefill_tokens=0) == pytest.approx(36e-3, rel=0.02)
+    assert cost.base == pytest.approx(8 * cost.per_decode, rel=0.6)
+
+
+def test_a_small_step_is_remembered_while_only_large_ones_run() -> None:
+    """Step times bend: a line through sizes of 32 to 64 would say 5.9 ms of one sequence."""
+    model = SpeedModel()
+    for _ in range(100):
+        model.add(decode_step(1, 100, 3e-3))
+    rng = random.Random(4)
+    for _ in range(1000):
+        s = rng.randint(32, 64)
+        model.add(decode_step(s, 100 * s, 5.8e-3 + 0.08e-3 * s))
+    cost = model.step_cost
+    assert cost is not None
+    assert cost.of(num_decodes=1, num_prefill_tokens=0) == pytest.approx(3e-3, rel=0.1)
+    assert cost.of(num_decodes=64, num_prefill_tokens=0) == pytest.approx(10.9e-3, rel=0.15)
+
+
+def test_step_cost_has_a_decodes_context_and_the_prompts_rate() -> None:
+    model = SpeedModel()
+    assert model.step_cost is None
+    rng = random.Random(3)
+    for _ in range(200):
+        s = rng.randint(1, 32)
+        model.add(decode_step(s, 500 * s, 4e-3 + 2e-4 * s + 1e-7 * 500 * s))
+    cost = model.step_cost
+    assert cost is not None
+    assert cost.base == pytest.approx(4e-3, rel=0.02)
+    assert cost.per_decode == pytest.approx(2.5e-4, rel=0.02)
+    assert cost.per_prefill_token == pytest.approx(0.35 * cost.per_decode)
+    for _ in range(20):
+        model.add(prefill_step(500, 0.5))
+    cost = model.step_cost
+    assert cost is not None
+    assert cost.per_prefill_token == pytest.approx(1e-3, rel=0.01)
+
+
 def test_rate_weighs_by_amount() -> None:
     rate = Rate(decay=1.0)
     rate.add(1000, 1.0)

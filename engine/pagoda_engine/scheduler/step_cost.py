@@ -1,0 +1,24 @@
+"""How long a step takes, as far as the scheduler must know. Knows numbers only."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """A step takes base + per_decode * decodes + per_prefill_token * tokens of prompts.
+
+    Only what they are to each other matters, so the unit is whoever's who measured. The defaults
+    are about those of a CPU; they hold until something was measured.
+    """
+
+    base: float = 8.0
+    per_decode: float = 1.0
+    per_prefill_token: float = 0.35
+
+    def of(self, *, num_decodes: int, num_prefill_tokens: int) -> float:
+        """Return the time of a step."""
+        return self.base + self.work(num_decodes, num_prefill_tokens)
+
+    def work(self, num_decodes: int, num_prefill_tokens: int) -> float:
+        """Return what these make a step longer by."""
+        return self.per_decode * num_decodes + self.per_prefill_token * num_prefill_tokens
