@@ -12,6 +12,12 @@ from pagoda_gateway.accounts.database import open_database
 from pagoda_gateway.accounts.key_use import KeyUse
 from pagoda_gateway.accounts.keys import ApiKey, Authenticator
 from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.limits.counters import connected_counters
+from pagoda_gateway.accounts.limits.limiter import Limiter
+from pagoda_gateway.accounts.limits.prices import NothingPriced, Prices
+from pagoda_gateway.accounts.limits.reservation import Limits
+from pagoda_gateway.accounts.limits.spending import Spending
+from pagoda_gateway.accounts.limits.waiting_line import WaitingLines
 from pagoda_gateway.accounts.receipts import Receipts
 from pagoda_gateway.accounts.tenancy.changes import AccountChanges
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
@@ -87,6 +93,7 @@ class Gateway:
     authenticator: Authenticator
     key_use: KeyUse
     receipts: Receipts
+    limits: Limits
     files: FileStore
     batches: BatchStore
     admission: Admission
@@ -114,11 +121,14 @@ async def open_gateway(
     bus: Bus,
     health: Health,
     gateway_id: str,
+    prices: Prices | None = None,
 ) -> AsyncIterator[Gateway]:
     """Yield a gateway that receives frames and heartbeats and applies usage records.
 
     It is ready while a router and a decode worker with its own model are alive. While it is open,
     workers keep its sequences.
+
+    `prices`: None: nothing has a price.
 
     Raises:
         ModelFolderError: a model's text files cannot be used.
@@ -142,7 +152,14 @@ async def open_gateway(
     directory, frames = WorkerDirectory(), FrameReceiver()
     usage_log = UsageLog(bus, timeout_seconds=settings.usage_timeout_seconds)
     readiness = Readiness(health, common.served_model_name)
-    async with open_database(settings.ledger_address(common.home)) as database:
+    prices = prices or NothingPriced()
+    async with (
+        open_database(settings.ledger_address(common.home)) as database,
+        connected_counters(
+            settings.limits_address(common.redis_url),
+            timeout_seconds=settings.limits_timeout_seconds,
+        ) as counters,
+    ):
         ledger, changes = Ledger(database), AccountChanges(bus)
         tenancy = Tenancy.of(database, changes.announce)
         secret = settings.bootstrap_api_key.get_secret_value()
@@ -151,6 +168,13 @@ async def open_gateway(
         key_use = KeyUse(tenancy.api_keys.note_used)
         authenticator = Authenticator(tenancy.api_keys, on_use=key_use.note)
         changes.add_listener(authenticator.forget)
+        limiter = Limiter(
+            counters,
+            Spending(database, prices),
+            on_state=lambda problem: health.set_ready(
+                "limits", True, settings.described_without_limits(problem)
+            ),
+        )
         files = FileStore(database, _file_limits(settings))
         catalog = Catalog(directory, list(texts), on_change=readiness.on_decode_workers)
         directory.add_listener(frames.on_worker)
@@ -177,6 +201,13 @@ async def open_gateway(
             authenticator=authenticator,
             key_use=key_use,
             receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
+            limits=Limits(
+                limiter,
+                prices,
+                WaitingLines(settings.limit_queue_requests),
+                queue_seconds=settings.limit_queue_seconds,
+                is_open=settings.limits_without_redis == "open",
+            ),
             files=files,
             batches=BatchStore(ledger.database, files),
             admission=Admission(settings.max_requests_in_flight),
@@ -203,6 +234,7 @@ async def open_gateway(
             ):
                 stack.push_async_callback(subscription.unsubscribe)
             stack.push_async_callback(key_use.flush)
+            stack.push_async_callback(limiter.close)
             tasks = BackgroundTasks()
             stack.push_async_callback(tasks.close)
             own_status = slow_status(Role.ROLE_GATEWAY, gateway_id, new_epoch())
@@ -216,6 +248,8 @@ async def open_gateway(
             tasks.start(heartbeat.run(), name="heartbeat")
             tasks.start(watch.run(), name="silence watch")
             tasks.start(key_use.run(), name="use of keys")
+            has_tiers = await tenancy.tiers.are_there()
+            tasks.start(limiter.run(is_needed=has_tiers), name="limits")
             health.set_ready("gateway", True)
             yield gateway
 

@@ -40,3 +40,15 @@ BATCH_LINES = Counter("pagoda_batch_lines", "Lines of batches that got their ans
 SILENT_SEQUENCES = Counter(
     "pagoda_silent_sequences", "Attempts given up because no frame came and no worker had them"
 )
+LIMITED = Counter(
+    "pagoda_limited_requests",
+    "Requests refused because of a limit, by whose it was and which one",
+    ["scope", "dimension"],
+)
+LIMITED_WAITS = Counter(
+    "pagoda_limited_waits", "Requests that ran after they had waited for room in a limit"
+)
+LIMITS_FORGOTTEN = Counter(
+    "pagoda_limits_forgotten_holds",
+    "Holds that Redis never heard the end of, because it was away for too long",
+)

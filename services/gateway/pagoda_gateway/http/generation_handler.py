@@ -11,12 +11,14 @@ from typing import Generic
 from opentelemetry.trace import Span, set_span_in_context
 from starlette.requests import Request
 
+from pagoda_gateway.accounts.limits.reservation import LimitedRequest
 from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body import read_body
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.caller import Caller, caller_of
 from pagoda_gateway.http.generation_response import GenerationResponse
+from pagoda_gateway.http.limit_headers import note_limits
 from pagoda_gateway.http.request_telemetry import (
     describe_request,
     mark_failed,
@@ -62,6 +64,7 @@ class GenerationHandler(Generic[Sent, Body]):
                 held.enter_context(admission.slot(tenant))
                 translated = self._endpoint.translate(sent, tenant)
                 generation, processed = await self._process(translated.body, caller, span)
+                self._limit(generation, caller, request)
                 serializer = translated.serializer(processed, generation)
             is_stream = bool(translated.body.stream)
             return GenerationResponse(
@@ -110,6 +113,24 @@ class GenerationHandler(Generic[Sent, Body]):
         generation = self._generation(identity, model, processed, span, is_stream=is_stream)
         describe_request(generation, body)
         return generation, processed
+
+    def _limit(self, generation: Generation, caller: Caller, request: Request) -> None:
+        """Have the generation pass the limits of its key, if it has any."""
+        if not caller.key.scopes:
+            return
+        identity = generation.identity
+        generation.gate = self._gateway.limits.reservation(
+            caller.key,
+            LimitedRequest(
+                request_id=identity.request_id,
+                model=generation.model.name,
+                num_prompt_tokens=generation.num_prompt_tokens,
+                most_output_tokens=generation.most_output_tokens,
+                service_tier=identity.service_tier,
+                arrived_unix_seconds=identity.arrived_unix_seconds,
+            ),
+            lambda headers: note_limits(request.scope, headers),
+        )
 
     def _generation(
         self,

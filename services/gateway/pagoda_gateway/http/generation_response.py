@@ -105,6 +105,8 @@ class GenerationResponse(Response):
         else:
             outcome = "failed"
         record = generation.close_record(outcome)
+        if generation.gate is not None:
+            generation.gate.settle(generation.opened, record)
         if generation.is_opened:
             with stage_span("gateway.settle", generation.context):
                 await self._gateway.usage_log.close(record, generation.context)

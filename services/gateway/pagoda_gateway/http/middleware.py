@@ -14,6 +14,7 @@ from pagoda_gateway.errors import GatewayError, InternalError
 from pagoda_gateway.http.caller import Caller
 from pagoda_gateway.http.error_shape import error_body
 from pagoda_gateway.http.ignored_fields import IGNORED_HEADER, ignored_of
+from pagoda_gateway.http.limit_headers import limits_of
 from pagoda_gateway.http.wire import send_error
 from pagoda_runtime.identity import new_request_id
 
@@ -65,6 +66,8 @@ class RequestMiddleware:
                 named["x-pagoda-request-id"] = request_id
                 if ignored := ignored_of(scope):
                     named[IGNORED_HEADER] = ignored
+                for name, value in limits_of(scope).items():
+                    named[name] = value
             await send(message)
 
         arrived = time.time()
