@@ -14,6 +14,7 @@ import orjson
 from pydantic import SecretStr
 
 from pagoda.rpc.v1.status_pb2 import WorkerStatus
+from pagoda_gateway.accounts.limits.prices import Prices
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.gateway import Gateway, open_gateway
 from pagoda_gateway.http.app import make_app
@@ -116,7 +117,13 @@ async def heard_of(directory: WorkerDirectory, worker_id: str, *, gone: bool = F
 
 @contextlib.asynccontextmanager
 async def running_gateway(
-    common: CommonSettings, bus: Bus, model_folder: Path, worker: ScriptedWorker, **settings: Any
+    common: CommonSettings,
+    bus: Bus,
+    model_folder: Path,
+    worker: ScriptedWorker,
+    *,
+    prices: Prices | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start a gateway that serves `worker`; `bus` is the worker's and the router's connection."""
     common = common.model_copy(update={"model_name": "tiny"})
@@ -135,6 +142,7 @@ async def running_gateway(
             bus=gateway_bus,
             health=Health(),
             gateway_id=new_worker_id("gateway"),
+            prices=prices,
         ) as gateway,
         batches_in_background(gateway, app := make_app(gateway)),
         http_server(app, listener),

@@ -37,9 +37,7 @@ KEY = {"requests_per_minute": 6, "concurrent_requests": 3, "daily_budget_micros"
 
 def key_named(name: str) -> ApiKey:
     made = key_with(key=KEY, tenant=TENANT, organisation=ORGANISATION)
-    own = tuple(
-        s if s.kind != "key" else type(s)("key", name, **KEY) for s in made.scopes
-    )
+    own = tuple(s if s.kind != "key" else type(s)("key", name, **KEY) for s in made.scopes)
     return ApiKey(name, made.tenant, organisation=made.organisation, scopes=own)
 
 
@@ -52,6 +50,8 @@ class Request:
     tokens: int  # reserved, then used
     is_live: bool = True
     is_in_ledger: bool = False
+    is_orphan: bool = False  # its gateway died
+    is_forgotten: bool = False  # and then Redis lost its windows: the ledger has money alone
 
 
 @dataclass
@@ -61,8 +61,10 @@ class Model:
     requests: list[Request] = field(default_factory=list)
 
     def usage(self, scope: str, now: float) -> dict[str, int]:
-        own = [r for r in self.requests if scope in ("tenant", "organisation", r.hold.key.api_key_id)]
-        minute = [r for r in own if r.at > now - 60]
+        own = [
+            r for r in self.requests if scope in ("tenant", "organisation", r.hold.key.api_key_id)
+        ]
+        minute = [r for r in own if r.at > now - 60 and not r.is_forgotten]
         day = [r for r in own if r.at // 86_400 == now // 86_400]
         return {
             "requests_per_minute": len(minute),
@@ -98,7 +100,9 @@ class Model:
                         if now - 61.001 < r.at <= now - 60
                         and scope in ("tenant", "organisation", r.hold.key.api_key_id)
                     ]  # fmt: skip
-                    amount += len(older) if "requests" in dimension else sum(r.tokens for r in older)
+                    amount += (
+                        len(older) if "requests" in dimension else sum(r.tokens for r in older)
+                    )
                 if amount + need[dimension] > limit:
                     return False
         return True
@@ -150,6 +154,8 @@ async def test_no_limit_is_exceeded_and_nothing_stays_held(
                     await in_ledger(database, request)
         elif has_faults and action < 0.9:
             await client.flushall()
+            for request in model.requests:
+                request.is_forgotten = request.is_orphan
             for limiter in limiters:  # within their tick
                 await limiter.tick()
         elif has_faults and action < 0.92:
@@ -159,6 +165,7 @@ async def test_no_limit_is_exceeded_and_nothing_stays_held(
                 if owners[request.hold.request_id] is dead:
                     # Records of what it began are in the ledger, and nobody ends them yet.
                     await in_ledger(database, request)
+                    request.is_orphan = True
                     owners[request.hold.request_id] = limiters[-1]
                     if request.is_live:
                         # Its clients are gone; what they were billed is known later.

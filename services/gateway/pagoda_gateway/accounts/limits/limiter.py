@@ -226,6 +226,7 @@ class Limiter:
         name, since_ms, now_ms = await self._counters.generation()
         if name != self._generation:
             await self._counters.check_policy()
+        if name != self._generation:  # nobody else has found it out meanwhile
             if self._generation is not None:
                 logger.warning("Redis has lost the counters of limits: they are made anew")
             self._generation = name
