@@ -175,6 +175,7 @@ async def open_gateway(
                 "limits", True, settings.described_without_limits(problem)
             ),
         )
+        changes.add_listener(limiter.hear)
         files = FileStore(database, _file_limits(settings))
         catalog = Catalog(directory, list(texts), on_change=readiness.on_decode_workers)
         directory.add_listener(frames.on_worker)

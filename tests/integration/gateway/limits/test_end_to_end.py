@@ -120,6 +120,8 @@ async def replicas(
                 )
                 for worker in workers
             ]  # fmt: skip
+            for running in (first, second):
+                running.gateway.limits.limiter._grace_seconds = 0.2
             yield Replicas(first, second, workers, redis)
 
 
@@ -404,6 +406,7 @@ async def test_without_redis(
                 admin_key=ADMIN_KEY, limits_without_redis=mode, limits_timeout_seconds=0.2,
             ) as running,
         ):  # fmt: skip
+            running.gateway.limits.limiter._grace_seconds = 0.2
             replicas = Replicas(running, running, [worker], redis)
             limited, free = await replicas.client(requests_per_minute=3), await replicas.client()
             assert (await limited.ask()).status_code == 200

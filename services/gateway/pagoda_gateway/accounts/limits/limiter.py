@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway import metrics
 from pagoda_gateway.accounts.limits.counters import Answer, Counters, CountersError, Lost
 from pagoda_gateway.accounts.limits.hold import Amount, Hold, scope_name
@@ -76,6 +77,11 @@ class Limiter:
         self._needed = asyncio.Event()
         self._problem = ""
 
+    def hear(self, change: AccountChange) -> None:
+        """Be ready when somebody is given limits: new counters let nobody in at once."""
+        if change.tier:
+            self._needed.set()
+
     @property
     def num_live(self) -> int:
         """Requests that hold something."""
@@ -123,7 +129,7 @@ class Limiter:
     async def run(self, *, is_needed: bool) -> None:
         """Say what happened, at once, and keep leases, until cancelled.
 
-        `is_needed`: somebody has limits; else the first request of such a one begins it.
+        `is_needed`: there are limits; else it begins when it hears of some.
         """
         if not is_needed:
             await self._needed.wait()

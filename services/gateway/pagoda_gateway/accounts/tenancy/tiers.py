@@ -38,7 +38,9 @@ class Tiers:
             ConflictError: its id is taken.
         """
         values = {**limits, "tier": tier, "created_unix_seconds": self._clock()}
-        return await self.records.create(values)
+        row = await self.records.create(values)
+        await self._announce(AccountChange(tier=tier))
+        return row
 
     async def page(self, *, after: str = "", limit: int = 100) -> Page:
         """Return some."""
