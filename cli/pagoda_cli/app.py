@@ -18,6 +18,8 @@ COMMANDS = {
     "trace": ("pagoda_cli.trace.command:trace", "Show where one request's time went."),
     "keys": ("pagoda_cli.admin.keys:app", "Create, list, rotate and revoke API keys."),
     "tenants": ("pagoda_cli.admin.tenants:app", "Create and list tenants."),
+    "organisations": ("pagoda_cli.admin.organisations:app", "Create and list organisations."),
+    "tiers": ("pagoda_cli.admin.tiers:app", "Create, list and change sets of limits."),
     "bench": ("pagoda_cli.bench.command:bench", "Measure a running system."),
 }
 

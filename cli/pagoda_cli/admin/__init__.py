@@ -1,1 +1,4 @@
-"""`pagoda keys` and `pagoda tenants`: who may use a system. Knows /admin, and no Pagoda service."""
+"""`pagoda keys`, `tenants`, `organisations` and `tiers`: who may use a system, and how much of it.
+
+Knows /admin, and no Pagoda service.
+"""
