@@ -134,7 +134,7 @@ class GatewaySettings(ServiceSettings):
         "limits (503), open lets them run and counts them later.",
     )
     limits_timeout_seconds: float = Field(
-        0.5, gt=0, description="Deadline of one question to the Redis of the limits."
+        2.0, gt=0, description="Deadline of one question to the Redis of the limits."
     )
     limit_queue_requests: int = Field(
         64,

@@ -85,10 +85,14 @@ end
 
 local function count_money(state, hold, sign)
   if state.seeded ~= 1 or hold.status == 'void' then return end
-  local part = hold.status == 'settled' and '_spent' or '_held'
-  local day = day_of(hold.at)
-  for name, is_now in pairs({day = day == state.day, month = month_of(day) == state.month}) do
-    if is_now then state[name .. part] = state[name .. part] + sign * hold.micros end
+  local amount, day = sign * hold.micros, day_of(hold.at)
+  local is_today, is_this_month = day == state.day, month_of(day) == state.month
+  if hold.status == 'settled' then
+    if is_today then state.day_spent = state.day_spent + amount end
+    if is_this_month then state.month_spent = state.month_spent + amount end
+  else
+    if is_today then state.day_held = state.day_held + amount end
+    if is_this_month then state.month_held = state.month_held + amount end
   end
 end
 
@@ -283,8 +287,9 @@ function operations.renew()
         count(hold, -1)
         hold.tokens, hold.micros = tokens, micros
         count(hold, 1)
+        redis.call('HSET', base .. ':held', id, cmsgpack.pack(hold))
       end
-      keep(id, hold, arguments.lease_ms)
+      redis.call('ZADD', base .. ':leases', now + arguments.lease_ms, id)
     end
   end
   reap()
