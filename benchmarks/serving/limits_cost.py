@@ -106,7 +106,7 @@ def through(gateway: GatewayAlone, keys: dict[str, str], load: StreamLoad, repea
             times = uvloop.run(through_gateway(endpoint, PROMPT, load))
             cpu[name] += cpu_seconds(gateway.gateway_pid) - before
             ttft[name] += [a.events()[0][0] - a.started for a in times.answers]
-            assert not times.num_failed, name
+            assert not times.num_failed, (name, times.num_failed)
     for name in keys:
         row = {
             "streams": load.num_streams,

@@ -82,7 +82,7 @@ class Model:
                     assert amount <= limits[dimension], (scope, dimension, amount)
 
     def fits_easily(self, key: ApiKey, tokens: int, now: float) -> bool:
-        """Whether a request fits even if what left the window in the last second was there still."""
+        """Whether a request fits even if what left the window a second ago was in it still."""
         for scope in ("organisation", "tenant", key.api_key_id):
             limits = {"organisation": ORGANISATION, "tenant": TENANT}.get(scope, KEY)
             used = self.usage(scope, now)

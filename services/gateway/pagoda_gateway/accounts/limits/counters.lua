@@ -231,19 +231,17 @@ end
 
 -- Take all of a hold, or nothing. {'new'}: the organisation is not open. {'seed', scope}: nobody
 -- has said what that scope spent. {'void'}: the request has been given up.
-function operations.reserve()
-  if redis.call('EXISTS', base) == 0 then return {'new'} end
-  reap()
-  local held = find(arguments.id)
+local function reserve(item)
+  local held = find(item.id)
   if held and held.status == 'void' then return {'void'} end
-  if held and held.status == 'live' then return {'taken', held.at, {}, usages(arguments.scopes)} end
+  if held and held.status == 'live' then return {'taken', held.at, {}, usages(item.scopes)} end
   -- A line of a batch comes again under its id after its gateway was killed.
   local lost = held and held.status == 'lost' and held
   if lost then count(lost, -1) end
   refusals = {}
   local hold = {status = 'live', scopes = {}, budgets = {}, at = now, requests = 1,
-                tokens = arguments.tokens, micros = arguments.micros}
-  for number, scope in ipairs(arguments.scopes) do
+                tokens = item.tokens, micros = item.micros}
+  for number, scope in ipairs(item.scopes) do
     local state = load(scope.name)
     hold.scopes[number] = scope.name
     if scope.day or scope.month then
@@ -265,12 +263,22 @@ function operations.reserve()
   end
   if #refusals > 0 then
     if lost then count(lost, 1) end
-    return {'refused', now, refusals, usages(arguments.scopes)}
+    return {'refused', now, refusals, usages(item.scopes)}
   end
   count(hold, 1)
-  if lost then redis.call('ZREM', base .. ':unsettled', arguments.id) end
-  keep(arguments.id, hold, arguments.lease_ms)
-  return {'taken', now, {}, usages(arguments.scopes)}
+  if lost then redis.call('ZREM', base .. ':unsettled', item.id) end
+  keep(item.id, hold, arguments.lease_ms)
+  return {'taken', now, {}, usages(item.scopes)}
+end
+
+-- Take holds, each by itself.
+function operations.reserve()
+  local replies, is_open = {}, redis.call('EXISTS', base) == 1
+  if is_open then reap() end
+  for index, item in ipairs(arguments.items) do
+    replies[index] = is_open and reserve(item) or {'new'}
+  end
+  return replies
 end
 
 -- Prolong leases, and give back what live requests can no longer use: items of {id, tokens,

@@ -4,6 +4,7 @@ Fails fast: one deadline for each call, and no call at all while Redis is known 
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,14 +20,18 @@ from redis.exceptions import RedisError
 
 from pagoda_gateway.accounts.limit_scope import LimitScope
 from pagoda_gateway.accounts.limits.hold import Hold, scope_name
+from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_runtime.tasks.breaker import Breaker
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "pagoda:limits:"
 SCRIPT = Path(__file__).with_name("counters.lua")
 LEASE_SECONDS = 10.0
 FORGET_SECONDS = 600.0  # of what was settled and waits for counters to be seeded
 BREAKER_SECONDS = 1.0
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 16  # one for each organisation that is asked for, and the background
+RESERVE_AT_ONCE = 64
 
 Dimension = Literal["requests", "tokens", "running", "day", "month"]
 _LIMITS: dict[Dimension, str] = {
@@ -106,6 +111,9 @@ class Lost:
     micros: int
 
 
+_Waiting = tuple[Hold, "asyncio.Future[Answer]"]
+
+
 class Counters:
     """Talks to Redis. Every call raises CountersError where Redis does not do what it should."""
 
@@ -130,6 +138,12 @@ class Counters:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._breaker = breaker or Breaker(open_seconds=BREAKER_SECONDS)
+        self._waiting: dict[str, list[_Waiting]] = {}  # by organisation; each has a task
+        self._tasks = BackgroundTasks()
+
+    async def close(self) -> None:
+        """Leave those who still wait without an answer."""
+        await self._tasks.close()
 
     async def check_policy(self) -> None:
         """Raise CountersError if this Redis evicts keys that have no time to live."""
@@ -148,27 +162,18 @@ class Counters:
         return name.decode(), int(name.partition(b"-")[0]), now
 
     async def reserve(self, hold: Hold) -> Answer:
-        """Take all of a hold, or nothing. Repeatable."""
-        scopes = hold.key.scopes
-        reply = await self._call(
-            hold.organisation,
-            "reserve",
-            id=hold.request_id,
-            tokens=hold.amount.tokens,
-            micros=hold.amount.micros,
-            scopes=[_limits_of(scope) for scope in scopes],
-        )
-        kind = reply[0].decode()
-        if kind == "seed":
-            return Answer(kind, scope=reply[1].decode())
-        if len(reply) == 1:
-            return Answer(kind)
-        return Answer(
-            kind,
-            at_ms=reply[1],
-            excesses=tuple(_excess(scopes, excess) for excess in reply[2]),
-            usages=tuple(Usage(*usage) for usage in reply[3]),
-        )
+        """Take all of a hold, or nothing. Repeatable.
+
+        Those of an organisation that come while one is asked for go together.
+        """
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        organisation = hold.organisation
+        if organisation in self._waiting:
+            self._waiting[organisation].append((hold, answer))
+        else:
+            self._waiting[organisation] = [(hold, answer)]
+            self._tasks.start(self._reserve_all(organisation), name="limits")
+        return await answer
 
     async def renew(self, organisation: str, holds: Sequence[Hold]) -> list[str]:
         """Prolong the leases of live holds, with what they hold now; return unknown ids."""
@@ -200,6 +205,47 @@ class Counters:
         """Return what scopes use now."""
         limits = [_limits_of(scope) for scope in scopes]
         return [Usage(*usage) for usage in await self._call(organisation, "usage", scopes=limits)]
+
+    async def _reserve_all(self, organisation: str) -> None:
+        """Ask for those who wait, until nobody does."""
+        waiting = self._waiting[organisation]
+        try:
+            while waiting:
+                some = [one for one in waiting[:RESERVE_AT_ONCE] if not one[1].done()]
+                del waiting[:RESERVE_AT_ONCE]
+                if some:
+                    await self._reserve(organisation, some)
+        finally:
+            del self._waiting[organisation]
+            for _, answer in waiting:  # this gateway is closing
+                answer.cancel()
+
+    async def _reserve(self, organisation: str, some: Sequence[_Waiting]) -> None:
+        items = [
+            {
+                "id": hold.request_id,
+                "tokens": hold.amount.tokens,
+                "micros": hold.amount.micros,
+                "scopes": [_limits_of(scope) for scope in hold.key.scopes],
+            }
+            for hold, _ in some
+        ]
+        try:
+            replies = await self._call(organisation, "reserve", items=items)
+            answers = [
+                _answer(hold.key.scopes, reply)
+                for (hold, _), reply in zip(some, replies, strict=True)
+            ]
+        except Exception as error:  # all who wait have to hear of it
+            if not isinstance(error, CountersError):
+                logger.exception("the counters' answer cannot be understood")
+            for _, waiting in some:
+                if not waiting.done():
+                    waiting.set_exception(CountersError(str(error)))
+            return
+        for (_, waiting), answer in zip(some, answers, strict=True):
+            if not waiting.done():  # who asked may have gone
+                waiting.set_result(answer)
 
     async def _call(self, organisation: str, operation: str, **arguments: Any) -> Any:
         arguments["lease_ms"] = int(1000 * LEASE_SECONDS)
@@ -236,9 +282,11 @@ async def connected_counters(url: str, *, timeout_seconds: float) -> AsyncIterat
         retry=Retry(NoBackoff(), 0),
     )
     redis = Redis.from_pool(pool)
+    counters = Counters(redis, timeout_seconds=timeout_seconds)
     try:
-        yield Counters(redis, timeout_seconds=timeout_seconds)
+        yield counters
     finally:
+        await counters.close()
         await redis.aclose()
 
 
@@ -252,6 +300,20 @@ def _limits_of(scope: LimitScope) -> dict[str, Any]:
     limits = {dimension: limit_of(scope, dimension) for dimension in _LIMITS}
     given = {str(name): limit for name, limit in limits.items() if limit is not None}
     return {"name": scope_name(scope), **given}
+
+
+def _answer(scopes: Sequence[LimitScope], reply: Sequence[Any]) -> Answer:
+    kind = reply[0].decode()
+    if kind == "seed":
+        return Answer(kind, scope=reply[1].decode())
+    if len(reply) == 1:
+        return Answer(kind)
+    return Answer(
+        kind,
+        at_ms=reply[1],
+        excesses=tuple(_excess(scopes, excess) for excess in reply[2]),
+        usages=tuple(Usage(*usage) for usage in reply[3]),
+    )
 
 
 def _excess(scopes: Sequence[LimitScope], reply: Sequence[Any]) -> Excess:
