@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ async def replicas(
                 await stack.enter_async_context(
                     running_gateway(
                         common, bus, model_folder, worker, prices=TokenPrices(),
-                        admin_key=ADMIN_KEY, keepalive_seconds=0.05, limit_queue_requests=2,
+                        admin_key=ADMIN_KEY, keepalive_seconds=0.4, limit_queue_requests=2,
                         limit_queue_seconds=5.0,
                     )
                 )
@@ -188,6 +189,33 @@ async def test_requests_per_minute_on_both(replicas: Replicas, where: str) -> No
     assert "requests per minute: limit 3, used 3, requested 1" in error["message"]
     assert 55 <= int(answer.headers["retry-after"]) <= 61
     assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": "hello", "max_tokens": 4}),
+        ("embeddings", {"input": "hello"}),
+        ("responses", {"input": "hello", "max_output_tokens": 4}),
+        ("messages", {"messages": CHAT["messages"], "max_tokens": 4}),
+    ],
+)
+async def test_every_endpoint_is_limited(
+    replicas: Replicas, path: str, body: dict[str, Any]
+) -> None:
+    client = await replicas.client(requests_per_minute=1)
+
+    async def post() -> httpx.Response:
+        http = replicas.first.http
+        return await http.post(
+            f"/v1/{path}", json={"model": "tiny", **body}, headers=client.headers
+        )
+
+    first, second = await post(), await post()
+    assert (first.status_code, second.status_code) == (200, 429), first.text
+    assert first.headers["x-ratelimit-remaining-requests"] == "0"
+    assert "requests per minute: limit 1" in second.json()["error"]["message"]
+    assert "retry-after" in second.headers
 
 
 async def test_official_client_understands_it(replicas: Replicas) -> None:
@@ -392,9 +420,10 @@ async def test_batch_lines_wait_for_rates_and_end_with_a_budget(replicas: Replic
         }
 
 
+@pytest.mark.parametrize("outage", ["gone", "silent"])
 @pytest.mark.parametrize("mode", ["closed", "open"])
 async def test_without_redis(
-    mode: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str, outage: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limiter, "TICK_SECONDS", 0.1)
     with nats_server(tmp_path) as nats, redis_server(tmp_path) as redis:
@@ -410,7 +439,12 @@ async def test_without_redis(
             replicas = Replicas(running, running, [worker], redis)
             limited, free = await replicas.client(requests_per_minute=3), await replicas.client()
             assert (await limited.ask()).status_code == 200
-            redis.stop(kill=True)
+            process = redis.process
+            assert process is not None
+            if outage == "gone":
+                redis.stop(kill=True)
+            else:
+                process.send_signal(signal.SIGSTOP)
             answer = await limited.ask()
             assert answer.status_code == (503 if mode == "closed" else 200)
             assert (await free.ask()).status_code == 200
@@ -418,7 +452,10 @@ async def test_without_redis(
             state = ready["components"]["limits"]
             assert state["ready"]
             assert ("get 503" if mode == "closed" else "run uncounted") in state["detail"]
-            redis.start()
+            if outage == "gone":
+                redis.start()
+            else:
+                process.send_signal(signal.SIGCONT)
             async with asyncio.timeout(10):
                 while running.gateway.health.report()["components"]["limits"]["detail"]:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)

@@ -303,6 +303,7 @@ class Limiter:
     def _end(self, hold: Hold, status: Any, used: Amount) -> None:
         self._holds.pop(hold.request_id, None)
         hold.status, hold.amount, hold.ended_seconds = status, used, self._clock()
+        hold.most = lambda: used  # it is remembered for a while: not with all of its request
         if status == "settled":
             self._settled[hold.request_id] = hold
             if len(self._settled) > MAX_REMEMBERED:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -85,13 +86,16 @@ class Reservation:
         key: ApiKey,
         request: LimitedRequest,
         on_headers: Callable[[dict[str, str]], None],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Take nothing yet."""
+        self._clock = clock
         self.stage = "limits"  # what the request waits for
         self._limits = limits
         self._key = key
         self._request = request
         self._on_headers = on_headers
+        self._tried_unix_seconds = request.arrived_unix_seconds
         self._hold = Hold(request.request_id, key, self._most(), self._most)
         self._is_held = False
 
@@ -143,7 +147,7 @@ class Reservation:
             num_prompt_tokens=request.num_prompt_tokens,
             num_output_tokens=num_output_tokens,
             service_tier=request.service_tier,
-            at=request.arrived_unix_seconds,
+            at=self._tried_unix_seconds,
         )
         return Amount(request.num_prompt_tokens + num_output_tokens, micros)
 
@@ -183,6 +187,8 @@ class Reservation:
 
     async def _try(self) -> tuple[Excess, ...]:
         """Take all, or return why not."""
+        self._tried_unix_seconds = self._clock()
+        self._hold.amount = self._most()  # it may have waited for other prices
         answer = await self._limits.limiter.take(self._hold)
         self._on_headers(rate_headers(self._key.scopes, answer.usages))
         if answer.excesses:
