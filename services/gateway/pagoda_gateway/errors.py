@@ -195,20 +195,22 @@ class RateLimitError(GatewayError):
         self,
         message: str,
         *,
-        kind: str,
+        param: str | None = None,
         retry_after_seconds: float | None = None,
+        kind: str = "",
         should_retry: bool = True,
     ) -> None:
         """Keep what the error body needs.
 
         Args:
             message: whose limit, what is used, what to do.
-            kind: OpenAI's `type`: what there is too much of.
-            retry_after_seconds: when the request fits, if nobody else asks; None: nobody knows.
+            param: the request's field.
+            retry_after_seconds: when the request fits, if nobody else asks; None: never.
+            kind: OpenAI's `type`: what there is too much of; "": as the class says.
             should_retry: whether a client should try by itself, as OpenAI's clients do.
         """
-        super().__init__(message, retry_after_seconds=retry_after_seconds)
-        self.kind = kind
+        super().__init__(message, param=param, retry_after_seconds=retry_after_seconds)
+        self.kind = kind or self.kind
         self._should_retry = should_retry
 
     def headers(self) -> dict[str, str]:
@@ -219,6 +221,7 @@ class RateLimitError(GatewayError):
 class QuotaError(RateLimitError):
     """A budget is used up."""
 
+    kind = "insufficient_quota"
     code = "insufficient_quota"
 
 

@@ -251,6 +251,7 @@ async def open_gateway(
             tasks.start(key_use.run(), name="use of keys")
             has_tiers = await tenancy.tiers.are_there()
             tasks.start(limiter.run(is_needed=has_tiers), name="limits")
+            health.set_ready("limits", True)
             health.set_ready("gateway", True)
             yield gateway
 
