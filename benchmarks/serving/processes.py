@@ -106,8 +106,12 @@ def gateway_alone(
     max_model_len: int = 1 << 20,
     trace_dir: Path | None = None,
     first_at_once: bool = False,
+    further: Mapping[str, str] | None = None,
 ) -> Iterator[GatewayAlone]:
-    """Start NATS, a gateway and the null worker; no router, no Redis, no engine."""
+    """Start NATS, a gateway and the null worker; no router, no Redis, no engine.
+
+    `further`: settings of the gateway.
+    """
     home.mkdir(parents=True, exist_ok=True)
     nats_port, port, token = pick_port(()), pick_port(()), secrets.token_hex(8)
     key = f"sk-pagoda-{secrets.token_hex(16)}"
@@ -133,7 +137,11 @@ def gateway_alone(
         nats_process = stack.enter_context(started(home / "nats.log", nats, {}))
         wait_until(lambda: listens(nats_port), nats_process, home / "nats.log")
         gateway = stack.enter_context(
-            started(home / "gateway.log", [python, "-m", "pagoda_gateway"], variables)
+            started(
+                home / "gateway.log",
+                [python, "-m", "pagoda_gateway"],
+                variables | dict(further or {}),
+            )
         )
         null_worker = stack.enter_context(
             started(home / "worker.log", worker, variables, has_output=True)

@@ -24,6 +24,8 @@ COMMANDS = {
     ),
     "prices": ("pagoda_cli.admin.prices:app", "Set, list and withdraw what models cost."),
     "ledger": ("pagoda_cli.admin.ledger:app", "Show, export and verify what tenants have used."),
+    "organisations": ("pagoda_cli.admin.organisations:app", "Create and list organisations."),
+    "tiers": ("pagoda_cli.admin.tiers:app", "Create, list and change sets of limits."),
     "bench": ("pagoda_cli.bench.command:bench", "Measure a running system."),
 }
 

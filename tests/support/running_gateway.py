@@ -116,7 +116,11 @@ async def heard_of(directory: WorkerDirectory, worker_id: str, *, gone: bool = F
 
 @contextlib.asynccontextmanager
 async def running_gateway(
-    common: CommonSettings, bus: Bus, model_folder: Path, worker: ScriptedWorker, **settings: Any
+    common: CommonSettings,
+    bus: Bus,
+    model_folder: Path,
+    worker: ScriptedWorker,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start a gateway that serves `worker`; `bus` is the worker's and the router's connection."""
     common = common.model_copy(update={"model_name": "tiny"})

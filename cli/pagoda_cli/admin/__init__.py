@@ -1,1 +1,1 @@
-"""Accounts of a system: keys, tenants, prices, usage, prefixes. Knows /admin and no service."""
+"""Accounts of a system: keys, limits, prices, usage, prefixes. Knows /admin, and no service."""

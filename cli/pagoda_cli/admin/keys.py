@@ -7,6 +7,7 @@ import typer
 
 from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, quoted
 from pagoda_cli.admin.tables import moment, print_table
+from pagoda_cli.admin.tier_option import NewTier, given
 
 HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
 
@@ -20,11 +21,12 @@ def create(
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
     models: Annotated[str, typer.Option(help="Models it may use, by commas. Default: all.")] = "",
     days: Annotated[float, typer.Option(min=0.0, help="It expires after so many; 0: never.")] = 0.0,
+    tier: Annotated[str, typer.Option(help="Limits of its own. Default: its tenant's alone.")] = "",
     url: Url = "",
     json_output: AsJson = False,
 ) -> None:
     """Create a key and print it: nothing can show it again."""
-    body: dict[str, Any] = {"tenant": tenant, "label": label}
+    body: dict[str, Any] = {"tenant": tenant, "label": label, "tier": tier or None}
     if models:
         body["models"] = [name.strip() for name in models.split(",")]
     if days:
@@ -44,11 +46,12 @@ def list_keys(
         typer.echo(as_json(keys))
         return
     print_table(
-        ("ID", "TENANT", "KEY", "STATUS", "EXPIRES", "LAST USED", "MODELS", "LABEL"),
+        ("ID", "TENANT", "TIER", "KEY", "STATUS", "EXPIRES", "LAST USED", "MODELS", "LABEL"),
         (
             (
                 key["id"],
                 key["tenant"],
+                key["tier"] or "-",
                 f"{key['prefix']}..." if key["prefix"] else "-",
                 key["status"],
                 moment(key["expires_at"]),
@@ -74,6 +77,13 @@ def rotate(
     body = {"overlap_seconds": round(overlap_hours * HOUR_SECONDS)}
     answer = AdminClient(url).ask("POST", f"keys/{quoted(key_id)}/rotate", body)
     _show_new(answer, json_output=json_output)
+
+
+@app.command()
+def update(key_id: KeyId, tier: NewTier, url: Url = "") -> None:
+    """Give a key another tier, or none."""
+    AdminClient(url).ask("PATCH", f"keys/{quoted(key_id)}", {"tier": given(tier)})
+    typer.echo(f"{key_id} has the tier {tier}")
 
 
 @app.command()

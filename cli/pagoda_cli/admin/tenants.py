@@ -1,18 +1,20 @@
-"""`pagoda tenants`: create and list tenants."""
+"""`pagoda tenants`: create, list and change tenants."""
 
 from typing import Annotated
 
 import typer
 
-from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json
+from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, quoted
 from pagoda_cli.admin.tables import moment, print_table
+from pagoda_cli.admin.tier_option import NewTier, given
 
 app = typer.Typer(no_args_is_help=True)
+Tenant = Annotated[str, typer.Argument(metavar="ID", help="Such as acme-prod.")]
 
 
 @app.command()
 def create(
-    tenant: Annotated[str, typer.Argument(metavar="ID", help="Such as acme-prod.")],
+    tenant: Tenant,
     organisation: Annotated[str, typer.Option(help="Whose tenant; it exists.")] = "default",
     tier: Annotated[str, typer.Option(help="Its limits. Default: none.")] = "",
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
@@ -26,6 +28,13 @@ def create(
         typer.echo(as_json(made))
         return
     typer.echo(f"tenant {made['id']} of organisation {made['organisation']} is created")
+
+
+@app.command()
+def update(tenant: Tenant, tier: NewTier, url: Url = "") -> None:
+    """Give a tenant another tier, or none."""
+    AdminClient(url).ask("PATCH", f"tenants/{quoted(tenant)}", {"tier": given(tier)})
+    typer.echo(f"tenant {tenant} has the tier {tier}")
 
 
 @app.command("list")

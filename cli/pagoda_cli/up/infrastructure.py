@@ -18,7 +18,7 @@ NATS_FILE_BYTES = 1 << 40
 """Beyond what the streams' own limits add up to: they are chosen from the disk, see `disk`."""
 REDIS_MAX_BYTES = 1 << 30
 # What has a time to live is the prefix index, which can be rebuilt: when memory is short it goes,
-# of workers that are gone first. What has none is never taken.
+# of workers that are gone first. What has none, the counters of limits, is never taken.
 REDIS_POLICY = "volatile-ttl"
 
 

@@ -22,7 +22,7 @@ GPU_MEMORY_UTILIZATION = 0.9
 DRAIN_SECONDS = {"gateway": "3"}
 DEFAULT_DRAIN_SECONDS = "2"
 SERVICE_SECRETS = {
-    "gateway": frozenset[str](),
+    "gateway": frozenset({"PAGODA_REDIS_URL"}),
     "router": frozenset({"PAGODA_REDIS_URL"}),
     "prefill": frozenset({"PAGODA_CLUSTER_TOKEN"}),
     "decode": frozenset({"PAGODA_CLUSTER_TOKEN"}),

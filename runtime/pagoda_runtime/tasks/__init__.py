@@ -1,4 +1,4 @@
-"""What asyncio leaves open: owned background tasks, kept cancellations, waits before a retry.
+"""What asyncio leaves open: owned background tasks, kept cancellations, when to try again.
 
 Knows no bus, no process and no service.
 """

@@ -138,6 +138,28 @@ class GatewaySettings(ServiceSettings):
         description="Requests of batches that this replica runs at once, in the background; "
         "0: none, others do.",
     )
+    limits_redis_url: SecretStr = Field(
+        SecretStr(""),
+        description="Redis of the counters of limits, password included; its maxmemory-policy is "
+        "noeviction, or volatile-ttl beside the prefix index. Empty: PAGODA_REDIS_URL.",
+    )
+    limits_without_redis: Literal["closed", "open"] = Field(
+        "closed",
+        description="While limits cannot be counted: closed refuses requests of whoever has "
+        "limits (503), open lets them run and counts them later.",
+    )
+    limits_timeout_seconds: float = Field(
+        2.0, gt=0, description="Deadline of one question to the Redis of the limits."
+    )
+    limit_queue_requests: int = Field(
+        64,
+        ge=0,
+        description="Requests of one tenant that wait at this replica for room in a limit whose "
+        "tier says on_limit: queue; further ones get 429.",
+    )
+    limit_queue_seconds: float = Field(
+        30.0, ge=0, description="How long such a request waits; what takes longer is a 429 at once."
+    )
     keepalive_seconds: float = Field(
         5.0, gt=0, description="A waiting stream gets an SSE comment or a ping this often."
     )
@@ -221,6 +243,17 @@ class GatewaySettings(ServiceSettings):
                 f"{MIN_ADMIN_KEY_CHARS} or more"
             )
         return key
+
+    def limits_address(self, common_url: str) -> str:
+        """Return the URL of the Redis that counts; `common_url` is the platform's."""
+        return self.limits_redis_url.get_secret_value() or common_url
+
+    def described_without_limits(self, problem: str) -> str:
+        """Return what it means for requests that limits cannot be counted; "" if they can."""
+        if not problem:
+            return ""
+        effect = "get 503" if self.limits_without_redis == "closed" else "run uncounted for now"
+        return f"{problem}; requests of keys with limits {effect}"
 
     def ledger_address(self, home: Path) -> str:
         """Return the ledger's SQLAlchemy URL; `home` is where its SQLite file lies by default."""

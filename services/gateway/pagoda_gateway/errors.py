@@ -15,6 +15,8 @@ GatewayError
 ├── AuthenticationError          401  invalid_api_key
 ├── ForbiddenError               403  what this key may not
 ├── OverloadedError              429  with Retry-After
+├── RateLimitError               429  rate_limit_exceeded
+│   └── QuotaError               429  insufficient_quota
 ├── UnavailableError             503  with Retry-After
 ├── DeadlineError                504
 └── InternalError                500
@@ -187,6 +189,47 @@ class OverloadedError(GatewayError):
     status = 429
     kind = "rate_limit_error"
     code = "overloaded"
+
+
+class RateLimitError(GatewayError):
+    """The caller's own limits have no room for the request."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_seconds: float | None = None,
+        kind: str = "",
+        should_retry: bool = True,
+    ) -> None:
+        """Keep what the error body needs.
+
+        Args:
+            message: whose limit, what is used, what to do.
+            param: the request's field.
+            retry_after_seconds: when the request fits, if nobody else asks; None: never.
+            kind: OpenAI's `type`: what there is too much of; "": as the class says.
+            should_retry: whether a client should try by itself, as OpenAI's clients do.
+        """
+        super().__init__(message, param=param, retry_after_seconds=retry_after_seconds)
+        self.kind = kind or self.kind
+        self._should_retry = should_retry
+
+    def headers(self) -> dict[str, str]:
+        """Return Retry-After, and what keeps OpenAI's clients from trying in vain."""
+        return super().headers() | ({} if self._should_retry else {"x-should-retry": "false"})
+
+
+class QuotaError(RateLimitError):
+    """A budget is used up."""
+
+    kind = "insufficient_quota"
+    code = "insufficient_quota"
 
 
 class UnavailableError(GatewayError):

@@ -12,6 +12,11 @@ from pagoda_gateway.accounts.database import open_database
 from pagoda_gateway.accounts.key_use import KeyUse
 from pagoda_gateway.accounts.keys import ApiKey, Authenticator
 from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.limits.counters import connected_counters
+from pagoda_gateway.accounts.limits.limiter import Limiter
+from pagoda_gateway.accounts.limits.reservation import Limits
+from pagoda_gateway.accounts.limits.spending import Spending
+from pagoda_gateway.accounts.limits.waiting_line import WaitingLines
 from pagoda_gateway.accounts.money.money import Money
 from pagoda_gateway.accounts.money.price_book import PriceBook
 from pagoda_gateway.accounts.prefixes.prefixes import Prefixes
@@ -92,6 +97,7 @@ class Gateway:
     key_use: KeyUse
     prefixes: Prefixes
     money: Money
+    limits: Limits
     files: FileStore
     batches: BatchStore
     admission: Admission
@@ -158,6 +164,10 @@ async def open_gateway(
     async with (
         open_policies(settings.safety_file) as policies,
         open_database(settings.ledger_address(common.home)) as database,
+        connected_counters(
+            settings.limits_address(common.redis_url),
+            timeout_seconds=settings.limits_timeout_seconds,
+        ) as counters,
     ):
         ledger, changes = Ledger(database), AccountChanges(bus)
         tenancy = Tenancy.of(database, changes.announce)
@@ -169,6 +179,14 @@ async def open_gateway(
         key_use = KeyUse(tenancy.api_keys.note_used)
         authenticator = Authenticator(tenancy.api_keys, on_use=key_use.note)
         changes.add_listener(authenticator.forget)
+        limiter = Limiter(
+            counters,
+            Spending(database, money.book),
+            on_state=lambda problem: health.set_ready(
+                "limits", True, settings.described_without_limits(problem)
+            ),
+        )
+        changes.add_listener(limiter.hear)
         files = FileStore(database, _file_limits(settings))
         catalog = Catalog(directory, list(texts), on_change=readiness.on_decode_workers)
         directory.add_listener(frames.on_worker)
@@ -200,6 +218,13 @@ async def open_gateway(
                 lost_micros=money.book.lost_micros,
             ),
             money=money,
+            limits=Limits(
+                limiter,
+                money.book,
+                WaitingLines(settings.limit_queue_requests),
+                queue_seconds=settings.limit_queue_seconds,
+                is_open=settings.limits_without_redis == "open",
+            ),
             files=files,
             batches=BatchStore(ledger.database, files),
             admission=Admission(settings.max_requests_in_flight),
@@ -228,6 +253,7 @@ async def open_gateway(
             ):
                 stack.push_async_callback(subscription.unsubscribe)
             stack.push_async_callback(key_use.flush)
+            stack.push_async_callback(limiter.close)
             tasks = BackgroundTasks()
             stack.push_async_callback(tasks.close)
             own_status = slow_status(Role.ROLE_GATEWAY, gateway_id, new_epoch())
@@ -243,6 +269,9 @@ async def open_gateway(
             tasks.start(key_use.run(), name="use of keys")
             tasks.start(money.book.follow(money.prices.all), name="prices")
             tasks.start(money.retention.run(), name="retention of usage")
+            has_tiers = await tenancy.tiers.are_there()
+            tasks.start(limiter.run(is_needed=has_tiers), name="limits")
+            health.set_ready("limits", True)
             health.set_ready("gateway", True)
             yield gateway
 

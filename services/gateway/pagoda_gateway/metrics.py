@@ -59,3 +59,15 @@ MODERATOR_FAILURES = Counter(
 CACHED_ANSWERS = Counter(
     "pagoda_response_cache", "Requests that could have been answered from the cache", ["result"]
 )
+LIMITED = Counter(
+    "pagoda_limited_requests",
+    "Requests refused because of a limit, by whose it was and which one",
+    ["scope", "dimension"],
+)
+LIMITED_WAITS = Counter(
+    "pagoda_limited_waits", "Requests that ran after they had waited for room in a limit"
+)
+LIMITS_FORGOTTEN = Counter(
+    "pagoda_limits_forgotten_holds",
+    "Holds that Redis never heard the end of, because it was away for too long",
+)

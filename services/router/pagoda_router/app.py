@@ -13,7 +13,6 @@ from redis.backoff import NoBackoff
 from pagoda.rpc.v1 import kv_event_pb2, route_pb2, status_pb2
 from pagoda_router import metrics
 from pagoda_router.config import RouterSettings
-from pagoda_router.index.breaker import Breaker
 from pagoda_router.index.prefix_index import PrefixIndex
 from pagoda_router.index.writer import DURABLE, IndexWriter
 from pagoda_router.placement.planner import PlacementSettings
@@ -33,6 +32,7 @@ from pagoda_runtime.status import (
     WorkerDirectory,
     slow_status,
 )
+from pagoda_runtime.tasks.breaker import Breaker
 
 # Of the index writer: applying events and maintaining.
 _MAINTENANCE_CONNECTIONS = 4

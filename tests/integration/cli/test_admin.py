@@ -49,6 +49,31 @@ async def test_a_keys_life(running: Running) -> None:
     assert await status(running, rotated.stdout.strip()) == 200
 
 
+async def test_a_tiers_life(running: Running) -> None:
+    limits = ("--requests-per-minute", "60", "--daily-budget", "2.5", "--on-limit", "queue")
+    await pagoda(running, "tiers", "create", "gold", *limits)
+    await pagoda(running, "organisations", "create", "big", "--tier", "gold")
+    await pagoda(running, "tenants", "create", "big-prod", "--organisation", "big")
+    await pagoda(running, "keys", "create", "--tenant", "big-prod", "--tier", "gold")
+    (key,) = json.loads(
+        (await pagoda(running, "keys", "list", "--tenant", "big-prod", "--json")).stdout
+    )
+    assert key["tier"] == "gold"
+    await pagoda(running, "tenants", "update", "big-prod", "--tier", "gold")
+    changed = await pagoda(
+        running, "tiers", "update", "gold", "--requests-per-minute", "0", "--json"
+    )
+    tier = json.loads(changed.stdout)
+    assert (tier["requests_per_minute"], tier["daily_budget_micros"]) == (None, 2_500_000)
+    assert "2.5" in (await pagoda(running, "tiers", "list")).stdout
+    kept = await pagoda(running, "tiers", "delete", "gold", code=1)
+    assert "organisations have the tier 'gold', such as 'big'" in kept.stderr
+    for noun, name in (("tenants", "big-prod"), ("organisations", "big"), ("keys", key["id"])):
+        await pagoda(running, noun, "update", name, "--tier", "none")
+    assert "gold" not in (await pagoda(running, "organisations", "list")).stdout
+    await pagoda(running, "tiers", "delete", "gold")
+
+
 async def test_tenants_are_listed_over_pages(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ async def admin(
 
 async def test_from_an_organisation_to_a_key_that_works(admin: Admin) -> None:
     await admin.ask("POST", "organisations", {"id": "acme", "label": "Acme Ltd"})
-    await admin.ask("POST", "tiers", {"id": "gold", "requests_per_minute": 60})
+    await admin.ask("POST", "tiers", {"id": "gold"})
     tenant = await admin.ask(
         "POST", "tenants", {"id": "acme-prod", "organisation": "acme", "tier": "gold"}
     )

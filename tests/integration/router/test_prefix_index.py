@@ -11,9 +11,9 @@ from integration.router.index_events import hashes
 from redis.asyncio import BlockingConnectionPool, Connection, Redis
 
 from pagoda_router.errors import IndexUnavailableError
-from pagoda_router.index.breaker import Breaker
 from pagoda_router.index.prefix_index import PrefixIndex, SetGroup
 from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.tasks.breaker import Breaker
 
 pytestmark = pytest.mark.integration
 

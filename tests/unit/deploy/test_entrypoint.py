@@ -55,7 +55,7 @@ def test_each_container_gets_what_it_needs_and_no_more(make_secrets: ModuleType)
 
     nats = {"PAGODA_NATS_USER", "PAGODA_NATS_TOKEN"}
     assert names == {
-        "gateway": nats | GATEWAY,
+        "gateway": nats | GATEWAY | {"PAGODA_REDIS_URL"},
         "router": nats | {"PAGODA_REDIS_URL"},
         "prefill": nats | {"PAGODA_CLUSTER_TOKEN"},
         "decode": nats | {"PAGODA_CLUSTER_TOKEN"},

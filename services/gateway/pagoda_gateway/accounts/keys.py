@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy.exc import SQLAlchemyError
 
 from pagoda.rpc.v1.account_pb2 import AccountChange
+from pagoda_gateway.accounts.limit_scope import LimitScope
 from pagoda_gateway.errors import (
     AuthenticationError,
     ForbiddenError,
@@ -55,12 +56,18 @@ class ApiKey:
         tenant: whom its requests belong to.
         models: names of models it may ask for; None: all.
         expires_unix_seconds: when it ends; None: never.
+        organisation: whose tenant that is.
+        tiers: of key, tenant and organisation, those that have one.
+        scopes: those of the three that have limits.
     """
 
     api_key_id: str
     tenant: str
     models: tuple[str, ...] | None = None
     expires_unix_seconds: float | None = None
+    organisation: str = ""
+    tiers: tuple[str, ...] = ()
+    scopes: tuple[LimitScope, ...] = ()
 
     def check_model(self, name: str) -> None:
         """Raise ForbiddenError unless the key may ask for this model."""
@@ -115,7 +122,7 @@ class Authenticator:
         for digest, (_, key) in self._known.items():
             if key is None:
                 continue
-            if key.api_key_id == change.api_key_id or key.tenant == change.tenant:
+            if _is_about(change, key):
                 # It stays known: to ask again for what was good costs its address nothing.
                 self._known[digest] = (-math.inf, key)
 
@@ -197,6 +204,15 @@ class AdminKey:
         """Raise AuthenticationError unless an Authorization header has the key."""
         if not hmac.compare_digest(self._digest, hash_key(_bearer(header))):
             raise AuthenticationError("Incorrect key of the administration provided.")
+
+
+def _is_about(change: AccountChange, key: ApiKey) -> bool:
+    return (
+        key.api_key_id == change.api_key_id
+        or key.tenant == change.tenant
+        or (bool(key.organisation) and key.organisation == change.organisation)
+        or change.tier in key.tiers
+    )
 
 
 def _bearer(header: str | None) -> str:

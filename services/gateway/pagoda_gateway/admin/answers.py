@@ -12,6 +12,7 @@ class Organisation(BaseModel):
 
     id: str
     object: Literal["organisation"] = "organisation"
+    tier: str | None
     label: str
     created_at: int
 
@@ -47,6 +48,7 @@ class Key(BaseModel):
     id: str
     object: Literal["api_key"] = "api_key"
     tenant: str
+    tier: str | None
     label: str
     prefix: str
     models: list[str] | None
@@ -143,7 +145,10 @@ class Deleted(BaseModel):
 def organisation_answer(row: RowMapping) -> dict[str, Any]:
     """Return a row of `ORGANISATIONS` as an Organisation."""
     return Organisation(
-        id=row["organisation"], label=row["label"], created_at=_seconds(row, "created")
+        id=row["organisation"],
+        tier=row["tier"],
+        label=row["label"],
+        created_at=_seconds(row, "created"),
     ).model_dump()
 
 
@@ -175,6 +180,7 @@ def key_answer(row: RowMapping, now: float) -> dict[str, Any]:
     return Key(
         id=row["api_key_id"],
         tenant=row["tenant"],
+        tier=row["tier"],
         label=row["label"],
         prefix=row["prefix"],
         models=row["models"],

@@ -32,13 +32,15 @@ class NewOrganisation(AdminBody):
     """POST /admin/organisations."""
 
     id: Name
+    tier: Name | None = None
     label: Label = ""
 
 
 class OrganisationChange(AdminBody):
-    """PATCH /admin/organisations/{id}."""
+    """PATCH /admin/organisations/{id}: what is not sent stays; no tier is null."""
 
-    label: Label
+    tier: Name | None = None
+    label: Label = ""
 
 
 class NewTenant(AdminBody):
@@ -65,14 +67,16 @@ class NewKey(AdminBody):
     label: Label = ""
     models: Models | None = Field(None, description="Names it may ask for; null: all.")
     expires_at: UnixSeconds | None = Field(None, description="Unix seconds; null: never.")
+    tier: Name | None = None
 
 
 class KeyChange(AdminBody):
-    """PATCH /admin/keys/{id}: what is not sent stays."""
+    """PATCH /admin/keys/{id}: what is not sent stays; no tier is null."""
 
     label: Label = ""
     models: Models | None = None
     expires_at: UnixSeconds | None = None
+    tier: Name | None = None
 
 
 class KeyRotation(AdminBody):
@@ -84,7 +88,7 @@ class KeyRotation(AdminBody):
 
 
 class Limits(AdminBody):
-    """What a tier limits a tenant to; a limit that is null is none."""
+    """What a tier limits an organisation, a tenant or a key to; a limit that is null is none."""
 
     requests_per_minute: Rate | None = None
     tokens_per_minute: Rate | None = None

@@ -13,6 +13,7 @@ from pagoda_gateway.errors import GatewayError, InvalidRequestError, http_error,
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.error_shape import error_body
 from pagoda_gateway.http.ignored_fields import IGNORED_HEADER
+from pagoda_gateway.http.limit_headers import RATE_HEADERS
 from pagoda_gateway.http.middleware import RequestMiddleware
 from pagoda_gateway.http.openapi import DocumentedApp
 from pagoda_gateway.http.request_policy import CACHE_HEADER
@@ -44,7 +45,7 @@ from pagoda_gateway.http.streaming import RECEIPT_HEADER
 
 EXPOSED_HEADERS = (
     "x-request-id", "x-pagoda-request-id", IGNORED_HEADER, CACHE_HEADER, RECEIPT_HEADER,
-    "retry-after",
+    "retry-after", *RATE_HEADERS,
 )  # fmt: skip
 
 

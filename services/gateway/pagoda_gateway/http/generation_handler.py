@@ -12,12 +12,14 @@ from opentelemetry.trace import Span, set_span_in_context
 from starlette.requests import Request
 from starlette.types import Scope
 
+from pagoda_gateway.accounts.limits.reservation import LimitedRequest
 from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body import read_body
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.caller import Caller, caller_of
 from pagoda_gateway.http.generation_response import GenerationResponse
+from pagoda_gateway.http.limit_headers import note_limits
 from pagoda_gateway.http.prefix_watch import PrefixWatch
 from pagoda_gateway.http.request_policy import RequestPolicy
 from pagoda_gateway.http.request_telemetry import (
@@ -68,6 +70,7 @@ class GenerationHandler(Generic[Sent, Body]):
                 generation, processed, policy = await self._process(
                     translated.body, caller, span, request.scope
                 )
+                self._limit(generation, caller, request)
                 serializer = translated.serializer(processed, generation)
                 tokenizer = self._endpoint.processors[generation.model.name].tokenizer
                 prefix = PrefixWatch(self._gateway.prefixes, generation, translated.body, tokenizer)
@@ -130,6 +133,24 @@ class GenerationHandler(Generic[Sent, Body]):
             policy.look_up(generation, processed, scope, is_seeded=body.seed is not None)
         describe_request(generation, body)
         return generation, processed, policy
+
+    def _limit(self, generation: Generation, caller: Caller, request: Request) -> None:
+        """Have the generation pass the limits of its key, if it has any."""
+        if not caller.key.scopes:
+            return
+        identity = generation.identity
+        generation.gate = self._gateway.limits.reservation(
+            caller.key,
+            LimitedRequest(
+                request_id=identity.request_id,
+                model=generation.model.name,
+                num_prompt_tokens=generation.num_prompt_tokens,
+                most_output_tokens=generation.most_output_tokens,
+                service_tier=identity.service_tier,
+                arrived_unix_seconds=identity.arrived_unix_seconds,
+            ),
+            lambda headers: note_limits(request.scope, headers),
+        )
 
     def _generation(
         self,

@@ -129,6 +129,8 @@ class GenerationResponse(Response):
         record = generation.close_record(outcome)
         if self._policy is not None:
             self._policy.settle(generation, record)
+        if generation.gate is not None:
+            generation.gate.settle(generation.opened, record)
         try:
             await self._prefix.settle(record)
         finally:  # cancelled meanwhile: what was delivered is billed all the same

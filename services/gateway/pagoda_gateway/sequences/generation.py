@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import orjson
 from google.protobuf.json_format import MessageToDict
@@ -28,6 +29,20 @@ from pagoda_gateway.served_model import ServedModel
 logger = logging.getLogger(__name__)
 
 MAX_EXPLAINED_CANDIDATES = 16
+
+
+class Gate(Protocol):
+    """What a request has to pass before it runs: all that sequences know of limits."""
+
+    @property
+    def stage(self) -> str:
+        """What it waits for."""
+
+    async def enter(self) -> None:
+        """Return when it may run; raise GatewayError if it must not."""
+
+    def settle(self, opened: UsageOpen | None, closed: UsageClose) -> None:
+        """Hear what it used, as the usage log does; without an open record it never began."""
 
 
 class Generation:
@@ -70,6 +85,7 @@ class Generation:
         self.sequences: list[OutputSequence] = []
         self.changed = asyncio.Event()
         self.on_progress: Callable[[], None] = self.changed.set  # there is something to read
+        self.gate: Gate | None = None  # to pass before anything else; set before `run`
         self.failure: GatewayError | None = None
         self.is_disconnected = False
         self.kept_outputs: Sequence[KeptOutput] | None = None  # an answer that needs no worker
@@ -80,6 +96,7 @@ class Generation:
         self._open_log = open_log
         self._max_undelivered_tokens = max_undelivered_tokens
         self._places = asyncio.Semaphore(max_placed)
+        self._is_at_gate = False
         self._clock = clock
         self._route_ms = 0.0
         self._runner: asyncio.Task[None] | None = None
@@ -93,6 +110,11 @@ class Generation:
             on_route=self._note_route,
             tenant_tag=tenant_tag(identity.tenant),
         )
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether an open record was sent, so that a close record must follow."""
+        return self.opened is not None
 
     def add_sequence(self, sequence: OutputSequence) -> None:
         """Take one more sequence; before `run`."""
@@ -109,7 +131,9 @@ class Generation:
 
     @property
     def stage(self) -> str:
-        """What the request waits for, in one word."""
+        """What the request waits for, in a word or a few."""
+        if self.gate is not None and self._is_at_gate:
+            return self.gate.stage
         if any(sequence.attempt for sequence in self.sequences):
             return "failover"
         if any(sequence.token_ids for sequence in self.sequences):
@@ -179,14 +203,13 @@ class Generation:
         """Tokens of all prompts, each counted once whatever n is."""
         return usage.num_prompt_tokens(self.sequences)
 
+    def most_output_tokens(self) -> int:
+        """Return how many tokens all sequences together can still come to."""
+        return usage.most_output_tokens(self.sequences)
+
     def cached_tokens(self) -> tuple[int, CachedTokens]:
         """Return reused prompt tokens: their number, and by tier."""
         return usage.cached_tokens(self.sequences)
-
-    @property
-    def is_opened(self) -> bool:
-        """Whether an open record was sent, so that a close record must follow."""
-        return self.opened is not None
 
     def final_record(self) -> UsageClose:
         """Return the account of what the client will have got when it has all of the answer."""
@@ -213,6 +236,10 @@ class Generation:
         return min(times) - self.identity.arrived_unix_seconds if times else None
 
     async def _run_all(self) -> None:
+        if self.gate is not None:
+            self._is_at_gate = True
+            await self.gate.enter()
+            self._is_at_gate = False
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._open())
             for sequence in self.sequences:

@@ -31,6 +31,14 @@ def num_prompt_tokens(sequences: Iterable[OutputSequence]) -> int:
     return sum(len(sequence.prompt.token_ids) for sequence in first_sequences(sequences))
 
 
+def most_output_tokens(sequences: Iterable[OutputSequence]) -> int:
+    """Return how many tokens sequences can still come to: those that have ended, no more."""
+    return sum(
+        len(sequence.token_ids) if sequence.is_finished else sequence.sampling.max_tokens
+        for sequence in sequences
+    )
+
+
 def cached_tokens(sequences: Iterable[OutputSequence]) -> tuple[int, CachedTokens]:
     """Return reused prompt tokens: their number, and by tier. Each prompt counts once."""
     total, tiers = 0, CachedTokens()

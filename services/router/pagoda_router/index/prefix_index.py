@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from pagoda_router.errors import IndexUnavailableError
-from pagoda_router.index.breaker import Breaker
+from pagoda_runtime.tasks.breaker import Breaker
 
 # KEYS: the sets of every source. ARGV: the hashes in one string; the number of
 # sets of each source; then for each group its source and the group whose run it continues (0: it

@@ -58,7 +58,7 @@ def test_services_find_each_other(environ: dict[str, str]) -> None:
 SECRETS = {
     "PAGODA_NATS_TOKEN": {"gateway", "router", "kvstore", "prefill-1", "decode-1"},
     "PAGODA_CLUSTER_TOKEN": {"kvstore", "prefill-1", "decode-1"},
-    "PAGODA_REDIS_URL": {"router"},
+    "PAGODA_REDIS_URL": {"router", "gateway"},
     "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": {"gateway"},
     "PAGODA_GATEWAY_ADMIN_KEY": {"gateway"},
     "PAGODA_GATEWAY_LEDGER_URL": {"gateway"},

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpagoda/rpc/v1/account.proto\x12\rpagoda.rpc.v1\"I\n\rAccountChange\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\napi_key_id\x18\x02 \x01(\t\x12\x14\n\x0cpriced_model\x18\x06 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpagoda/rpc/v1/account.proto\x12\rpagoda.rpc.v1\"m\n\rAccountChange\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\napi_key_id\x18\x02 \x01(\t\x12\x14\n\x0cpriced_model\x18\x06 \x01(\t\x12\x14\n\x0corganisation\x18\x03 \x01(\t\x12\x0c\n\x04tier\x18\x04 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagoda.rpc.v1.account_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ACCOUNTCHANGE']._serialized_start=46
-  _globals['_ACCOUNTCHANGE']._serialized_end=119
+  _globals['_ACCOUNTCHANGE']._serialized_end=155
 # @@protoc_insertion_point(module_scope)

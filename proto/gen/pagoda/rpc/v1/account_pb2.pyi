@@ -27,22 +27,30 @@ class AccountChange(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     API_KEY_ID_FIELD_NUMBER: _builtins.int
     PRICED_MODEL_FIELD_NUMBER: _builtins.int
+    ORGANISATION_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """all keys of this tenant"""
     api_key_id: _builtins.str
     """this key alone"""
     priced_model: _builtins.str
     """prices of this model"""
+    organisation: _builtins.str
+    """all keys of this organisation's tenants"""
+    tier: _builtins.str
+    """all keys that have this tier, or whose tenant or organisation has it"""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         api_key_id: _builtins.str = ...,
         priced_model: _builtins.str = ...,
+        organisation: _builtins.str = ...,
+        tier: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key_id", b"api_key_id", "priced_model", b"priced_model", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key_id", b"api_key_id", "organisation", b"organisation", "priced_model", b"priced_model", "tenant", b"tenant", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from pagoda_gateway.accounts.money.prices import Prices
 from pagoda_gateway.accounts.money.receipts import Receipts
 from pagoda_gateway.accounts.money.retention import Retention
 from pagoda_gateway.accounts.money.statements import Statements
-from pagoda_gateway.accounts.tenancy.tenants import Announce
+from pagoda_gateway.accounts.tenancy.records import Announce
 from pagoda_gateway.config import GatewaySettings
 
 

@@ -10,8 +10,7 @@ from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.money.price import CACHE_TIERS, Price
 from pagoda_gateway.accounts.money.tables import PRICES
-from pagoda_gateway.accounts.tenancy.records import Clock, Page, Records, wall_clock
-from pagoda_gateway.accounts.tenancy.tenants import Announce
+from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
 from pagoda_gateway.errors import ConflictError, InvalidRequestError, shorten
 
 _FIELDS = tuple(Price.__dataclass_fields__)

@@ -9,23 +9,45 @@ import sqlalchemy as sa
 from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.keys import ApiKey, hash_key
-from pagoda_gateway.accounts.tenancy.records import Clock, Page, Records, wall_clock
-from pagoda_gateway.accounts.tenancy.tables import API_KEYS, TENANTS
-from pagoda_gateway.accounts.tenancy.tenants import Announce, Tenants
+from pagoda_gateway.accounts.limit_scope import LimitScope, ScopeKind
+from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
+from pagoda_gateway.accounts.tenancy.tables import API_KEYS, ORGANISATIONS, TENANTS, TIERS
+from pagoda_gateway.accounts.tenancy.tenants import Tenants
+from pagoda_gateway.accounts.tenancy.tiers import Tiers
 from pagoda_gateway.errors import ConflictError, InvalidRequestError, shorten
 
+QUEUE = "queue"  # of a tier's `on_limit`
 SECRET_PREFIX = "sk-pagoda-"
 SHOWN_CHARS = len(SECRET_PREFIX) + 4  # enough to tell keys apart, too little to guess one
 MIN_SHOWN_SECRET_CHARS = 32  # of shorter ones, which somebody thought up, nothing is shown
 
+_TIERS: dict[ScopeKind, sa.FromClause] = {
+    "key": TIERS.alias("key_tier"),
+    "tenant": TIERS.alias("tenant_tier"),
+    "organisation": TIERS.alias("organisation_tier"),
+}
+_LIMITS = (
+    "requests_per_minute", "tokens_per_minute", "concurrent_requests",
+    "daily_budget_micros", "monthly_budget_micros", "on_limit",
+)  # fmt: skip
 _FIND = (
     sa.select(
         API_KEYS.c.api_key_id,
         API_KEYS.c.tenant,
         API_KEYS.c.models,
         API_KEYS.c.expires_unix_seconds,
+        TENANTS.c.organisation,
+        *(
+            tier.c[name].label(f"{kind}_{name}")
+            for kind, tier in _TIERS.items()
+            for name in ("tier", *_LIMITS)
+        ),
     )
     .join(TENANTS, TENANTS.c.tenant == API_KEYS.c.tenant)
+    .join(ORGANISATIONS, ORGANISATIONS.c.organisation == TENANTS.c.organisation)
+    .outerjoin(_TIERS["key"], _TIERS["key"].c.tier == API_KEYS.c.tier)
+    .outerjoin(_TIERS["tenant"], _TIERS["tenant"].c.tier == TENANTS.c.tier)
+    .outerjoin(_TIERS["organisation"], _TIERS["organisation"].c.tier == ORGANISATIONS.c.tier)
     .where(
         API_KEYS.c.revoked_unix_seconds.is_(None),
         TENANTS.c.deleted_unix_seconds.is_(None),
@@ -42,11 +64,13 @@ class ApiKeys:
         self,
         database: Database,
         tenants: Tenants,
+        tiers: Tiers,
         announce: Announce,
         clock: Clock = wall_clock,
     ) -> None:
         self._database = database
         self._tenants = tenants
+        self._tiers = tiers
         self._announce = announce
         self._clock = clock
         self.records = Records(database, API_KEYS, "API key")
@@ -77,21 +101,24 @@ class ApiKeys:
         label: str = "",
         models: list[str] | None = None,
         expires_unix_seconds: float | None = None,
+        tier: str | None = None,
     ) -> tuple[sa.RowMapping, str]:
         """Make a key; return its row and the key itself, which nobody can show again.
 
         Raises:
-            InvalidRequestError: there is no such tenant, or the key would be expired.
+            InvalidRequestError: there is no such tenant or tier, or the key would be expired.
         """
         self._check_expiry(expires_unix_seconds)
         secret = _draw()
         values = self._values(tenant, label, secret) | {
             "models": models,
             "expires_unix_seconds": expires_unix_seconds,
+            "tier": tier,
         }
 
         def create(connection: sa.Connection) -> sa.RowMapping:
             self._tenants.records.require(connection, tenant, param="tenant")
+            self._tiers.require_given(connection, values)
             return self.records.add(connection, values)
 
         return await self._database.call(create), secret
@@ -124,17 +151,18 @@ class ApiKeys:
         return await self.records.page(*conditions, after=after, limit=limit)
 
     async def update(self, api_key_id: str, values: dict[str, Any]) -> sa.RowMapping:
-        """Change those of `label`, `models` and `expires_unix_seconds` that are given.
+        """Change those of `label`, `models`, `expires_unix_seconds` and `tier` that are given.
 
         Raises:
             NotFoundError: there is no such key.
             ConflictError: it is revoked.
-            InvalidRequestError: it would be expired.
+            InvalidRequestError: it would be expired, or there is no such tier.
         """
         self._check_expiry(values.get("expires_unix_seconds"))
 
         def change(connection: sa.Connection) -> sa.RowMapping:
             self._read_valid(connection, api_key_id)
+            self._tiers.require_given(connection, values)
             return self.records.change(connection, api_key_id, values)
 
         row = await self._database.call(change)
@@ -165,6 +193,7 @@ class ApiKeys:
             lifetime = None if expires is None else expires - old["created_unix_seconds"]
             values = self._values(old["tenant"], old["label"], secret) | {
                 "models": old["models"],
+                "tier": old["tier"],
                 "expires_unix_seconds": None if lifetime is None else now + lifetime,
             }
             new = self.records.add(connection, values)
@@ -253,4 +282,22 @@ def _key_of(row: sa.RowMapping | None) -> ApiKey | None:
         row["tenant"],
         models=None if row["models"] is None else tuple(row["models"]),
         expires_unix_seconds=row["expires_unix_seconds"],
+        organisation=row["organisation"],
+        tiers=tuple(tier for kind in _TIERS if (tier := row[f"{kind}_tier"]) is not None),
+        scopes=_scopes_of(row),
     )
+
+
+def _scopes_of(row: sa.RowMapping) -> tuple[LimitScope, ...]:
+    names: dict[ScopeKind, str] = {
+        "key": row["api_key_id"],
+        "tenant": row["tenant"],
+        "organisation": row["organisation"],
+    }
+    found = []
+    for kind, name in names.items():
+        limits = {limit: row[f"{kind}_{limit}"] for limit in _LIMITS}
+        is_queueing = limits.pop("on_limit") == QUEUE
+        if any(value is not None for value in limits.values()):
+            found.append(LimitScope(kind, name, is_queueing=is_queueing, **limits))
+    return tuple(found)

@@ -1,34 +1,50 @@
 """Organisations: who has tenants."""
 
+from typing import Any
+
 import sqlalchemy as sa
 
+from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database
-from pagoda_gateway.accounts.tenancy.records import Clock, Page, Records, wall_clock
+from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
 from pagoda_gateway.accounts.tenancy.tables import ORGANISATIONS, TENANTS
+from pagoda_gateway.accounts.tenancy.tiers import Tiers
 from pagoda_gateway.errors import ConflictError, shorten
 
 
 class Organisations:
     """Organisations in the database."""
 
-    def __init__(self, database: Database, clock: Clock = wall_clock) -> None:
+    def __init__(
+        self, database: Database, tiers: Tiers, announce: Announce, clock: Clock = wall_clock
+    ) -> None:
         self._database = database
+        self._tiers = tiers
+        self._announce = announce
         self._clock = clock
         self.records = Records(database, ORGANISATIONS, "organisation")
 
-    async def create(self, organisation: str, *, label: str = "") -> sa.RowMapping:
+    async def create(
+        self, organisation: str, *, tier: str | None = None, label: str = ""
+    ) -> sa.RowMapping:
         """Store a new organisation.
 
         Raises:
             ConflictError: its id is taken.
+            InvalidRequestError: there is no such tier.
         """
-        return await self.records.create(
-            {
-                "organisation": organisation,
-                "label": label,
-                "created_unix_seconds": self._clock(),
-            }
-        )
+        values = {
+            "organisation": organisation,
+            "tier": tier,
+            "label": label,
+            "created_unix_seconds": self._clock(),
+        }
+
+        def create(connection: sa.Connection) -> sa.RowMapping:
+            self._tiers.require_given(connection, values)
+            return self.records.add(connection, values)
+
+        return await self._database.call(create)
 
     async def page(self, *, after: str = "", limit: int = 100) -> Page:
         """Return some that are not deleted."""
@@ -36,18 +52,22 @@ class Organisations:
             ORGANISATIONS.c.deleted_unix_seconds.is_(None), after=after, limit=limit
         )
 
-    async def update(self, organisation: str, *, label: str) -> sa.RowMapping:
-        """Change the label.
+    async def update(self, organisation: str, values: dict[str, Any]) -> sa.RowMapping:
+        """Change those of `tier` and `label` that are given.
 
         Raises:
             NotFoundError: there is no such organisation.
+            InvalidRequestError: there is no such tier.
         """
 
         def change(connection: sa.Connection) -> sa.RowMapping:
             self.records.read(connection, organisation, for_change=True)
-            return self.records.change(connection, organisation, {"label": label})
+            self._tiers.require_given(connection, values)
+            return self.records.change(connection, organisation, values)
 
-        return await self._database.call(change)
+        row = await self._database.call(change)
+        await self._announce(AccountChange(organisation=organisation))
+        return row
 
     async def delete(self, organisation: str) -> None:
         """Delete one that has no tenants any more; its id stays taken.
@@ -72,7 +92,7 @@ class Organisations:
             connection.execute(
                 sa.update(ORGANISATIONS)
                 .where(ORGANISATIONS.c.organisation == organisation)
-                .values(deleted_unix_seconds=self._clock())
+                .values(deleted_unix_seconds=self._clock(), tier=None)
             )
 
         await self._database.call(delete)

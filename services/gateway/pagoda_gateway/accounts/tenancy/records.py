@@ -1,15 +1,17 @@
 """Rows of a table as its administrators meet them: one by its id, a page of them, a new one."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
+from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.errors import ConflictError, InvalidRequestError, NotFoundError, shorten
 
+Announce = Callable[[AccountChange], Awaitable[None]]
 Clock = Callable[[], float]
 wall_clock: Clock = time.time
 

@@ -16,6 +16,8 @@ ORGANISATIONS = Table(
     Column("label", String(128), nullable=False),
     Column("created_unix_seconds", Double, nullable=False),
     Column("deleted_unix_seconds", Double),
+    Column("tier", String(128), ForeignKey("tiers.tier")),
+    Index("organisations_by_tier", "tier"),
 )
 
 # A limit that is null is none. Budgets are in millionths of the unit that prices are in.
@@ -65,5 +67,7 @@ API_KEYS = Table(
     Column("expires_unix_seconds", Double),
     Column("last_used_unix_seconds", Double),
     Column("rotated_to", String(32)),  # the key that takes its place
+    Column("tier", String(128), ForeignKey("tiers.tier")),
     Index("api_keys_by_tenant", "tenant"),
+    Index("api_keys_by_tier", "tier"),
 )

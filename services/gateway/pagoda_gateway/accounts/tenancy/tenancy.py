@@ -6,8 +6,8 @@ from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.tenancy.api_keys import ApiKeys
 from pagoda_gateway.accounts.tenancy.organisations import Organisations
-from pagoda_gateway.accounts.tenancy.records import Clock, wall_clock
-from pagoda_gateway.accounts.tenancy.tenants import Announce, Tenants
+from pagoda_gateway.accounts.tenancy.records import Announce, Clock, wall_clock
+from pagoda_gateway.accounts.tenancy.tenants import Tenants
 from pagoda_gateway.accounts.tenancy.tiers import Tiers
 
 
@@ -32,9 +32,11 @@ class Tenancy:
             clock: of all times that are stored.
         """
         announce = announce or _tell_nobody
-        organisations, tiers = Organisations(database, clock), Tiers(database, clock)
+        tiers = Tiers(database, announce, clock)
+        organisations = Organisations(database, tiers, announce, clock)
         tenants = Tenants(database, organisations, tiers, announce, clock)
-        return cls(organisations, tiers, tenants, ApiKeys(database, tenants, announce, clock))
+        api_keys = ApiKeys(database, tenants, tiers, announce, clock)
+        return cls(organisations, tiers, tenants, api_keys)
 
 
 async def _tell_nobody(change: AccountChange) -> None:

@@ -1,6 +1,5 @@
 """Tenants: whom requests are admitted, cached and billed for. Each belongs to an organisation."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -8,11 +7,9 @@ import sqlalchemy as sa
 from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.tenancy.organisations import Organisations
-from pagoda_gateway.accounts.tenancy.records import Clock, Page, Records, wall_clock
+from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
 from pagoda_gateway.accounts.tenancy.tables import API_KEYS, TENANTS
 from pagoda_gateway.accounts.tenancy.tiers import Tiers
-
-Announce = Callable[[AccountChange], Awaitable[None]]
 
 
 class Tenants:
@@ -109,6 +106,6 @@ class Tenants:
         await self._announce(AccountChange(tenant=tenant))
 
     def _check(self, connection: sa.Connection, values: dict[str, Any]) -> None:
-        for param, owner in (("organisation", self._organisations), ("tier", self._tiers)):
-            if (name := values.get(param)) is not None:
-                owner.records.require(connection, name, param=param)
+        if (name := values.get("organisation")) is not None:
+            self._organisations.records.require(connection, name, param="organisation")
+        self._tiers.require_given(connection, values)

@@ -4,17 +4,30 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database
-from pagoda_gateway.accounts.tenancy.records import Clock, Page, Records, wall_clock
-from pagoda_gateway.accounts.tenancy.tables import TENANTS, TIERS
+from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
+from pagoda_gateway.accounts.tenancy.tables import API_KEYS, ORGANISATIONS, TENANTS, TIERS
 from pagoda_gateway.errors import ConflictError, shorten
+
+_TIER: sa.BindParameter[str] = sa.bindparam("tier")
+_HOLDERS = {
+    "organisations": sa.select(ORGANISATIONS.c.organisation)
+    .where(ORGANISATIONS.c.tier == _TIER)
+    .limit(1),
+    "tenants": sa.select(TENANTS.c.tenant).where(TENANTS.c.tier == _TIER).limit(1),
+    "keys": sa.select(API_KEYS.c.api_key_id)
+    .where(API_KEYS.c.tier == _TIER, API_KEYS.c.revoked_unix_seconds.is_(None))
+    .limit(1),
+}
 
 
 class Tiers:
     """Tiers in the database; their limits are the columns of `TIERS`, null is none."""
 
-    def __init__(self, database: Database, clock: Clock = wall_clock) -> None:
+    def __init__(self, database: Database, announce: Announce, clock: Clock = wall_clock) -> None:
         self._database = database
+        self._announce = announce
         self._clock = clock
         self.records = Records(database, TIERS, "tier")
 
@@ -25,7 +38,9 @@ class Tiers:
             ConflictError: its id is taken.
         """
         values = {**limits, "tier": tier, "created_unix_seconds": self._clock()}
-        return await self.records.create(values)
+        row = await self.records.create(values)
+        await self._announce(AccountChange(tier=tier))
+        return row
 
     async def page(self, *, after: str = "", limit: int = 100) -> Page:
         """Return some."""
@@ -42,24 +57,41 @@ class Tiers:
             self.records.read(connection, tier, for_change=True)
             return self.records.change(connection, tier, limits)
 
-        return await self._database.call(change)
+        row = await self._database.call(change)
+        await self._announce(AccountChange(tier=tier))
+        return row
 
     async def delete(self, tier: str) -> None:
-        """Delete one that no tenant has.
+        """Delete one that nobody has.
 
         Raises:
             NotFoundError: there is no such tier.
-            ConflictError: a tenant has it.
+            ConflictError: an organisation, a tenant or a key that is not revoked has it.
         """
-        holder = sa.select(TENANTS.c.tenant).where(TENANTS.c.tier == tier).limit(1)
 
         def delete(connection: sa.Connection) -> None:
             self.records.read(connection, tier, for_change=True)
-            if (tenant := connection.scalar(holder)) is not None:
-                raise ConflictError(
-                    f"tenants have the tier {shorten(tier)}, such as {shorten(tenant)}: "
-                    "give them another one first"
-                )
+            for noun, holder in _HOLDERS.items():
+                if (name := connection.scalar(holder, {"tier": tier})) is not None:
+                    raise ConflictError(
+                        f"{noun} have the tier {shorten(tier)}, such as {shorten(name)}: "
+                        "give them another one first"
+                    )
+            revoked = sa.update(API_KEYS).where(API_KEYS.c.tier == tier).values(tier=None)
+            connection.execute(revoked)
             connection.execute(sa.delete(TIERS).where(TIERS.c.tier == tier))
 
         await self._database.call(delete)
+
+    def require_given(self, connection: sa.Connection, values: dict[str, Any]) -> None:
+        """Hold the tier that `values` name, if they name one.
+
+        Raises:
+            InvalidRequestError: there is none.
+        """
+        if (tier := values.get("tier")) is not None:
+            self.records.require(connection, tier, param="tier")
+
+    async def are_there(self) -> bool:
+        """Return whether there is any."""
+        return await self._database.scalar(sa.select(TIERS.c.tier).limit(1)) is not None

@@ -54,6 +54,7 @@ async def test_deleting_a_tenant_ends_its_keys_and_keeps_its_name(
     await tenancy.tiers.create("gold", GOLD)
     await tenancy.tenants.create("t", organisation="default", tier="gold")
     key, secret = await tenancy.api_keys.create("t")
+    announced.clear()
     await tenancy.tenants.delete("t")
     assert announced == [AccountChange(tenant="t")]
     assert await tenancy.api_keys.find_key(hash_key(secret)) is None

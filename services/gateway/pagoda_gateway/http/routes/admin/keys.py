@@ -29,6 +29,7 @@ def make_router(gateway: Gateway) -> APIRouter:
                 label=body.label,
                 models=body.models,
                 expires_unix_seconds=body.expires_at,
+                tier=body.tier,
             )
             return {**_answer(row), "key": secret}
 

@@ -28,7 +28,9 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def create_organisation(request: Request) -> dict[str, Any]:
         """Create an organisation."""
         async with read_body(request, NewOrganisation, bodies) as body:
-            return organisation_answer(await organisations.create(body.id, label=body.label))
+            return organisation_answer(
+                await organisations.create(body.id, tier=body.tier, label=body.label)
+            )
 
     @router.get("", openapi_extra=described(OrganisationList))
     async def list_organisations(limit: Limit = 100, after: After = "") -> dict[str, Any]:
@@ -45,7 +47,7 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def update_organisation(organisation: str, request: Request) -> dict[str, Any]:
         """Change what is sent."""
         async with read_body(request, OrganisationChange, bodies) as body:
-            return organisation_answer(await organisations.update(organisation, label=body.label))
+            return organisation_answer(await organisations.update(organisation, body.given()))
 
     @router.delete("/{organisation}", openapi_extra=described(Deleted))
     async def delete_organisation(organisation: str) -> dict[str, Any]:

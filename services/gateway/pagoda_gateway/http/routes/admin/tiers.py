@@ -43,7 +43,7 @@ def make_router(gateway: Gateway) -> APIRouter:
 
     @router.delete("/{tier}", openapi_extra=described(Deleted))
     async def delete_tier(tier: str) -> dict[str, Any]:
-        """Delete a tier that no tenant has."""
+        """Delete a tier that nobody has."""
         await tiers.delete(tier)
         return Deleted(id=tier, object="tier").model_dump()
 

@@ -1,4 +1,4 @@
-from pagoda_router.index.breaker import Breaker
+from pagoda_runtime.tasks.breaker import Breaker
 
 
 class Clock:

@@ -1,0 +1,415 @@
+-- Counters of one organisation, its tenants and keys: what they use now, and who holds it.
+--
+-- KEYS[1]: `<prefix>{organisation}`; every key begins with it, so that all are in one hash slot:
+--   <it>             which generation of counters this is; without, the organisation is not open
+--   <it>:<scope>     one scope's state; a scope is `key:<id>`, `tenant:<id>` or `organisation:<id>`
+--   <it>:held        request id -> its hold
+--   <it>:leases      request ids by when their lease runs out, ms
+--   <it>:unsettled   ids of holds whose gateway is gone, by when that was found, ms
+-- ARGV[1]: what to do; ARGV[2]: its arguments, JSON. Numbers are integers below 2^53.
+--
+-- A hold is what one request takes of each of its scopes:
+--   status    live | lost (its gateway is gone; its money stays held) | settled | void (no such
+--             request: whoever comes later with this id has given up before)
+--   scopes    their names;  budgets: those of them that limit money
+--   at        when it was taken, ms
+--   requests, tokens, micros
+-- A state is the sum of holds, and of those that were forgotten since, by one rule: `count`.
+
+local base, operation, arguments = KEYS[1], ARGV[1], cjson.decode(ARGV[2])
+local now = arguments.now
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local SLICES = 61 -- seconds of a window: the one that runs and the 60 before it
+local DAY_MS = 86400000
+local MAX_REAPED = 100
+
+local function slice_of(ms) return math.floor(ms / 1000) end
+local function day_of(ms) return math.floor(ms / DAY_MS) end
+
+-- Months since 1970 of a day since 1970 (both UTC): civil calendar, counted from March 0000.
+local function month_of(day)
+  local shifted = day + 719468
+  local era = math.floor(shifted / 146097)
+  local of_era = shifted - era * 146097
+  local year = math.floor((of_era - math.floor(of_era / 1460) + math.floor(of_era / 36524)
+    - math.floor(of_era / 146096)) / 365)
+  local of_year = of_era - (365 * year + math.floor(year / 4) - math.floor(year / 100))
+  local march_month = math.floor((5 * of_year + 2) / 153)
+  return (era * 400 + year) * 12 + march_month + 2 - 1970 * 12
+end
+
+local today = day_of(now)
+local this_month = month_of(today)
+
+local states, changed = {}, {}
+
+-- Return a scope's state as of now: old slices are gone, and so is what was of another day.
+local function load(scope)
+  local state = states[scope]
+  if state then return state end
+  local packed = redis.call('GET', base .. ':' .. scope)
+  state = packed and cmsgpack.unpack(packed)
+    or {requests = {}, tokens = {}, running = 0, seeded = 0,
+        day = today, day_spent = 0, day_held = 0,
+        month = this_month, month_spent = 0, month_held = 0}
+  local oldest = slice_of(now) - SLICES + 1
+  for _, window in ipairs({state.requests, state.tokens}) do
+    for slice in pairs(window) do
+      if slice < oldest then window[slice] = nil end
+    end
+  end
+  if state.day ~= today then
+    state.day, state.day_spent, state.day_held = today, 0, 0
+  end
+  if state.month ~= this_month then
+    state.month, state.month_spent, state.month_held = this_month, 0, 0
+  end
+  states[scope] = state
+  return state
+end
+
+local function store()
+  for scope in pairs(changed) do
+    redis.call('SET', base .. ':' .. scope, cmsgpack.pack(states[scope]))
+  end
+end
+
+local function shift(window, slice, amount)
+  local left = (window[slice] or 0) + amount
+  window[slice] = left ~= 0 and left or nil
+end
+
+local function count_money(state, hold, sign)
+  if state.seeded ~= 1 or hold.status == 'void' then return end
+  local amount, day = sign * hold.micros, day_of(hold.at)
+  local is_today, is_this_month = day == state.day, month_of(day) == state.month
+  if hold.status == 'settled' then
+    if is_today then state.day_spent = state.day_spent + amount end
+    if is_this_month then state.month_spent = state.month_spent + amount end
+  else
+    if is_today then state.day_held = state.day_held + amount end
+    if is_this_month then state.month_held = state.month_held + amount end
+  end
+end
+
+-- Add (sign 1) or take away (-1) what a hold uses of one scope.
+local function count_in(scope, hold, sign)
+  local state = load(scope)
+  local slice = slice_of(hold.at)
+  if slice > slice_of(now) - SLICES and hold.status ~= 'void' then
+    shift(state.requests, slice, sign * hold.requests)
+    shift(state.tokens, slice, sign * hold.tokens)
+  end
+  if hold.status == 'live' then state.running = state.running + sign end
+  count_money(state, hold, sign)
+  changed[scope] = true
+end
+
+local function count(hold, sign)
+  for _, scope in ipairs(hold.scopes) do count_in(scope, hold, sign) end
+end
+
+local function find(id)
+  local packed = redis.call('HGET', base .. ':held', id)
+  return packed and cmsgpack.unpack(packed)
+end
+
+local function keep(id, hold, lease_ms)
+  redis.call('HSET', base .. ':held', id, cmsgpack.pack(hold))
+  redis.call('ZADD', base .. ':leases', now + lease_ms, id)
+end
+
+local function forget(id)
+  redis.call('HDEL', base .. ':held', id)
+  redis.call('ZREM', base .. ':leases', id)
+  redis.call('ZREM', base .. ':unsettled', id)
+end
+
+local function is_seeded(hold)
+  for _, scope in ipairs(hold.budgets) do
+    if load(scope).seeded ~= 1 then return false end
+  end
+  return true
+end
+
+-- Free the places of requests whose gateway has not renewed them. Their tokens leave the window
+-- with time. What they were billed nobody knows yet: their money stays held until it is settled.
+local function reap()
+  local ids = redis.call('ZRANGEBYSCORE', base .. ':leases', '-inf', now, 'LIMIT', 0, MAX_REAPED)
+  for _, id in ipairs(ids) do
+    local hold = find(id)
+    if hold and hold.status == 'live' then
+      count(hold, -1)
+      hold.status = 'lost'
+      count(hold, 1)
+      if #hold.budgets > 0 and hold.micros > 0 then
+        redis.call('HSET', base .. ':held', id, cmsgpack.pack(hold))
+        redis.call('ZREM', base .. ':leases', id)
+        redis.call('ZADD', base .. ':unsettled', now, id)
+      else
+        forget(id)
+      end
+    elseif hold and hold.status == 'settled' and not is_seeded(hold)
+        and now < hold.at + arguments.forget_ms then
+      redis.call('ZADD', base .. ':leases', now + arguments.lease_ms, id)
+    else
+      forget(id)
+    end
+  end
+end
+
+-- Return a window's sum, and when (ms from now) it will be empty.
+local function sum(window)
+  local total, last = 0, nil
+  for slice, amount in pairs(window) do
+    total = total + amount
+    if not last or slice > last then last = slice end
+  end
+  return total, last and (last + SLICES) * 1000 - now or 0
+end
+
+-- Return when (ms from now) so much will have left a window.
+local function wait_for(window, amount)
+  local slices = {}
+  for slice in pairs(window) do slices[#slices + 1] = slice end
+  table.sort(slices)
+  for _, slice in ipairs(slices) do
+    amount = amount - window[slice]
+    if amount <= 0 then return (slice + SLICES) * 1000 - now end
+  end
+  return SLICES * 1000
+end
+
+local function ms_to_next_day() return (today + 1) * DAY_MS - now end
+
+local function ms_to_next_month()
+  local day = today
+  repeat day = day + 1 until month_of(day) ~= this_month
+  return day * DAY_MS - now
+end
+
+local refusals -- of {number of the scope, dimension, used, held, ms to wait; -1: nobody knows}
+
+local function refuse(...) refusals[#refusals + 1] = {...} end
+
+local function check_window(number, dimension, window, limit, need)
+  local used = sum(window)
+  if limit and used + need > limit then
+    refuse(number, dimension, used, 0, wait_for(window, used + need - limit))
+  end
+end
+
+local function check_budget(number, dimension, spent, held, limit, need, ms_to_reset)
+  if not limit or spent + held + need <= limit then return end
+  -- What others hold may come back any moment.
+  refuse(number, dimension, spent, held, spent + need <= limit and -1 or ms_to_reset())
+end
+
+local function usages(scopes)
+  local found = {}
+  for number, scope in ipairs(scopes) do
+    local state = load(scope.name)
+    local requests, requests_reset = sum(state.requests)
+    local tokens, tokens_reset = sum(state.tokens)
+    found[number] = {requests, requests_reset, tokens, tokens_reset, state.running,
+                     state.day_spent, state.day_held, state.month_spent, state.month_held}
+  end
+  return found
+end
+
+local operations = {}
+
+-- Return which generation of counters this is, and the time. KEYS[1] is its key.
+function operations.generation()
+  redis.call('SET', base, string.format('%.0f-%s', now, arguments.name), 'NX')
+  return {redis.call('GET', base), now}
+end
+
+-- Take all of a hold, or nothing. {'new'}: the organisation is not open. {'seed', scope}: nobody
+-- has said what that scope spent. {'void'}: the request has been given up.
+local function reserve(item)
+  local held = find(item.id)
+  if held and held.status == 'void' then return {'void'} end
+  if held and held.status == 'live' then return {'taken', held.at, {}, usages(item.scopes)} end
+  -- A line of a batch comes again under its id after its gateway was killed.
+  local lost = held and held.status == 'lost' and held
+  if lost then count(lost, -1) end
+  refusals = {}
+  local hold = {status = 'live', scopes = {}, budgets = {}, at = now, requests = 1,
+                tokens = item.tokens, micros = item.micros}
+  for number, scope in ipairs(item.scopes) do
+    local state = load(scope.name)
+    hold.scopes[number] = scope.name
+    if scope.day or scope.month then
+      if state.seeded ~= 1 then
+        if lost then count(lost, 1) end
+        return {'seed', scope.name}
+      end
+      hold.budgets[#hold.budgets + 1] = scope.name
+    end
+    check_window(number, 'requests', state.requests, scope.requests, 1)
+    check_window(number, 'tokens', state.tokens, scope.tokens, hold.tokens)
+    if scope.running and state.running + 1 > scope.running then
+      refuse(number, 'running', state.running, 0, -1)
+    end
+    check_budget(number, 'day', state.day_spent, state.day_held, scope.day, hold.micros,
+                 ms_to_next_day)
+    check_budget(number, 'month', state.month_spent, state.month_held, scope.month, hold.micros,
+                 ms_to_next_month)
+  end
+  if #refusals > 0 then
+    if lost then count(lost, 1) end
+    return {'refused', now, refusals, usages(item.scopes)}
+  end
+  count(hold, 1)
+  if lost then redis.call('ZREM', base .. ':unsettled', item.id) end
+  keep(item.id, hold, arguments.lease_ms)
+  return {'taken', now, {}, usages(item.scopes)}
+end
+
+-- Take holds, each by itself.
+function operations.reserve()
+  local replies, is_open = {}, redis.call('EXISTS', base) == 1
+  if is_open then reap() end
+  for index, item in ipairs(arguments.items) do
+    replies[index] = is_open and reserve(item) or {'new'}
+  end
+  return replies
+end
+
+-- Prolong leases, and give back what live requests can no longer use: items of {id, tokens,
+-- micros}. Returns the ids of which nothing is known.
+function operations.renew()
+  local unknown = {}
+  for _, item in ipairs(arguments.items) do
+    local id, tokens, micros = item[1], item[2], item[3]
+    local hold = find(id)
+    if not hold or hold.status ~= 'live' then
+      unknown[#unknown + 1] = id
+    else
+      if hold.tokens ~= tokens or hold.micros ~= micros then
+        count(hold, -1)
+        hold.tokens, hold.micros = tokens, micros
+        count(hold, 1)
+        redis.call('HSET', base .. ':held', id, cmsgpack.pack(hold))
+      end
+      redis.call('ZADD', base .. ':leases', now + arguments.lease_ms, id)
+    end
+  end
+  reap()
+  return unknown
+end
+
+-- Bring holds to what their gateway says they are, known here or not. Of an item: `is_new`, that
+-- no generation of counters has ever had it; `is_restored`, that this one has not.
+function operations.put()
+  for _, item in ipairs(arguments.items) do
+    local hold = find(item.id)
+    if hold and hold.status == 'settled' and item.status == 'settled' then
+      keep(item.id, hold, arguments.lease_ms)
+    elseif hold and hold.status ~= 'void' then
+      count(hold, -1)
+      hold.status, hold.tokens, hold.micros = item.status, item.tokens, item.micros
+      count(hold, 1)
+      if item.status == 'live' then
+        redis.call('ZREM', base .. ':unsettled', item.id)
+        keep(item.id, hold, arguments.lease_ms)
+      elseif item.status == 'settled' and (item.is_restored or not is_seeded(hold)) then
+        redis.call('ZREM', base .. ':unsettled', item.id)
+        keep(item.id, hold, arguments.lease_ms)
+      else
+        forget(item.id)
+      end
+    elseif not hold and item.status == 'void' then
+      keep(item.id, {status = 'void', scopes = {}, budgets = {}, at = now, requests = 0,
+                     tokens = 0, micros = 0}, arguments.lease_ms)
+    elseif not hold and item.is_restored then
+      hold = {status = item.status, scopes = item.scopes, budgets = item.budgets,
+              at = item.at or now, requests = 1, tokens = item.tokens, micros = item.micros}
+      for _, scope in ipairs(hold.scopes) do
+        -- What was settled before these counters were seeded: the ledger had it, most likely.
+        local is_counted = hold.status == 'settled' and not item.is_new and load(scope).seeded == 1
+        local micros = hold.micros
+        if is_counted then hold.micros = 0 end
+        count_in(scope, hold, 1)
+        hold.micros = micros
+      end
+      if hold.status == 'settled' and not item.is_new and is_seeded(hold) then hold.micros = 0 end
+      -- Kept for a while once it is settled: the same may be said twice.
+      keep(item.id, hold, arguments.lease_ms)
+    end
+  end
+  reap()
+  return #arguments.items
+end
+
+-- Begin to count for an organisation, in this generation of counters.
+function operations.open()
+  redis.call('SET', base, arguments.generation, 'NX')
+  return 1
+end
+
+-- Say what a scope had spent without those that are held here, and which requests of it nobody
+-- here holds while the ledger has no end of them: items of {id, micros, at}.
+function operations.seed()
+  local scope, state = arguments.scope, load(arguments.scope)
+  if state.seeded == 1 then return 0 end
+  state.seeded = 1
+  if arguments.day == state.day then state.day_spent = arguments.day_spent end
+  if arguments.month == state.month then state.month_spent = arguments.month_spent end
+  changed[scope] = true
+  local packed = redis.call('HGETALL', base .. ':held')
+  local held = {}
+  for index = 1, #packed, 2 do
+    local hold = cmsgpack.unpack(packed[index + 1])
+    held[packed[index]] = hold
+    for _, name in ipairs(hold.scopes) do
+      if name == scope then count_money(state, hold, 1) end
+    end
+  end
+  for _, item in ipairs(arguments.items) do
+    local id, hold = item[1], held[item[1]]
+    if hold then
+      local has_it = hold.status == 'void'
+      for _, name in ipairs(hold.scopes) do has_it = has_it or name == scope end
+      if not has_it then
+        hold.scopes[#hold.scopes + 1], hold.budgets[#hold.budgets + 1] = scope, scope
+        count_in(scope, hold, 1)
+        redis.call('HSET', base .. ':held', id, cmsgpack.pack(hold))
+      end
+    else
+      hold = {status = 'lost', scopes = {scope}, budgets = {scope}, at = item[3], requests = 0,
+              tokens = 0, micros = item[2]}
+      redis.call('HSET', base .. ':held', id, cmsgpack.pack(hold))
+      redis.call('ZADD', base .. ':unsettled', now, id)
+      count_in(scope, hold, 1)
+    end
+  end
+  return 1
+end
+
+-- Return the ids that are held here.
+function operations.held() return redis.call('HKEYS', base .. ':held') end
+
+-- Return holds whose gateway is gone: {id, ms since that was found, tokens, micros} ...
+function operations.unsettled()
+  reap()
+  local found = {}
+  local ids = redis.call('ZRANGE', base .. ':unsettled', 0, MAX_REAPED - 1, 'WITHSCORES')
+  for index = 1, #ids, 2 do
+    local hold = find(ids[index])
+    found[#found + 1] = {ids[index], now - tonumber(ids[index + 1]), hold.tokens, hold.micros}
+  end
+  return found
+end
+
+-- Return what scopes use now.
+function operations.usage() return usages(arguments.scopes) end
+
+local reply = operations[operation]()
+store()
+return reply

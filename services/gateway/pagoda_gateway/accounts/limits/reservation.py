@@ -1,0 +1,214 @@
+"""One request's way through its limits: in, or refused, or in after a wait; and out again."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
+from pagoda_gateway import metrics
+from pagoda_gateway.accounts.keys import ApiKey
+from pagoda_gateway.accounts.limits.counters import CountersError, Excess
+from pagoda_gateway.accounts.limits.hold import Amount, Hold
+from pagoda_gateway.accounts.limits.limiter import Limiter
+from pagoda_gateway.accounts.limits.refusal import (
+    check_size,
+    rate_headers,
+    refusal_of,
+    worst_of,
+)
+from pagoda_gateway.accounts.limits.waiting_line import WaitingLines
+from pagoda_gateway.accounts.money.price_book import PriceBook
+from pagoda_gateway.errors import RateLimitError, UnavailableError
+
+ASK_AGAIN_SECONDS = 0.25  # another replica may have given something back
+RETRY_AFTER_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedRequest:
+    """What a request is to its limits.
+
+    Attributes:
+        request_id: ours.
+        model: its name.
+        num_prompt_tokens: each prompt counted once, as it is billed.
+        most_output_tokens: asked while the request runs: all that it may still come to.
+        service_tier: a line of a batch is refused where others wait: its batch asks again.
+        arrived_unix_seconds: when it came.
+    """
+
+    request_id: str
+    model: str
+    num_prompt_tokens: int
+    most_output_tokens: Callable[[], int]
+    service_tier: str
+    arrived_unix_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """All that requests need to be limited.
+
+    Attributes:
+        limiter: holds of this gateway.
+        prices: of models.
+        lines: of requests that wait.
+        queue_seconds: how long one may wait.
+        is_open: whether requests run uncounted where they cannot be counted.
+    """
+
+    limiter: Limiter
+    prices: PriceBook
+    lines: WaitingLines
+    queue_seconds: float
+    is_open: bool
+
+    def reservation(
+        self, key: ApiKey, request: LimitedRequest, on_headers: Callable[[dict[str, str]], None]
+    ) -> "Reservation":
+        """Return the reservation of a request whose key has limits.
+
+        `on_headers` hears what the head of the answer should say of them.
+        """
+        return Reservation(self, key, request, on_headers)
+
+
+class Reservation:
+    """Opens the way for one request, and settles what it used."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        key: ApiKey,
+        request: LimitedRequest,
+        on_headers: Callable[[dict[str, str]], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Take nothing yet."""
+        self._clock = clock
+        self.stage = "limits"  # what the request waits for
+        self._limits = limits
+        self._key = key
+        self._request = request
+        self._on_headers = on_headers
+        self._tried_unix_seconds = request.arrived_unix_seconds
+        self._hold = Hold(request.request_id, key, self._most(), self._most)
+        self._is_held = False
+
+    async def enter(self) -> None:
+        """Return when the request may run.
+
+        Raises:
+            RateLimitError: it is over a limit, and must not or need not wait.
+            UnavailableError: limits cannot be counted now.
+        """
+        check_size(self._key.scopes, self._hold.amount)
+        try:
+            await self._enter()
+            self._is_held = True
+        except CountersError as error:
+            if self._limits.is_open:
+                self._limits.limiter.admit_uncounted(self._hold)
+                self._is_held = True
+                return
+            self._limits.limiter.give_up(self._hold)
+            raise UnavailableError(
+                "the limits of your key cannot be checked now; try again",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            ) from error
+        except asyncio.CancelledError:
+            self._limits.limiter.give_up(self._hold)  # it may be taken
+            raise
+
+    def settle(self, opened: UsageOpen | None, closed: UsageClose) -> None:
+        """Give back what the request did not use; without an open record it never began."""
+        if not self._is_held:
+            return
+        self._is_held = False
+        if opened is None:
+            self._limits.limiter.give_up(self._hold)
+            return
+        tokens = closed.num_prompt_tokens + closed.num_output_tokens
+        micros = self._limits.prices.price(opened, closed).total_micros
+        self._limits.limiter.settle(self._hold, Amount(tokens, micros))
+
+    def _most(self) -> Amount:
+        request = self._request
+        num_output_tokens = request.most_output_tokens()
+        micros = self._limits.prices.most_micros(
+            request.model,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=num_output_tokens,
+            service_tier=request.service_tier,
+            at=self._tried_unix_seconds,
+        )
+        return Amount(request.num_prompt_tokens + num_output_tokens, micros)
+
+    async def _enter(self) -> None:
+        tenant, lines = self._key.tenant, self._limits.lines
+        seconds = self._limits.queue_seconds
+        if not (self._is_patient and lines.num_waiting(tenant)):
+            excesses = await self._try()
+            if not excesses:
+                return
+            if not self._may_wait(excesses, seconds):
+                raise self._refused(excesses)
+        if lines.is_full(tenant):
+            raise RateLimitError(
+                f"{lines.max_requests} of your requests wait for room in your limits already; try "
+                "again later, or ask for higher limits",
+                kind="requests",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        deadline = asyncio.get_running_loop().time() + seconds
+        with contextlib.suppress(TimeoutError):
+            async with lines.turn(tenant, seconds):
+                await self._wait(deadline)
+                return
+        if excesses := await self._try():  # it never was the first
+            raise self._refused(excesses)
+
+    async def _wait(self, deadline: float) -> None:
+        """Ask again and again until there is room, or no more patience."""
+        loop = asyncio.get_running_loop()
+        while excesses := await self._try():
+            if not self._may_wait(excesses, deadline - loop.time()):
+                raise self._refused(excesses)
+            wait = min(ASK_AGAIN_SECONDS, (worst_of(excesses).wait_ms or math.inf) / 1000)
+            await self._limits.limiter.released(self._key.organisation, wait)
+        metrics.LIMITED_WAITS.inc()
+
+    async def _try(self) -> tuple[Excess, ...]:
+        """Take all, or return why not."""
+        self._tried_unix_seconds = self._clock()
+        self._hold.amount = self._most()  # it may have waited for other prices
+        answer = await self._limits.limiter.take(self._hold)
+        self._on_headers(rate_headers(self._key.scopes, answer.usages))
+        if answer.excesses:
+            worst = worst_of(answer.excesses)
+            self.stage = f"limits: {worst.dimension} of the {worst.scope.kind}"
+        return answer.excesses
+
+    @property
+    def _is_patient(self) -> bool:
+        """Whether some limit has the request wait rather than refuses it."""
+        is_queueing = any(scope.is_queueing for scope in self._key.scopes)
+        return is_queueing and self._request.service_tier == "default"
+
+    def _may_wait(self, excesses: Sequence[Excess], seconds: float) -> bool:
+        """Return whether each of the limits has it wait, and none for longer than that."""
+        return (
+            seconds > 0
+            and self._request.service_tier == "default"
+            and all(excess.scope.is_queueing for excess in excesses)
+            and (worst_of(excesses).wait_ms or 0) <= 1000 * seconds
+        )
+
+    def _refused(self, excesses: Sequence[Excess]) -> RateLimitError:
+        worst = worst_of(excesses)
+        metrics.LIMITED.labels(worst.scope.kind, worst.dimension).inc()
+        is_batch = self._request.service_tier == "batch"
+        return refusal_of(worst, self._hold.amount, is_batch=is_batch)

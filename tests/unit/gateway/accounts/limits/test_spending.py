@@ -1,0 +1,95 @@
+"""What the ledger says was spent, on both databases."""
+
+import datetime
+
+import pytest
+from support.limits import MICROS_PER_TOKEN, PRICES, apply_usage, hold_of, key_with
+
+from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.keys import ApiKey
+from pagoda_gateway.accounts.limit_scope import LimitScope
+from pagoda_gateway.accounts.limits.spending import Spending
+from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
+
+KEY = key_with(tenant={"daily_budget_micros": 1})
+TENANT = KEY.scopes[0]
+NOON = datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC).timestamp()
+DAY = 86_400.0
+
+
+async def used(
+    database: Database, name: str, *, ago: float, tokens: int, is_open: bool = False,
+    key: ApiKey = KEY, **values: str,
+) -> None:  # fmt: skip
+    hold = hold_of(name, key, tokens)
+    opened = NOON - ago
+    closed = None if is_open else opened + 1
+    await apply_usage(
+        database, hold, opened=opened, closed=closed, num_output_tokens=tokens,
+        max_output_tokens=tokens, **values,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.fixture
+def spending(database: Database) -> Spending:
+    return Spending(database, PRICES)
+
+
+async def test_day_month_and_what_is_open(database: Database, spending: Spending) -> None:
+    await used(database, "just-now", ago=5, tokens=1)
+    await used(database, "held", ago=6, tokens=10_000)
+    await used(database, "running", ago=7, tokens=20, is_open=True)
+    await used(database, "this-morning", ago=DAY / 4, tokens=300)
+    await used(database, "left-open", ago=DAY / 3, tokens=7, is_open=True)
+    await used(database, "yesterday", ago=DAY, tokens=4000)
+    await used(database, "last-month", ago=30 * DAY, tokens=50_000)
+    spent = await spending.of(TENANT, KEY, at=NOON, without={"held"})
+    # Rows without a price are summed up and rounded each by itself, upwards at most.
+    assert spent.day == NOON // DAY
+    assert spent.month == (2026 - 1970) * 12 + 10
+    assert spent.day_spent == pytest.approx(301 * MICROS_PER_TOKEN, abs=2)
+    assert spent.month_spent == pytest.approx(4301 * MICROS_PER_TOKEN, abs=3)
+    assert sorted((name, cost) for name, cost, _ in spent.open) == [
+        ("left-open", 7 * MICROS_PER_TOKEN),
+        ("running", 20 * MICROS_PER_TOKEN),
+    ]
+
+
+async def test_lines_of_batches_count_when_they_are_finished(
+    database: Database, spending: Spending
+) -> None:
+    for ago in (5, DAY / 4):
+        await used(database, f"done-{ago}", ago=ago, tokens=100, service_tier="batch")
+        await used(
+            database, f"failed-{ago}", ago=ago, tokens=1000, service_tier="batch", outcome="failed"
+        )
+        await used(database, f"gone-{ago}", ago=ago, tokens=1, outcome="disconnected")
+    spent = await spending.of(TENANT, KEY, at=NOON, without=())
+    assert spent.day_spent == pytest.approx(2 * (50 + 1) * MICROS_PER_TOKEN, abs=4)
+
+
+async def test_each_scope_has_its_own(database: Database, spending: Spending) -> None:
+    tenancy = Tenancy.of(database)
+    for organisation, tenant in (("acme", "acme-prod"), ("acme", "acme-test"), ("other", "o")):
+        if tenant != "acme-test":
+            await tenancy.organisations.create(organisation)
+        await tenancy.tenants.create(tenant, organisation=organisation)
+    amounts = {("acme-prod", "key-1"): 1, ("acme-prod", "key-2"): 10, ("acme-test", "key-3"): 100,
+               ("o", "key-4"): 1000}  # fmt: skip
+    for (tenant, name), tokens in amounts.items():
+        await used(database, name, ago=5, tokens=tokens, key=ApiKey(name, tenant))
+    for kind, name, tokens in (
+        ("key", "key-1", 1), ("tenant", "acme-prod", 11), ("organisation", "acme", 111),
+    ):  # fmt: skip
+        scope = LimitScope(kind, name)  # type: ignore[arg-type]
+        spent = await spending.of(scope, KEY, at=NOON, without=())
+        assert spent.day_spent == tokens * MICROS_PER_TOKEN, kind
+
+
+async def test_requests_that_nobody_knows_are_left_out(
+    database: Database, spending: Spending
+) -> None:
+    await used(database, "known", ago=5, tokens=3)
+    rows = await spending.requests(["known", "unknown"])
+    assert list(rows) == ["known"]
+    assert spending.cost_of(rows["known"]) == 3 * MICROS_PER_TOKEN
