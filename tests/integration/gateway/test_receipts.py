@@ -219,17 +219,17 @@ async def test_a_client_can_check_its_receipts_as_the_document_says(priced: Runn
 
 
 async def test_a_batch_has_its_discount(priced: Running) -> None:
-    sdk = priced.sdk()
-    content = jsonl(batch_line("one", max_tokens=8))
-    file = await sdk.files.create(file=("in.jsonl", content), purpose="batch")
-    batch = await sdk.batches.create(
-        input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h"
-    )
-    async with asyncio.timeout(20):
-        while (batch := await sdk.batches.retrieve(batch.id)).status != "completed":
-            pass
-    assert batch.output_file_id
-    line = orjson.loads((await sdk.files.content(batch.output_file_id)).text)
+    async with priced.sdk() as sdk:
+        content = jsonl(batch_line("one", max_tokens=8))
+        file = await sdk.files.create(file=("in.jsonl", content), purpose="batch")
+        batch = await sdk.batches.create(
+            input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h"
+        )
+        async with asyncio.timeout(20):
+            while (batch := await sdk.batches.retrieve(batch.id)).status != "completed":
+                pass
+        assert batch.output_file_id
+        line = orjson.loads((await sdk.files.content(batch.output_file_id)).text)
     receipt = await ledgers(priced, line["response"]["request_id"])
     assert receipt["service_tier"] == "batch"
     *lines, discount = receipt["cost"]["lines"]

@@ -60,11 +60,11 @@ _CHAINS = (
     .order_by(RECEIPT_CHAINS.c.tenant)
     .with_for_update()
 )
+# Written out: what SQLAlchemy does for each of many updates takes as long as SQLite does.
 _SEAL = (
-    sa.update(USAGE)
-    .where(USAGE.c.request_id == sa.bindparam("sealed_request_id"))
-    .values({name: sa.bindparam(name) for name in _SEALED_COLUMNS})
-)
+    "UPDATE usage SET " + ", ".join(f"{name} = ?" for name in _SEALED_COLUMNS)
+    + " WHERE request_id = ?"
+)  # fmt: skip
 # The same in one statement: PostgreSQL is in another process, and each statement is a trip there.
 _SEAL_IN_POSTGRESQL = sa.text(
     "UPDATE usage SET "
@@ -143,14 +143,26 @@ class Sealer:
         connection.execute(self._add_to_day, days)
 
     def _write(self, connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
-        sealed = [{name: row[name] for name in _SEALED_COLUMNS} for row in rows]
-        names = [row["request_id"] for row in rows]
         if self._is_postgresql:
-            listed = [{"request_id": n} | s for n, s in zip(names, sealed, strict=True)]
-            connection.execute(_SEAL_IN_POSTGRESQL, {"rows": orjson.dumps(listed).decode()})
+            names = ("request_id", *_SEALED_COLUMNS)
+            sealed = orjson.dumps([{name: row[name] for name in names} for row in rows])
+            connection.execute(_SEAL_IN_POSTGRESQL, {"rows": sealed.decode()})
             return
-        named = [{"sealed_request_id": n} | s for n, s in zip(names, sealed, strict=True)]
-        connection.execute(_SEAL, named)
+        connection.exec_driver_sql(
+            _SEAL,
+            [
+                (
+                    row["price_id"],
+                    row["cost_micros"],
+                    orjson.dumps(row["price_lines"]).decode(),
+                    row["receipt_number"],
+                    row["previous_hash"],
+                    row["receipt_hash"],
+                    row["request_id"],
+                )
+                for row in rows
+            ],
+        )
 
     def _number(
         self, rows: list[dict[str, Any]], book: PriceBook, ends: dict[str, tuple[int, str]]
