@@ -14,9 +14,13 @@ import sqlalchemy as sa
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
-from pagoda_gateway.accounts.usage_rows import close_values, open_values
-
-FINISHED = "finished"
+from pagoda_gateway.accounts.usage_rows import (
+    FINISHED,
+    LOST,
+    RECONCILED,
+    close_values,
+    open_values,
+)
 
 _Half = tuple[Literal["open", "close"], list[dict[str, Any]]]
 
@@ -44,11 +48,15 @@ class Ledger:
         transactions = [[half] for half in halves] if self.database.is_postgresql else [halves]
         for transaction in transactions:
             await self.database.call(functools.partial(self._write, transaction))
+        self.note_applied()
+
+    def note_applied(self) -> None:
+        """Wake those who wait: records were applied, here or elsewhere."""
         applied, self._applied = self._applied, asyncio.Event()
         applied.set()
 
     async def wait_applied(self, timeout_seconds: float) -> None:
-        """Return when further records were applied here, or after the time."""
+        """Return when further records were applied, as far as we hear, or after the time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._applied.wait()
@@ -108,6 +116,12 @@ class Ledger:
                 USAGE.c.closed_unix_seconds.is_(None),
                 # A line of a batch that failed may finish later under the same request id.
                 sa.and_(USAGE.c.outcome != FINISHED, new.outcome == FINISHED),
+                # The gateway's own word, late, in place of what was made of workers' records.
+                sa.and_(
+                    sa.or_(USAGE.c.outcome == RECONCILED, USAGE.c.outcome == LOST),
+                    new.outcome != RECONCILED,
+                    new.outcome != LOST,
+                ),
             )
         self._upserts[half] = insert.on_conflict_do_update(
             index_elements=["request_id"],

@@ -7,10 +7,11 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
 from pagoda_gateway.accounts.usage_rows import DEFAULT_TIER
 from pagoda_gateway.errors import NotFoundError, shorten
 
-_POLL_SECONDS = 0.1  # another replica may apply the record, then nobody tells us
+_POLL_SECONDS = 0.1  # news of applied records may be missed
 
 
 class Receipts:
@@ -24,6 +25,7 @@ class Receipts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
+        self._sequences = SequenceUsages(ledger.database)
         self._wait_seconds = wait_seconds
         self._clock = clock
 
@@ -42,7 +44,11 @@ class Receipts:
             await self._ledger.wait_applied(min(left, _POLL_SECONDS))
         if row is None:
             raise NotFoundError(f"no receipt for {shorten(name)}", param="request_id")
-        return _receipt(row)
+        receipt = _receipt(row)
+        compute_seconds = await self._sequences.compute_seconds(row["request_id"])
+        if compute_seconds is not None:  # workers say it at the end of each sequence
+            receipt["compute_seconds"] = compute_seconds
+        return receipt
 
 
 def _receipt(row: RowMapping) -> dict[str, Any]:

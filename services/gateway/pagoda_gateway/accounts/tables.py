@@ -13,9 +13,11 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    text,
 )
 
 METADATA = MetaData()
+_IS_OPEN = text("closed_unix_seconds IS NULL")
 
 # One row for each request. The open record fills the first half, the close record the second; each
 # is written once, in whatever order and however often the records come.
@@ -33,6 +35,7 @@ USAGE = Table(
     Column("opened_unix_seconds", Double),
     Column("gateway_id", String(128)),
     Column("service_tier", String(16)),  # default | batch; null in rows of older versions
+    Column("num_choices", Integer),  # of each prompt; null in rows of older versions
     Column("prompt_tokens", Integer),
     Column("cached_device_tokens", Integer),
     Column("cached_cpu_tokens", Integer),
@@ -48,6 +51,7 @@ USAGE = Table(
     Column("worker_ids", JSON),
     Index("usage_by_tenant", "tenant", "opened_unix_seconds"),
     Index("usage_by_object", "object_id"),
+    Index("usage_open", "gateway_id", sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
 )
 
 # What clients call a request (their own x-request-id) -> what we call it. Several may share a name.

@@ -5,6 +5,8 @@ from typing import Any
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
 
 DEFAULT_TIER = "default"  # also of records that older gateways wrote
+FINISHED = "finished"
+RECONCILED, LOST = "reconciled", "lost"  # closed for a dead gateway: from workers' records, or none
 
 
 def open_values(record: UsageOpen) -> dict[str, Any]:
@@ -21,6 +23,7 @@ def open_values(record: UsageOpen) -> dict[str, Any]:
         "opened_unix_seconds": record.opened_unix_seconds,
         "gateway_id": record.gateway_id,
         "service_tier": record.service_tier or DEFAULT_TIER,
+        "num_choices": record.num_choices or 1,
     }
 
 

@@ -107,7 +107,7 @@ class GenerationResponse(Response):
         record = generation.close_record(outcome)
         if generation.is_opened:
             with stage_span("gateway.settle", generation.context):
-                await self._gateway.usage_log.close(record, generation.context)
+                await self._gateway.usage_log.close(record)
         count(generation, record)
         describe_outcome(generation, record)
 

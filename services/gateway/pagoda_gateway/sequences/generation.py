@@ -217,7 +217,11 @@ class Generation:
             gateway_id=self._gateway_id,
             now=self._clock(),
         )
-        await self._open_log.open(record, self.context)
+        try:
+            await self._open_log.open(record)
+        except UnavailableError:
+            self.is_opened = False  # it is not stored, and will not be
+            raise
         self._request.opened.set()
 
     def _note_route(

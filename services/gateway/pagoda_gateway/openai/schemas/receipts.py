@@ -26,7 +26,7 @@ class Receipt(BaseModel):
     service_tier: Literal["default", "batch"]
     opened: float
     closed: float | None = None
-    outcome: Literal["finished", "disconnected", "failed"] | None = None
+    outcome: Literal["finished", "disconnected", "failed", "reconciled", "lost"] | None = None
     prompt_tokens: int | None = None
     cached_tokens: CachedTokens | None = None
     output_tokens: int | None = None
@@ -36,3 +36,4 @@ class Receipt(BaseModel):
     e2e_ms: float | None = None
     stages_ms: dict[str, float] | None = None
     workers: list[str] | None = None
+    compute_seconds: float | None = None
