@@ -63,6 +63,7 @@ def main() -> None:
     ledger_url = given.get(LEDGER_NAME) or postgres_url() or gateway.get(LEDGER_NAME) or LEDGER_FILE
     own = {
         "gateway": {API_KEY_NAME: api_key, ADMIN_KEY_NAME: admin_key, LEDGER_NAME: ledger_url},
+        "applier": {LEDGER_NAME: ledger_url},
         "router": {"PAGODA_REDIS_URL": redis_url},
         "prefill": {"PAGODA_CLUSTER_TOKEN": cluster_token},
         "decode": {"PAGODA_CLUSTER_TOKEN": cluster_token},

@@ -18,6 +18,7 @@ COMMANDS = {
     "trace": ("pagoda_cli.trace.command:trace", "Show where one request's time went."),
     "keys": ("pagoda_cli.admin.keys:app", "Create, list, rotate and revoke API keys."),
     "tenants": ("pagoda_cli.admin.tenants:app", "Create and list tenants."),
+    "ledger": ("pagoda_cli.admin.ledger:app", "Close what dead gateways left open."),
     "bench": ("pagoda_cli.bench.command:bench", "Measure a running system."),
 }
 

@@ -1,1 +1,1 @@
-"""`pagoda keys` and `pagoda tenants`: who may use a system. Knows /admin, and no Pagoda service."""
+"""`pagoda keys`, `tenants`, `ledger`: who may use a system. Knows /admin, and no Pagoda service."""

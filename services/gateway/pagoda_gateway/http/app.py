@@ -27,7 +27,7 @@ from pagoda_gateway.http.routes import (
     responses,
     tokens,
 )
-from pagoda_gateway.http.routes.admin import keys, organisations, tenants, tiers
+from pagoda_gateway.http.routes.admin import keys, organisations, reconcile, tenants, tiers
 
 EXPOSED_HEADERS = ("x-request-id", "x-pagoda-request-id", IGNORED_HEADER, "retry-after")
 
@@ -52,7 +52,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         app.include_router(module.make_router(gateway))
     admin_secret = gateway.settings.admin_key.get_secret_value()
     if admin_secret:
-        for module in (organisations, tenants, keys, tiers):
+        for module in (organisations, tenants, keys, tiers, reconcile):
             app.include_router(module.make_router(gateway))
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
