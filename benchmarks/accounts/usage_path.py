@@ -2,8 +2,9 @@
 
     PYTHONPATH=tests python benchmarks/accounts/usage_path.py [--output FILE]
 
-Outbox: N streams store an open and a close record, one after the other, again and again, on a real
-disk; milliseconds of one record, its sync included. Ledger: the applier's own handler over records
+Outbox: N streams store an open and a close record again and again, on a real disk: with a second
+between records on average, as requests do (milliseconds of one record, its sync included), and
+without a pause (records a second). Ledger: the applier's own handler over records
 in the form in which they come, on SQLite and on a PostgreSQL that syncs; records a second.
 """
 
@@ -31,7 +32,10 @@ from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
 from pagoda_gateway.accounts.usage.usage_log import UsageLog
 from pagoda_runtime.identity import new_request_id
 
-RECORDS_PER_STREAM = {1: 400, 64: 60, 512: 16}
+REQUESTS_PER_STREAM = {1: 400, 64: 60, 512: 16}
+PACED_REQUESTS = 3  # of a stream, at least
+PACED_RECORDS = 200  # of all streams, at least
+MEAN_PAUSE_SECONDS = 1.0
 NUM_REQUESTS = 6000
 REQUESTS_PER_MESSAGE = 64
 
@@ -88,16 +92,34 @@ def sequence_record(request_id: str, number: int) -> SequenceUsage:
 
 
 async def measure_outbox(folder: Path, num_streams: int) -> dict[str, float]:
-    """Return p50 and p99 of one record, in ms, and records a second."""
+    """Return p50 and p99 of one record at a pace, in ms, and records a second without one."""
+    pause = MEAN_PAUSE_SECONDS if num_streams > 1 else 0.02
+    num_paced = max(PACED_REQUESTS, PACED_RECORDS // (2 * num_streams))
+    paced, _, _ = await store(folder, num_streams, num_paced, pause)
+    flat, elapsed, cpu = await store(folder, num_streams, REQUESTS_PER_STREAM[num_streams], 0.0)
+    return {
+        "p50_ms": round(1e3 * statistics.median(paced), 3),
+        "p99_ms": round(1e3 * paced[int(0.99 * len(paced))], 3),
+        "records_per_second": round(len(flat) / elapsed),
+        "cpu_us_per_record": round(1e6 * cpu / len(flat), 1),
+    }
+
+
+async def store(
+    folder: Path, num_streams: int, num_requests: int, pause: float
+) -> tuple[list[float], float, float]:
+    """Return seconds of each record, sorted, of all of them, and of CPU."""
     outbox = await Outbox.open(
-        folder, f"gateway-{num_streams}", max_bytes=1 << 30, on_state=lambda *_: None
+        folder, f"{num_streams}-{pause}", max_bytes=1 << 30, on_state=lambda *_: None
     )
-    log, seconds = UsageLog(outbox, timeout_seconds=60), list[float]()
+    log, seconds, rng = UsageLog(outbox, timeout_seconds=60), list[float](), random.Random(1)
 
     async def stream() -> None:
-        for _ in range(RECORDS_PER_STREAM[num_streams]):
+        for _ in range(num_requests):
             request_id = new_request_id()
             for work in (log.open(open_record(request_id)), log.close(close_record(request_id))):
+                if pause:
+                    await asyncio.sleep(rng.uniform(0, 2 * pause))
                 started = time.perf_counter()
                 await work
                 seconds.append(time.perf_counter() - started)
@@ -108,13 +130,7 @@ async def measure_outbox(folder: Path, num_streams: int) -> dict[str, float]:
             tasks.create_task(stream())
     elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
     await outbox.close()
-    seconds.sort()
-    return {
-        "p50_ms": round(1e3 * statistics.median(seconds), 3),
-        "p99_ms": round(1e3 * seconds[int(0.99 * len(seconds))], 3),
-        "records_per_second": round(len(seconds) / elapsed),
-        "cpu_us_per_record": round(1e6 * cpu / len(seconds), 1),
-    }
+    return sorted(seconds), elapsed, cpu
 
 
 async def measure_ledger(url: str) -> dict[str, float]:
@@ -150,7 +166,7 @@ async def measure(folder: Path, postgres_url: str) -> dict[str, object]:
     """Return all rows."""
     return {
         "python": platform.python_version(),
-        "outbox": {str(n): await measure_outbox(folder, n) for n in RECORDS_PER_STREAM},
+        "outbox": {str(n): await measure_outbox(folder, n) for n in REQUESTS_PER_STREAM},
         "ledger": {
             "sqlite": await measure_ledger(f"sqlite:///{folder}/ledger.sqlite3"),
             "postgresql": await measure_ledger(postgres_url),

@@ -1,13 +1,16 @@
 """A record at the end of each attempt, on each worker that had a part in it, however it ended."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 from opentelemetry.context import Context
+from support.servers import free_port
 from support.worker_cluster import GREEDY, Cluster
 
+from pagoda.rpc.v1 import generate_pb2
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageRecord
 from pagoda_engine import SamplingParams
@@ -97,18 +100,25 @@ async def test_a_cancelled_sequence_has_a_record(cluster: Cluster, records: Reco
     assert record.compute_ns > 0
 
 
-async def test_an_aborted_prefill_says_what_it_computed(cluster: Cluster, records: Records) -> None:
-    """Its task ends before the engine has reported the end of its prompt, or just after."""
+async def test_a_prefill_whose_consumer_is_gone_has_a_record(
+    cluster: Cluster, records: Records
+) -> None:
+    """Its push fails while it computes, so the engine is asked what it has done."""
     await cluster.start_prefill("prefill-1")
-    await cluster.start_decode("decode-1")
-    answer = await cluster.generate("decode-1", PROMPT * 4, prefill_worker_id="prefill-1")
-    await cluster.cancel("decode-1", answer)
-    await answer.finished()
+    lease = generate_pb2.Lease(
+        lease_id="void", epoch="gone", endpoint=f"127.0.0.1:{free_port()}",
+        expires_unix_seconds=time.time() + 60,
+    )  # fmt: skip
+    request = generate_pb2.PrefillRequest(generate=cluster.request(PROMPT * 4), lease=lease)
+    response = await cluster.bus.request(
+        subjects.prefill("prefill-1"), request, generate_pb2.PrefillResponse, timeout_seconds=10
+    )
+    assert response.status == generate_pb2.ADMIT_STATUS_ACCEPTED
 
     record = await records.of("prefill-1")
     assert record.num_published_tokens in (0, 1)
-    assert record.num_computed_prompt_tokens <= 400
-    assert bool(record.compute_ns) == bool(record.num_computed_prompt_tokens)
+    assert 0 < record.num_computed_prompt_tokens <= 400
+    assert record.compute_ns > 0
 
 
 async def test_what_a_drain_ends_has_a_record(cluster: Cluster, records: Records) -> None:
