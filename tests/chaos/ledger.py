@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -38,7 +39,7 @@ from pagoda_cli.bench.provenance import provenance
 from pagoda_cli.bench.report import write_json
 
 ROOT = Path(__file__).parents[2]
-READY_SECONDS = 90.0
+READY_SECONDS = 180.0
 SETTLE_SECONDS = 90.0
 GONE_SECONDS = 8.0
 WORKERS_TOLD_SECONDS = 7.0
@@ -96,7 +97,7 @@ class Replica:
         async with asyncio.timeout(READY_SECONDS):
             while True:
                 with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                    timeout = aiohttp.ClientTimeout(total=2)
+                    timeout = aiohttp.ClientTimeout(total=10)
                     async with session.get(f"{self.url}/readyz", timeout=timeout) as answer:
                         if answer.status == 200:
                             return
@@ -285,6 +286,8 @@ def main() -> int:
         num_faults=arguments.faults,
         seed=arguments.seed,
     )
+    # As an exception, so that the stack is stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"seed {options.seed}", file=sys.stderr, flush=True)
     home = arguments.home / f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     result = asyncio.run(run_ledger(options, home, lambda text: print(text, file=sys.stderr)))

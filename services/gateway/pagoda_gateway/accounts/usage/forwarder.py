@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
@@ -80,23 +81,33 @@ class Forwarder:
 
     async def run(self) -> None:
         """Send the own outbox's records until cancelled."""
-        outbox = self._outbox
         while True:
-            batch = outbox.next_batch()
-            if batch is None:
-                await outbox.has_more.wait()
-                continue
-            await self._send(batch)
-            outbox.done(batch)
+            try:
+                await self._send_own()
+            except OSError as error:
+                logger.error("the outbox cannot be read: %s", error)
+                await asyncio.sleep(retry_delay(RETRY_SECONDS))
 
     async def adopt_forever(self) -> None:
         """Send what dead processes left, now and every few seconds."""
         while True:
-            for folder in await asyncio.to_thread(folders_of, self._root):
-                lock = await asyncio.to_thread(FolderLock.take, folder)
-                if lock is not None:
-                    await self._adopt(lock)
+            try:
+                for folder in await asyncio.to_thread(folders_of, self._root):
+                    lock = await asyncio.to_thread(FolderLock.take, folder)
+                    if lock is not None:
+                        await self._adopt(lock)
+            except OSError as error:
+                logger.error("outboxes of dead gateways cannot be read: %s", error)
             await asyncio.sleep(retry_delay(ADOPT_SECONDS))
+
+    async def _send_own(self) -> None:
+        while True:
+            batch = self._outbox.next_batch()
+            if batch is None:
+                await self._outbox.has_more.wait()
+                continue
+            await self._send(batch)
+            self._outbox.done(batch)
 
     async def _adopt(self, lock: FolderLock) -> None:
         folder, is_sent, num_records = lock.folder, False, 0
@@ -114,7 +125,7 @@ class Forwarder:
 
     async def _send(self, batch: Batch) -> None:
         """Return once JetStream has the records, however long that takes."""
-        records = [UsageRecord.FromString(record) for record in batch.records if record]
+        records = [record for data in batch.records if (record := _decoded(data)) is not None]
         while records:
             try:
                 await self._publish(UsageRecord(batch=records), batch.place)
@@ -141,6 +152,15 @@ class Forwarder:
             timeout_seconds=self._timeout_seconds,
             context=Context(),
         )
+
+
+def _decoded(data: bytes) -> UsageRecord | None:
+    """Return a record; None: an empty one, which only tried the disk, or no record of ours."""
+    try:
+        return UsageRecord.FromString(data) if data else None
+    except DecodeError as error:
+        logger.error("%d bytes in an outbox are no usage record: %s", len(data), error)
+        return None
 
 
 def _size(path: Path) -> int | None:

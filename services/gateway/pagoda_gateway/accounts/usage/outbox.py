@@ -15,6 +15,7 @@ from pathlib import Path
 from pagoda_gateway import metrics
 from pagoda_gateway.accounts.usage.folder_lock import FolderLock
 from pagoda_gateway.accounts.usage.segments import (
+    MAX_RECORD_BYTES,
     Batch,
     SegmentReader,
     SegmentWriter,
@@ -98,6 +99,8 @@ class Outbox:
         Raises:
             OutboxError: there is no room, or the disk takes nothing.
         """
+        if len(record) > MAX_RECORD_BYTES:
+            raise OutboxError(f"{len(record)} bytes are no usage record ({MAX_RECORD_BYTES})")
         if not is_kept:
             self._check_room()
         entry = _Entry(record, is_kept, self._event_loop.create_future())
@@ -126,10 +129,10 @@ class Outbox:
         with self._wakeup:
             self._is_closing = True
             self._wakeup.notify()
-        async with asyncio.timeout(CLOSE_SECONDS):
-            await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)  # a disk may hang
         await asyncio.sleep(0)  # what the thread has said last
-        is_empty = not self._queue and self.is_drained.is_set()
+        has_ended = not self._thread.is_alive() and not self._queue
+        is_empty = has_ended and self.is_drained.is_set()
         await asyncio.to_thread(self._lock.release, delete=is_empty)
 
     def _check_room(self) -> None:

@@ -4,17 +4,21 @@ import asyncio
 import errno
 import os
 import random
+import threading
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from pagoda.rpc.v1.usage_pb2 import UsageOpen, UsageRecord
 from pagoda_gateway.accounts.usage import outbox as outbox_module
 from pagoda_gateway.accounts.usage import segments
 from pagoda_gateway.accounts.usage.folder_lock import FolderLock, folders_of
 from pagoda_gateway.accounts.usage.outbox import Outbox, OutboxError
 from pagoda_gateway.accounts.usage.segments import SegmentReader, SegmentWriter, segment_path
+from pagoda_gateway.accounts.usage.usage_log import UsageLog
+from pagoda_gateway.errors import UnavailableError
 
 
 class States(list[tuple[bool, str]]):
@@ -214,3 +218,49 @@ async def test_a_folder_is_taken_only_from_the_dead(outbox: Outbox, tmp_path: Pa
     lock.release(delete=True)
     assert FolderLock.take(folder) is None
     outbox._lock._file = os.open(tmp_path, os.O_RDONLY)
+
+
+class HangingWriter(SegmentWriter):
+    """A disk that takes its time."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.goes_on = threading.Event()
+
+    def write(self, records: Iterable[bytes]) -> tuple[int, int]:
+        assert self.goes_on.wait(20)
+        return super().write(records)
+
+
+async def test_what_is_stored_after_its_client_was_refused_is_closed(
+    tmp_path: Path, states: States
+) -> None:
+    lock = FolderLock.make(tmp_path / "box")
+    writer = HangingWriter(lock.folder)
+    outbox = Outbox(lock, max_bytes=1000, on_state=states, writer=writer)
+    outbox._thread.start()
+    log = UsageLog(outbox, timeout_seconds=0.01)
+    with pytest.raises(UnavailableError, match=r"longer than 0\.01 s"):
+        await log.open(UsageOpen(request_id="r"))
+    writer.goes_on.set()
+    async with asyncio.timeout(5):
+        while len(found := read_copy(lock.folder)) < 2:  # noqa: ASYNC110  (told by a thread)
+            await asyncio.sleep(0)
+    assert [UsageRecord.FromString(data).WhichOneof("record") for data in found] == [
+        "open",
+        "close",
+    ]
+    assert UsageRecord.FromString(found[1]).close.outcome == "failed"
+    await outbox.close()
+
+
+def read_copy(folder: Path) -> list[bytes]:
+    """What is in a folder now; it stays."""
+    paths = sorted(folder.glob("*.log"))
+    return [record for path in paths for record in segments.unframed(path.read_bytes())[0]]
+
+
+async def test_a_record_that_is_too_large_is_refused_at_once(outbox: Outbox) -> None:
+    with pytest.raises(OutboxError, match="300000 bytes"):
+        outbox.append(bytes(300_000))
+    await outbox.append(b"the next one")
