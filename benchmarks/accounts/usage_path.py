@@ -4,8 +4,9 @@
 
 Outbox: N streams store an open and a close record again and again, on a real disk: with a second
 between records on average, as requests do (milliseconds of one record, its sync included), and
-without a pause (records a second). Ledger: the applier's own handler over records
-in the form in which they come, on SQLite and on a PostgreSQL that syncs; records a second.
+without a pause (records a second). Gateway: CPU of its process for both records of a request, the
+writing thread and the way to a real NATS included, 64 requests at a time. Ledger: the applier's
+own work on records as they come, on SQLite and on a PostgreSQL that syncs; records a second.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 
 from support.postgres import postgres_server
+from support.servers import nats_server, settings_for
 
 from pagoda.rpc.v1.generate_pb2 import CachedTokens, StageTimes
 from pagoda.rpc.v1.status_pb2 import Role
@@ -27,16 +29,20 @@ from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageClose, UsageOpen, UsageR
 from pagoda_gateway.accounts.database import open_database
 from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.usage.applier import flattened
+from pagoda_gateway.accounts.usage.forwarder import Forwarder
 from pagoda_gateway.accounts.usage.outbox import Outbox
 from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
 from pagoda_gateway.accounts.usage.usage_log import UsageLog
 from pagoda_runtime.identity import new_request_id
+from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 
 REQUESTS_PER_STREAM = {1: 400, 64: 60, 512: 16}
 PACED_REQUESTS = 3  # of a stream, at least
 PACED_RECORDS = 200  # of all streams, at least
 MEAN_PAUSE_SECONDS = 1.0
 NUM_REQUESTS = 6000
+NUM_GATEWAY_REQUESTS = 3000
 REQUESTS_PER_MESSAGE = 64
 
 
@@ -133,6 +139,34 @@ async def store(
     return sorted(seconds), elapsed, cpu
 
 
+async def measure_gateway(folder: Path) -> dict[str, float]:
+    """Return microseconds of CPU of both records of a request, until NATS has them."""
+    with nats_server(folder) as nats:
+        async with Bus.connect(settings_for(nats, home=folder), name="bench") as bus:
+            outbox = await Outbox.open(
+                folder, "gateway", max_bytes=1 << 30, on_state=lambda *_: None
+            )
+            forwarder = Forwarder(bus, outbox, folder, stream_bytes=1 << 30, timeout_seconds=20)
+            log, tasks = UsageLog(outbox, timeout_seconds=60), BackgroundTasks()
+            tasks.start(forwarder.run())
+            ids = iter([new_request_id() for _ in range(NUM_GATEWAY_REQUESTS)])
+
+            async def place() -> None:
+                for request_id in ids:
+                    await log.open(open_record(request_id))
+                    await log.close(close_record(request_id))
+
+            cpu = time.process_time()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(64):
+                    group.create_task(place())
+            await outbox.is_drained.wait()
+            cpu = time.process_time() - cpu
+            await tasks.close()
+            await outbox.close()
+    return {"cpu_us_per_request": round(1e6 * cpu / NUM_GATEWAY_REQUESTS, 1)}
+
+
 async def measure_ledger(url: str) -> dict[str, float]:
     """Return records a second: three a request, of gateways and of a worker."""
     ids = [new_request_id() for _ in range(NUM_REQUESTS)]
@@ -167,6 +201,7 @@ async def measure(folder: Path, postgres_url: str) -> dict[str, object]:
     return {
         "python": platform.python_version(),
         "outbox": {str(n): await measure_outbox(folder, n) for n in REQUESTS_PER_STREAM},
+        "gateway": await measure_gateway(folder),
         "ledger": {
             "sqlite": await measure_ledger(f"sqlite:///{folder}/ledger.sqlite3"),
             "postgresql": await measure_ledger(postgres_url),
