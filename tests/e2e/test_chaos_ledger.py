@@ -4,13 +4,13 @@ import time
 from pathlib import Path
 
 import pytest
-from chaos.ledger import DATABASE, REPLICA, Options, run_ledger
+from chaos.ledger import DATABASE, Options, run_ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(400)]
 
 
 async def test_no_token_is_lost_or_billed_twice(tmp_path: Path) -> None:
-    faults = ("gateway", "applier", "decode", "nats", DATABASE, REPLICA)
+    faults = ("gateway", "applier", "decode", "nats", DATABASE)
     options = Options(
         faults=faults,
         num_faults=len(faults),

@@ -183,7 +183,7 @@ class GatewaySettings(ServiceSettings):
         3, ge=1, le=10, description="Attempts of one sequence, the first included."
     )
     receipt_wait_seconds: float = Field(
-        1.0, ge=0, description="How long a receipt waits for a close record that is on its way."
+        3.0, ge=0, description="How long a receipt waits for a close record that is on its way."
     )
     drain_seconds: float = Field(
         30.0, ge=0, description="After SIGTERM: how long requests in flight may go on."
