@@ -107,3 +107,12 @@ async def test_failure_is_one_line(
     result = await pagoda(running, *arguments, key=key, code=1)
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+async def test_a_ledger_without_dead_gateways_has_nothing_to_reconcile(running: Running) -> None:
+    answer = await pagoda(running, "ledger", "reconcile")
+    assert answer.stdout.startswith("0 requests closed from workers' records, 0 lost")
+    found = json.loads((await pagoda(running, "ledger", "reconcile", "--json")).stdout)
+    assert (found["reconciled"], found["lost"]) == (0, 0)
+    refused = await pagoda(running, "ledger", "reconcile", "--gone-seconds", "1", code=2)
+    assert "5" in refused.output

@@ -226,6 +226,7 @@ async def test_answers_fit_the_document(admin: Admin) -> None:
         ("get", "/admin/tenants/doc", None),
         ("patch", "/admin/tenants/doc", {"tier": None}),
         ("delete", "/admin/tenants/doc", None),
+        ("post", "/admin/ledger/reconcile", {"gone_seconds": 60}),
     ]
     documented = {
         (method, path)

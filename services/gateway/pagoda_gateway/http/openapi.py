@@ -74,7 +74,7 @@ _ADMIN_MODELS: tuple[type[BaseModel], ...] = (
     admin_bodies.NewKey, admin_bodies.KeyChange, admin_bodies.KeyRotation, admin_answers.Key,
     admin_answers.CreatedKey, admin_answers.KeyList,
     admin_bodies.NewTier, admin_bodies.TierChange, admin_answers.Tier, admin_answers.TierList,
-    admin_answers.Deleted,
+    admin_bodies.Reconcile, admin_answers.Reconciliation, admin_answers.Deleted,
 )  # fmt: skip
 _KEYS: dict[str, Any] = {
     "api_key": {"type": "http", "scheme": "bearer"},
