@@ -9,7 +9,7 @@ done <"${PAGODA_SECRETS_FILE:-/run/pagoda/env}"
 unset PAGODA_SECRETS_FILE
 
 trap 'kill -TERM $! 2>/dev/null || true' TERM INT
-python -m "pagoda_$SERVICE" &
+python -m "${MODULE:-pagoda_$SERVICE}" &
 code=0
 wait $! || code=$?
 while kill -0 $! 2>/dev/null; do code=0; wait $! || code=$?; done # a signal ends `wait` early

@@ -68,6 +68,7 @@ def main() -> None:
             LEDGER_NAME: ledger_url,
             "PAGODA_REDIS_URL": redis_url,
         },
+        "applier": {LEDGER_NAME: ledger_url},
         "router": {"PAGODA_REDIS_URL": redis_url},
         "prefill": {"PAGODA_CLUSTER_TOKEN": cluster_token},
         "decode": {"PAGODA_CLUSTER_TOKEN": cluster_token},

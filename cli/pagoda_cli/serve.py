@@ -11,10 +11,14 @@ class ServiceName(StrEnum):
     """The services."""
 
     gateway = "gateway"
+    applier = "applier"
     router = "router"
     prefill = "prefill"
     decode = "decode"
     kvstore = "kvstore"
+
+
+MODULES = {ServiceName.applier: "pagoda_gateway.accounts.usage.applier"}
 
 
 def serve(service: Annotated[ServiceName, typer.Argument(help="Which service.")]) -> None:
@@ -22,5 +26,5 @@ def serve(service: Annotated[ServiceName, typer.Argument(help="Which service.")]
 
     Settings come from PAGODA_* variables; docs/configuration.md lists them.
     """
-    module = importlib.import_module(f"pagoda_{service.value}.__main__")
+    module = importlib.import_module(MODULES.get(service, f"pagoda_{service.value}.__main__"))
     raise typer.Exit(module.main())

@@ -29,6 +29,7 @@ from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
 from pagoda_engine.step.commit import commit_step, fail, final_output, take_token
+from pagoda_engine.step.compute_time import share_out
 from pagoda_engine.step.decode_graphs import Progress
 from pagoda_engine.step.launched import LaunchedStep
 from pagoda_engine.step.layer_export import LayerExport, OnLayers
@@ -201,8 +202,10 @@ class Engine:
             )
         )
 
-    def abort(self, sequence_id: str) -> None:
+    def abort(self, sequence_id: str) -> SequenceOutput | None:
         """End a sequence in any state; its blocks are free on return.
+
+        Returns its end, which says what was computed for it; None if it is not here.
 
         So whoever reads or writes blocks of it from another thread must have stopped before.
 
@@ -211,10 +214,12 @@ class Engine:
         """
         sequence = self._scheduler.get(sequence_id)
         if sequence is None:
-            return
+            return None
+        output = final_output(sequence, FinishReason.ABORT)
         if not sequence.has_ended:
-            self._pending_outputs.append(final_output(sequence, FinishReason.ABORT))
+            self._pending_outputs.append(output)
         self._scheduler.finish(sequence)
+        return output
 
     def import_finished(
         self, sequence_id: str, *, num_computed_tokens: int, first_token_id: int | None = None
@@ -368,13 +373,12 @@ class Engine:
         started = self._clock()
         read = launched.read()
         read_at = self._clock()
-        outputs, computed = commit_step(self._scheduler, launched.batch, read)
         stats = launched.stats(
-            self._previous,
-            num_preempted=num_preempted,
-            wait_seconds=read_at - started,
-            commit_seconds=self._clock() - read_at,
+            self._previous, num_preempted=num_preempted, wait_seconds=read_at - started
         )
+        unclaimed_ns = share_out(launched.batch, stats.compute_ns)  # before any of them ends
+        outputs, computed = commit_step(self._scheduler, launched.batch, read)
+        stats = replace(stats, unclaimed_ns=unclaimed_ns, commit_seconds=self._clock() - read_at)
         self._previous = launched
         return outputs, computed, stats
 

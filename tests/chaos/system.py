@@ -16,7 +16,8 @@ from support.stack import Stack
 ASK_SECONDS = 2.0
 POLL_SECONDS = 0.1
 INFRASTRUCTURE = {"nats-server": "nats", "redis-server": "redis"}
-_MODULE = re.compile(r"pagoda_(gateway|router|kvstore|prefill|decode)")
+_MODULE = re.compile(r"pagoda_(gateway|router|kvstore|prefill|decode)(\.accounts\.usage\.applier)?")
+_PORTS = {"gateway": "PAGODA_HTTP_PORT", "applier": "PAGODA_GATEWAY_HEALTH_PORT"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,8 @@ class System:
         match = _MODULE.fullmatch(command[-1])
         if match is None:
             return None
-        role = match[1]
-        variable = "PAGODA_HTTP_PORT" if role == "gateway" else f"PAGODA_{role.upper()}_HEALTH_PORT"
+        role = "applier" if match[2] else match[1]
+        variable = _PORTS.get(role, f"PAGODA_{role.upper()}_HEALTH_PORT")
         return role, int(process.environ()[variable])
 
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 PORT = "8123-8129"
 FIRST_PORT = "8123"
-SERVICES = ["nats", "redis", "gateway", "router", "prefill", "decode", "kvstore"]
+SERVICES = ["nats", "redis", "gateway", "applier", "router", "prefill", "decode", "kvstore"]
 API_KEY = "sk-compose-test=="  # padding is a part of it
 READ = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
 UNTIL_LOST = """
@@ -124,7 +124,7 @@ def test_nobody_was_refused_a_subject(running: httpx.Client) -> None:
 
 
 def test_metrics_of_all_can_be_read_inside_the_network(running: httpx.Client) -> None:
-    for service in ("gateway", "router", "prefill", "decode", "kvstore"):
+    for service in ("gateway", "applier", "router", "prefill", "decode", "kvstore"):
         text = compose("exec", "router", "python", "-c", READ, f"http://{service}:9000/metrics")
         assert "pagoda_" in text
 
@@ -174,7 +174,7 @@ def test_gateways_and_kvstores_scale(running: httpx.Client) -> None:
 def test_who_lost_nats_says_so(running: httpx.Client) -> None:
     compose("stop", "nats")
     try:
-        for service in ("router", "prefill", "decode", "kvstore"):
+        for service in ("applier", "router", "prefill", "decode", "kvstore"):
             said = compose("exec", service, "python", "-c", UNTIL_LOST)
             assert "no connection " in said, service
     finally:

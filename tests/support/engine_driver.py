@@ -64,6 +64,8 @@ class Collected:
     matched_stop_token_id: int | None = None
     error: str = ""
     embedding: bytes = b""
+    compute_ns: int = 0
+    num_prefilled_tokens: int = 0
 
 
 class EngineDriver:
@@ -99,7 +101,18 @@ class EngineDriver:
             collected.matched_stop_token_id = output.matched_stop_token_id
             collected.error = output.error
             collected.embedding = output.embedding
+            if not output.prompt_logprobs:
+                assert output.compute_ns >= collected.compute_ns
+                collected.compute_ns = output.compute_ns
+                collected.num_prefilled_tokens = output.num_prefilled_tokens
         return result
+
+    def check_compute_time(self) -> None:
+        """All that was measured is somebody's, or known to be nobody's. Call when idle."""
+        stats = [result.stats for result in self.results]
+        claimed = sum(collected.compute_ns for collected in self.sequences.values())
+        unclaimed = sum(s.unclaimed_ns for s in stats)
+        assert claimed + unclaimed == sum(s.compute_ns for s in stats)
 
     def run(self, max_steps: int = 10_000) -> dict[str, Collected]:
         """Step until there is nothing to do."""

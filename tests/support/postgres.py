@@ -58,8 +58,11 @@ class Postgres:
 
 
 @contextlib.contextmanager
-def postgres_server() -> Iterator[Postgres]:
-    """Start PostgreSQL on a free loopback port; root's as another user, as it insists."""
+def postgres_server(*, is_durable: bool = False) -> Iterator[Postgres]:
+    """Start PostgreSQL on a free loopback port; root's as another user, as it insists.
+
+    `is_durable`: what it commits survives that it is killed.
+    """
     with tempfile.TemporaryDirectory(prefix="pagoda-postgres-") as name:
         folder = Path(name)
         as_user = _unprivileged(folder)
@@ -74,7 +77,8 @@ def postgres_server() -> Iterator[Postgres]:
             raise RuntimeError(f"initdb failed:\n{made.stdout}{made.stderr}")
         command = [str(binaries / "postgres"), "-D", str(data), "-p", str(port)]
         command += ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
-        command += [part for setting in QUICK for part in ("-c", setting)]
+        settings = () if is_durable else QUICK
+        command += [part for setting in settings for part in ("-c", setting)]
         url = f"postgresql://postgres@127.0.0.1:{port}"
         server = Server(command, port, folder / "log", "", url, options={"cwd": folder, **as_user})
         server.start()

@@ -14,6 +14,8 @@ import orjson
 from pydantic import SecretStr
 
 from pagoda.rpc.v1.status_pb2 import WorkerStatus
+from pagoda_gateway.accounts.database import open_database
+from pagoda_gateway.accounts.usage.applier import Applier
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.gateway import Gateway, open_gateway
 from pagoda_gateway.http.app import make_app
@@ -115,6 +117,21 @@ async def heard_of(directory: WorkerDirectory, worker_id: str, *, gone: bool = F
 
 
 @contextlib.asynccontextmanager
+async def running_applier(
+    common: CommonSettings, settings: GatewaySettings | None = None
+) -> AsyncIterator[Applier]:
+    """Apply usage records as the process of that name does."""
+    settings = settings or GatewaySettings()
+    async with (
+        Bus.connect(common, name="applier") as bus,
+        open_database(settings.ledger_address(common.home)) as database,
+    ):
+        applier = Applier(bus, database, Health())
+        async with applier.running(settings):
+            yield applier
+
+
+@contextlib.asynccontextmanager
 async def running_gateway(
     common: CommonSettings,
     bus: Bus,
@@ -132,6 +149,7 @@ async def running_gateway(
     async with (
         Bus.connect(common, name="gateway") as gateway_bus,
         running_router(router),
+        running_applier(common, gateway_settings),
         open_gateway(
             common=common,
             settings=gateway_settings,

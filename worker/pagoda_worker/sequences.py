@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from opentelemetry.context import Context
 from opentelemetry.trace import Link
 
-from pagoda_engine import SequenceRequest
+from pagoda_engine import SequenceOutput, SequenceRequest
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 
 
@@ -56,6 +56,9 @@ class LiveSequence:
         end_error: what the last frame says about an abort.
         next_index: output index of the next token that a gateway will get from anywhere.
         step_links: to the first traced steps that computed it.
+        num_output_tokens: published from here; the last of them before `next_index`.
+        compute_ns: of the engine, for this sequence.
+        num_prefilled_tokens: computed here as prefill.
     """
 
     sequence_id: str
@@ -76,6 +79,14 @@ class LiveSequence:
     is_ending: bool = False
     end_error: str = ""
     step_links: list[Link] = field(default_factory=list)
+    compute_ns: int = 0
+    num_prefilled_tokens: int = 0
+
+    def take_work(self, output: SequenceOutput | None) -> None:
+        """Note what an output says was computed; None: the engine never had the sequence."""
+        if output is not None:
+            self.compute_ns = output.compute_ns
+            self.num_prefilled_tokens = output.num_prefilled_tokens
 
     @property
     def num_known_tokens(self) -> int:

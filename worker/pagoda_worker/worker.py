@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic
 
 import grpc.aio
+from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import kv_event_pb2, status_pb2
+from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_engine import Engine, EngineLoad, KvSource, StepCost, StepResult
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -36,6 +38,7 @@ from pagoda_worker.telemetry.step_timeline import StepTimeline
 from pagoda_worker.tiers.kv_events import KvEventPublisher
 from pagoda_worker.tiers.lower_tiers import LowerTiers
 from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
+from pagoda_worker.usage_records import UsageRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class Worker(Generic[S]):
         speed: measured so far.
         tiers: below the pool.
         frames: on their way to gateways.
+        usage: of sequences that ended, on its way to the ledger.
         is_draining: nothing new is taken.
     """
 
@@ -134,6 +138,12 @@ class Worker(Generic[S]):
             epoch=identity.epoch,
             on_dropped=metrics.frames_dropped.inc,
         )
+        self.usage = UsageRecorder(
+            self._publish_usage,
+            identity,
+            on_dropped=metrics.usage_records_dropped.inc,
+            clock=clock,
+        )
         self._kv_events = KvEventPublisher(
             self._publish_event,
             worker_id=identity.worker_id,
@@ -180,6 +190,7 @@ class Worker(Generic[S]):
         self._loop.start()
         loops: list[Coroutine[Any, Any, None]] = [
             self.frames.run(),
+            self.usage.run(),
             self._kv_events.run(),
             self._keep_house(),
             self.tiers.run(),
@@ -218,6 +229,15 @@ class Worker(Generic[S]):
         with contextlib.suppress(EngineLoopError):  # a loop that stopped holds nothing for anybody
             self._loop.post(lambda engine: engine.abort(sequence.sequence_id))
 
+    def end_and_record(self, sequence: S, finish_reason: str) -> None:
+        """Let the engine forget a sequence, as `post_abort` does, and record what it computed."""
+        try:
+            aborted = self._loop.call(lambda engine: engine.abort(sequence.sequence_id))
+        except EngineLoopError:
+            self.usage.add(sequence, finish_reason)
+        else:
+            self.usage.add_when(aborted, sequence, finish_reason)
+
     def post_import_finished(
         self,
         sequence: S,
@@ -253,6 +273,7 @@ class Worker(Generic[S]):
             async with asyncio.timeout(FLUSH_SECONDS):
                 await self.sequences.empty.wait()
         await self.frames.drain(FLUSH_SECONDS)
+        await self.usage.drain(FLUSH_SECONDS)
 
     async def wait_until_failed_or(self, stop: asyncio.Event) -> None:
         """Return when `stop` is set.
@@ -268,6 +289,7 @@ class Worker(Generic[S]):
             waiting.cancel()
         if self._failure.done():
             await self.frames.drain(FLUSH_SECONDS)
+            await self.usage.drain(FLUSH_SECONDS)
             raise self._failure.result()
 
     def _observe(self, engine: Engine) -> None:
@@ -304,6 +326,7 @@ class Worker(Generic[S]):
         if not stats.num_sequences:
             return
         self.speed.steps.add(stats)
+        self.metrics.unclaimed_seconds.inc(stats.unclaimed_ns / 1e9)
         self.metrics.prefill_tokens.inc(stats.num_prefill_tokens)
         self.metrics.decode_tokens.inc(stats.num_decode_tokens)
 
@@ -368,6 +391,15 @@ class Worker(Generic[S]):
             event,
             message_id=message_id,
             timeout_seconds=EVENT_SECONDS,
+        )
+
+    async def _publish_usage(self, record: UsageRecord, message_id: str) -> None:
+        await self.bus.publish_durable(
+            subjects.USAGE_SEQUENCES,
+            record,
+            message_id=message_id,
+            timeout_seconds=EVENT_SECONDS,
+            context=Context(),
         )
 
     async def _close(self, running: "list[asyncio.Task[None]]") -> None:

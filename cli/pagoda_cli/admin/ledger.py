@@ -89,6 +89,26 @@ def verify(tenant: Tenant = "", url: Url = "", json_output: AsJson = False) -> N
         raise typer.Exit(1)
 
 
+@app.command()
+def reconcile(
+    gone_seconds: Annotated[
+        float, typer.Option(min=5.0, help="Gateways that nobody has heard of for so long.")
+    ] = 30.0,
+    url: Url = "",
+    json_output: AsJson = False,
+) -> None:
+    """Close requests that dead gateways left open, from what workers published."""
+    body = {"gone_seconds": gone_seconds}
+    answer = AdminClient(url).ask("POST", "ledger/reconcile", body)
+    if json_output:
+        typer.echo(as_json(answer))
+        return
+    typer.echo(
+        f"{answer['reconciled']} requests closed from workers' records, {answer['lost']} lost "
+        f"(no worker knew them), {answer['open']} open"
+    )
+
+
 def _tenants(client: AdminClient, tenant: str) -> list[str]:
     """Return whoever has, or had, receipts; deleted tenants too."""
     return [tenant] if tenant else [chain["id"] for chain in client.each("chains")]

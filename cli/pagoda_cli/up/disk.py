@@ -16,9 +16,11 @@ from pagoda_runtime.messaging import subjects
 
 MIN_FREE_BYTES = 128 << 20
 SHARE = 4  # a quarter each for usage records and KV blocks; the rest for events, logs, traces
+OUTBOX_SHARE = 16  # for records that NATS does not take
 FILE_SHARE = 8  # an eighth for files of batches, those that are there included
 SEGMENTS = 4  # the kvstore frees space by whole segments
 _USAGE, _NVME = "PAGODA_GATEWAY_USAGE_LOG_BYTES", "PAGODA_KVSTORE_NVME_BYTES"
+_OUTBOX = "PAGODA_GATEWAY_OUTBOX_BYTES"
 _FILES = "PAGODA_GATEWAY_TOTAL_FILE_BYTES"
 _KVSTORE_NAMES = (_NVME, "PAGODA_KVSTORE_SEGMENT_BYTES", "PAGODA_KVSTORE_NVME_DIR")
 
@@ -42,13 +44,16 @@ def plan_disk(home: Path, environ: Mapping[str, str]) -> DiskPlan:
     if free < MIN_FREE_BYTES:
         raise DiskFullError(home, free, MIN_FREE_BYTES)
     usage_bytes = min(_default(GatewaySettings, "usage_log_bytes"), free // SHARE)
+    outbox_bytes = min(_default(GatewaySettings, "outbox_bytes"), free // OUTBOX_SHARE)
     nvme_bytes = min(_default(KvstoreSettings, "nvme_bytes"), (free + kvstore_bytes) // SHARE)
     segment_bytes = min(_default(KvstoreSettings, "segment_bytes"), nvme_bytes // SEGMENTS)
     ledger_bytes = sum(path.stat().st_size for path in home.glob("ledger.sqlite*"))
     file_bytes = min(
         _default(GatewaySettings, "total_file_bytes"), (free + ledger_bytes) // FILE_SHARE
     )
-    variables = {_USAGE: str(usage_bytes), _FILES: str(file_bytes)}
+    variables = {
+        _USAGE: str(usage_bytes), _OUTBOX: str(outbox_bytes), _FILES: str(file_bytes),
+    }  # fmt: skip
     if not any(environ.get(name) for name in _KVSTORE_NAMES):
         variables |= {_NVME: str(nvme_bytes), "PAGODA_KVSTORE_SEGMENT_BYTES": str(segment_bytes)}
     names = (_USAGE, _NVME, _FILES)

@@ -17,6 +17,7 @@ from pagoda_runtime.configuration.names import PREFIX, SERVICE_PREFIXES, variabl
 from pagoda_runtime.configuration.settings import load_settings, validate_environment
 
 GATEWAY_STAGE, SERVICE_STAGE = 0, 1
+APPLIER_MODULE = "pagoda_gateway.accounts.usage.applier"
 GPU_MEMORY_UTILIZATION = 0.9
 """Of all workers together: they see the same GPU, if there is one."""
 DRAIN_SECONDS = {"gateway": "3"}
@@ -29,6 +30,7 @@ SERVICE_SECRETS = {
     "kvstore": frozenset({"PAGODA_CLUSTER_TOKEN"}),
 }
 """Which of the platform's secrets a service gets, beside its own settings and its user at NATS."""
+NOT_FOR_APPLIERS = frozenset({"PAGODA_GATEWAY_BOOTSTRAP_API_KEY", "PAGODA_GATEWAY_ADMIN_KEY"})
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 JOINING_VARIABLES = (
     "PAGODA_NATS_URL", "PAGODA_NATS_USER", "PAGODA_NATS_TOKEN", "PAGODA_CLUSTER_TOKEN",
@@ -90,6 +92,7 @@ class Stack:
         kvstore_port = {"PAGODA_KVSTORE_GRPC_PORT": str(self._kvstore_port)}
         services = [
             self._service("gateway", "gateway", {}),
+            self._applier(),
             self._service("router", "router", {}),
             self._service("kvstore", "kvstore", kvstore_port),
         ]
@@ -154,8 +157,11 @@ class Stack:
     def _given_by_user(self) -> dict[str, str]:
         return {name: value for name, value in self._user.items() if value}
 
-    def _environment_of(self, service: str) -> dict[str, str]:
-        """Return what one service may know: no other's settings, and only its own secrets."""
+    def _environment_of(self, service: str, *, user: str = "") -> dict[str, str]:
+        """Return what one service may know: no other's settings, and only its own secrets.
+
+        `user`: at NATS, if it is not the service's name.
+        """
         own, secrets = f"{PREFIX}{service.upper()}_", SERVICE_SECRETS[service]
         others = tuple(prefix for prefix in SERVICE_PREFIXES if prefix != own)
         hidden = frozenset().union(*SERVICE_SECRETS.values()) - secrets
@@ -165,8 +171,8 @@ class Stack:
             if not name.startswith(others) and name not in hidden
         }
         if self._nats_passwords:
-            environ["PAGODA_NATS_USER"] = service
-            environ["PAGODA_NATS_TOKEN"] = self._nats_passwords[service]
+            environ["PAGODA_NATS_USER"] = user or service
+            environ["PAGODA_NATS_TOKEN"] = self._nats_passwords[user or service]
         return environ
 
     def _kvstore_endpoint(self, role: str) -> dict[str, str]:
@@ -187,6 +193,20 @@ class Stack:
         for name in THREAD_VARIABLES:
             variables[name] = self._user.get(name) or "1"
         return self._service(role, f"{role}-{index + 1}", variables, is_first=index == 0)
+
+    def _applier(self) -> ChildSpec:
+        """What writes the ledger: the gateway's settings, without what opens its doors."""
+        environ = self._environment_of("gateway", user="applier")
+        port = self._port("")
+        environ["PAGODA_GATEWAY_HEALTH_PORT"] = str(port)
+        return ChildSpec(
+            name="applier",
+            command=(sys.executable, "-m", APPLIER_MODULE),
+            environ={name: environ[name] for name in environ if name not in NOT_FOR_APPLIERS},
+            log=self._plan.home / "logs" / "applier.log",
+            stop_stage=SERVICE_STAGE,
+            ready_port=port,
+        )
 
     def _service(
         self, service: str, name: str, variables: dict[str, str], *, is_first: bool = True

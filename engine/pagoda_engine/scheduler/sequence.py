@@ -66,11 +66,14 @@ class Sequence:
             not named.
         has_ended: an output with a finish_reason was reported.
         is_import_pending: the next admission waits for the caller to write KV.
+        compute_ns: its shares of the measured time of the steps that were read.
+        num_prefilled_tokens: computed by those steps as prefill; again after a preemption.
     """
 
     __slots__ = (
         "block_hashes",
         "block_ids",
+        "compute_ns",
         "flow",
         "has_ended",
         "is_import_pending",
@@ -81,6 +84,7 @@ class Sequence:
         "num_computed_tokens",
         "num_exported_blocks",
         "num_launched_tokens",
+        "num_prefilled_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_unread_tokens",
@@ -128,6 +132,8 @@ class Sequence:
         self.was_reserved = False
         self.has_ended = False
         self.is_import_pending = is_import_pending
+        self.compute_ns = 0
+        self.num_prefilled_tokens = 0
         self.sampling_state = sampling_state
         self.stop_token_ids = frozenset(sampling_state.stop_token_ids)
 

@@ -32,6 +32,8 @@ def take_token(sequence: Sequence, token_id: int) -> SequenceOutput:
         token_ids=tuple(sequence.token_ids[first:]),
         finish_reason=reason,
         matched_stop_token_id=sequence.token_ids[-1] if reason is FinishReason.STOP else None,
+        compute_ns=sequence.compute_ns,
+        num_prefilled_tokens=sequence.num_prefilled_tokens,
     )
 
 
@@ -43,6 +45,8 @@ def final_output(sequence: Sequence, reason: FinishReason, *, error: str = "") -
         token_ids=(),
         finish_reason=reason,
         error=error,
+        compute_ns=sequence.compute_ns,
+        num_prefilled_tokens=sequence.num_prefilled_tokens,
     )
 
 

@@ -63,15 +63,13 @@ class LaunchedStep:
         *,
         num_preempted: int,
         wait_seconds: float,
-        commit_seconds: float,
     ) -> StepStats:
-        """Return sizes and times, once it was read.
+        """Return sizes and times, once it was read; all but what its tokens take afterwards.
 
         Args:
             previous: the step before, if the engine was not idle in between.
             num_preempted: since the step before was read.
             wait_seconds: that `read` took.
-            commit_seconds: that its tokens took afterwards.
         """
         started, scheduled, launched = self.times
         forward_seconds, sample_seconds = self.work.times()
@@ -89,7 +87,6 @@ class LaunchedStep:
             forward_seconds=forward_seconds,
             sample_seconds=sample_seconds,
             wait_seconds=wait_seconds,
-            commit_seconds=commit_seconds,
             gap_seconds=gap_seconds,
             is_graph=self.prepared.is_graph,
         )

@@ -32,6 +32,9 @@ class SequenceOutput:
 
     The embedding of a prompt comes with the end: float32, little endian, of length 1.
 
+    ``compute_ns`` and ``num_prefilled_tokens`` are what was computed for the sequence up to here;
+    outputs of the prompt's logprobs do not say it.
+
     A sequence's last output has ``finish_reason``; it may carry no token (abort, error, invalid,
     max_tokens 0, or the end by an imported first token). The one token of a ``prefill_only``
     sequence has a finish_reason only if the output really ends with it (a stop token, or max_tokens
@@ -48,6 +51,8 @@ class SequenceOutput:
     first_prompt_index: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     embedding: bytes = b""
+    compute_ns: int = 0
+    num_prefilled_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,8 @@ class StepStats:
         commit_seconds: host: turning tokens into outputs.
         gap_seconds: device: idle since the previous step's work; 0 after an idle engine.
         is_graph: the forward was the replay of a captured graph.
+        unclaimed_ns: of `compute_ns`, when all its sequences had ended before it was read; else 0,
+            and they have shared it.
     """
 
     num_sequences: int = 0
@@ -144,11 +151,17 @@ class StepStats:
     commit_seconds: float = 0.0
     gap_seconds: float = 0.0
     is_graph: bool = False
+    unclaimed_ns: int = 0
 
     @property
     def seconds(self) -> float:
         """What the step added to the time of a busy engine."""
         return self.gap_seconds + self.forward_seconds + self.sample_seconds
+
+    @property
+    def compute_ns(self) -> int:
+        """The same in nanoseconds, which its sequences share."""
+        return round(1e9 * self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from pagoda_runtime.messaging.codec import ERROR_HEADER, decode, kind_of, make_h
 from pagoda_runtime.messaging.connection import Connection
 from pagoda_runtime.messaging.request_server import RequestServer
 from pagoda_runtime.messaging.stream_repair import OnState
-from pagoda_runtime.messaging.streams import Streams
+from pagoda_runtime.messaging.streams import ConsumerProgress, Streams
 from pagoda_runtime.messaging.subscription import Subscription
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_runtime.tasks.cancellation import cancellation_kept
@@ -247,6 +247,10 @@ class Bus:
             in_order=in_order,
             trim_seconds=trim_seconds,
         )
+
+    async def consumer_progress(self, stream: str, durable: str) -> ConsumerProgress:
+        """Return how far a durable is; see `Streams.progress`."""
+        return await self._streams.progress(stream, durable)
 
     async def _subscribe(
         self, subject: str, queue: str, on_message: Callable[[Msg], Awaitable[None]], limit: int

@@ -75,6 +75,7 @@ def _worker(role: str) -> Permissions:
             subjects.status(role, "*"),
             subjects.kv_events("*"),
             *_making(subjects.KV_EVENTS_STREAM),
+            subjects.USAGE_SEQUENCES,
             *asks,
         ),
         subscribe=(
@@ -97,16 +98,26 @@ PERMISSIONS: Mapping[str, Permissions] = {
             subjects.probe("*"),
             subjects.status("gateway", "*"),
             subjects.ACCOUNTS_CHANGED,
-            subjects.USAGE_ALL,
+            subjects.USAGE_REQUESTS,
+            subjects.LEDGER_RECONCILE,
             *_making(subjects.USAGE_STREAM),
-            *_consuming(subjects.USAGE_STREAM),
         ),
         subscribe=(
             subjects.frames("*"),
             subjects.ACCOUNTS_CHANGED,
+            subjects.ACCOUNTS_APPLIED,
             subjects.status_of("decode"),
             subjects.status_of("router"),
         ),
+    ),
+    "applier": Permissions(
+        publish=(
+            subjects.ACCOUNTS_APPLIED,
+            *_making(subjects.USAGE_STREAM),
+            *_consuming(subjects.USAGE_STREAM),
+        ),
+        subscribe=(subjects.LEDGER_RECONCILE, subjects.status_of("gateway")),
+        may_answer=True,
     ),
     "router": Permissions(
         publish=(

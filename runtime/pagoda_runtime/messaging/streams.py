@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import nats.errors
@@ -32,6 +32,21 @@ READY_SECONDS = 15.0
 NAME_IN_USE = 10058
 NO_STORAGE = 10047  # of what the server may use on its disk, as much is promised to streams
 MIN_STREAM_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerProgress:
+    """How far a durable is.
+
+    Attributes:
+        last_sequence: of the newest message in the stream.
+        done_sequence: all messages up to here were acknowledged.
+        num_waiting: messages that were not acknowledged yet, delivered or not.
+    """
+
+    last_sequence: int
+    done_sequence: int
+    num_waiting: int
 
 
 class Streams:
@@ -174,6 +189,22 @@ class Streams:
             await consumer.close()
 
         return Subscription(end)
+
+    async def progress(self, stream: str, durable: str) -> ConsumerProgress:
+        """Return how far a durable is.
+
+        Raises:
+            StreamError: JetStream does not say.
+        """
+        try:
+            with cancellation_kept():
+                last = (await self._jetstream.stream_info(stream)).state.last_seq
+                info = await self._jetstream.consumer_info(stream, durable)
+        except nats.errors.Error as error:
+            raise StreamError(stream, _text(error)) from error
+        done = info.ack_floor.stream_seq if info.ack_floor else 0
+        num_waiting = (info.num_pending or 0) + (info.num_ack_pending or 0)
+        return ConsumerProgress(last, done, num_waiting)
 
     async def _ensure_once(self, config: StreamConfig) -> StreamConfig:
         """Return the configuration that the server took, with the limit it had room for."""

@@ -10,11 +10,14 @@ import re
 PREFIX = "pagoda.v1"
 
 USAGE_STREAM = "USAGE"
-USAGE_OPEN = f"{PREFIX}.usage.open"
-USAGE_CLOSE = f"{PREFIX}.usage.close"
+USAGE_REQUESTS = f"{PREFIX}.usage.requests"  # gateways' records
+USAGE_SEQUENCES = f"{PREFIX}.usage.sequences"  # workers' records
 USAGE_ALL = f"{PREFIX}.usage.*"
 
 ACCOUNTS_CHANGED = f"{PREFIX}.accounts.changed"  # from one gateway to all
+ACCOUNTS_APPLIED = f"{PREFIX}.accounts.applied"  # from an applier to all gateways
+LEDGER_RECONCILE = f"{PREFIX}.ledger.reconcile"  # request/reply; appliers share LEDGER_QUEUE
+LEDGER_QUEUE = "ledger"
 
 KV_EVENTS_STREAM = "KV_EVENTS"
 KV_EVENTS_ALL = f"{PREFIX}.kv_events.*"

@@ -109,6 +109,7 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
         stages = sequence.stages
         if sequence.is_ending and output.finish_reason is FinishReason.ABORT:
             output = dataclasses.replace(output, error=sequence.end_error)
+        sequence.take_work(output)
         frame = engine_messages.frame(sequence, output)
         sequence.num_output_tokens += len(output.token_ids)
         sequence.next_index = output.first_index + len(output.token_ids)
@@ -144,10 +145,12 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
         self.end(sequence, error)
         output = SequenceOutput(
             sequence_id=sequence.sequence_id,
-            first_index=len(sequence.request.output_token_ids) + sequence.num_output_tokens,
+            first_index=sequence.next_index,
             token_ids=(),
             finish_reason=FinishReason.ERROR,
             error=error,
+            compute_ns=sequence.compute_ns,
+            num_prefilled_tokens=sequence.num_prefilled_tokens,
         )
         self.on_output(sequence, output)
 
@@ -192,6 +195,7 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
         if result.is_finished:  # and the producer's frame has said so
             sequence.stages.ended = sequence.stages.joined
             self.worker.post_abort(sequence)
+            sequence.next_index += 1
             self._forget(sequence, None)
         else:
             sequence.next_index += 1  # the producer has published its token
@@ -228,4 +232,5 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
             sequence, finish_reason=name, is_local_prefill=sequence.is_local_prefill
         )
         self.worker.metrics.sequences_ended.labels(name).inc()
+        self.worker.usage.add(sequence, "" if reason is None else name)
         self.worker.sequences.remove(sequence)

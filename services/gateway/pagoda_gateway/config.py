@@ -174,14 +174,34 @@ class GatewaySettings(ServiceSettings):
         5.0, gt=0, description="Deadline of one hand-over of a sequence to a decode worker."
     )
     usage_timeout_seconds: float = Field(
-        10.0, gt=0, description="Deadline of one write to the usage log."
+        10.0,
+        gt=0,
+        description="Deadline of one write to the outbox, and of one from there to NATS, which is "
+        "tried again.",
+    )
+    outbox_dir: Path | None = Field(
+        None,
+        description="Folder on this host's disk for usage records that NATS does not have yet; "
+        "replicas may share it. Empty: outbox in PAGODA_HOME.",
+    )
+    outbox_bytes: int = Field(
+        256 << 20,
+        ge=1024,
+        description="Most bytes of usage records that wait in this replica's outbox; beyond it "
+        "requests get 503.",
+    )
+    reconcile_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="What a gateway left open is closed from workers' records when nothing was "
+        "heard of it for so long (by the applier).",
     )
     usage_log_bytes: int = Field(
         4 << 30,
         ge=4096,
-        description="Most bytes of usage records that wait to be applied; beyond it requests get "
-        "503. NATS keeps room for them on its disk: less where it has less, and `pagoda up` takes "
-        "at most a quarter of what is free.",
+        description="Most bytes of usage records that wait in NATS to be applied; beyond it they "
+        "wait in outboxes. NATS keeps room for them on its disk: less where it has less, and "
+        "`pagoda up` takes at most a quarter of what is free.",
     )
     prefix_memory_bytes: int = Field(
         64 * 1024 * 1024,
@@ -209,7 +229,7 @@ class GatewaySettings(ServiceSettings):
         3, ge=1, le=10, description="Attempts of one sequence, the first included."
     )
     receipt_wait_seconds: float = Field(
-        1.0, ge=0, description="How long a receipt waits for a close record that is on its way."
+        3.0, ge=0, description="How long a receipt waits for a close record that is on its way."
     )
     usage_keep_days: int = Field(
         0,
@@ -254,6 +274,10 @@ class GatewaySettings(ServiceSettings):
             return ""
         effect = "get 503" if self.limits_without_redis == "closed" else "run uncounted for now"
         return f"{problem}; requests of keys with limits {effect}"
+
+    def outbox_folder(self, home: Path) -> Path:
+        """Return where outboxes of this host lie; `home` is where they lie by default."""
+        return self.outbox_dir or home / "outbox"
 
     def ledger_address(self, home: Path) -> str:
         """Return the ledger's SQLAlchemy URL; `home` is where its SQLite file lies by default."""

@@ -1,13 +1,16 @@
 """The gateway's parts, made and tied together once; everything an HTTP route needs."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from opentelemetry.context import Context
+
 from pagoda.rpc.v1.status_pb2 import Role
-from pagoda.rpc.v1.usage_pb2 import UsageRecord
+from pagoda.rpc.v1.usage_pb2 import UsageApplied
 from pagoda_gateway.accounts.database import open_database
 from pagoda_gateway.accounts.key_use import KeyUse
 from pagoda_gateway.accounts.keys import ApiKey, Authenticator
@@ -22,7 +25,9 @@ from pagoda_gateway.accounts.money.price_book import PriceBook
 from pagoda_gateway.accounts.prefixes.prefixes import Prefixes
 from pagoda_gateway.accounts.tenancy.changes import AccountChanges
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
-from pagoda_gateway.accounts.usage_log import UsageLog
+from pagoda_gateway.accounts.usage.forwarder import Forwarder
+from pagoda_gateway.accounts.usage.outbox import Outbox
+from pagoda_gateway.accounts.usage.usage_log import UsageLog
 from pagoda_gateway.anthropic.endpoint import MessagesEndpoint
 from pagoda_gateway.batches.batch_store import BatchStore
 from pagoda_gateway.batches.file_store import FileLimits, FileStore
@@ -49,7 +54,7 @@ from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.identity import new_epoch
 from pagoda_runtime.messaging import subjects
-from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.messaging.bus import Bus, Subscription
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.status import (
     SLOW_HEARTBEAT_SECONDS,
@@ -62,9 +67,7 @@ from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 P = TypeVar("P")
 
 DEFAULT_TENANT = "default"
-LEDGER_CONSUMER = "ledger"
-LEDGER_BATCH = 256
-LEDGER_TRIM_SECONDS = 10.0
+SEND_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ async def open_gateway(
     health: Health,
     gateway_id: str,
 ) -> AsyncIterator[Gateway]:
-    """Yield a gateway that receives frames and heartbeats and applies usage records.
+    """Yield a gateway that receives frames and heartbeats and writes usage records.
 
     It is ready while a router and a decode worker with its own model are alive. While it is open,
     workers keep its sequences.
@@ -159,7 +162,6 @@ async def open_gateway(
         max_bytes=settings.response_store_bytes, keep_seconds=settings.response_store_seconds
     )
     directory, frames = WorkerDirectory(), FrameReceiver()
-    usage_log = UsageLog(bus, timeout_seconds=settings.usage_timeout_seconds)
     readiness = Readiness(health, common.served_model_name)
     async with (
         open_policies(settings.safety_file) as policies,
@@ -168,6 +170,7 @@ async def open_gateway(
             settings.limits_address(common.redis_url),
             timeout_seconds=settings.limits_timeout_seconds,
         ) as counters,
+        _open_usage_log(bus, health, gateway_id, settings, common.home) as usage_log,
     ):
         ledger, changes = Ledger(database), AccountChanges(bus)
         tenancy = Tenancy.of(database, changes.announce)
@@ -232,24 +235,13 @@ async def open_gateway(
             policies=policies,
             response_cache=ResponseCache(settings.response_cache_bytes),
         )
-        await usage_log.ensure_stream(
-            settings.usage_log_bytes,
-            lambda is_ready, why: health.set_ready("usage log", is_ready, why),
-        )
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(grammar_threads.close)
             for subscription in (
                 await frames.subscribe(bus, gateway_id),
                 await directory.subscribe(bus, Role.ROLE_DECODE, Role.ROLE_ROUTER),
                 await changes.subscribe(),
-                await bus.consume(
-                    subjects.USAGE_STREAM,
-                    LEDGER_CONSUMER,
-                    UsageRecord,
-                    ledger.apply,
-                    batch=LEDGER_BATCH,
-                    trim_seconds=LEDGER_TRIM_SECONDS,
-                ),
+                await _hear_of_applied(bus, ledger),
             ):
                 stack.push_async_callback(subscription.unsubscribe)
             stack.push_async_callback(key_use.flush)
@@ -274,6 +266,44 @@ async def open_gateway(
             health.set_ready("limits", True)
             health.set_ready("gateway", True)
             yield gateway
+
+
+@contextlib.asynccontextmanager
+async def _open_usage_log(
+    bus: Bus, health: Health, gateway_id: str, settings: GatewaySettings, home: Path
+) -> AsyncIterator[UsageLog]:
+    """Yield the log, with what sends its records on; at the end they have a moment to leave."""
+    root, tasks = settings.outbox_folder(home), BackgroundTasks()
+    outbox = await Outbox.open(
+        root,
+        gateway_id,
+        max_bytes=settings.outbox_bytes,
+        on_state=lambda is_ready, why: health.set_ready("usage log", is_ready, why),
+    )
+    forwarder = Forwarder(
+        bus,
+        outbox,
+        root,
+        stream_bytes=settings.usage_log_bytes,
+        timeout_seconds=settings.usage_timeout_seconds,
+    )
+    try:
+        tasks.start(forwarder.run(), name="send usage records")
+        tasks.start(forwarder.adopt_forever(), name="adopt outboxes")
+        yield UsageLog(outbox, timeout_seconds=settings.usage_timeout_seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SEND_SECONDS):
+                await outbox.is_drained.wait()
+    finally:
+        await tasks.close()
+        await outbox.close()
+
+
+async def _hear_of_applied(bus: Bus, ledger: Ledger) -> Subscription:
+    async def on_news(_news: UsageApplied, _context: Context) -> None:
+        ledger.note_applied()
+
+    return await bus.subscribe(subjects.ACCOUNTS_APPLIED, UsageApplied, on_news)
 
 
 def _file_limits(settings: GatewaySettings) -> FileLimits:

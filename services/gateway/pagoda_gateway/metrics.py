@@ -42,7 +42,24 @@ PREFIXES_UNEXPLAINED = Counter(
     "Prompts whose prefix was not looked into, as too many others were",
 )
 USAGE_FAILURES = Counter(
-    "pagoda_usage_log_failures", "Usage records that could not be stored", ["kind"]
+    "pagoda_usage_log_failures", "Usage records that were refused (open) or late (close)", ["kind"]
+)
+OUTBOX_BYTES = Gauge("pagoda_outbox_bytes", "Bytes of usage records that NATS does not have yet")
+OUTBOX_COMMIT_SECONDS = Histogram(
+    "pagoda_outbox_commit_seconds", "Writing and syncing what waited, at once",
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2, 10),
+)  # fmt: skip
+ADOPTED_OUTBOXES = Counter("pagoda_adopted_outboxes", "Outboxes of dead gateways that were sent")
+APPLIED = Counter("pagoda_ledger_records", "Usage records written to the ledger", ["kind"])
+APPLY_SECONDS = Histogram(
+    "pagoda_ledger_apply_seconds", "Writing some messages' records to the ledger",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2, 10),
+)  # fmt: skip
+LEDGER_LAG = Gauge("pagoda_ledger_waiting_messages", "Messages that are not in the ledger yet")
+RECONCILED = Counter(
+    "pagoda_reconciled_requests",
+    "Requests of dead gateways, closed from workers' records (reconciled) or without any (lost)",
+    ["outcome"],
 )
 BATCHES = Gauge("pagoda_num_batches_running", "Batches that this replica works on")
 BATCH_LINES = Counter("pagoda_batch_lines", "Lines of batches that got their answer", ["outcome"])

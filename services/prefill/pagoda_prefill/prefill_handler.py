@@ -95,6 +95,9 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
         """Publish the first token at once; the transfer goes on."""
         if output.token_ids and not sequence.is_ending:
             sequence.num_output_tokens += len(output.token_ids)
+            sequence.next_index = output.first_index + len(output.token_ids)
+            reason = output.finish_reason
+            sequence.finish_reason = "" if reason is None else reason.value
             sequence.stages.first_token = self.worker.clock()
             frame = engine_messages.frame(sequence, output)
             frame.cached.CopyFrom(engine_messages.cached_message(sequence.cached))
@@ -192,5 +195,6 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
 
     def _forget(self, sequence: PrefillSequence) -> None:
         """The task has ended (perhaps before it began): nobody reads the blocks now."""
-        self.worker.post_abort(sequence)  # frees in any state; a finished one was only held
+        # Frees in any state; a finished one was only held.
+        self.worker.end_and_record(sequence, sequence.finish_reason)
         self.worker.sequences.remove(sequence)

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from pagoda_engine import ComputedBlocks, ComputedLayers, SequenceOutput
+from pagoda_engine import ComputedBlocks, ComputedLayers, FinishReason, SequenceOutput
 from pagoda_worker.sequences import LiveSequence
 
 Events = asyncio.Queue[ComputedBlocks | ComputedLayers | SequenceOutput]
@@ -17,6 +17,7 @@ class PrefillSequence(LiveSequence):
         lease_id: of the consumer that waits for it.
         lease_epoch: of that consumer.
         first_block: the consumer has those before it.
+        finish_reason: of its output; empty once the consumer goes on with it.
         events: what the engine computed, for the task that exports it; bounded by the chunks and
             layer groups of its prompt.
     """
@@ -24,4 +25,5 @@ class PrefillSequence(LiveSequence):
     lease_id: str = ""
     lease_epoch: str = ""
     first_block: int = 0
+    finish_reason: str = FinishReason.ABORT.value
     events: Events = field(default_factory=asyncio.Queue)

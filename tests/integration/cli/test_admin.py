@@ -120,3 +120,12 @@ async def test_missed_prefixes(running: Running) -> None:
     (miss,) = [miss for miss in listed if miss["class"] == "timestamp"]
     assert (miss["place"], miss["requests"]) == ("prompt", 1)
     await pagoda(running, "prefixes", "--hours", "1000", code=2)
+
+
+async def test_a_ledger_without_dead_gateways_has_nothing_to_reconcile(running: Running) -> None:
+    answer = await pagoda(running, "ledger", "reconcile")
+    assert answer.stdout.startswith("0 requests closed from workers' records, 0 lost")
+    found = json.loads((await pagoda(running, "ledger", "reconcile", "--json")).stdout)
+    assert (found["reconciled"], found["lost"]) == (0, 0)
+    refused = await pagoda(running, "ledger", "reconcile", "--gone-seconds", "1", code=2)
+    assert "5" in refused.output

@@ -9,7 +9,7 @@ from support.jetstream import replay
 from support.running_gateway import CHAT, Running, Start
 from support.scripted_worker import ScriptedWorker
 
-from pagoda_gateway.gateway import LEDGER_CONSUMER
+from pagoda_gateway.accounts.usage.applier import CONSUMER
 from pagoda_runtime.messaging import subjects
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -47,7 +47,7 @@ async def test_replaying_the_usage_log_changes_nothing(running: Running) -> None
         await running.receipt(answer)
     before = await running.gateway.ledger.totals("default")
     for _ in range(2):
-        await replay(running.gateway.bus, subjects.USAGE_STREAM, LEDGER_CONSUMER)
+        await replay(running.gateway.bus, subjects.USAGE_STREAM, CONSUMER)
         last = await running.chat(max_tokens=1)
         async with asyncio.timeout(10):
             while (await running.receipt(last))["status"] != "closed":
@@ -55,7 +55,7 @@ async def test_replaying_the_usage_log_changes_nothing(running: Running) -> None
     after = await running.gateway.ledger.totals("default")
     # The stream may hold requests of earlier tests; after a first replay their sum is constant.
     assert before[1] >= 12
-    await replay(running.gateway.bus, subjects.USAGE_STREAM, LEDGER_CONSUMER)
+    await replay(running.gateway.bus, subjects.USAGE_STREAM, CONSUMER)
     last = await running.chat(max_tokens=1)
     await running.receipt(last)
     final = await running.gateway.ledger.totals("default")

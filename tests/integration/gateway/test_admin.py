@@ -240,6 +240,7 @@ async def test_answers_fit_the_document(admin: Admin) -> None:
         ("get", "/admin/balances", None),
         ("get", "/admin/chains", None),
         ("get", "/admin/chains/default", None),
+        ("post", "/admin/ledger/reconcile", {"gone_seconds": 60}),
     ]
     documented = {
         (method, path)

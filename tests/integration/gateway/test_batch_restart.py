@@ -29,6 +29,7 @@ from support.servers import free_port
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway.accounts.ledger import open_ledger
 from pagoda_gateway.accounts.tables import USAGE
+from pagoda_gateway.accounts.usage.applier import flattened
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -140,6 +141,7 @@ async def test_no_line_is_lost_or_delivered_or_billed_twice(
     found = answers(output.content)
     assert [line["custom_id"] for line in found] == [f"line-{i}" for i in range(NUM_LINES)]
     await listening.unsubscribe()
+    records = list(flattened(records))
     for name, ordered in (("first", records), ("last", records[::-1])):  # no order is assured
         billed = await billed_tokens(f"sqlite:///{tmp_path}/{name}.sqlite3", ordered)
         assert Counter(line for line, _ in billed) == dict.fromkeys(

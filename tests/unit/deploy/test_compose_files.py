@@ -198,7 +198,7 @@ def test_each_container_sees_its_own_secrets_alone(services: Services) -> None:
             if isinstance(volume, str) and volume.startswith("secrets-")
         ]
         if name == "secrets":
-            assert len(mounted) == 7
+            assert len(mounted) == 8
             assert service["network_mode"] == "none"
         elif name not in ("jaeger", "namespaces"):
             assert mounted == [f"secrets-{name}"]
@@ -221,10 +221,11 @@ def test_a_postgresql_of_the_project_is_confined_and_has_its_own_secrets() -> No
 
 
 def test_metrics_can_be_read_inside_the_project_and_not_outside(services: Services) -> None:
-    for name in ("gateway", "router", "prefill", "decode", "kvstore"):
+    for name in ("gateway", "applier", "router", "prefill", "decode", "kvstore"):
         environment = services[name]["environment"]
-        assert environment[f"PAGODA_{name.upper()}_HEALTH_HOST"] == "0.0.0.0"
-        assert environment[f"PAGODA_{name.upper()}_HEALTH_PORT"] == 9000
+        prefix = "PAGODA_GATEWAY" if name == "applier" else f"PAGODA_{name.upper()}"
+        assert environment[f"{prefix}_HEALTH_HOST"] == "0.0.0.0"
+        assert environment[f"{prefix}_HEALTH_PORT"] == 9000
         assert services[name]["healthcheck"]["test"][-1] == "9000"
         assert not any(port.endswith(":9000") for port in services[name].get("ports", []))
 

@@ -26,7 +26,7 @@ def make_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name in ("gateway", "router", "prefill", "decode", "kvstore", "nats", "redis"):
+    for name in ("gateway", "applier", "router", "prefill", "decode", "kvstore", "nats", "redis"):
         (tmp_path / "secrets" / name).mkdir(parents=True)
     (tmp_path / "data").mkdir()
     monkeypatch.setattr(module, "FOLDER", tmp_path / "secrets")
@@ -50,12 +50,13 @@ def test_each_container_gets_what_it_needs_and_no_more(make_secrets: ModuleType)
     folder = make_secrets.FOLDER
     names = {
         service: set(make_secrets.read_lines(folder / service / "env"))
-        for service in ("gateway", "router", "prefill", "decode", "kvstore")
+        for service in ("gateway", "applier", "router", "prefill", "decode", "kvstore")
     }
 
     nats = {"PAGODA_NATS_USER", "PAGODA_NATS_TOKEN"}
     assert names == {
         "gateway": nats | GATEWAY | {"PAGODA_REDIS_URL"},
+        "applier": nats | {"PAGODA_GATEWAY_LEDGER_URL"},
         "router": nats | {"PAGODA_REDIS_URL"},
         "prefill": nats | {"PAGODA_CLUSTER_TOKEN"},
         "decode": nats | {"PAGODA_CLUSTER_TOKEN"},

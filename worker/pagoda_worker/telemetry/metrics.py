@@ -33,6 +33,16 @@ class WorkerMetrics:
         self.kv_pool_bytes = Gauge(
             "pagoda_kv_pool_bytes", "Bytes of all KV blocks, held or free", registry=registry
         )
+        self.unclaimed_seconds = Counter(
+            "pagoda_step_unclaimed_seconds",
+            "Time of steps whose sequences had all ended meanwhile: no request's",
+            registry=registry,
+        )
+        self.usage_records_dropped = Counter(
+            "pagoda_usage_records_dropped",
+            "Records of sequences' usage that found no room while NATS took none",
+            registry=registry,
+        )
         self.num_leases = Gauge("pagoda_kv_leases", "Open leases", registry=registry)
         self.leases_settled = Counter(
             "pagoda_kv_leases_settled", "Leases by their end", ["outcome"], registry=registry

@@ -14,10 +14,15 @@ import sqlalchemy as sa
 
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway.accounts.database import Database, open_database
-from pagoda_gateway.accounts.money.price_book import FINISHED
 from pagoda_gateway.accounts.money.sealing import Sealer
 from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
-from pagoda_gateway.accounts.usage_rows import close_values, open_values
+from pagoda_gateway.accounts.usage_rows import (
+    FINISHED,
+    LOST,
+    RECONCILED,
+    close_values,
+    open_values,
+)
 
 _Half = tuple[Literal["open", "close"], list[dict[str, Any]]]
 _Step = Callable[[sa.Connection], None]
@@ -46,11 +51,15 @@ class Ledger:
         transactions = [[step] for step in steps] if self.database.is_postgresql else [steps]
         for transaction in transactions:
             await self.database.call(partial(_run, transaction))
+        self.note_applied()
+
+    def note_applied(self) -> None:
+        """Wake those who wait: records were applied, here or elsewhere."""
         applied, self._applied = self._applied, asyncio.Event()
         applied.set()
 
     async def wait_applied(self, timeout_seconds: float) -> None:
-        """Return when further records were applied here, or after the time."""
+        """Return when further records were applied, as far as we hear, or after the time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._applied.wait()
@@ -85,13 +94,17 @@ class Ledger:
         new = insert.excluded
         is_empty: sa.ColumnElement[bool] = USAGE.c.tenant.is_(None)
         if half == "close":
+            is_made_up = sa.or_(USAGE.c.outcome == RECONCILED, USAGE.c.outcome == LOST)
             is_empty = sa.or_(
                 USAGE.c.closed_unix_seconds.is_(None),
-                # A line of a batch that failed may finish later under the same request id.
                 sa.and_(
-                    USAGE.c.outcome != FINISHED,
-                    new.outcome == FINISHED,
-                    USAGE.c.receipt_number.is_(None),
+                    USAGE.c.receipt_number.is_(None),  # what has a receipt stays as it is
+                    sa.or_(
+                        # A line of a batch that failed may finish later under its request id.
+                        sa.and_(USAGE.c.outcome != FINISHED, new.outcome == FINISHED),
+                        # The gateway's own word, late, in place of what workers said, or nobody.
+                        sa.and_(is_made_up, new.outcome != RECONCILED, new.outcome != LOST),
+                    ),
                 ),
             )
         self._upserts[half] = insert.on_conflict_do_update(

@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 
 METADATA = MetaData()
+_IS_OPEN = text("closed_unix_seconds IS NULL")
 
 # Few rows at a time: those that are open, or lines of batches that failed.
 _IS_NOT_SEALED = text("receipt_number IS NULL")
@@ -45,6 +46,7 @@ USAGE = Table(
     Column("opened_unix_seconds", Double),
     Column("gateway_id", String(128)),
     Column("service_tier", String(16)),  # default | batch; null in rows of older versions
+    Column("num_choices", Integer),  # of each prompt; null in rows of older versions
     Column("prompt_tokens", Integer),
     Column("cached_device_tokens", Integer),
     Column("cached_cpu_tokens", Integer),
@@ -82,6 +84,7 @@ USAGE = Table(
         sqlite_where=text("prefix_lost_tokens > 0"),
         postgresql_where=text("prefix_lost_tokens > 0"),
     ),
+    Index("usage_open", "gateway_id", sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
 )
 
 # What clients call a request (their own x-request-id) -> what we call it. Several may share a name.

@@ -6,6 +6,8 @@ from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
 from pagoda_gateway.accounts.prefixes.rows import prefix_values
 
 DEFAULT_TIER = "default"  # also of records that older gateways wrote
+FINISHED = "finished"
+RECONCILED, LOST = "reconciled", "lost"  # closed for a dead gateway: from workers' records, or none
 
 
 def open_values(record: UsageOpen) -> dict[str, Any]:
@@ -23,6 +25,7 @@ def open_values(record: UsageOpen) -> dict[str, Any]:
         "gateway_id": record.gateway_id,
         "service_tier": record.service_tier or DEFAULT_TIER,
         "price_id": record.price_id if record.HasField("price_id") else None,
+        "num_choices": record.num_choices or 1,
     }
 
 

@@ -17,6 +17,15 @@ class Organisation(BaseModel):
     created_at: int
 
 
+class Reconciliation(BaseModel):
+    """Requests of gateways that are gone, and those that are still open."""
+
+    object: Literal["reconciliation"] = "reconciliation"
+    reconciled: int
+    lost: int
+    open: int
+
+
 class Tenant(BaseModel):
     """Whom requests are admitted, cached and billed for."""
 

@@ -28,6 +28,12 @@ class AdminBody(BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
+class Reconcile(AdminBody):
+    """POST /admin/ledger/reconcile."""
+
+    gone_seconds: Annotated[float, Field(ge=5, le=DAY_SECONDS)] = 30.0
+
+
 class NewOrganisation(AdminBody):
     """POST /admin/organisations."""
 

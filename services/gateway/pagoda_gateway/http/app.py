@@ -37,6 +37,7 @@ from pagoda_gateway.http.routes.admin import (
     organisations,
     prefixes,
     prices,
+    reconcile,
     tenants,
     tiers,
 )
@@ -71,7 +72,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     if admin_secret:
         for module in (
             organisations, tenants, keys, tiers, prices, balances, all_receipts, chains,
-            prefixes,
+            prefixes, reconcile,
         ):  # fmt: skip
             app.include_router(module.make_router(gateway))
     app.add_exception_handler(HTTPException, _on_http_error)

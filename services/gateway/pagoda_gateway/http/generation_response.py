@@ -136,7 +136,7 @@ class GenerationResponse(Response):
         finally:  # cancelled meanwhile: what was delivered is billed all the same
             if generation.is_opened:
                 with stage_span("gateway.settle", generation.context):
-                    await self._gateway.usage_log.close(record, generation.context)
+                    await self._gateway.usage_log.close(record)
             count(generation, record)
             describe_outcome(generation, record)
 

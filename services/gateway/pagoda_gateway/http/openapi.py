@@ -81,6 +81,7 @@ _ADMIN_MODELS: tuple[type[BaseModel], ...] = (
     money_bodies.NewPrice, money_answers.PriceObject, money_answers.PriceList,
     money_answers.BalanceList, money_answers.ReceiptList, money_answers.ChainList,
     money_answers.ChainCheckAnswer,
+    admin_bodies.Reconcile, admin_answers.Reconciliation,
 )  # fmt: skip
 _KEYS: dict[str, Any] = {
     "api_key": {"type": "http", "scheme": "bearer"},

@@ -270,7 +270,11 @@ class Generation:
             gateway_id=self._gateway_id,
             now=self._clock(),
         )
-        await self._open_log.open(self.opened, self.context)
+        try:
+            await self._open_log.open(self.opened)
+        except UnavailableError:
+            self.opened = None  # it is not stored, and will not be
+            raise
         self._request.opened.set()
 
     def _note_route(

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from opentelemetry.context import Context
-
 from pagoda.rpc.v1.generate_pb2 import CachedTokens, StageTimes
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
 from pagoda_gateway.sequences.output_sequence import OutputSequence
@@ -14,7 +12,7 @@ from pagoda_gateway.sequences.request import RequestContext, RequestIdentity
 class OpenLog(Protocol):
     """Where open records go: all that sequences know of accounts."""
 
-    async def open(self, record: UsageOpen, context: Context) -> None:
+    async def open(self, record: UsageOpen) -> None:
         """Store an open record; raise GatewayError if the work must not begin."""
 
 
@@ -73,7 +71,12 @@ def open_record(
         gateway_id=gateway_id,
         service_tier=identity.service_tier,
         price_id=identity.price_id,
+        num_choices=_num_choices(sequences),
     )
+
+
+def _num_choices(sequences: Sequence[OutputSequence]) -> int:
+    return len(sequences) // len(first_sequences(sequences))
 
 
 def close_record(

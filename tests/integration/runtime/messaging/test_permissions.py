@@ -69,8 +69,8 @@ async def client_of(user: str, server: Server) -> AsyncIterator[tuple[Client, as
 
 
 FORBIDDEN_TO_PUBLISH = [
-    ("decode", subjects.USAGE_OPEN),
-    ("decode", subjects.USAGE_CLOSE),
+    ("decode", subjects.USAGE_REQUESTS),
+    ("decode", subjects.LEDGER_RECONCILE),
     ("decode", subjects.status("prefill", "prefill-1")),
     ("decode", subjects.status("kvstore", "kvstore-1")),
     ("decode", subjects.decode("decode-2")),
@@ -80,11 +80,15 @@ FORBIDDEN_TO_PUBLISH = [
     ("decode", "$JS.API.STREAM.PURGE.USAGE"),
     ("decode", "$JS.API.STREAM.UPDATE.USAGE"),
     ("decode", "$JS.API.CONSUMER.CREATE.USAGE.mine"),
-    ("prefill", subjects.USAGE_CLOSE),
+    ("prefill", subjects.USAGE_REQUESTS),
     ("prefill", subjects.status("decode", "decode-1")),
     ("kvstore", subjects.frames("gateway-1")),
-    ("kvstore", subjects.USAGE_OPEN),
-    ("router", subjects.USAGE_OPEN),
+    ("kvstore", subjects.USAGE_SEQUENCES),
+    ("router", subjects.USAGE_REQUESTS),
+    ("gateway", subjects.USAGE_SEQUENCES),
+    ("gateway", "$JS.API.CONSUMER.CREATE.USAGE.mine"),
+    ("applier", subjects.USAGE_REQUESTS),
+    ("applier", subjects.decode("decode-1")),
     ("router", subjects.frames("gateway-1")),
     ("router", subjects.status("decode", "decode-1")),
     ("gateway", subjects.frames("gateway-1")),
@@ -164,7 +168,7 @@ async def test_requests_are_answered_across_users(server: Server, tmp_path: Path
 @pytest.mark.parametrize(
     ("writers", "reader", "stream", "subject"),
     [
-        (("gateway",), "gateway", subjects.USAGE_STREAM, subjects.USAGE_OPEN),
+        (("gateway",), "applier", subjects.USAGE_STREAM, subjects.USAGE_REQUESTS),
         (
             ("decode", "prefill", "kvstore"),
             "router",
@@ -215,6 +219,7 @@ async def test_streams_are_made_written_read_trimmed_and_replayed(
     ("user", "stream", "pattern"),
     [
         ("gateway", subjects.USAGE_STREAM, subjects.USAGE_ALL),
+        ("applier", subjects.USAGE_STREAM, subjects.USAGE_ALL),
         ("decode", subjects.KV_EVENTS_STREAM, subjects.KV_EVENTS_ALL),
         ("kvstore", subjects.KV_EVENTS_STREAM, subjects.KV_EVENTS_ALL),
     ],
@@ -236,7 +241,7 @@ async def test_a_stream_is_trimmed_by_its_reader(server: Server, tmp_path: Path)
     async def handler(_messages: list[CancelRequest]) -> None:
         return
 
-    async with bus_of("gateway", server, tmp_path) as bus, client_of("gateway", server) as raw:
+    async with bus_of("applier", server, tmp_path) as bus, client_of("applier", server) as raw:
         await bus.ensure_stream(
             subjects.USAGE_STREAM, [subjects.USAGE_ALL],
             max_bytes=1 << 20, max_age_seconds=None, discard_old=True,
@@ -244,9 +249,10 @@ async def test_a_stream_is_trimmed_by_its_reader(server: Server, tmp_path: Path)
         await bus.consume(
             subjects.USAGE_STREAM, "trimming", CancelRequest, handler, batch=4, trim_seconds=0.02
         )
-        await bus.publish_durable(
-            subjects.USAGE_OPEN, CancelRequest(), message_id="trimmed", timeout_seconds=5
-        )
+        async with bus_of("decode", server, tmp_path) as worker:
+            await worker.publish_durable(
+                subjects.USAGE_SEQUENCES, CancelRequest(), message_id="trimmed", timeout_seconds=5
+            )
         jetstream = raw[0].jetstream(timeout=5)
         async with asyncio.timeout(10):
             while (  # noqa: ASYNC110  (the server tells nobody)

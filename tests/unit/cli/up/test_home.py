@@ -32,7 +32,7 @@ def test_a_missing_secret_is_drawn(tmp_path: Path) -> None:
 
     assert drawn.api_key == "mine"
     assert load_secrets(tmp_path).nats_passwords == drawn.nats_passwords
-    assert len(set(drawn.nats_passwords.values())) == 5
+    assert len(set(drawn.nats_passwords.values())) == 6
 
 
 def test_a_home_is_used_once(tmp_path: Path) -> None:

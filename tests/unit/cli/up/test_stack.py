@@ -27,7 +27,7 @@ def test_the_default_is_one_prefill_and_one_decode_worker(environ: dict[str, str
     _, specs = build(environ)
 
     assert set(specs) == {
-        *("nats", "redis", "gateway", "router", "kvstore"),
+        *("nats", "redis", "gateway", "applier", "router", "kvstore"),
         *("prefill-1", "decode-1"),
     }
 
@@ -56,12 +56,12 @@ def test_services_find_each_other(environ: dict[str, str]) -> None:
 
 
 SECRETS = {
-    "PAGODA_NATS_TOKEN": {"gateway", "router", "kvstore", "prefill-1", "decode-1"},
+    "PAGODA_NATS_TOKEN": {"gateway", "applier", "router", "kvstore", "prefill-1", "decode-1"},
     "PAGODA_CLUSTER_TOKEN": {"kvstore", "prefill-1", "decode-1"},
     "PAGODA_REDIS_URL": {"router", "gateway"},
     "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": {"gateway"},
     "PAGODA_GATEWAY_ADMIN_KEY": {"gateway"},
-    "PAGODA_GATEWAY_LEDGER_URL": {"gateway"},
+    "PAGODA_GATEWAY_LEDGER_URL": {"gateway", "applier"},
 }
 
 
@@ -90,9 +90,9 @@ def test_each_service_is_a_user_of_its_own_at_nats(environ: dict[str, str]) -> N
     }
 
     assert {user for user, _ in users.values()} == {
-        *("gateway", "router", "prefill", "decode", "kvstore")
+        *("gateway", "applier", "router", "prefill", "decode", "kvstore")
     }
-    assert len({password for _, password in users.values()}) == 5
+    assert len({password for _, password in users.values()}) == 6
     assert users["decode-1"] == users["decode-2"]
 
 

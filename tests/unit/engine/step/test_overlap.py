@@ -207,6 +207,7 @@ class RandomCaller:
         self.driver.add(sequence_id, prompt, **fields)
 
     def check(self) -> None:
+        self.driver.check_compute_time()
         assert self.driver.engine.num_free_blocks == self.driver.config.num_blocks
         for sequence_id, prompt in self.prompts.items():
             found = self.driver.sequences[sequence_id]

@@ -21,6 +21,7 @@ from pagoda_gateway.accounts.migrate import FOLDER, LAST_REVISION, DatabaseVersi
 from pagoda_gateway.accounts.money.receipts import Receipts
 from pagoda_gateway.accounts.tables import METADATA
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
+from pagoda_gateway.accounts.usage import tables as usage_tables
 from pagoda_gateway.batches import tables as batches_tables
 
 NUM_REPLICAS = 3
@@ -39,7 +40,7 @@ asyncio.run(main())
 
 
 async def test_migrated_tables_are_those_of_the_code(database: Database) -> None:
-    assert batches_tables.METADATA is METADATA
+    assert batches_tables.METADATA is usage_tables.METADATA is METADATA
 
     def differences(connection: sa.Connection) -> list[object]:
         return list(compare_metadata(MigrationContext.configure(connection), METADATA))

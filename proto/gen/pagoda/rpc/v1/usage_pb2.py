@@ -23,21 +23,30 @@ _sym_db = _symbol_database.Default()
 
 
 from pagoda.rpc.v1 import generate_pb2 as pagoda_dot_rpc_dot_v1_dot_generate__pb2
+from pagoda.rpc.v1 import status_pb2 as pagoda_dot_rpc_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pagoda/rpc/v1/usage.proto\x12\rpagoda.rpc.v1\x1a\x1cpagoda/rpc/v1/generate.proto\"\x98\x02\n\tUsageOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tobject_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x12\n\napi_key_id\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x06 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x08 \x01(\r\x12\x1b\n\x13opened_unix_seconds\x18\t \x01(\x01\x12\x12\n\ngateway_id\x18\n \x01(\t\x12\x14\n\x0cservice_tier\x18\x0b \x01(\t\x12\x15\n\x08price_id\x18\x0e \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_price_id\"\xd4\x03\n\nUsageClose\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12+\n\x06\x63\x61\x63hed\x18\x03 \x01(\x0b\x32\x1b.pagoda.rpc.v1.CachedTokens\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x16\n\x0e\x66inish_reasons\x18\x05 \x03(\t\x12)\n\x06stages\x18\x06 \x01(\x0b\x32\x19.pagoda.rpc.v1.StageTimes\x12\x0f\n\x07ttft_ms\x18\x07 \x01(\x01\x12\x0e\n\x06\x65\x32\x65_ms\x18\x08 \x01(\x01\x12\x14\n\x0cnum_attempts\x18\t \x01(\r\x12\x1b\n\x13\x63losed_unix_seconds\x18\n \x01(\x01\x12\x0f\n\x07outcome\x18\x0b \x01(\t\x12\x12\n\nworker_ids\x18\x0c \x03(\t\x12\x1b\n\x13gateway_tokenize_ms\x18\r \x01(\x01\x12\x18\n\x10gateway_route_ms\x18\x0e \x01(\x01\x12\x18\n\x10is_cached_answer\x18\x15 \x01(\x08\x12\x17\n\x0fsafety_findings\x18\x16 \x03(\t\x12)\n\x06prefix\x18\x17 \x01(\x0b\x32\x19.pagoda.rpc.v1.PrefixMiss\"\xd0\x01\n\nPrefixMiss\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x17\n\x0fnum_lost_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_expected_tokens\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\r\x12\r\n\x05place\x18\x05 \x01(\t\x12\x0c\n\x04role\x18\x06 \x01(\t\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x14\n\x0c\x65\x61rlier_text\x18\x08 \x01(\t\x12\x18\n\x0blost_micros\x18\t \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_lost_micros\"m\n\x0bUsageRecord\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.pagoda.rpc.v1.UsageOpenH\x00\x12*\n\x05\x63lose\x18\x02 \x01(\x0b\x32\x19.pagoda.rpc.v1.UsageCloseH\x00\x42\x08\n\x06recordb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pagoda/rpc/v1/usage.proto\x12\rpagoda.rpc.v1\x1a\x1cpagoda/rpc/v1/generate.proto\x1a\x1apagoda/rpc/v1/status.proto\"\xad\x02\n\tUsageOpen\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tobject_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x12\n\napi_key_id\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x06 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x08 \x01(\r\x12\x1b\n\x13opened_unix_seconds\x18\t \x01(\x01\x12\x12\n\ngateway_id\x18\n \x01(\t\x12\x14\n\x0cservice_tier\x18\x0b \x01(\t\x12\x15\n\x08price_id\x18\x0e \x01(\tH\x00\x88\x01\x01\x12\x13\n\x0bnum_choices\x18\x0c \x01(\rB\x0b\n\t_price_id\"\xd4\x03\n\nUsageClose\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12+\n\x06\x63\x61\x63hed\x18\x03 \x01(\x0b\x32\x1b.pagoda.rpc.v1.CachedTokens\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x16\n\x0e\x66inish_reasons\x18\x05 \x03(\t\x12)\n\x06stages\x18\x06 \x01(\x0b\x32\x19.pagoda.rpc.v1.StageTimes\x12\x0f\n\x07ttft_ms\x18\x07 \x01(\x01\x12\x0e\n\x06\x65\x32\x65_ms\x18\x08 \x01(\x01\x12\x14\n\x0cnum_attempts\x18\t \x01(\r\x12\x1b\n\x13\x63losed_unix_seconds\x18\n \x01(\x01\x12\x0f\n\x07outcome\x18\x0b \x01(\t\x12\x12\n\nworker_ids\x18\x0c \x03(\t\x12\x1b\n\x13gateway_tokenize_ms\x18\r \x01(\x01\x12\x18\n\x10gateway_route_ms\x18\x0e \x01(\x01\x12\x18\n\x10is_cached_answer\x18\x15 \x01(\x08\x12\x17\n\x0fsafety_findings\x18\x16 \x03(\t\x12)\n\x06prefix\x18\x17 \x01(\x0b\x32\x19.pagoda.rpc.v1.PrefixMiss\"\xd0\x01\n\nPrefixMiss\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x17\n\x0fnum_lost_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_expected_tokens\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\r\x12\r\n\x05place\x18\x05 \x01(\t\x12\x0c\n\x04role\x18\x06 \x01(\t\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x14\n\x0c\x65\x61rlier_text\x18\x08 \x01(\t\x12\x18\n\x0blost_micros\x18\t \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_lost_micros\"\xe0\x02\n\rSequenceUsage\x12\x11\n\trecord_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x16\n\x0esequence_index\x18\x03 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x11\n\tworker_id\x18\x05 \x01(\t\x12!\n\x04role\x18\x06 \x01(\x0e\x32\x13.pagoda.rpc.v1.Role\x12\x13\n\x0b\x66irst_index\x18\x07 \x01(\r\x12\x1c\n\x14num_published_tokens\x18\x08 \x01(\r\x12\"\n\x1anum_computed_prompt_tokens\x18\t \x01(\r\x12\x12\n\ncompute_ns\x18\n \x01(\x04\x12+\n\x06\x63\x61\x63hed\x18\x0b \x01(\x0b\x32\x1b.pagoda.rpc.v1.CachedTokens\x12\x1a\n\x12\x65nded_unix_seconds\x18\x0c \x01(\x01\x12\x15\n\rfinish_reason\x18\r \x01(\t\"\xca\x01\n\x0bUsageRecord\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.pagoda.rpc.v1.UsageOpenH\x00\x12*\n\x05\x63lose\x18\x02 \x01(\x0b\x32\x19.pagoda.rpc.v1.UsageCloseH\x00\x12\x30\n\x08sequence\x18\x03 \x01(\x0b\x32\x1c.pagoda.rpc.v1.SequenceUsageH\x00\x12)\n\x05\x62\x61tch\x18\x04 \x03(\x0b\x32\x1a.pagoda.rpc.v1.UsageRecordB\x08\n\x06record\"#\n\x0cUsageApplied\x12\x13\n\x0bnum_records\x18\x01 \x01(\r\"(\n\x10ReconcileRequest\x12\x14\n\x0cgone_seconds\x18\x01 \x01(\x01\"O\n\x11ReconcileResponse\x12\x16\n\x0enum_reconciled\x18\x01 \x01(\r\x12\x10\n\x08num_lost\x18\x02 \x01(\r\x12\x10\n\x08num_open\x18\x03 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagoda.rpc.v1.usage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_USAGEOPEN']._serialized_start=75
-  _globals['_USAGEOPEN']._serialized_end=355
-  _globals['_USAGECLOSE']._serialized_start=358
-  _globals['_USAGECLOSE']._serialized_end=826
-  _globals['_PREFIXMISS']._serialized_start=829
-  _globals['_PREFIXMISS']._serialized_end=1037
-  _globals['_USAGERECORD']._serialized_start=1039
-  _globals['_USAGERECORD']._serialized_end=1148
+  _globals['_USAGEOPEN']._serialized_start=103
+  _globals['_USAGEOPEN']._serialized_end=404
+  _globals['_USAGECLOSE']._serialized_start=407
+  _globals['_USAGECLOSE']._serialized_end=875
+  _globals['_PREFIXMISS']._serialized_start=878
+  _globals['_PREFIXMISS']._serialized_end=1086
+  _globals['_SEQUENCEUSAGE']._serialized_start=1089
+  _globals['_SEQUENCEUSAGE']._serialized_end=1441
+  _globals['_USAGERECORD']._serialized_start=1444
+  _globals['_USAGERECORD']._serialized_end=1646
+  _globals['_USAGEAPPLIED']._serialized_start=1648
+  _globals['_USAGEAPPLIED']._serialized_end=1683
+  _globals['_RECONCILEREQUEST']._serialized_start=1685
+  _globals['_RECONCILEREQUEST']._serialized_end=1725
+  _globals['_RECONCILERESPONSE']._serialized_start=1727
+  _globals['_RECONCILERESPONSE']._serialized_end=1806
 # @@protoc_insertion_point(module_scope)

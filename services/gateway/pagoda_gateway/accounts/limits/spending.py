@@ -12,9 +12,10 @@ import sqlalchemy as sa
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.accounts.limit_scope import LimitScope
-from pagoda_gateway.accounts.money.price_book import FINISHED, PriceBook, is_billed
+from pagoda_gateway.accounts.money.price_book import PriceBook, is_billed
 from pagoda_gateway.accounts.tables import USAGE
 from pagoda_gateway.accounts.tenancy.tables import TENANTS
+from pagoda_gateway.accounts.usage_rows import FINISHED
 
 DAY_SECONDS = 86_400
 # Requests opened within it may be held by a gateway, or were of late: they are looked at one by

@@ -16,12 +16,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
 from pagoda_gateway.accounts.money.price import BATCH_TIER, NO_PRICE, Price, PricedUsage, Tokens
+from pagoda_gateway.accounts.usage_rows import FINISHED, LOST
 
 logger = logging.getLogger(__name__)
 
 READ_SECONDS = 10.0
 TIMEOUT_SECONDS = 5.0
-FINISHED = "finished"
 
 
 class PriceBook:
@@ -138,6 +138,7 @@ class PriceBook:
 def is_billed(service_tier: str | None, outcome: str) -> bool:
     """Return whether a request that ended so is billed.
 
-    A line of a batch that has not finished runs again, under the same id.
+    A line of a batch that has not finished runs again, under the same id. Of what is lost nobody
+    knows anything; its gateway's own word may yet come.
     """
-    return service_tier != BATCH_TIER or outcome == FINISHED
+    return outcome != LOST and (service_tier != BATCH_TIER or outcome == FINISHED)

@@ -13,6 +13,7 @@ from pagoda_gateway.accounts.money.price_book import PriceBook, is_billed
 from pagoda_gateway.accounts.money.receipt_text import billed, cost, cost_of
 from pagoda_gateway.accounts.prefixes.rows import prefix_section
 from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
+from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
 from pagoda_gateway.accounts.usage_rows import DEFAULT_TIER, close_values, open_values
 from pagoda_gateway.errors import NotFoundError, shorten
 
@@ -32,6 +33,7 @@ class Receipts:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._ledger = ledger
+        self._sequences = SequenceUsages(ledger.database)
         self._wait_seconds = wait_seconds
         self._clock = clock
         self._wall_clock = wall_clock
@@ -56,7 +58,11 @@ class Receipts:
             pause *= 2  # who asks for what is not there costs little
         if row is None:
             raise NotFoundError(f"no receipt for {shorten(name)}", param="request_id")
-        return receipt_of(row)
+        receipt = receipt_of(row)
+        compute_seconds = await self._sequences.compute_seconds(row["request_id"])
+        if compute_seconds is not None:  # workers say it at the end of each sequence
+            receipt["compute_seconds"] = compute_seconds
+        return receipt
 
     def _is_complete(self, row: sa.RowMapping) -> bool:
         """Return whether nothing of a row is on its way."""

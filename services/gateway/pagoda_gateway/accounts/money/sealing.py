@@ -15,11 +15,12 @@ import sqlalchemy as sa
 
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.money.price import BATCH_TIER, NO_PRICE, PricedUsage, Tokens
-from pagoda_gateway.accounts.money.price_book import FINISHED, PriceBook
+from pagoda_gateway.accounts.money.price_book import PriceBook
 from pagoda_gateway.accounts.money.prices import prices_of_models, prices_with_ids
 from pagoda_gateway.accounts.money.receipt_text import FIRST_PREVIOUS_HASH, receipt_hash
 from pagoda_gateway.accounts.money.tables import RECEIPT_CHAINS, USAGE_DAYS
 from pagoda_gateway.accounts.tables import USAGE
+from pagoda_gateway.accounts.usage_rows import FINISHED, LOST
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ _CAN_BE_SEALED = sa.and_(
     USAGE.c.receipt_number.is_(None),
     USAGE.c.tenant.is_not(None),
     USAGE.c.closed_unix_seconds.is_not(None),
-    # A line of a batch that has not finished may yet: see `price_book.is_billed`.
+    # What is lost may be found, a line of a batch may finish yet: see `price_book.is_billed`.
+    USAGE.c.outcome != LOST,
     sa.or_(
         USAGE.c.service_tier.is_(None),
         USAGE.c.service_tier != BATCH_TIER,

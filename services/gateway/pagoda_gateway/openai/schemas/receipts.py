@@ -89,7 +89,7 @@ class Receipt(_Receipt):
     tenant: str
     api_key_id: str | None
     closed: float | None = None
-    outcome: Literal["finished", "disconnected", "failed"] | None = None
+    outcome: Literal["finished", "disconnected", "failed", "reconciled", "lost"] | None = None
     prompt_tokens: int | None = None
     cached_tokens: CachedTokens | None = None
     output_tokens: int | None = None
@@ -110,3 +110,4 @@ class Receipt(_Receipt):
     number: int | None = None
     previous_hash: str | None = None
     hash: str | None = None
+    compute_seconds: float | None = None

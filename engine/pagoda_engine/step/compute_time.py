@@ -1,0 +1,32 @@
+"""Whose time a step was: its measured nanoseconds, shared out over the sequences that it computed.
+
+Knows sequences. Knows nothing of tensors and clocks.
+"""
+
+from collections.abc import Sequence as SequenceOf
+
+from pagoda_engine.scheduler.scheduler import ScheduledSequence
+from pagoda_engine.scheduler.sequence import SequenceState
+
+
+def share_out(batch: SequenceOf[ScheduledSequence], nanoseconds: int) -> int:
+    """Charge a step that was read, by tokens; the shares sum to what was measured, exactly.
+
+    Those that ended while the device computed them for nothing have had their last output: the
+    others of the batch bear it. Returns what nobody can be charged for, since all have ended.
+    """
+    charged = [entry for entry in batch if _can_be_told(entry)]
+    if not charged:
+        return nanoseconds
+    share, rest = divmod(nanoseconds, sum(entry.num_new_tokens for entry in charged))
+    charged[0].sequence.compute_ns += rest  # less than a nanosecond a token
+    for entry in charged:
+        entry.sequence.compute_ns += share * entry.num_new_tokens
+        if entry.is_prefill:
+            entry.sequence.num_prefilled_tokens += entry.num_new_tokens
+    return 0
+
+
+def _can_be_told(entry: ScheduledSequence) -> bool:
+    sequence = entry.sequence
+    return not sequence.has_ended and sequence.state is not SequenceState.FINISHED

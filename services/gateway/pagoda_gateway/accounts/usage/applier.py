@@ -1,0 +1,190 @@
+"""`python -m pagoda_gateway.accounts.usage.applier`: usage records from JetStream into the ledger.
+
+A process of its own, so that gateways serve and nothing else; several share the work. Each record
+counts once, however often it comes. Once in a while it closes what dead gateways left open.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+
+from opentelemetry.context import Context
+
+from pagoda.rpc.v1.status_pb2 import Role
+from pagoda.rpc.v1.usage_pb2 import ReconcileRequest, ReconcileResponse, UsageApplied, UsageRecord
+from pagoda_gateway import metrics
+from pagoda_gateway.accounts.database import Database, open_database
+from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.usage.forwarder import ensure_usage_stream
+from pagoda_gateway.accounts.usage.reconcile import Reconciler
+from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
+from pagoda_gateway.config import GatewaySettings
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.errors import BusError
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.messaging.streams import ConsumerProgress
+from pagoda_runtime.process.health import Health
+from pagoda_runtime.process.service import ServiceContext, load_or_exit, run_service
+from pagoda_runtime.status import WorkerDirectory
+from pagoda_runtime.tasks.background_tasks import BackgroundTasks
+from pagoda_runtime.tasks.retry import retry_delay
+
+logger = logging.getLogger(__name__)
+
+CONSUMER = "ledger"
+BATCH_MESSAGES = 32  # of up to some hundred records each
+TRIM_SECONDS = 10.0
+LOOK_SECONDS = 5.0
+CAUGHT_UP_SECONDS = 20.0
+POLL_SECONDS = 0.05
+
+
+class Applier:
+    """Writes records; says when it cannot."""
+
+    def __init__(self, bus: Bus, database: Database, health: Health) -> None:
+        self._bus = bus
+        self._health = health
+        self._directory = WorkerDirectory()
+        self.ledger = Ledger(database)
+        self.sequences = SequenceUsages(database)
+        self._reconciler = Reconciler(
+            self.ledger, self.sequences, lambda name: self._directory.get(name) is not None
+        )
+        self._reconciling = asyncio.Lock()
+
+    async def apply(self, messages: Sequence[UsageRecord]) -> None:
+        """Write the records of some messages; raises what the database raises."""
+        started = time.perf_counter()
+        records = list(flattened(messages))
+        requests = [r for r in records if not r.HasField("sequence")]
+        sequences = [r.sequence for r in records if r.HasField("sequence")]
+        try:
+            if requests:
+                await self.ledger.apply(requests)
+            await self.sequences.apply(sequences)
+        except Exception as error:
+            detail = f"the database does not take records ({type(error).__name__}); they wait"
+            self._health.set_ready("ledger", False, detail)
+            raise
+        self._health.set_ready("ledger", True)
+        metrics.APPLY_SECONDS.observe(time.perf_counter() - started)
+        metrics.APPLIED.labels("request").inc(len(requests))
+        metrics.APPLIED.labels("sequence").inc(len(sequences))
+        with contextlib.suppress(BusError):  # who misses the news looks again
+            news = UsageApplied(num_records=len(records))
+            await self._bus.publish(subjects.ACCOUNTS_APPLIED, news, context=Context())
+
+    async def reconcile(self, gone_seconds: float) -> ReconcileResponse:
+        """Close what dead gateways left open, once all that is on its way now is in the ledger.
+
+        Raises:
+            TimeoutError: that takes too long.
+        """
+        async with self._reconciling:
+            await self._caught_up()
+            return await self._reconciler.run(gone_seconds)
+
+    @contextlib.asynccontextmanager
+    async def running(self, settings: GatewaySettings) -> AsyncIterator[None]:
+        """Apply, trim, look and answer until the context ends.
+
+        Raises:
+            StreamError: JetStream refuses.
+        """
+        await ensure_usage_stream(self._bus, settings.usage_log_bytes)
+        tasks = BackgroundTasks()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(tasks.close)
+            for subscription in (
+                await self._directory.subscribe(self._bus, Role.ROLE_GATEWAY),
+                await self._bus.consume(
+                    subjects.USAGE_STREAM,
+                    CONSUMER,
+                    UsageRecord,
+                    self.apply,
+                    batch=BATCH_MESSAGES,
+                    trim_seconds=TRIM_SECONDS,
+                ),
+                await self._bus.serve(
+                    subjects.LEDGER_RECONCILE,
+                    ReconcileRequest,
+                    self._on_reconcile,
+                    queue=subjects.LEDGER_QUEUE,
+                ),
+            ):
+                stack.push_async_callback(subscription.unsubscribe)
+            tasks.start(self._watch_lag(), name="lag of the ledger")
+            tasks.start(self._reconcile_forever(settings.reconcile_seconds), name="reconcile")
+            self._health.set_ready("ledger", True)
+            yield
+
+    async def _on_reconcile(
+        self, request: ReconcileRequest, _context: Context
+    ) -> ReconcileResponse:
+        return await self.reconcile(request.gone_seconds)
+
+    async def _caught_up(self) -> None:
+        """Wait until everything that is in the stream now is in the ledger."""
+        async with asyncio.timeout(CAUGHT_UP_SECONDS):
+            last = (await self._progress()).last_sequence
+            while (progress := await self._progress()).num_waiting:
+                if progress.done_sequence >= last:
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def _progress(self) -> ConsumerProgress:
+        return await self._bus.consumer_progress(subjects.USAGE_STREAM, CONSUMER)
+
+    async def _watch_lag(self) -> None:
+        while True:
+            with contextlib.suppress(BusError):
+                metrics.LEDGER_LAG.set((await self._progress()).num_waiting)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _reconcile_forever(self, gone_seconds: float) -> None:
+        while True:
+            await asyncio.sleep(retry_delay(min(LOOK_SECONDS, gone_seconds)))
+            try:
+                await self.reconcile(gone_seconds)
+            except Exception as error:  # the database, or the bus, is not there: later, then
+                logger.warning("not reconciled: %s", str(error) or repr(error))
+
+
+def flattened(messages: Iterable[UsageRecord]) -> Iterator[UsageRecord]:
+    """Yield the records of messages, which have one or several."""
+    for message in messages:
+        if message.WhichOneof("record"):
+            yield message
+        yield from message.batch
+
+
+def main() -> int:
+    """Load the gateway's settings and run until SIGTERM."""
+    common, settings = load_or_exit(CommonSettings), load_or_exit(GatewaySettings)
+
+    async def serve(service: ServiceContext) -> None:
+        address = settings.ledger_address(common.home)
+        async with (
+            service.bus(service.instance_id) as bus,
+            open_database(address) as database,
+            Applier(bus, database, service.health).running(settings),
+        ):
+            logger.info("applies usage records")
+            await service.stop.wait()
+
+    return run_service(
+        "applier",
+        common,
+        serve,
+        health_host=settings.health_host,
+        health_port=settings.health_port,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Sends what outboxes have to JetStream: this process's own, and those of dead ones on this host.
+
+Several records go in one message, one message at a time, so order is kept and what comes meanwhile
+goes together. What was sent and not yet forgotten when a process died is sent again: the ledger
+counts each record once. Knows no record's meaning beyond its message.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from opentelemetry.context import Context
+
+from pagoda.rpc.v1.usage_pb2 import UsageRecord
+from pagoda_gateway import metrics
+from pagoda_gateway.accounts.usage.folder_lock import FolderLock, folders_of
+from pagoda_gateway.accounts.usage.outbox import Outbox
+from pagoda_gateway.accounts.usage.segments import Batch, SegmentReader, segment_path
+from pagoda_runtime.errors import BusError
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.tasks.retry import retry_delay
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+ADOPT_SECONDS = 5.0
+
+OnState = Callable[[bool, str], None]
+
+
+async def ensure_usage_stream(bus: Bus, max_bytes: int) -> None:
+    """Create USAGE: when it is full it refuses new records rather than dropping old ones.
+
+    Raises:
+        StreamError: see `Bus.ensure_stream`.
+    """
+    await bus.ensure_stream(
+        subjects.USAGE_STREAM,
+        [subjects.USAGE_ALL],
+        max_bytes=max_bytes,
+        max_age_seconds=None,
+        discard_old=False,
+    )
+
+
+class Forwarder:
+    """Runs beside one outbox, for as long as its gateway."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        outbox: Outbox,
+        root: Path,
+        *,
+        stream_bytes: int,
+        timeout_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make one.
+
+        Args:
+            bus: to JetStream.
+            outbox: the own one.
+            root: where outboxes of this host lie.
+            stream_bytes: limit of USAGE.
+            timeout_seconds: of one write; then it is tried again.
+            clock: seconds.
+        """
+        self._bus = bus
+        self._outbox = outbox
+        self._root = root
+        self._stream_bytes = stream_bytes
+        self._timeout_seconds = timeout_seconds
+        self._clock = clock
+        self._has_stream = False
+        self._failing_since: float | None = None
+
+    async def run(self) -> None:
+        """Send the own outbox's records until cancelled."""
+        while True:
+            try:
+                await self._send_own()
+            except OSError as error:
+                logger.error("the outbox cannot be read: %s", error)
+                await asyncio.sleep(retry_delay(RETRY_SECONDS))
+
+    async def adopt_forever(self) -> None:
+        """Send what dead processes left, now and every few seconds."""
+        while True:
+            try:
+                for folder in await asyncio.to_thread(folders_of, self._root):
+                    lock = await asyncio.to_thread(FolderLock.take, folder)
+                    if lock is not None:
+                        await self._adopt(lock)
+            except OSError as error:
+                logger.error("outboxes of dead gateways cannot be read: %s", error)
+            await asyncio.sleep(retry_delay(ADOPT_SECONDS))
+
+    async def _send_own(self) -> None:
+        while True:
+            batch = self._outbox.next_batch()
+            if batch is None:
+                await self._outbox.has_more.wait()
+                continue
+            await self._send(batch)
+            self._outbox.done(batch)
+
+    async def _adopt(self, lock: FolderLock) -> None:
+        folder, is_sent, num_records = lock.folder, False, 0
+        reader = SegmentReader(folder, lambda n: _size(segment_path(folder, n)), is_last=True)
+        try:
+            while (batch := await asyncio.to_thread(reader.next)) is not None:
+                await self._send(batch)
+                reader.done(batch)
+                num_records += len(batch.records)
+            is_sent = True
+        finally:  # of a cancelled one another process sends the rest
+            lock.release(delete=is_sent)
+        metrics.ADOPTED_OUTBOXES.inc()
+        logger.warning("sent %d usage records that %s had left", num_records, folder.name)
+
+    async def _send(self, batch: Batch) -> None:
+        """Return once JetStream has the records, however long that takes."""
+        records = [record for data in batch.records if (record := _decoded(data)) is not None]
+        while records:
+            try:
+                await self._publish(UsageRecord(batch=records), batch.place)
+            except BusError as error:
+                if self._failing_since is None:
+                    self._failing_since = self._clock()
+                    logger.warning("usage records wait in the outbox: %s", error)
+                await asyncio.sleep(retry_delay(RETRY_SECONDS))
+            else:
+                break
+        if self._failing_since is not None:
+            seconds = self._clock() - self._failing_since
+            logger.warning("usage records leave the outbox again, after %.0f s", seconds)
+            self._failing_since = None
+
+    async def _publish(self, message: UsageRecord, place: str) -> None:
+        if not self._has_stream:
+            await ensure_usage_stream(self._bus, self._stream_bytes)
+            self._has_stream = True
+        await self._bus.publish_durable(
+            subjects.USAGE_REQUESTS,
+            message,
+            message_id=place,
+            timeout_seconds=self._timeout_seconds,
+            context=Context(),
+        )
+
+
+def _decoded(data: bytes) -> UsageRecord | None:
+    """Return a record; None: an empty one, which only tried the disk, or no record of ours."""
+    try:
+        return UsageRecord.FromString(data) if data else None
+    except DecodeError as error:
+        logger.error("%d bytes in an outbox are no usage record: %s", len(data), error)
+        return None
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None

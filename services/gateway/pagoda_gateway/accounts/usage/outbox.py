@@ -1,0 +1,228 @@
+"""The outbox: records on this host's disk, synced, before anybody else has them.
+
+One thread writes: what waits while it syncs goes with the next sync, all together. Knows no
+record's meaning and no network; `forwarder` sends what is here.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagoda_gateway import metrics
+from pagoda_gateway.accounts.usage.folder_lock import FolderLock
+from pagoda_gateway.accounts.usage.segments import (
+    MAX_RECORD_BYTES,
+    Batch,
+    SegmentReader,
+    SegmentWriter,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+CLOSE_SECONDS = 5.0
+
+OnState = Callable[[bool, str], None]  # (takes records, else why not)
+
+
+class OutboxError(Exception):
+    """A record is not stored, and will not be."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    record: bytes
+    is_kept: bool
+    stored: "asyncio.Future[None]"
+
+
+class Outbox:
+    """One process's records; made by `Outbox.open`, in a folder of its own.
+
+    What waits to be written is bounded by who appends: a request has two records at a time at most.
+    """
+
+    def __init__(
+        self,
+        lock: FolderLock,
+        *,
+        max_bytes: int,
+        on_state: OnState,
+        writer: SegmentWriter | None = None,
+    ) -> None:
+        self.has_more = asyncio.Event()  # to be read
+        self.is_drained = asyncio.Event()  # nothing is left to be read
+        self.is_drained.set()
+        self.num_bytes = 0  # on disk and not `done`
+        self._lock = lock
+        self._max_bytes = max_bytes
+        self._on_state = on_state
+        self._writer = writer or SegmentWriter(lock.folder)
+        self._event_loop = asyncio.get_running_loop()
+        self._ends: dict[int, int] = {}  # synced bytes of each segment
+        self._reader = SegmentReader(lock.folder, self._ends.get, is_last=False)
+        self._trouble = ""  # of the disk
+        self._full = ""
+        self._queue: list[_Entry] = []
+        self._wakeup = threading.Condition()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+
+    @classmethod
+    async def open(cls, root: Path, name: str, *, max_bytes: int, on_state: OnState) -> "Outbox":
+        """Return a new outbox, `root / name`.
+
+        Raises:
+            OSError: its folder cannot be made.
+        """
+        lock = await asyncio.to_thread(FolderLock.make, root / name)
+        outbox = cls(lock, max_bytes=max_bytes, on_state=on_state)
+        outbox._thread.start()
+        on_state(True, "")
+        return outbox
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self._lock.folder.name
+
+    def append(self, record: bytes, *, is_kept: bool = False) -> "asyncio.Future[None]":
+        """Queue a record; the future is done once it is on disk.
+
+        `is_kept`: it is never refused, and waits while the disk takes nothing. Else the future
+        raises OutboxError, and the record is not stored.
+
+        Raises:
+            OutboxError: there is no room, or the disk takes nothing.
+        """
+        if len(record) > MAX_RECORD_BYTES:
+            raise OutboxError(f"{len(record)} bytes are no usage record ({MAX_RECORD_BYTES})")
+        if not is_kept:
+            self._check_room()
+        entry = _Entry(record, is_kept, self._event_loop.create_future())
+        with self._wakeup:
+            self._queue.append(entry)
+            self._wakeup.notify()
+        return entry.stored
+
+    def next_batch(self) -> Batch | None:
+        """Return the first records that are not `done`; None: there are none."""
+        self.has_more.clear()
+        return self._reader.next()
+
+    def done(self, batch: Batch) -> None:
+        """Somebody else has these records safely."""
+        self._reader.done(batch)
+        for number in [number for number in self._ends if number < batch.segment]:
+            del self._ends[number]
+        self._count(batch.start - batch.end)
+
+    async def close(self) -> None:
+        """Write what waits, stop, and delete the folder if nothing in it is needed.
+
+        What is left is for whoever adopts it.
+        """
+        with self._wakeup:
+            self._is_closing = True
+            self._wakeup.notify()
+        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)  # a disk may hang
+        await asyncio.sleep(0)  # what the thread has said last
+        has_ended = not self._thread.is_alive() and not self._queue
+        is_empty = has_ended and self.is_drained.is_set()
+        await asyncio.to_thread(self._lock.release, delete=is_empty)
+
+    def _check_room(self) -> None:
+        if reason := self._trouble or self._full:
+            raise OutboxError(reason)
+
+    def _count(self, num_bytes: int) -> None:
+        """Note bytes that were written, or done (less than 0)."""
+        self.num_bytes += num_bytes
+        metrics.OUTBOX_BYTES.set(self.num_bytes)
+        if self.num_bytes:
+            self.is_drained.clear()
+        else:
+            self.is_drained.set()
+        is_full = self.num_bytes >= self._max_bytes
+        if is_full != bool(self._full):
+            self._full = (
+                f"{self.num_bytes} bytes of usage records wait in {self._lock.folder}, the limit "
+                f"is {self._max_bytes} (PAGODA_GATEWAY_OUTBOX_BYTES): NATS takes none, or too few"
+                if is_full
+                else ""
+            )
+            self._report()
+
+    def _report(self) -> None:
+        reason = self._trouble or self._full
+        if reason:
+            logger.error("%s", reason)
+        else:
+            logger.warning("the outbox takes records again")
+        self._on_state(not reason, reason)
+
+    # Below: the thread.
+
+    def _run(self) -> None:
+        while entries := self._take():
+            started = time.perf_counter()
+            try:
+                segment, end = self._writer.write(entry.record for entry in entries)
+            except OSError as error:
+                self._tell(self._on_failed, entries, error)
+                if not self._wait_to_retry(entries):
+                    break
+                continue
+            metrics.OUTBOX_COMMIT_SECONDS.observe(time.perf_counter() - started)
+            self._tell(self._on_stored, entries, segment, end)
+        self._writer.close()
+
+    def _take(self) -> list[_Entry]:
+        with self._wakeup:
+            while not self._queue and not self._is_closing:
+                self._wakeup.wait()
+            entries, self._queue = self._queue, []
+            return entries
+
+    def _wait_to_retry(self, entries: list[_Entry]) -> bool:
+        """Put back what is kept, or an empty record that shows whether the disk is well again."""
+        kept = [entry for entry in entries if entry.is_kept]
+        with self._wakeup:
+            self._wakeup.wait_for(lambda: self._is_closing, RETRY_SECONDS)
+            self._queue[:0] = kept or [_Entry(b"", True, self._event_loop.create_future())]
+            return not self._is_closing
+
+    def _tell(self, function: Callable[..., object], *args: object) -> None:
+        try:
+            self._event_loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the event loop is closed: nobody waits
+            self._is_closing = True
+
+    # Below: the event loop, told by the thread.
+
+    def _on_stored(self, entries: list[_Entry], segment: int, end: int) -> None:
+        num_bytes, self._ends[segment] = end - self._ends.get(segment, 0), end
+        if self._trouble:
+            self._trouble = ""
+            self._report()
+        self._count(num_bytes)
+        for entry in entries:
+            if not entry.stored.done():
+                entry.stored.set_result(None)
+        self.has_more.set()
+
+    def _on_failed(self, entries: list[_Entry], error: OSError) -> None:
+        reason = (
+            f"usage records cannot be written to {self._lock.folder} ({error.strerror or error}): "
+            "make room on this disk, or set PAGODA_GATEWAY_OUTBOX_DIR"
+        )
+        if reason != self._trouble:
+            self._trouble = reason
+            self._report()
+        for entry in entries:
+            if not entry.is_kept and not entry.stored.done():
+                entry.stored.set_exception(OutboxError(reason))

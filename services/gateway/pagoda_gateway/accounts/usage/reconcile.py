@@ -1,0 +1,150 @@
+"""Closes what gateways that are gone have left open, from what workers say they published.
+
+A close record that comes after all, from an outbox that somebody adopted, takes the place of what
+was reconciled: it knows what was delivered, workers know what was published (see `Ledger.apply`).
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import sqlalchemy as sa
+
+from pagoda.rpc.v1.generate_pb2 import CachedTokens
+from pagoda.rpc.v1.usage_pb2 import ReconcileResponse, UsageClose, UsageRecord
+from pagoda_gateway import metrics
+from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.tables import USAGE
+from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
+from pagoda_gateway.accounts.usage_rows import LOST, RECONCILED
+
+logger = logging.getLogger(__name__)
+
+PAGE_ROWS = 500
+MIN_GONE_SECONDS = 5.0  # who has just begun to listen hears within a second of all who live
+_IS_OPEN = sa.and_(USAGE.c.closed_unix_seconds.is_(None), USAGE.c.tenant.is_not(None))
+
+
+class Reconciler:
+    """Knows since when each gateway that left something open has been gone."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        sequences: SequenceUsages,
+        is_alive: Callable[[str], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Make one.
+
+        Args:
+            ledger: to close requests in.
+            sequences: what workers say.
+            is_alive: whether a gateway is heard of.
+            clock: seconds.
+            unix_clock: Unix seconds.
+        """
+        self._ledger = ledger
+        self._sequences = sequences
+        self._is_alive = is_alive
+        self._clock = clock
+        self._unix_clock = unix_clock
+        self._missed_since: dict[str, float] = {}
+
+    async def run(self, gone_seconds: float) -> ReconcileResponse:
+        """Close what gateways left open that were not heard of for so long, 5 s at least, by us.
+
+        All records that were on their way when this is called must be in the ledger.
+        """
+        result = ReconcileResponse()
+        gone_seconds = max(gone_seconds, MIN_GONE_SECONDS)
+        for gateway_id, num_open in (await self._open_gateways()).items():
+            missed_since = self._missed_since.get(gateway_id)
+            if missed_since is None or self._clock() - missed_since < gone_seconds:
+                result.num_open += num_open
+                continue
+            while rows := await self._open_rows(gateway_id):
+                outcomes = await self._close(rows)
+                result.num_reconciled += outcomes.count(RECONCILED)
+                result.num_lost += outcomes.count(LOST)
+        if result.num_reconciled or result.num_lost:
+            logger.warning(
+                "closed what dead gateways left open: %d requests from workers' records, "
+                "%d that no worker knew",
+                result.num_reconciled, result.num_lost,
+            )  # fmt: skip
+        return result
+
+    async def _open_gateways(self) -> dict[str, int]:
+        """Return gateways that have something open, with its number; note who is missing."""
+        statement = sa.select(USAGE.c.gateway_id, sa.func.count().label("num_open"))
+        rows = await self._ledger.database.rows(
+            statement.where(_IS_OPEN).group_by(USAGE.c.gateway_id)
+        )
+        found = {row["gateway_id"]: int(row["num_open"]) for row in rows}
+        missing = [gateway_id for gateway_id in found if not self._is_alive(gateway_id)]
+        now = self._clock()
+        self._missed_since = {name: self._missed_since.get(name, now) for name in missing}
+        return found
+
+    async def _open_rows(self, gateway_id: str) -> list[sa.RowMapping]:
+        statement = sa.select(USAGE).where(_IS_OPEN, USAGE.c.gateway_id == gateway_id)
+        return await self._ledger.database.rows(statement.limit(PAGE_ROWS))
+
+    async def _close(self, rows: Sequence[sa.RowMapping]) -> list[str]:
+        found = await self._sequences.of_requests([row["request_id"] for row in rows])
+        now = self._unix_clock()
+        closes = [close_of(row, found.get(row["request_id"], []), now) for row in rows]
+        await self._ledger.apply([UsageRecord(close=close) for close in closes])
+        for close in closes:
+            metrics.RECONCILED.labels(close.outcome).inc()
+        return [close.outcome for close in closes]
+
+
+def close_of(row: Any, sequences: Sequence[Any], now: float) -> UsageClose:
+    """Return the close record that workers' records make of an open request.
+
+    A token counts once, whichever attempts published it. Those before a record's first were
+    delivered: a later attempt begins behind them.
+
+    Args:
+        row: of the open request, as in the table.
+        sequences: its workers' records, as in their table, in the order of attempts.
+        now: Unix seconds.
+    """
+    close = UsageClose(request_id=row["request_id"], closed_unix_seconds=now)
+    close.outcome = RECONCILED if sequences else LOST
+    for index, group in itertools.groupby(sequences, itemgetter("sequence_index")):
+        records = list(group)
+        close.num_output_tokens += max(r["first_index"] + r["published_tokens"] for r in records)
+        close.num_attempts += records[-1]["attempt"] + 1
+        close.finish_reasons.append(records[-1]["finish_reason"] or "abort")
+        close.worker_ids.extend(
+            {r["worker_id"]: None for r in records if r["worker_id"] not in close.worker_ids}
+        )
+        if index % (row["num_choices"] or 1) == 0:
+            close.cached.MergeFrom(_added(close.cached, _prefilled_first(records)))
+    if any(r["computed_prompt_tokens"] or r["published_tokens"] for r in sequences):
+        close.num_prompt_tokens = row["opened_prompt_tokens"]
+    return close
+
+
+def _prefilled_first(records: Sequence[Any]) -> Any | None:
+    """Return the record of who computed the prompt first."""
+    return next((r for r in records if r["computed_prompt_tokens"]), None)
+
+
+def _added(cached: CachedTokens, record: Any | None) -> CachedTokens:
+    if record is None:
+        return cached
+    return CachedTokens(
+        **{
+            tier: getattr(cached, tier) + record[f"cached_{tier}_tokens"]
+            for tier in ("device", "cpu", "nvme")
+        }
+    )

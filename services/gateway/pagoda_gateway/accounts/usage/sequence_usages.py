@@ -1,0 +1,68 @@
+"""What workers say that sequences used, in the database: each record once."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from pagoda.rpc.v1.usage_pb2 import SequenceUsage
+from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.usage.tables import SEQUENCE_USAGE
+from pagoda_runtime.status import ROLE_NAMES
+
+
+class SequenceUsages:
+    """Records of workers."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._insert = database.insert(SEQUENCE_USAGE).on_conflict_do_nothing()
+
+    async def apply(self, records: Iterable[SequenceUsage]) -> None:
+        """Write records; each counts once, however often it comes."""
+        # In one order, so that appliers do not wait for each other in a circle.
+        rows = sorted(map(_values, records), key=lambda row: str(row["record_id"]))
+        if rows:
+            await self._database.call(lambda connection: connection.execute(self._insert, rows))
+
+    async def of_requests(self, request_ids: Collection[str]) -> dict[str, list[sa.RowMapping]]:
+        """Return the records of each request that has any, in the order of attempts."""
+        table = SEQUENCE_USAGE.c
+        statement = (
+            sa.select(SEQUENCE_USAGE)
+            .where(table.request_id.in_(request_ids))
+            .order_by(table.sequence_index, table.attempt, table.first_index)
+        )
+        found: defaultdict[str, list[sa.RowMapping]] = defaultdict(list)
+        for row in await self._database.rows(statement):
+            found[row["request_id"]].append(row)
+        return found
+
+    async def compute_seconds(self, request_id: str) -> float | None:
+        """Return how long engines computed for a request, all attempts; None: not known (yet)."""
+        table = SEQUENCE_USAGE.c
+        nanoseconds = await self._database.scalar(
+            sa.select(sa.func.sum(table.compute_ns)).where(table.request_id == request_id)
+        )
+        return None if nanoseconds is None else int(nanoseconds) / 1e9
+
+
+def _values(record: SequenceUsage) -> dict[str, Any]:
+    return {
+        "request_id": record.request_id,
+        "record_id": record.record_id,
+        "sequence_index": record.sequence_index,
+        "attempt": record.attempt,
+        "worker_id": record.worker_id,
+        "role": ROLE_NAMES[record.role],
+        "first_index": record.first_index,
+        "published_tokens": record.num_published_tokens,
+        "computed_prompt_tokens": record.num_computed_prompt_tokens,
+        "compute_ns": record.compute_ns,
+        "cached_device_tokens": record.cached.device,
+        "cached_cpu_tokens": record.cached.cpu,
+        "cached_nvme_tokens": record.cached.nvme,
+        "ended_unix_seconds": record.ended_unix_seconds,
+        "finish_reason": record.finish_reason,
+    }

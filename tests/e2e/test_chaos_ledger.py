@@ -1,0 +1,28 @@
+"""The short form of `python -m chaos.ledger`: one kill of each kind, and the ledger is right."""
+
+import time
+from pathlib import Path
+
+import pytest
+from chaos.ledger import DATABASE, Options, run_ledger
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(400)]
+
+
+async def test_no_token_is_lost_or_billed_twice(tmp_path: Path) -> None:
+    faults = ("gateway", "applier", "decode", "nats", DATABASE)
+    options = Options(
+        faults=faults,
+        num_faults=len(faults),
+        num_streams=12,
+        num_tokens=20,
+        max_wait_seconds=0.3,
+        outage_seconds=(0.5, 1.0),
+        seed=int(time.time()),
+    )
+    print(f"seed {options.seed}")
+    result = await run_ledger(options, tmp_path / "stack", print)
+    assert not result["problems"], result
+    assert len(result["injected"]) == len(faults)
+    assert result["num_received"] == result["num_billed"] > 0
+    assert result["num_unbilled"] == 0

@@ -1,0 +1,109 @@
+"""A gateway dies in the middle of streams: the applier closes them, `/admin` can ask it to."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.gateway_process import gateway_environment, launch_gateway, until_ready
+from support.running_gateway import API_KEY, Start, running_applier
+from support.scripted_worker import (
+    ScriptedRouter,
+    ScriptedWorker,
+    running_router,
+    running_worker,
+)
+from support.servers import free_port
+
+from pagoda.rpc.v1.status_pb2 import Role
+from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageRecord
+from pagoda_gateway.accounts.usage import reconcile
+from pagoda_gateway.config import GatewaySettings
+from pagoda_runtime import status
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.bus import Bus
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+ADMIN_KEY = "admin-key-0123456789"
+
+
+@pytest.mark.slow
+async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
+    nats_common: CommonSettings, model_folder: Path, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in (
+        (reconcile, "MIN_GONE_SECONDS"), (status, "SLOW_EXPIRY_SECONDS"),
+        (status, "EXPIRY_SECONDS"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, 0.5)
+    worker = ScriptedWorker(bus, gate_index=5)
+    port = free_port()
+    environ = gateway_environment(nats_common, model_folder, port)
+    url, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {API_KEY}"}
+    async with (
+        running_router(ScriptedRouter(bus)),
+        running_worker(worker),
+        running_applier(nats_common, GatewaySettings(reconcile_seconds=0.5)) as applier,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http,
+    ):
+        process = await launch_gateway(environ)
+        try:
+            await until_ready(http)
+            body = {"model": "tiny", "prompt": "hello", "max_tokens": 9, "stream": True}
+            async with http.stream("POST", "/v1/completions", json=body) as answer:
+                lines = answer.aiter_lines()
+                while not (await anext(lines)).startswith("data: {"):
+                    pass
+                process.kill()
+                await process.communicate()
+        except httpx.TransportError:
+            pass  # it is dead, as was meant
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+        (request,) = worker.requests
+        record = SequenceUsage(
+            record_id="epoch-1",
+            request_id=request.request_id,
+            worker_id=worker.worker_id,
+            role=Role.ROLE_DECODE,
+            num_published_tokens=5,
+            num_computed_prompt_tokens=len(request.prompt_token_ids),
+            compute_ns=1000,
+            finish_reason="abort",
+        )
+        await bus.publish_durable(
+            subjects.USAGE_SEQUENCES,
+            UsageRecord(batch=[UsageRecord(sequence=record)]),
+            message_id="epoch-1",
+            timeout_seconds=5,
+        )
+        async with asyncio.timeout(30):
+            while (await applier.ledger.totals("default"))[1] != 5:
+                await applier.ledger.wait_applied(0.1)
+        row = await applier.ledger.usage_of("default", request.request_id)
+        assert row is not None
+        assert (row["outcome"], row["prompt_tokens"]) == (
+            "reconciled",
+            len(request.prompt_token_ids),
+        )
+
+
+async def test_the_administration_asks_an_applier(start: Start) -> None:
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    async with start(admin_key=ADMIN_KEY) as running:
+        answer = await running.chat()
+        await running.receipt(answer)
+
+        async def ask(body: dict[str, Any]) -> httpx.Response:
+            return await running.http.post("/admin/ledger/reconcile", json=body, headers=headers)
+
+        found = await ask({"gone_seconds": 60})
+        assert found.json() == {"object": "reconciliation", "reconciled": 0, "lost": 0, "open": 0}
+        assert (await ask({"gone_seconds": 1})).status_code == 400
+        refused = await running.http.post("/admin/ledger/reconcile", json={})
+        assert refused.status_code == 401

@@ -1,0 +1,203 @@
+"""What dead gateways left open is closed from workers' records: each token once, never twice."""
+
+import random
+from collections.abc import Iterator
+from itertools import permutations
+
+import pytest
+from support.clocks import Now
+
+from pagoda.rpc.v1.generate_pb2 import CachedTokens
+from pagoda.rpc.v1.status_pb2 import Role
+from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageClose, UsageOpen, UsageRecord
+from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.receipts import Receipts
+from pagoda_gateway.accounts.usage.reconcile import Reconciler
+from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
+
+
+@pytest.fixture
+def sequences(database: Database) -> SequenceUsages:
+    return SequenceUsages(database)
+
+
+@pytest.fixture
+def alive() -> set[str]:
+    return set()
+
+
+@pytest.fixture
+def reconciler(ledger: Ledger, sequences: SequenceUsages, alive: set[str], now: Now) -> Reconciler:
+    return Reconciler(ledger, sequences, alive.__contains__, clock=now, unix_clock=lambda: 99.0)
+
+
+def opened(request_id: str = "r", gateway_id: str = "dead", num_choices: int = 1) -> UsageRecord:
+    return UsageRecord(
+        open=UsageOpen(
+            request_id=request_id,
+            tenant="t",
+            gateway_id=gateway_id,
+            num_prompt_tokens=10,
+            opened_unix_seconds=5,
+            num_choices=num_choices,
+        )
+    )
+
+
+def closed(num_output_tokens: int, request_id: str = "r", outcome: str = "finished") -> UsageRecord:
+    return UsageRecord(
+        close=UsageClose(
+            request_id=request_id,
+            num_prompt_tokens=10,
+            num_output_tokens=num_output_tokens,
+            outcome=outcome,
+            closed_unix_seconds=6,
+        )
+    )
+
+
+_numbers: Iterator[int] = iter(range(10**9))
+
+
+def ended(
+    first_index: int, num_tokens: int, *, index: int = 0, attempt: int = 0, worker: str = "w",
+    request_id: str = "r", computed: int = 0, cached: int = 0, reason: str = "abort", ns: int = 7,
+) -> SequenceUsage:  # fmt: skip
+    return SequenceUsage(
+        record_id=f"e-{next(_numbers)}",
+        request_id=request_id,
+        sequence_index=index,
+        attempt=attempt,
+        worker_id=worker,
+        role=Role.ROLE_DECODE,
+        first_index=first_index,
+        num_published_tokens=num_tokens,
+        num_computed_prompt_tokens=computed,
+        cached=CachedTokens(cpu=cached),
+        compute_ns=ns,
+        finish_reason=reason,
+    )
+
+
+async def gone(reconciler: Reconciler, now: Now) -> tuple[int, int, int]:
+    """Miss every gateway that is not alive for a minute; return what was (closed, lost, open)."""
+    await reconciler.run(30)
+    now.seconds += 60
+    result = await reconciler.run(30)
+    return (result.num_reconciled, result.num_lost, result.num_open)
+
+
+async def test_tokens_of_several_attempts_and_workers_count_once(
+    ledger: Ledger, sequences: SequenceUsages, reconciler: Reconciler, now: Now
+) -> None:
+    await ledger.apply([opened(num_choices=2)])
+    await sequences.apply(
+        [
+            ended(0, 1, worker="prefill", computed=6, cached=4, reason=""),
+            ended(1, 4, worker="one"),  # 1, 2, 3, 4; the gateway got 1 and 2 before it moved on
+            ended(3, 5, attempt=1, worker="two", computed=12, reason="stop"),
+            ended(0, 3, index=1, worker="one", computed=1, cached=9, reason="length"),
+        ]
+    )
+    assert await gone(reconciler, now) == (1, 0, 0)
+    receipt = await Receipts(ledger, wait_seconds=0).get("t", "r")
+    assert receipt["outcome"] == "reconciled"
+    assert receipt["output_tokens"] == 8 + 3
+    assert receipt["prompt_tokens"] == 10
+    assert receipt["cached_tokens"]["cpu"] == 4  # a prompt's first choice, as gateways count
+    assert receipt["finish_reasons"] == ["stop", "length"]
+    assert receipt["attempts"] == 3
+    assert receipt["workers"] == ["prefill", "one", "two"]
+    assert receipt["compute_seconds"] == 28e-9
+    assert receipt["closed"] == 99.0
+
+
+async def test_nobody_knows_it_costs_nothing(
+    ledger: Ledger, reconciler: Reconciler, now: Now
+) -> None:
+    await ledger.apply([opened()])
+    assert await gone(reconciler, now) == (0, 1, 0)
+    assert await ledger.totals("t") == (0, 0)
+    assert (await Receipts(ledger, wait_seconds=0).get("t", "r"))["outcome"] == "lost"
+
+
+async def test_a_living_gateways_requests_are_its_own(
+    ledger: Ledger, reconciler: Reconciler, alive: set[str], now: Now
+) -> None:
+    alive.add("living")
+    await ledger.apply([opened("a", "living"), opened("b", "dead")])
+    assert await gone(reconciler, now) == (0, 1, 1)
+    alive.clear()
+    assert (await reconciler.run(0)).num_open == 1  # missed for the first time
+    now.seconds += 4.9
+    assert (await reconciler.run(0)).num_open == 1
+    now.seconds += 0.2
+    assert (await reconciler.run(0)).num_lost == 1
+
+
+async def test_a_gateway_that_comes_back_is_missed_anew(
+    ledger: Ledger, reconciler: Reconciler, alive: set[str], now: Now
+) -> None:
+    await ledger.apply([opened(gateway_id="g")])
+    await reconciler.run(30)
+    alive.add("g")
+    now.seconds += 20
+    await reconciler.run(30)
+    alive.clear()
+    now.seconds += 20
+    assert (await reconciler.run(30)).num_open == 1
+
+
+async def test_more_than_a_page_is_closed(
+    ledger: Ledger, reconciler: Reconciler, now: Now, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagoda_gateway.accounts.usage.reconcile.PAGE_ROWS", 3)
+    await ledger.apply([opened(str(number)) for number in range(10)])
+    assert await gone(reconciler, now) == (0, 10, 0)
+    assert await gone(reconciler, now) == (0, 0, 0)
+
+
+RECONCILED = closed(9, outcome="reconciled")
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+async def test_the_gateways_own_close_wins_in_any_order(
+    ledger: Ledger, order: tuple[int, ...]
+) -> None:
+    """It was in an outbox that somebody adopted after the request was reconciled."""
+    records = [opened(), RECONCILED, closed(7)]
+    for place in order:
+        await ledger.apply([records[place]])
+    await ledger.apply([RECONCILED])
+    assert await ledger.totals("t") == (10, 7)
+    await ledger.apply([closed(8)])
+    assert await ledger.totals("t") == (10, 7)
+
+
+@pytest.mark.parametrize("late", ["disconnected", "failed", "finished"])
+async def test_a_late_close_wins_however_the_request_ended(ledger: Ledger, late: str) -> None:
+    await ledger.apply([opened(), RECONCILED, closed(3, outcome=late)])
+    assert await ledger.totals("t") == (10, 3)
+
+
+async def test_replaying_everything_twice_out_of_order_changes_nothing(
+    ledger: Ledger, sequences: SequenceUsages
+) -> None:
+    """Row R17 of the reliability figures."""
+    rng = random.Random(seed := random.randrange(2**32))
+    print(f"seed {seed}")
+    requests, parts = list[UsageRecord](), list[SequenceUsage]()
+    for number in range(40):
+        name = str(number)
+        requests += [opened(name), closed(number, name)]
+        parts += [ended(0, number, request_id=name, ns=number) for _ in range(2)]
+    expected = (400, sum(range(40)))
+    for _ in range(3):
+        rng.shuffle(requests)
+        rng.shuffle(parts)
+        for start in range(0, len(requests), 9):
+            await ledger.apply(requests[start : start + 9])
+            await sequences.apply(parts[start : start + 9])
+        assert await ledger.totals("t") == expected
+    assert await sequences.compute_seconds("39") == 78e-9
