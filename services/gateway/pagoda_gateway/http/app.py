@@ -12,11 +12,12 @@ from pagoda_gateway.accounts.keys import AdminKey
 from pagoda_gateway.errors import GatewayError, InvalidRequestError, http_error, joined, shorten
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.error_shape import error_body
+from pagoda_gateway.http.generation.request_policy import CACHE_HEADER
+from pagoda_gateway.http.generation.streaming import RECEIPT_HEADER
 from pagoda_gateway.http.ignored_fields import IGNORED_HEADER
 from pagoda_gateway.http.limit_headers import RATE_HEADERS
 from pagoda_gateway.http.middleware import RequestMiddleware
 from pagoda_gateway.http.openapi import DocumentedApp
-from pagoda_gateway.http.request_policy import CACHE_HEADER
 from pagoda_gateway.http.routes import (
     batches,
     embeddings,
@@ -42,7 +43,6 @@ from pagoda_gateway.http.routes.admin import (
     tiers,
 )
 from pagoda_gateway.http.routes.admin import receipts as all_receipts
-from pagoda_gateway.http.streaming import RECEIPT_HEADER
 
 EXPOSED_HEADERS = (
     "x-request-id", "x-pagoda-request-id", IGNORED_HEADER, CACHE_HEADER, RECEIPT_HEADER,

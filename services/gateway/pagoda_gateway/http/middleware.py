@@ -13,9 +13,9 @@ from pagoda_gateway.accounts.keys import AdminKey, Authenticator
 from pagoda_gateway.errors import GatewayError, InternalError
 from pagoda_gateway.http.caller import Caller
 from pagoda_gateway.http.error_shape import error_body
+from pagoda_gateway.http.generation.request_policy import CACHE_HEADER, cache_of
 from pagoda_gateway.http.ignored_fields import IGNORED_HEADER, ignored_of
 from pagoda_gateway.http.limit_headers import limits_of
-from pagoda_gateway.http.request_policy import CACHE_HEADER, cache_of
 from pagoda_gateway.http.wire import send_error
 from pagoda_runtime.identity import new_request_id
 

@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from pagoda_gateway.embeddings.schemas import EmbeddingList, EmbeddingsBody
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.http.generation_handler import GenerationHandler
+from pagoda_gateway.http.generation.handler import GenerationHandler
 from pagoda_gateway.http.openapi import described
 
 

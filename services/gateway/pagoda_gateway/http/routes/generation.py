@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.http.generation_handler import GenerationHandler
+from pagoda_gateway.http.generation.handler import GenerationHandler
 from pagoda_gateway.http.openapi import described
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.completions import CompletionBody

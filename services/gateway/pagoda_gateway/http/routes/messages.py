@@ -11,7 +11,7 @@ from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.admitted_body import admitted_body
 from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.error_shape import MESSAGES_PATH
-from pagoda_gateway.http.generation_handler import GenerationHandler
+from pagoda_gateway.http.generation.handler import GenerationHandler
 from pagoda_gateway.http.openapi import described
 
 

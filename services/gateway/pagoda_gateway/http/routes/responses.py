@@ -8,7 +8,7 @@ from starlette.responses import Response
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.caller import caller_of
-from pagoda_gateway.http.generation_handler import GenerationHandler
+from pagoda_gateway.http.generation.handler import GenerationHandler
 from pagoda_gateway.http.openapi import described
 from pagoda_gateway.responses.answers import (
     DeletedResponse,

@@ -18,17 +18,17 @@ from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body import read_body
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.caller import Caller, caller_of
-from pagoda_gateway.http.generation_response import GenerationResponse
-from pagoda_gateway.http.limit_headers import note_limits
-from pagoda_gateway.http.prefix_watch import PrefixWatch
-from pagoda_gateway.http.request_policy import RequestPolicy
-from pagoda_gateway.http.request_telemetry import (
+from pagoda_gateway.http.generation.prefix_watch import PrefixWatch
+from pagoda_gateway.http.generation.request_policy import RequestPolicy
+from pagoda_gateway.http.generation.request_telemetry import (
     describe_request,
     log_prompts,
     mark_failed,
     stage_span,
     start_request_span,
 )
+from pagoda_gateway.http.generation.response import GenerationResponse
+from pagoda_gateway.http.limit_headers import note_limits
 from pagoda_gateway.openai.endpoint import Endpoint, Sent
 from pagoda_gateway.openai.request_processor import Body, ProcessedRequest
 from pagoda_gateway.openai.schemas.base import MAX_PRIORITY

@@ -12,10 +12,10 @@ from pagoda_gateway.accounts.money.receipts import receipt_beside_answer
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.http.caller import Caller
-from pagoda_gateway.http.prefix_watch import PrefixWatch
-from pagoda_gateway.http.request_policy import RequestPolicy
-from pagoda_gateway.http.request_telemetry import count, describe_outcome, stage_span
-from pagoda_gateway.http.streaming import GenerationWriter
+from pagoda_gateway.http.generation.prefix_watch import PrefixWatch
+from pagoda_gateway.http.generation.request_policy import RequestPolicy
+from pagoda_gateway.http.generation.request_telemetry import count, describe_outcome, stage_span
+from pagoda_gateway.http.generation.streaming import GenerationWriter
 from pagoda_gateway.openai.serializer import Serializer
 from pagoda_gateway.sequences.generation import Generation
 
