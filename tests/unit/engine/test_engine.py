@@ -395,14 +395,10 @@ def test_random_runs_keep_every_invariant(tiny_model: LoadedModel, seed: int) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_memory_is_flat_once_the_thread_is_warm(family: str, tmp_path: Path) -> None:
-    if not can_pack(torch.float32):
-        pytest.skip("nothing is packed on this machine")
-    # Widths of no other test: what is compiled for a shape is compiled once.
-    folder = make_tiny_checkpoint(tmp_path, family, intermediate_size=112)
+def test_memory_is_flat_whatever_the_number_of_rows(family: str, tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path, family)
     model = load_model(folder, EngineConfig(dtype="float32", max_model_len=512))
     driver = make_driver(model, num_blocks=64, max_model_len=100, max_num_batched_tokens=64)
-    driver.engine.warm_up_thread()
     process = psutil.Process()
     before = process.memory_info().rss
     for num_tokens in range(1, 65):  # each its own number of rows
