@@ -128,7 +128,7 @@ class Decoder:
         """
         if self._native is not None and kv_cache.layout.dtype is self._embedding.dtype:
             return self._native.hidden(
-                token_ids, positions, batch, kv_cache.tensor, logit_rows, on_layer
+                token_ids, positions, batch, kv_cache.all_layers, logit_rows, on_layer
             )
         shape, eps = self.description, self._eps
         residual = F.embedding(token_ids, self._embedding)

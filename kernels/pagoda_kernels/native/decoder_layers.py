@@ -81,8 +81,9 @@ class DecoderLayers:
 
     @property
     def fits(self) -> bool:
-        """Whether a thread's scratch memory is enough for the heads."""
-        return self._library.scratch_bytes(self._decoder.shape) <= SCRATCH_BYTES
+        """Whether heads are even, and a thread's scratch memory is enough for them."""
+        shape = self._decoder.shape
+        return not shape.head_dim % 2 and self._library.scratch_bytes(shape) <= SCRATCH_BYTES
 
     def hidden(
         self,
@@ -106,7 +107,11 @@ class DecoderLayers:
 
         Returns:
             ``[R, hidden]``.
+
+        Raises:
+            ValueError: `kv` is another decoder's.
         """
+        self._check(kv, batch.block_size)
         num_tokens, decoder = len(token_ids), self._decoder
         num_wanted = num_tokens if logit_rows is None else len(logit_rows)
         num_rows, shape = max(num_tokens, num_wanted), decoder.shape
@@ -156,6 +161,17 @@ class DecoderLayers:
                 self._library.layers(pool, decoder, step, layer, layer + 1)
                 on_layer(layer)
         return room["hidden"][:num_wanted]
+
+    def _check(self, kv: torch.Tensor, block_size: int) -> None:
+        shape = self._decoder.shape
+        inner = (block_size, shape.num_kv_heads, shape.head_dim)
+        expected = (2, self._decoder.num_layers, kv.shape[2], *inner)
+        dense = (shape.num_kv_heads * shape.head_dim, shape.head_dim, 1)
+        if kv.shape != expected or kv.dtype is not self._dtype or kv.stride()[3:] != dense:
+            raise ValueError(
+                f"kv: expected {self._dtype} {expected} with dense blocks, "
+                f"got {kv.dtype} {tuple(kv.shape)} with strides {kv.stride()}"
+            )
 
 
 def _layer(layer: LayerWeights) -> Layer:

@@ -284,3 +284,16 @@ def test_layers_are_reported_one_after_the_other() -> None:
         (2, [True, True, True]),
     ]
     assert torch.equal(found, model.native.hidden(*arguments, model.new_cache(), None))
+
+
+@pytest.mark.usefixtures("native")
+def test_blocks_of_another_decoder_are_refused() -> None:
+    model = model_of("small", torch.float32)
+    sequences = Sequences(model, [9])
+    for kv in (
+        model.new_cache()[:, :1],
+        model.new_cache().bfloat16(),
+        model.new_cache().transpose(3, 4).contiguous().transpose(3, 4),
+    ):
+        with pytest.raises(ValueError, match=r"kv: expected torch\.float32"):
+            sequences.step([(0, 0, 9)], kv)
