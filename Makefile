@@ -26,6 +26,7 @@ $(STAMP): constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS)) | $(VENV)/bin/
 	$(BIN)/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt hatchling editables
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation $(addprefix -e ./,$(MEMBERS:cli=cli[up]))
+	$(BIN)/python -m pagoda_kernels.native
 	@touch $@
 
 $(DEV_STAMP): requirements-dev.txt $(STAMP)

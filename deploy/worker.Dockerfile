@@ -13,7 +13,7 @@ COPY runtime ./runtime
 COPY kernels ./kernels
 COPY engine ./engine
 COPY worker ./worker
-RUN pip install -c constraints.txt ./proto ./runtime ./kernels ./engine ./worker
+RUN pip install -c constraints.txt ./proto ./runtime ./kernels ./engine ./worker && python -m pagoda_kernels.native --all
 ARG SERVICE
 COPY services/${SERVICE} ./services/${SERVICE}
 RUN pip install -c constraints.txt ./services/${SERVICE}

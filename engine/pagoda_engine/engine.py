@@ -149,18 +149,6 @@ class Engine:
         """
         self._runner.capture(progress)
 
-    def warm_up_thread(self) -> None:
-        """Let libraries keep for the calling thread what they keep of steps of any size.
-
-        Call it in the thread that steps: what it takes is then taken at the start. Fast on a GPU,
-        about as long as a prompt of a few hundred tokens on a CPU.
-        """
-        with torch.inference_mode():
-            self.model.decoder.warm_up(
-                max_tokens=self.config.max_num_batched_tokens,
-                max_logit_rows=self.config.max_num_seqs,
-            )
-
     @property
     def layout(self) -> str:
         """What two engines must agree on, beside the fingerprint, before they swap blocks."""

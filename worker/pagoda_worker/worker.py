@@ -197,7 +197,6 @@ class Worker(Generic[S]):
         ]
         running = [tasks.create_task(work) for work in loops]
         try:
-            await self._loop.call(lambda engine: engine.warm_up_thread())
             yield
         finally:
             await self._close(running)

@@ -125,6 +125,11 @@ class KvCache:
         """Return views (K, V) of one layer, each ``[num_blocks, block_size, HK, D]``."""
         return self._layers[layer_index]
 
+    @property
+    def all_layers(self) -> torch.Tensor:
+        """View ``[2, num_layers, num_blocks, block_size, HK, D]``, dense within a block's layer."""
+        return self.tensor
+
     def part_bytes(self, layers: range | None = None) -> int:
         """Size of some layers of one block.
 

@@ -8,7 +8,7 @@ import torch
 from pagoda_engine.models.decoder import Decoder, DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.feed_forward import DenseFeedForward, Experts
-from pagoda_engine.models.linear import Linear
+from pagoda_engine.models.linear import GatedLinear, Linear
 from pagoda_engine.models.rope_scaling import cos_sin_table
 
 OUTPUT_NAME = "lm_head.weight"
@@ -110,7 +110,7 @@ def _dense(description: DecoderDescription, source: WeightSource, prefix: str) -
     gate_up_rows = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
     has_bias = description.mlp_bias
     return DenseFeedForward(
-        gate_up=_linear(source, prefix, gate_up_rows, hidden, has_bias),
+        gate_up=GatedLinear(*_weights(source, prefix, gate_up_rows, hidden, has_bias)),
         down=_linear(source, prefix, {"mlp.down_proj": hidden}, inner, has_bias),
     )
 
@@ -138,10 +138,17 @@ def _linear(
     source: WeightSource, prefix: str, rows: Mapping[str, int], num_columns: int, has_bias: bool
 ) -> Linear:
     """One projection with the rows of several, e.g. of Q, K and V."""
+    return Linear(*_weights(source, prefix, rows, num_columns, has_bias))
+
+
+def _weights(
+    source: WeightSource, prefix: str, rows: Mapping[str, int], num_columns: int, has_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The joined weight of several projections, and the joined bias if they have some."""
     num_rows = sum(rows.values())
     weights = {f"{prefix}{name}.weight": (n, num_columns) for name, n in rows.items()}
     weight = source.take(weights, (num_rows, num_columns))
     if not has_bias:
-        return Linear(weight)
+        return weight, None
     biases = {f"{prefix}{name}.bias": (n,) for name, n in rows.items()}
-    return Linear(weight, source.take(biases, (num_rows,)))
+    return weight, source.take(biases, (num_rows,))

@@ -14,6 +14,7 @@ from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.feed_forward import DenseFeedForward, Experts
 from pagoda_engine.models.linear import Linear
 from pagoda_kernels import AttentionBatch, add_rms_norm, paged_attention, rms_norm, write_qkv
+from pagoda_kernels.native.decoder_layers import DecoderLayers, LayerWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +73,12 @@ class Decoder:
         self._cos_sin = cos_sin
         self._eps = description.rms_norm_eps
         self._scale = description.head_dim**-0.5
+        self._native = self._native_layers()
 
     @property
     def max_positions(self) -> int:
         """Longest sequence that the rotation table covers."""
         return self._cos_sin.shape[0]
-
-    def warm_up(self, *, max_tokens: int, max_logit_rows: int) -> None:
-        """Have the calling thread compute every projection for every number of rows (see `Linear`).
-
-        Costs about what a prompt of 13 times `max_tokens` costs in one layer; on a GPU nothing.
-        """
-        by_shape = {
-            linear.shape: linear
-            for layer in self._layers
-            for linear in (layer.qkv, layer.output, *layer.feed_forward.linears)
-        }
-        for linear in by_shape.values():
-            linear.warm_up(max_tokens)
-        self._output.warm_up(max_logit_rows)
 
     def forward(
         self,
@@ -138,6 +126,10 @@ class Decoder:
         Returns:
             ``[R, hidden]`` in the model's dtype.
         """
+        if self._native is not None and kv_cache.layout.dtype is self._embedding.dtype:
+            return self._native.hidden(
+                token_ids, positions, batch, kv_cache.all_layers, logit_rows, on_layer
+            )
         shape, eps = self.description, self._eps
         residual = F.embedding(token_ids, self._embedding)
         hidden = rms_norm(residual, self._layers[0].input_norm, eps)
@@ -178,3 +170,39 @@ class Decoder:
             next_norm = self._final_norm if i == last else self._layers[i + 1].input_norm
             hidden, residual = add_rms_norm(hidden, residual, next_norm, eps)
         return hidden
+
+    def _native_layers(self) -> DecoderLayers | None:
+        """All layers as one call, if every projection is packed for it."""
+        layers: list[LayerWeights] = []
+        for layer in self._layers:
+            if not isinstance(layer.feed_forward, DenseFeedForward):
+                return None
+            qkv, output = layer.qkv.packed, layer.output.packed
+            gate_up, down = layer.feed_forward.gate_up.packed, layer.feed_forward.down.packed
+            if qkv is None or output is None or gate_up is None or down is None:
+                return None
+            layers.append(
+                LayerWeights(
+                    input_norm=layer.input_norm,
+                    post_attention_norm=layer.post_attention_norm,
+                    q_norm=layer.q_norm,
+                    k_norm=layer.k_norm,
+                    qkv=qkv,
+                    output=output,
+                    gate_up=gate_up,
+                    down=down,
+                    window=layer.sliding_window,
+                )
+            )
+        shape = self.description
+        native = DecoderLayers(
+            layers,
+            embedding=self._embedding,
+            final_norm=self._final_norm,
+            cos_sin=self._cos_sin,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            eps=self._eps,
+        )
+        return native if native.fits else None

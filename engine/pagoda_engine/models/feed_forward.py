@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from pagoda_engine.models.linear import Linear, can_pack
-from pagoda_kernels import fused_moe, route_topk, silu_mul
+from pagoda_engine.models.linear import GatedLinear, Linear
+from pagoda_kernels import fused_moe, route_topk
+from pagoda_kernels.native import packed_linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +21,12 @@ class DenseFeedForward:
         down: ``[hidden, intermediate]``.
     """
 
-    gate_up: Linear
+    gate_up: GatedLinear
     down: Linear
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """All projections."""
-        return self.gate_up, self.down
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[T, hidden]`` for ``[T, hidden]``."""
-        return self.down(silu_mul(self.gate_up(hidden)))
+        return self.down(self.gate_up(hidden))
 
 
 class Experts:
@@ -65,15 +61,10 @@ class Experts:
         self._norm_topk_prob = norm_topk_prob
         self._packed: tuple[DenseFeedForward, ...] = ()
         self._gate_up, self._down = gate_up, down
-        if gate_up.device.type == "cpu" and can_pack(gate_up.dtype):
+        if packed_linear.can_pack(gate_up[0]) and packed_linear.can_pack(down[0]):
             pairs = zip(gate_up, down, strict=True)
-            self._packed = tuple(DenseFeedForward(Linear(g), Linear(d)) for g, d in pairs)
+            self._packed = tuple(DenseFeedForward(GatedLinear(g), Linear(d)) for g, d in pairs)
             self._gate_up = self._down = gate_up.new_empty(0)
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """The projections of each shape; all experts have the same."""
-        return (self._router, *(self._packed[0].linears if self._packed else ()))
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[T, hidden]`` for ``[T, hidden]``."""

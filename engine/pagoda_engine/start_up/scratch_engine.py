@@ -36,6 +36,11 @@ class OneLayerCache(KvCache):
         """Return the same views for every layer."""
         return super().layer(0)
 
+    @property
+    def all_layers(self) -> torch.Tensor:
+        """The same blocks as every layer's."""
+        return self.tensor.expand(-1, self.layout.num_layers, -1, -1, -1, -1)
+
 
 class ScratchEngine:
     """Runs dummy sequences, without graphs and without a trace in the real engine's blocks."""

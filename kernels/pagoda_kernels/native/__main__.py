@@ -1,0 +1,18 @@
+"""`python -m pagoda_kernels.native [--all]`: compile for this processor, or for all of its kind.
+
+Images are built with `--all`: they run on processors that nobody knows yet.
+"""
+
+import logging
+import platform
+import sys
+
+from pagoda_kernels.native.library import INSTRUCTION_SETS, find_or_compile, native_library
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
+    if "--all" in sys.argv[1:]:
+        for name in INSTRUCTION_SETS if platform.machine() == "x86_64" else ["portable"]:
+            find_or_compile(name)
+    else:
+        native_library()

@@ -1,0 +1,178 @@
+"""The shared library: found, or compiled from `sources/` for this processor, and loaded.
+
+One library for each instruction set; the best that this processor has is taken. Compiled ones lie
+in `built/` beside this file, or in the user's cache where the package cannot be written, under a
+name that changes with the sources. Without a compiler and a library there is None, and the log says
+so once.
+"""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from pagoda_kernels.native.structures import AttentionShape, Decoder, Linear, Step
+
+_LOGGER = logging.getLogger(__name__)
+
+HERE = Path(__file__).parent
+SOURCES = HERE / "sources"
+COMPILE_SECONDS = 120
+SCRATCH_BYTES = 1 << 20  # of each thread
+FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-ffp-contract=off", "-Wno-psabi", "-pthread")
+
+# Name -> what the processor must have, as /proc/cpuinfo calls it, and what the compiler is told.
+INSTRUCTION_SETS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = {
+    "avx512bf16": (
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"}),
+        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"),
+    ),
+    "avx512": (
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}),
+        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
+    ),
+    "avx2": (frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
+    "portable": (frozenset(), ()),
+}
+
+
+class NativeLibrary:
+    """A loaded library and its threads."""
+
+    def __init__(self, path: Path, instruction_set: str) -> None:
+        """Load it.
+
+        Raises:
+            OSError: it cannot be loaded.
+        """
+        self.instruction_set = instruction_set
+        self._threads: dict[int, int] = {}
+        library = ctypes.CDLL(str(path))
+        pointer, integer = ctypes.c_void_p, ctypes.c_int64
+        linear = ctypes.POINTER(Linear)
+        self._open_threads = library.pagoda_open_threads
+        self._open_threads.argtypes = [ctypes.c_int, ctypes.c_size_t]
+        self._open_threads.restype = pointer
+        self.packed_bytes = library.pagoda_packed_bytes
+        self.packed_bytes.argtypes, self.packed_bytes.restype = [linear], integer
+        self.scratch_bytes = library.pagoda_scratch_bytes
+        self.scratch_bytes.argtypes = [ctypes.POINTER(AttentionShape)]
+        self.scratch_bytes.restype = integer
+        self.pack = library.pagoda_pack
+        self.pack.argtypes, self.pack.restype = [pointer, linear, pointer, pointer], None
+        self.product = library.pagoda_product
+        self.product.argtypes = [pointer, linear, pointer, integer, pointer]
+        self.product.restype = None
+        self.layers = library.pagoda_layers
+        self.layers.argtypes = [
+            pointer, ctypes.POINTER(Decoder), ctypes.POINTER(Step), integer, integer,
+        ]  # fmt: skip
+        self.layers.restype = None
+
+    def threads(self, num_threads: int) -> int:
+        """Return a pool of so many threads, the calling one included; made once, never closed.
+
+        Raises:
+            MemoryError: there is no memory or no thread to be had.
+        """
+        pool = self._threads.get(num_threads)
+        if pool is None:
+            pool = self._open_threads(num_threads, SCRATCH_BYTES)
+            if pool is None:
+                raise MemoryError(
+                    f"{num_threads} threads for the native operators cannot be started"
+                )
+            self._threads[num_threads] = pool
+        return pool
+
+
+@functools.cache
+def native_library() -> NativeLibrary | None:
+    """Return the library for this processor, compiled if need be; None if that is impossible."""
+    name = best_instruction_set(processor_flags())
+    try:
+        return NativeLibrary(find_or_compile(name), name)
+    except (OSError, subprocess.SubprocessError) as error:
+        _LOGGER.warning(
+            "no native operators, so torch's are taken, which are slower: %s", _reason(error)
+        )
+        return None
+
+
+def best_instruction_set(flags: frozenset[str]) -> str:
+    """Return the first instruction set that a processor with these flags has."""
+    return next(name for name, (needed, _) in INSTRUCTION_SETS.items() if needed <= flags)
+
+
+def processor_flags() -> frozenset[str]:
+    """Return the flags of /proc/cpuinfo; none on anything but x86-64."""
+    if platform.machine() != "x86_64":
+        return frozenset()
+    with open("/proc/cpuinfo") as lines:
+        flags = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def find_or_compile(name: str) -> Path:
+    """Return the library of an instruction set, compiled if it is not there.
+
+    Raises:
+        OSError: there is no compiler, or nowhere to write.
+        SubprocessError: the compiler fails.
+    """
+    file_name = f"pagoda-{name}-{_digest(name)}.so"
+    folders = [HERE / "built", _cache_folder()]
+    for folder in folders:
+        if (folder / file_name).is_file():
+            return folder / file_name
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise FileNotFoundError("no C compiler (cc) is installed")
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return compile_library(name, folder / file_name, compiler)
+        except PermissionError:
+            continue
+    raise PermissionError(f"neither {folders[0]} nor {folders[1]} can be written")
+
+
+def compile_library(name: str, path: Path, compiler: str = "cc", *extra: str) -> Path:
+    """Compile for an instruction set; whoever looks for `path` finds all of it or nothing.
+
+    Raises:
+        OSError: the folder cannot be written, or there is no such compiler.
+        SubprocessError: the compiler fails.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        output = Path(folder) / path.name
+        command = [compiler, *FLAGS, *INSTRUCTION_SETS[name][1], *extra, "-o", str(output)]
+        command += [str(SOURCES / "pagoda.c"), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+        output.replace(path)
+    return path
+
+
+def _digest(name: str) -> str:
+    digest = hashlib.blake2b(repr((FLAGS, INSTRUCTION_SETS[name][1])).encode(), digest_size=8)
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _cache_folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "pagoda" / "native"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"{error.cmd[0]} failed: {error.stderr.strip()[-500:]}"
+    return str(error)

@@ -1,0 +1,74 @@
+"""``x @ weight.T + bias`` with a packed weight; each row's result depends on that row alone."""
+
+import ctypes
+
+import torch
+
+from pagoda_kernels.native.library import NativeLibrary, native_library
+from pagoda_kernels.native.structures import Linear
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+def can_pack(weight: torch.Tensor) -> bool:
+    """Tell whether a weight ``[N, K]`` can be packed on this machine."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype in DTYPES
+        and (weight.dtype is torch.float32 or weight.shape[1] % 2 == 0)
+        and native_library() is not None
+    )
+
+
+class PackedLinear:
+    """One projection. Owns its packed weight."""
+
+    __slots__ = ("_bias", "_library", "_panels", "dtype", "num_outputs", "structure", "width")
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_gated: bool = False
+    ) -> None:
+        """Pack a weight for which `can_pack` holds.
+
+        Args:
+            weight: ``[N, K]``; with a gate ``[2 * N, K]``: rows of gate, then up.
+            bias: as many elements as `weight` has rows, or None.
+            is_gated: the result is ``silu(gate) * up``, both rounded before the product.
+        """
+        library = native_library()
+        assert library is not None, "can_pack was not asked"
+        self._library: NativeLibrary = library
+        self.dtype = weight.dtype
+        self.num_outputs, self.width = weight.shape[0] // (1 + is_gated), weight.shape[1]
+        self._bias = None if bias is None else bias.contiguous()
+        self.structure = Linear(
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            num_outputs=self.num_outputs,
+            width=self.width,
+            is_bf16=self.dtype is torch.bfloat16,
+            is_gated=is_gated,
+        )
+        num_bytes = library.packed_bytes(self.structure)
+        self._panels = torch.empty(num_bytes, dtype=torch.uint8)
+        self.structure.panels = self._panels.data_ptr()
+        dense = weight.contiguous()
+        library.pack(self._pool(), self.structure, dense.data_ptr(), self._panels.data_ptr())
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[M, N]`` for x ``[M, K]`` of the weight's dtype."""
+        if x.dtype is not self.dtype or x.dim() != 2 or x.shape[1] != self.width:
+            raise ValueError(
+                f"x: expected {self.dtype} [M, {self.width}], got {x.dtype} {list(x.shape)}"
+            )
+        x = x.contiguous()
+        y = torch.empty(len(x), self.num_outputs, dtype=self.dtype)
+        self._library.product(self._pool(), self.structure, x.data_ptr(), len(x), y.data_ptr())
+        return y
+
+    @property
+    def address(self) -> int:
+        """Where the C sources find it, as long as this object lives."""
+        return ctypes.addressof(self.structure)
+
+    def _pool(self) -> int:
+        return self._library.threads(torch.get_num_threads())

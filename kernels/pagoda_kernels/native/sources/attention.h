@@ -1,0 +1,297 @@
+// Paged attention, read in place from the block pool: prefill chunks and decodes of one step together.
+//
+// A task is some query tokens of one sequence with all query heads of one KV head: their rows share what is
+// loaded. Keys are walked in tiles of 64 that begin at multiples of 64, with a running maximum and sum for
+// each row (Milakov and Gimelshein 2018; Dao et al. 2022). A row's result therefore depends on its query
+// and the keys it sees alone: not on the chunk it came in, nor on the batch.
+//
+// K and V of a tile are packed as weights are (product.h): scores are queries times K's panel, outputs are
+// weights times V's panels.
+
+#pragma once
+
+#include "product.h"
+
+#define TILE_KEYS PANEL
+#define TASK_ROWS 48  // query tokens times heads of a KV head, about
+#define MAX_HEAD_DIM 256
+
+typedef struct {
+    const int32_t *cu_seqlens_q;   // [S + 1]
+    const int32_t *context_lens;   // [S]
+    const int32_t *block_tables;   // [S, table_stride]
+    int64_t table_stride;
+    const int64_t *slot_mapping;   // [T]; negative: not written
+    int64_t num_seqs;
+    int64_t num_tokens;
+    int64_t block_size;
+    int64_t block_stride;  // elements from one block of a cache to the next; a block is dense [block_size, HK, D]
+} Batch;
+
+typedef struct {
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    float scale;
+    int32_t is_bf16;
+} AttentionShape;
+
+typedef struct {
+    const AttentionShape *shape;
+    const Batch *batch;
+    const void *q;       // [T, q_stride], heads dense
+    int64_t q_stride;
+    const void *k_cache; // of one layer
+    const void *v_cache;
+    void *out;           // [T, H, D]
+    int64_t window;      // keys a query sees, itself included; 0: all
+    float soft_cap;      // 0: none
+    const void *sinks;   // [H] or NULL
+    const int64_t *first_task;  // [S + 1]
+    const Threads *threads;
+} AttentionJob;
+
+static inline long tokens_per_task(const AttentionShape *shape) {
+    const long group = shape->num_heads / shape->num_kv_heads;
+    return group >= TASK_ROWS ? 1 : TASK_ROWS / group;
+}
+
+// The first task of every sequence, and the number of all: [S + 1].
+static void count_tasks(const AttentionShape *shape, const Batch *batch, int64_t *first_task) {
+    const long each = tokens_per_task(shape);
+    first_task[0] = 0;
+    for (long s = 0; s < batch->num_seqs; s++) {
+        const long num_new = batch->cu_seqlens_q[s + 1] - batch->cu_seqlens_q[s];
+        first_task[s + 1] = first_task[s] + (num_new + each - 1) / each * shape->num_kv_heads;
+    }
+}
+
+static const vint LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+static inline size_t round_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// What one task needs of scratch memory, as [rows or keys, ...] arrays one after another.
+typedef struct {
+    uint32_t *q;       // [rows, steps]
+    uint32_t *k_panel; // [steps, TILE_KEYS]
+    uint32_t *v_panel; // [panels of D][steps of keys, PANEL]
+    float *scores;     // [rows, TILE_KEYS]
+    uint32_t *weights; // [rows, steps of keys]
+    float *sums;       // [rows, panels of D * PANEL]
+    float *largest;    // [rows]
+    float *total;      // [rows]
+} AttentionScratch;
+
+static size_t lay_out(const AttentionShape *shape, char *at, AttentionScratch *scratch) {
+    const size_t group = (size_t)(shape->num_heads / shape->num_kv_heads);
+    const size_t rows = (size_t)tokens_per_task(shape) * group;
+    const size_t steps = (size_t)num_steps(shape->head_dim, shape->is_bf16);
+    const size_t key_steps = (size_t)num_steps(TILE_KEYS, shape->is_bf16);
+    const size_t columns = ((size_t)shape->head_dim + PANEL - 1) / PANEL * PANEL;
+    size_t used = 0;
+    void **parts[] = {(void **)&scratch->q, (void **)&scratch->k_panel, (void **)&scratch->v_panel,
+                      (void **)&scratch->scores, (void **)&scratch->weights, (void **)&scratch->sums,
+                      (void **)&scratch->largest, (void **)&scratch->total};
+    const size_t words[] = {rows * steps, steps * TILE_KEYS, key_steps * columns, rows * TILE_KEYS,
+                            rows * key_steps, rows * columns, rows, rows};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        *parts[i] = at + used;
+        used += round_lines(words[i] * 4);
+    }
+    return used;
+}
+
+// [16 rows, 16 words] -> [16 words, 16 rows]: blocks off the diagonal change places, of 1, 2, 4 and 8 words.
+#define SWAP(WIDTH, ...)                                                                                \
+    for (int i = 0; i < LANES; i++)                                                                     \
+        if (!(i & WIDTH)) {                                                                             \
+            const vuint masks[2] = {__VA_ARGS__}, a = r[i], b = r[i + WIDTH];                           \
+            r[i] = __builtin_shuffle(a, b, masks[0]);                                                   \
+            r[i + WIDTH] = __builtin_shuffle(a, b, masks[1]);                                           \
+        }
+static inline __attribute__((always_inline)) void transpose(vuint r[LANES]) {
+#pragma GCC unroll 16
+    SWAP(1, {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
+         {1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31})
+#pragma GCC unroll 16
+    SWAP(2, {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
+         {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31})
+#pragma GCC unroll 16
+    SWAP(4, {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
+         {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31})
+#pragma GCC unroll 16
+    SWAP(8, {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+         {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31})
+}
+#undef SWAP
+
+// Rows of `num_keys` keys -> panel [steps, TILE_KEYS]; keys that are not there become zeros.
+static inline void pack_keys(const void *const *rows, long num_keys, long width, uint32_t *panel, int is_bf16) {
+    const long steps = num_steps(width, is_bf16);
+    for (long first = 0; first < TILE_KEYS; first += LANES) {
+        long step = 0;
+        for (; step + LANES <= steps; step += LANES) {
+            vuint words[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++)
+                words[i] = first + i < num_keys ? vload_bits((const uint32_t *)rows[first + i] + step) : (vuint){};
+            transpose(words);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) vstore_bits(panel + (step + i) * TILE_KEYS + first, words[i]);
+        }
+        for (; step < steps; step++)
+            for (int i = 0; i < LANES; i++)
+                panel[step * TILE_KEYS + first + i] =
+                    first + i < num_keys ? ((const uint32_t *)rows[first + i])[step] : 0;
+    }
+}
+
+// Rows of keys' values -> panels [D / PANEL][steps of keys, PANEL].
+static inline void pack_values(const void *const *rows, long num_keys, long width, uint32_t *panels, int is_bf16) {
+    const long key_steps = num_steps(TILE_KEYS, is_bf16);
+    for (long step = 0; step < key_steps; step++) {
+        if (!is_bf16) {
+            const float *row = step < num_keys ? rows[step] : NULL;
+            for (long d = 0; d < width; d += LANES) {
+                uint32_t *to = panels + (d / PANEL * key_steps + step) * PANEL + d % PANEL;
+                if (d + LANES <= width) vstore_bits(to, row ? vload_bits(row + d) : (vuint){});
+                else for (long i = 0; i < width - d; i++) memcpy(to + i, row ? row + d + i : (const float[]){0}, 4);
+            }
+            continue;
+        }
+        const uint16_t *even = 2 * step < num_keys ? rows[2 * step] : NULL;
+        const uint16_t *odd = 2 * step + 1 < num_keys ? rows[2 * step + 1] : NULL;
+        long d = 0;
+        for (; d + LANES <= width; d += LANES) {
+            vhalf a = {}, b = {};
+            if (even) memcpy(&a, even + d, sizeof a);
+            if (odd) memcpy(&b, odd + d, sizeof b);
+            vuint pairs = __builtin_convertvector(a, vuint) | __builtin_convertvector(b, vuint) << 16;
+            vstore_bits(panels + (d / PANEL * key_steps + step) * PANEL + d % PANEL, pairs);
+        }
+        for (; d < width; d++)
+            panels[(d / PANEL * key_steps + step) * PANEL + d % PANEL] =
+                (even ? even[d] : 0u) | (uint32_t)(odd ? odd[d] : 0u) << 16;
+    }
+}
+
+// One row's scores of one tile become weights; the running maximum, sum and output follow.
+static inline void weigh(const AttentionJob *job, const AttentionScratch *s, long row, long first_key,
+                         long first_seen, long last_seen, long columns, int is_bf16) {
+    float *scores = s->scores + row * TILE_KEYS;
+    const long key_steps = num_steps(TILE_KEYS, is_bf16);
+    if (last_seen < first_key || first_seen >= first_key + TILE_KEYS) {  // another row's keys
+        memset(s->weights + row * key_steps, 0, (size_t)key_steps * 4);
+        return;
+    }
+    const int sees_all = first_seen <= first_key && last_seen >= first_key + TILE_KEYS - 1;
+    vfloat largest = vset(-INFINITY), value[VECTORS];
+    for (int j = 0; j < VECTORS; j++) {
+        value[j] = vload(scores + j * LANES) * job->shape->scale;
+        if (job->soft_cap > 0) value[j] = job->soft_cap * vtanh(value[j] / job->soft_cap);
+        if (!sees_all) {
+            const vint key = LANE_NUMBERS + (int)(first_key + j * LANES);
+            value[j] = vselect((key < (int)first_seen) | (key > (int)last_seen), vset(-INFINITY), value[j]);
+        }
+        largest = vmax(value[j], largest);
+    }
+    const float before = s->largest[row];
+    float now = vlargest(largest);
+    now = now > before ? now : before;
+    if (now == -INFINITY) now = 0;  // all scores are: a broken model's
+    vfloat sum = {};
+    for (int j = 0; j < VECTORS; j++) {
+        vfloat weight = vexp(value[j] - now);
+        sum += weight;
+        vstore_any(s->weights + row * key_steps, j * LANES, weight, is_bf16);
+    }
+    if (before == now) {
+        s->total[row] += vsum(sum);
+        return;
+    }
+    const vfloat shrink = vexp(vset(before - now));
+    s->largest[row] = now;
+    s->total[row] = s->total[row] * shrink[0] + vsum(sum);
+    for (long d = 0; d < columns; d += LANES) {
+        float *sums = s->sums + row * columns + d;
+        vstore(sums, vload(sums) * shrink);
+    }
+}
+
+static inline __attribute__((always_inline)) void attend(const AttentionJob *job, long task, int thread,
+                                                         const int is_bf16) {
+    const AttentionShape *shape = job->shape;
+    const Batch *batch = job->batch;
+    long low = 0, high = batch->num_seqs - 1;
+    while (low < high) {  // the sequence of this task
+        const long middle = (low + high) / 2;
+        if (job->first_task[middle + 1] <= task) low = middle + 1;
+        else high = middle;
+    }
+    const long sequence = low, width = shape->head_dim, group = shape->num_heads / shape->num_kv_heads;
+    const long nth = task - job->first_task[sequence], head = nth % shape->num_kv_heads;
+    const long each = tokens_per_task(shape), start = batch->cu_seqlens_q[sequence];
+    const long num_new = batch->cu_seqlens_q[sequence + 1] - start, context = batch->context_lens[sequence];
+    // The last tokens first: they see most keys, and nobody should wait for one that began late.
+    const long parts = (num_new + each - 1) / each, part = parts - 1 - nth / shape->num_kv_heads;
+    const long first_token = num_new * part / parts, end_token = num_new * (part + 1) / parts;
+    const long num_rows = (end_token - first_token) * group, position = context - num_new + first_token;
+    const long steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
+    const long columns = (width + PANEL - 1) / PANEL * PANEL;
+    AttentionScratch s;
+    lay_out(shape, scratch_of(job->threads, thread), &s);
+    for (long row = 0; row < num_rows; row++) {
+        const long token = start + first_token + row / group, of = head * group + row % group;
+        memcpy(s.q + row * steps, at(job->q, token * job->q_stride + of * width, is_bf16), (size_t)steps * 4);
+        s.largest[row] = job->sinks ? load_any(job->sinks, of, is_bf16) : -INFINITY;
+        s.total[row] = job->sinks ? 1.0f : 0.0f;
+    }
+    memset(s.sums, 0, (size_t)(num_rows * columns) * 4);
+    if (columns != width) memset(s.v_panel, 0, (size_t)(key_steps * columns) * 4);
+
+    const long last_key = context - num_new + end_token - 1;
+    const long first_key = job->window && position + 1 > job->window ? position + 1 - job->window : 0;
+    const int32_t *table = batch->block_tables + sequence * batch->table_stride;
+    for (long tile = first_key / TILE_KEYS * TILE_KEYS; tile <= last_key; tile += TILE_KEYS) {
+        const void *keys[TILE_KEYS], *values[TILE_KEYS];
+        const long num_keys = last_key + 1 - tile < TILE_KEYS ? last_key + 1 - tile : TILE_KEYS;
+        for (long i = 0; i < num_keys; i++) {
+            // Blocks before a window may be somebody else's by now.
+            const long key = tile + i < first_key ? first_key : tile + i;
+            const long block = table[key / batch->block_size];
+            const long inside = (key % batch->block_size * shape->num_kv_heads + head) * width;
+            keys[i] = at(job->k_cache, block * batch->block_stride + inside, is_bf16);
+            values[i] = at(job->v_cache, block * batch->block_stride + inside, is_bf16);
+        }
+        pack_keys(keys, num_keys, width, s.k_panel, is_bf16);
+        pack_values(values, num_keys, width, s.v_panel, is_bf16);
+        panel_product(num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, 0, is_bf16);
+        for (long row = 0; row < num_rows; row++) {
+            const long own = position + row / group;
+            const long first_seen = job->window && own + 1 > job->window ? own + 1 - job->window : 0;
+            weigh(job, &s, row, tile, first_seen, own, columns, is_bf16);
+        }
+        for (long d = 0; d < columns; d += PANEL)
+            panel_product(num_rows, key_steps, s.weights, key_steps, s.v_panel + d / PANEL * key_steps * PANEL,
+                          s.sums + d, columns, 1, is_bf16);
+    }
+    for (long row = 0; row < num_rows; row++) {
+        const long token = start + first_token + row / group, of = head * group + row % group;
+        const long to = (token * shape->num_heads + of) * width;
+        const float total = s.total[row];
+        long d = 0;
+        for (; d + LANES <= width; d += LANES)
+            vstore_any(job->out, to + d, vload(s.sums + row * columns + d) / total, is_bf16);
+        for (; d < width; d++) store_any(job->out, to + d, s.sums[row * columns + d] / total, is_bf16);
+    }
+}
+
+static void attention_task(const void *argument, long task, int thread) {
+    const AttentionJob *job = argument;
+    if (job->shape->is_bf16) attend(job, task, thread, 1);
+    else attend(job, task, thread, 0);
+}
+
+static void attention(Threads *threads, const AttentionJob *job) {
+    in_parallel(threads, attention_task, job, job->first_task[job->batch->num_seqs]);
+}

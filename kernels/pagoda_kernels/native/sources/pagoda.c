@@ -1,0 +1,119 @@
+// The layers of a decoder in one call: what pagoda_engine.models.decoder does with an operator after the
+// other. Compiled once for every instruction set (see library.py).
+
+#define _GNU_SOURCE
+#include <sched.h>
+
+#include "rows.h"
+
+typedef struct {
+    const void *input_norm;
+    const void *post_attention_norm;
+    const void *q_norm;
+    const void *k_norm;
+    const Linear *qkv;
+    const Linear *output;
+    const Linear *gate_up;
+    const Linear *down;
+    int64_t window;
+} Layer;
+
+typedef struct {
+    AttentionShape shape;
+    int64_t hidden_size;
+    int64_t num_layers;
+    float eps;
+    int64_t rotary_dim;
+    const float *cos_sin;
+    const void *embedding;
+    const void *final_norm;
+    const Layer *layers;
+} Decoder;
+
+typedef struct {
+    Batch batch;
+    const int64_t *token_ids;   // [T]
+    const int32_t *positions;   // [T]
+    const int64_t *logit_rows;  // [R] rows that the last layer goes on with; NULL: all
+    int64_t num_logit_rows;
+    void *k_cache;        // of layer 0: [num_blocks, block_size, HK, D]
+    void *v_cache;
+    int64_t layer_stride;  // elements from one layer's cache to the next
+    // Of at least as many rows as there are tokens and logit rows.
+    void *residual;   // [, hidden]
+    void *kept;       // [, hidden]
+    void *hidden;     // [, hidden]; its first R rows are the result
+    void *qkv;        // [, (H + 2 HK) D]
+    void *attended;   // [, H D]
+    void *inner;      // [, intermediate]
+    int64_t *first_task;  // [S + 1]
+} Step;
+
+// Scratch memory of each thread.
+int64_t pagoda_scratch_bytes(const AttentionShape *shape) {
+    AttentionScratch scratch;
+    const size_t attention_bytes = lay_out(shape, NULL, &scratch), product_bytes = CHUNK_ROWS * PANEL * 4;
+    return (int64_t)(attention_bytes > product_bytes ? attention_bytes : product_bytes);
+}
+
+static void gather_rows(const void *rows, const int64_t *wanted, long num_wanted, size_t row_bytes, void *out) {
+    for (long i = 0; i < num_wanted; i++)
+        memcpy((char *)out + (size_t)i * row_bytes, (const char *)rows + (size_t)wanted[i] * row_bytes, row_bytes);
+}
+
+// Layers [first, end) of a step. Before layer 0 tokens are looked up; after the last one the norm is done.
+void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, int64_t first, int64_t end) {
+    const AttentionShape *shape = &decoder->shape;
+    const int is_bf16 = shape->is_bf16;
+    const long hidden_size = decoder->hidden_size, attended_size = shape->num_heads * shape->head_dim;
+    const size_t item = is_bf16 ? 2 : 4;
+    long num_rows = step->batch.num_tokens;
+    pthread_mutex_lock(&threads->mutex);
+    count_tasks(shape, &step->batch, step->first_task);
+    NormJob norm_job = {.residual = step->residual, .out = step->hidden, .num_rows = num_rows,
+                        .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16};
+    if (first == 0) {
+        NormJob look_up = norm_job;
+        look_up.token_ids = step->token_ids;
+        look_up.embedding = decoder->embedding;
+        look_up.weight = decoder->layers[0].input_norm;
+        norm(threads, &look_up);
+    }
+    for (long i = first; i < end; i++) {
+        const Layer *layer = &decoder->layers[i];
+        product(threads, layer->qkv, step->hidden, num_rows, step->qkv);
+        void *k_cache = (void *)at(step->k_cache, i * step->layer_stride, is_bf16);
+        void *v_cache = (void *)at(step->v_cache, i * step->layer_stride, is_bf16);
+        RotaryJob rotary_job = {
+            .shape = shape, .batch = &step->batch, .qkv = step->qkv, .positions = step->positions,
+            .cos_sin = decoder->cos_sin, .rotary_dim = decoder->rotary_dim, .q_norm = layer->q_norm,
+            .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = k_cache,
+            .v_cache = v_cache};
+        rotary(threads, &rotary_job);
+        const int is_last = i == decoder->num_layers - 1;
+        const void *attended = step->attended;
+        if (is_last && step->logit_rows && !step->num_logit_rows) break;  // its KV was all that was wanted
+        AttentionJob attention_job = {
+            .shape = shape, .batch = &step->batch, .q = step->qkv,
+            .q_stride = (shape->num_heads + 2 * shape->num_kv_heads) * shape->head_dim,
+            .k_cache = k_cache, .v_cache = v_cache, .out = step->attended,
+            .window = layer->window, .first_task = step->first_task, .threads = threads};
+        attention(threads, &attention_job);
+        if (is_last && step->logit_rows) {
+            num_rows = norm_job.num_rows = step->num_logit_rows;
+            gather_rows(step->attended, step->logit_rows, num_rows, (size_t)attended_size * item, step->qkv);
+            gather_rows(step->residual, step->logit_rows, num_rows, (size_t)hidden_size * item, step->kept);
+            norm_job.residual = step->kept;
+            attended = step->qkv;
+        }
+        product(threads, layer->output, attended, num_rows, step->hidden);
+        norm_job.x = step->hidden;
+        norm_job.weight = layer->post_attention_norm;
+        norm(threads, &norm_job);
+        product(threads, layer->gate_up, step->hidden, num_rows, step->inner);
+        product(threads, layer->down, step->inner, num_rows, step->hidden);
+        norm_job.weight = is_last ? decoder->final_norm : decoder->layers[i + 1].input_norm;
+        norm(threads, &norm_job);
+    }
+    pthread_mutex_unlock(&threads->mutex);
+}

@@ -1,0 +1,215 @@
+// y = x @ weight.T + bias, for any number of rows, with one order of additions for every element: along K
+// from its start to its end into one fp32 accumulator. So a row's product is bit for bit the same whatever
+// rows come with it, which oneDNN does not promise.
+//
+// Weights are packed once into panels of 64 outputs. bf16: [N / 64][K / 2][64][2], pairs along K side by
+// side as VDPBF16PS wants them; fp32: [N / 64][K][64]. A panel's K is walked in parts that fit the
+// second-level cache; several rows share each load.
+
+#pragma once
+
+#include "threads.h"
+
+#define PANEL 64
+#define VECTORS (PANEL / LANES)
+#define MAX_ROWS 6            // 6 x 4 accumulators, of 32 registers
+#define CHUNK_ROWS 128        // of one task
+#define K_PART_BYTES (128 * 1024)  // of a panel
+
+typedef struct {
+    const void *panels;
+    const void *bias;  // [N] or NULL
+    int64_t num_outputs;  // N; with a gate 2 * N of the weight
+    int64_t width;     // K, even if bf16
+    int32_t is_bf16;
+    int32_t is_gated;  // a panel has 32 of the gate, then 32 of up; y = silu(gate) * up
+} Linear;
+
+static inline long panel_outputs(const Linear *linear) { return linear->is_gated ? PANEL / 2 : PANEL; }
+static inline long num_panels(const Linear *linear) {
+    return (linear->num_outputs + panel_outputs(linear) - 1) / panel_outputs(linear);
+}
+// Steps along K: pairs of bf16, or floats. Each has PANEL words of 32 bits.
+static inline long num_steps(long width, int is_bf16) { return is_bf16 ? width / 2 : width; }
+
+int64_t pagoda_packed_bytes(const Linear *linear) {
+    return num_panels(linear) * num_steps(linear->width, linear->is_bf16) * PANEL * 4;
+}
+
+typedef struct {
+    const Linear *linear;
+    const void *weight;
+    uint32_t *panels;
+} PackJob;
+
+static void pack_task(const void *argument, long panel, int thread) {
+    const PackJob *job = argument;
+    const Linear *linear = job->linear;
+    const long width = linear->width, steps = num_steps(width, linear->is_bf16), each = panel_outputs(linear);
+    (void)thread;
+    for (long column = 0; column < PANEL; column++) {
+        const long output = panel * each + column % each;
+        const long row = output + column / each * linear->num_outputs;
+        uint32_t *to = job->panels + panel * steps * PANEL + column;
+        for (long step = 0; step < steps; step++) {
+            uint32_t word = 0;
+            if (output < linear->num_outputs) {
+                if (linear->is_bf16) {
+                    const uint16_t *from = (const uint16_t *)job->weight + row * width + 2 * step;
+                    word = from[0] | (uint32_t)from[1] << 16;
+                } else {
+                    word = ((const uint32_t *)job->weight)[row * width + step];
+                }
+            }
+            to[step * PANEL] = word;
+        }
+    }
+}
+
+// Fill `panels` from a dense weight [N, K]; with a gate [2 N, K]: gate, then up.
+void pagoda_pack(Threads *threads, const Linear *linear, const void *weight, uint32_t *panels) {
+    PackJob job = {linear, weight, panels};
+    pthread_mutex_lock(&threads->mutex);
+    in_parallel(threads, pack_task, &job, num_panels(linear));
+    pthread_mutex_unlock(&threads->mutex);
+}
+
+// sum += x * w of one step, the same on all lanes of x.
+static inline vfloat step_sum(vfloat sum, uint32_t x, vuint w, int is_bf16) {
+    if (!is_bf16) {
+        float f;
+        memcpy(&f, &x, 4);
+        return vfma(vset(f), (vfloat)w, sum);
+    }
+#if defined(__AVX512BF16__)
+    return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)x), (__m512bh)w);
+#else
+    sum = vfma(vset(widen_bf16((uint16_t)x)), (vfloat)(w << 16), sum);
+    return vfma(vset(widen_bf16((uint16_t)(x >> 16))), (vfloat)(w & 0xffff0000u), sum);
+#endif
+}
+
+// c[m, 64] (+)= rows of x times a panel, along `steps` steps. x_stride and c_stride: words of 32 bits.
+static inline __attribute__((always_inline)) void tile_of(
+    const int num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
+    long c_stride, const int adds, const int is_bf16) {
+    vfloat sums[MAX_ROWS][VECTORS];
+#pragma GCC unroll 6
+    for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++)
+            sums[m][j] = adds ? vload(c + m * c_stride + j * LANES) : (vfloat){};
+    for (long step = 0; step < steps; step++, panel += PANEL) {
+        vuint w[VECTORS];
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            w[j] = vload_bits(panel + j * LANES);
+            __builtin_prefetch(panel + j * LANES + 32 * PANEL);
+        }
+#pragma GCC unroll 6
+        for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 4
+            for (int j = 0; j < VECTORS; j++)
+                sums[m][j] = step_sum(sums[m][j], x[m * x_stride + step], w[j], is_bf16);
+    }
+#pragma GCC unroll 6
+    for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) vstore(c + m * c_stride + j * LANES, sums[m][j]);
+}
+
+typedef void (*Tile)(long, const uint32_t *, long, const uint32_t *, float *, long);
+
+#define TILE(ROWS, ADDS, BF16)                                                                          \
+    static void tile_##ROWS##_##ADDS##_##BF16(long steps, const uint32_t *x, long x_stride,             \
+                                              const uint32_t *panel, float *c, long c_stride) {         \
+        tile_of(ROWS, steps, x, x_stride, panel, c, c_stride, ADDS, BF16);                              \
+    }
+#define TILES(ADDS, BF16)                                                                               \
+    TILE(1, ADDS, BF16) TILE(2, ADDS, BF16) TILE(3, ADDS, BF16)                                         \
+    TILE(4, ADDS, BF16) TILE(5, ADDS, BF16) TILE(6, ADDS, BF16)
+TILES(0, 0)
+TILES(0, 1)
+TILES(1, 0)
+TILES(1, 1)
+#define TILE_ROW(ADDS, BF16)                                                                            \
+    {tile_1_##ADDS##_##BF16, tile_2_##ADDS##_##BF16, tile_3_##ADDS##_##BF16,                            \
+     tile_4_##ADDS##_##BF16, tile_5_##ADDS##_##BF16, tile_6_##ADDS##_##BF16}
+static const Tile TILE_FUNCTIONS[2][2][MAX_ROWS] = {  // [adds][is_bf16][rows - 1]
+    {TILE_ROW(0, 0), TILE_ROW(0, 1)}, {TILE_ROW(1, 0), TILE_ROW(1, 1)}};
+
+// c[rows, 64] (+)= x times a panel: tiles of at most MAX_ROWS rows, as even as they can be.
+static inline void panel_product(
+    long num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
+    long c_stride, int adds, int is_bf16) {
+    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
+    for (long tile = 0; tile < num_tiles; tile++) {
+        const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
+        TILE_FUNCTIONS[adds][is_bf16][end - row - 1](
+            steps, x + row * x_stride, x_stride, panel, c + row * c_stride, c_stride);
+    }
+}
+
+typedef struct {
+    const Linear *linear;
+    const void *x;  // [rows, K]
+    void *y;        // [rows, N]
+    long num_rows;
+    long num_chunks;
+    const Threads *threads;
+} ProductJob;
+
+static inline vfloat silu(vfloat x) { return x / (1.0f + vexp(-x)); }
+
+static inline __attribute__((always_inline)) void finish_rows(
+    const Linear *linear, const float *sums, long panel, long num_rows, void *y, const int is_bf16) {
+    const long each = panel_outputs(linear), first = panel * each;
+    const long left = linear->num_outputs - first, used = left < each ? left : each;
+    for (long row = 0; row < num_rows; row++, sums += PANEL) {
+        float out[PANEL];
+        for (long j = 0; j < PANEL; j += LANES) vstore(out + j, vload(sums + j));
+        if (linear->bias)
+            for (long j = 0; j < used; j++)
+                for (long half = 0; half < PANEL / each; half++)
+                    out[half * each + j] += load_any(linear->bias, half * linear->num_outputs + first + j, is_bf16);
+        if (linear->is_gated)
+            for (long j = 0; j < each; j += LANES) {  // rounded where the separate operators round
+                vfloat gate = vrounded(vload(out + j), is_bf16), up = vrounded(vload(out + each + j), is_bf16);
+                vstore(out + j, vrounded(silu(gate), is_bf16) * up);
+            }
+        const long to = row * linear->num_outputs + first;
+        long j = 0;
+        for (; j + LANES <= used; j += LANES) vstore_any(y, to + j, vload(out + j), is_bf16);
+        for (; j < used; j++) store_any(y, to + j, out[j], is_bf16);
+    }
+}
+
+static void product_task(const void *argument, long task, int thread) {
+    const ProductJob *job = argument;
+    const Linear *linear = job->linear;
+    const int is_bf16 = linear->is_bf16;
+    const long panel = task / job->num_chunks, chunk = task % job->num_chunks;
+    const long row = job->num_rows * chunk / job->num_chunks, end = job->num_rows * (chunk + 1) / job->num_chunks;
+    const long steps = num_steps(linear->width, is_bf16), part = K_PART_BYTES / (PANEL * 4);
+    const uint32_t *weights = (const uint32_t *)linear->panels + panel * steps * PANEL;
+    const uint32_t *x = (const uint32_t *)job->x + row * steps;
+    float *sums = scratch_of(job->threads, thread);  // [CHUNK_ROWS, PANEL]
+    for (long step = 0; step < steps; step += part)
+        panel_product(end - row, step + part < steps ? part : steps - step, x + step, steps,
+                      weights + step * PANEL, sums, PANEL, step > 0, is_bf16);
+    void *y = (void *)at(job->y, row * linear->num_outputs, is_bf16);
+    if (is_bf16) finish_rows(linear, sums, panel, end - row, y, 1);
+    else finish_rows(linear, sums, panel, end - row, y, 0);
+}
+
+static void product(Threads *threads, const Linear *linear, const void *x, long num_rows, void *y) {
+    const long num_chunks = (num_rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
+    ProductJob job = {linear, x, y, num_rows, num_chunks, threads};
+    in_parallel(threads, product_task, &job, num_panels(linear) * num_chunks);
+}
+
+void pagoda_product(Threads *threads, const Linear *linear, const void *x, int64_t num_rows, void *y) {
+    pthread_mutex_lock(&threads->mutex);
+    product(threads, linear, x, num_rows, y);
+    pthread_mutex_unlock(&threads->mutex);
+}

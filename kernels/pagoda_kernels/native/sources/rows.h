@@ -1,0 +1,149 @@
+// What is done to the rows between products: norms, residuals, rotation, KV write. Each row is one task or
+// part of one, and is rounded where the separate operators of pagoda_kernels round.
+
+#pragma once
+
+#include "attention.h"
+
+#define TASK_TOKENS 8  // of one task
+
+typedef struct {
+    const void *x;          // [T, width]; NULL: rows of `embedding` at `token_ids`
+    const int64_t *token_ids;
+    const void *embedding;  // [V, width]
+    void *residual;         // [T, width]: x is added to it; with token_ids it is set
+    const void *weight;     // [width]
+    void *out;              // [T, width]
+    int64_t num_rows;
+    int64_t width;
+    float eps;
+    int32_t is_bf16;
+} NormJob;
+
+// out = x / rms(x), rounded, times weight. The squares are added in 16 sums, along the row.
+static inline __attribute__((always_inline)) void norm_row(
+    const void *x, long from, const void *weight, long width, float eps, void *out, long to, const int is_bf16) {
+    vfloat squares = {};
+    float rest = 0;
+    long i = 0;
+    for (; i + LANES <= width; i += LANES) {
+        vfloat v = vload_any(x, from + i, is_bf16);
+        squares = vfma(v, v, squares);
+    }
+    for (long j = i; j < width; j++) rest += load_any(x, from + j, is_bf16) * load_any(x, from + j, is_bf16);
+    const float factor = 1.0f / sqrtf((vsum(squares) + rest) / (float)width + eps);
+    for (i = 0; i + LANES <= width; i += LANES) {
+        vfloat v = vrounded(vload_any(x, from + i, is_bf16) * factor, is_bf16);
+        vstore_any(out, to + i, v * vload_any(weight, i, is_bf16), is_bf16);
+    }
+    for (; i < width; i++) {
+        float v = load_any(x, from + i, is_bf16) * factor;
+        if (is_bf16) v = widen_bf16(round_bf16(v));
+        store_any(out, to + i, v * load_any(weight, i, is_bf16), is_bf16);
+    }
+}
+
+static inline __attribute__((always_inline)) void norm_rows(const NormJob *job, long task, const int is_bf16) {
+    const long width = job->width;
+    const long end = (task + 1) * TASK_TOKENS < job->num_rows ? (task + 1) * TASK_TOKENS : job->num_rows;
+    for (long row = task * TASK_TOKENS; row < end; row++) {
+        const long at_row = row * width;
+        if (job->token_ids) {
+            const size_t bytes = (size_t)width * (is_bf16 ? 2 : 4);
+            memcpy((char *)job->residual + (size_t)row * bytes,
+                   (const char *)job->embedding + (size_t)job->token_ids[row] * bytes, bytes);
+        } else {
+            long i = 0;
+            for (; i + LANES <= width; i += LANES)
+                vstore_any(job->residual, at_row + i,
+                           vload_any(job->residual, at_row + i, is_bf16) + vload_any(job->x, at_row + i, is_bf16),
+                           is_bf16);
+            for (; i < width; i++)
+                store_any(job->residual, at_row + i,
+                          load_any(job->residual, at_row + i, is_bf16) + load_any(job->x, at_row + i, is_bf16),
+                          is_bf16);
+        }
+        norm_row(job->residual, at_row, job->weight, width, job->eps, job->out, at_row, is_bf16);
+    }
+}
+
+static void norm_task(const void *argument, long task, int thread) {
+    const NormJob *job = argument;
+    (void)thread;
+    if (job->is_bf16) norm_rows(job, task, 1);
+    else norm_rows(job, task, 0);
+}
+
+static void norm(Threads *threads, const NormJob *job) {
+    in_parallel(threads, norm_task, job, (job->num_rows + TASK_TOKENS - 1) / TASK_TOKENS);
+}
+
+typedef struct {
+    const AttentionShape *shape;
+    const Batch *batch;
+    void *qkv;               // [T, (H + 2 HK) D]; q is rotated in place
+    const void *positions;   // [T] int32
+    const float *cos_sin;    // [positions, R]: cosines, then sines
+    int64_t rotary_dim;      // R
+    const void *q_norm;      // [D] or NULL
+    const void *k_norm;
+    float eps;
+    void *k_cache;           // of one layer
+    void *v_cache;
+} RotaryJob;
+
+static inline __attribute__((always_inline)) void rotate(void *head, const float *cos_sin, long rotary_dim,
+                                                         const int is_bf16) {
+    const long half = rotary_dim / 2;
+    const float *cosines = cos_sin, *sines = cos_sin + half;
+    long i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        vfloat a = vload_any(head, i, is_bf16), b = vload_any(head, half + i, is_bf16);
+        vfloat c = vload(cosines + i), s = vload(sines + i);
+        vstore_any(head, i, vfma(-b, s, a * c), is_bf16);
+        vstore_any(head, half + i, vfma(a, s, b * c), is_bf16);
+    }
+    for (; i < half; i++) {
+        const float a = load_any(head, i, is_bf16), b = load_any(head, half + i, is_bf16);
+        store_any(head, i, fmaf(-b, sines[i], a * cosines[i]), is_bf16);
+        store_any(head, half + i, fmaf(a, sines[i], b * cosines[i]), is_bf16);
+    }
+}
+
+static inline __attribute__((always_inline)) void rotate_tokens(const RotaryJob *job, long task, const int is_bf16) {
+    const AttentionShape *shape = job->shape;
+    const Batch *batch = job->batch;
+    const long width = shape->head_dim, num_rotated = shape->num_heads + shape->num_kv_heads;
+    const long row_heads = num_rotated + shape->num_kv_heads;
+    const size_t bytes = (size_t)(shape->num_kv_heads * width) * (is_bf16 ? 2 : 4);
+    const long end = (task + 1) * TASK_TOKENS < batch->num_tokens ? (task + 1) * TASK_TOKENS : batch->num_tokens;
+    for (long token = task * TASK_TOKENS; token < end; token++) {
+        void *row = (void *)at(job->qkv, token * row_heads * width, is_bf16);
+        const float *cos_sin = job->cos_sin + ((const int32_t *)job->positions)[token] * job->rotary_dim;
+        for (long head = 0; head < num_rotated; head++) {
+            void *x = (void *)at(row, head * width, is_bf16);
+            const void *weight = head < shape->num_heads ? job->q_norm : job->k_norm;
+            if (weight) norm_row(x, 0, weight, width, job->eps, x, 0, is_bf16);
+            rotate(x, cos_sin, job->rotary_dim, is_bf16);
+        }
+        const long slot = batch->slot_mapping[token];
+        if (slot < 0) continue;
+        const long block = slot / batch->block_size;
+        const long inside = slot % batch->block_size * shape->num_kv_heads * width;
+        memcpy((void *)at(job->k_cache, block * batch->block_stride + inside, is_bf16),
+               at(row, shape->num_heads * width, is_bf16), bytes);
+        memcpy((void *)at(job->v_cache, block * batch->block_stride + inside, is_bf16),
+               at(row, num_rotated * width, is_bf16), bytes);
+    }
+}
+
+static void rotary_task(const void *argument, long task, int thread) {
+    const RotaryJob *job = argument;
+    (void)thread;
+    if (job->shape->is_bf16) rotate_tokens(job, task, 1);
+    else rotate_tokens(job, task, 0);
+}
+
+static void rotary(Threads *threads, const RotaryJob *job) {
+    in_parallel(threads, rotary_task, job, (job->batch->num_tokens + TASK_TOKENS - 1) / TASK_TOKENS);
+}

@@ -1,0 +1,149 @@
+// A few threads that share loops. Tasks are claimed one by one from a counter: a thread that the system
+// takes off its processor costs the others one task, not the loop.
+//
+// A ticket is (generation, number of tasks, next task) in one word, so that a claim is one addition, and
+// tells whether there is work without a look at anything that may change.
+
+#pragma once
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "vectors.h"
+
+#define MAX_THREADS 256
+#define SPINS 4000          // looks for work before a helper sleeps: about 50 us
+#define NUM_BITS 24         // of a number of tasks
+
+typedef void (*TaskFunction)(const void *job, long task, int thread);
+
+typedef struct Threads {
+    _Atomic uint64_t ticket __attribute__((aligned(64)));
+    _Atomic uint32_t num_done __attribute__((aligned(64)));
+    TaskFunction function __attribute__((aligned(64)));
+    const void *job;
+    _Atomic uint32_t epoch __attribute__((aligned(64)));  // grows with every loop; helpers sleep on it
+    _Atomic uint32_t num_asleep;
+    _Atomic int is_closing;
+    int num_threads;
+    pthread_mutex_t mutex;  // held by who computes: one at a time
+    char *scratch;
+    size_t scratch_bytes;  // of each thread
+    pthread_t helpers[MAX_THREADS];
+} Threads;
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static inline void *scratch_of(const Threads *threads, int thread) {
+    return threads->scratch + threads->scratch_bytes * (size_t)thread;
+}
+
+static inline int has_task(uint64_t ticket) {
+    const uint64_t mask = (1u << NUM_BITS) - 1;
+    return (ticket & mask) < (ticket >> NUM_BITS & mask);
+}
+
+// Take tasks until there are none; return whether there was one.
+static inline int work(Threads *threads, int thread) {
+    int has_worked = 0;
+    while (has_task(atomic_load_explicit(&threads->ticket, memory_order_acquire))) {
+        uint64_t mine = atomic_fetch_add_explicit(&threads->ticket, 1, memory_order_acq_rel);
+        if (!has_task(mine)) break;
+        // The loop is not over before this task is: nobody changes function and job.
+        threads->function(threads->job, (long)(mine & ((1u << NUM_BITS) - 1)), thread);
+        atomic_fetch_add_explicit(&threads->num_done, 1, memory_order_release);
+        has_worked = 1;
+    }
+    return has_worked;
+}
+
+typedef struct {
+    Threads *threads;
+    int thread;
+} Helper;
+
+static void *help(void *argument) {
+    Helper helper = *(Helper *)argument;
+    free(argument);
+    Threads *threads = helper.threads;
+    for (int spins = 0; !atomic_load(&threads->is_closing);) {
+        uint32_t epoch = atomic_load(&threads->epoch);
+        if (work(threads, helper.thread)) {
+            spins = 0;
+        } else if (++spins < SPINS) {
+            pause_briefly();
+        } else {
+            atomic_fetch_add(&threads->num_asleep, 1);
+            if (!has_task(atomic_load(&threads->ticket)))
+                syscall(SYS_futex, &threads->epoch, FUTEX_WAIT_PRIVATE, epoch, NULL, NULL, 0);
+            atomic_fetch_sub(&threads->num_asleep, 1);
+            spins = 0;
+        }
+    }
+    return NULL;
+}
+
+// Do function(job, i) for i in [0, num_tasks) on all threads; what it wrote is there on return.
+static void in_parallel(Threads *threads, TaskFunction function, const void *job, long num_tasks) {
+    if (num_tasks <= 1 || threads->num_threads == 1) {
+        for (long task = 0; task < num_tasks; task++) function(job, task, 0);
+        return;
+    }
+    threads->function = function;
+    threads->job = job;
+    atomic_store_explicit(&threads->num_done, 0, memory_order_relaxed);
+    uint64_t generation = (atomic_load_explicit(&threads->ticket, memory_order_relaxed) >> 2 * NUM_BITS) + 1;
+    atomic_store(&threads->ticket, generation << 2 * NUM_BITS | (uint64_t)num_tasks << NUM_BITS);
+    atomic_fetch_add(&threads->epoch, 1);
+    if (atomic_load(&threads->num_asleep))
+        syscall(SYS_futex, &threads->epoch, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
+    work(threads, 0);
+    for (int spins = 0; atomic_load_explicit(&threads->num_done, memory_order_acquire) != (uint32_t)num_tasks;)
+        if (++spins < SPINS) pause_briefly();
+        else sched_yield();  // a helper lost its processor in the middle of a task
+}
+
+void pagoda_close_threads(Threads *threads) {
+    atomic_store(&threads->is_closing, 1);
+    atomic_fetch_add(&threads->epoch, 1);
+    syscall(SYS_futex, &threads->epoch, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
+    for (int i = 1; i < threads->num_threads; i++) pthread_join(threads->helpers[i], NULL);
+    free(threads->scratch);
+    free(threads);
+}
+
+// NULL if there is no memory or no further thread.
+Threads *pagoda_open_threads(int num_threads, size_t scratch_bytes) {
+    Threads *threads = NULL;
+    if (num_threads < 1 || num_threads > MAX_THREADS || posix_memalign((void **)&threads, 64, sizeof *threads))
+        return NULL;
+    memset(threads, 0, sizeof *threads);
+    threads->num_threads = 1;
+    pthread_mutex_init(&threads->mutex, NULL);
+    threads->scratch_bytes = (scratch_bytes + 4095) / 4096 * 4096;
+    if (posix_memalign((void **)&threads->scratch, 4096, threads->scratch_bytes * (size_t)num_threads)) {
+        free(threads);
+        return NULL;
+    }
+    for (int i = 1; i < num_threads; i++) {
+        Helper *helper = malloc(sizeof *helper);
+        if (helper) *helper = (Helper){threads, i};
+        if (!helper || pthread_create(&threads->helpers[i], NULL, help, helper)) {
+            free(helper);
+            pagoda_close_threads(threads);
+            return NULL;
+        }
+        threads->num_threads++;
+    }
+    return threads;
+}

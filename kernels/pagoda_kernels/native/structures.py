@@ -1,0 +1,99 @@
+"""What the C sources are handed, field by field as `sources/` declares it."""
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+
+
+class Linear(ctypes.Structure):
+    """A packed projection (product.h)."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("num_outputs", c_int64),
+        ("width", c_int64),
+        ("is_bf16", c_int32),
+        ("is_gated", c_int32),
+    )
+
+
+class Batch(ctypes.Structure):
+    """Lengths and block tables of a step (attention.h)."""
+
+    _fields_ = (
+        ("cu_seqlens_q", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("table_stride", c_int64),
+        ("slot_mapping", c_void_p),
+        ("num_seqs", c_int64),
+        ("num_tokens", c_int64),
+        ("block_size", c_int64),
+        ("block_stride", c_int64),
+    )
+
+
+class AttentionShape(ctypes.Structure):
+    """Heads (attention.h)."""
+
+    _fields_ = (
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("scale", c_float),
+        ("is_bf16", c_int32),
+    )
+
+
+class Layer(ctypes.Structure):
+    """Weights of one layer (pagoda.c)."""
+
+    _fields_ = (
+        ("input_norm", c_void_p),
+        ("post_attention_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("qkv", c_void_p),
+        ("output", c_void_p),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("window", c_int64),
+    )
+
+
+class Decoder(ctypes.Structure):
+    """All layers (pagoda.c)."""
+
+    _fields_ = (
+        ("shape", AttentionShape),
+        ("hidden_size", c_int64),
+        ("num_layers", c_int64),
+        ("eps", c_float),
+        ("rotary_dim", c_int64),
+        ("cos_sin", c_void_p),
+        ("embedding", c_void_p),
+        ("final_norm", c_void_p),
+        ("layers", ctypes.POINTER(Layer)),
+    )
+
+
+class Step(ctypes.Structure):
+    """One step's tokens, caches and room for what is computed (pagoda.c)."""
+
+    _fields_ = (
+        ("batch", Batch),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("logit_rows", c_void_p),
+        ("num_logit_rows", c_int64),
+        ("k_cache", c_void_p),
+        ("v_cache", c_void_p),
+        ("layer_stride", c_int64),
+        ("residual", c_void_p),
+        ("kept", c_void_p),
+        ("hidden", c_void_p),
+        ("qkv", c_void_p),
+        ("attended", c_void_p),
+        ("inner", c_void_p),
+        ("first_task", c_void_p),
+    )

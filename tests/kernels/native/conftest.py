@@ -1,0 +1,37 @@
+"""Every instruction set that this processor has, each as its own library."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pagoda_kernels.native import decoder_layers, packed_linear
+from pagoda_kernels.native.library import (
+    INSTRUCTION_SETS,
+    NativeLibrary,
+    find_or_compile,
+    processor_flags,
+)
+
+HERE = [name for name, (needed, _) in INSTRUCTION_SETS.items() if needed <= processor_flags()]
+
+
+@pytest.fixture(scope="session", params=HERE)
+def library(request: pytest.FixtureRequest) -> NativeLibrary:
+    return NativeLibrary(find_or_compile(request.param), request.param)
+
+
+@pytest.fixture
+def native(library: NativeLibrary, monkeypatch: pytest.MonkeyPatch) -> NativeLibrary:
+    """The library that projections and layers take."""
+    for module in (packed_linear, decoder_layers):
+        monkeypatch.setattr(module, "native_library", lambda: library)
+    return library
+
+
+@pytest.fixture(params=[1, 2, 3], ids=lambda n: f"{n}-threads")
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

@@ -1,0 +1,97 @@
+// Random steps over arrays of exactly their size, for the compiler's sanitizers to watch. The seed is the
+// first argument; the number of threads the second.
+
+#include <stdio.h>
+
+#include "pagoda.c"
+
+static uint64_t state;
+static uint64_t draw(void) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state;
+}
+static long between(long low, long high) { return low + (long)(draw() % (uint64_t)(high - low + 1)); }
+
+static void *numbers(long count, int is_bf16) {
+    void *array = malloc((size_t)(count ? count : 1) * (is_bf16 ? 2 : 4));
+    for (long i = 0; i < count; i++) store_any(array, i, (float)between(-1000, 1000) / 1000, is_bf16);
+    return array;
+}
+
+static Linear *linear(Threads *threads, long num_outputs, long width, int is_bf16, int is_gated, void **parts) {
+    Linear *made = malloc(sizeof *made);
+    const long rows = num_outputs * (1 + is_gated);
+    *made = (Linear){NULL, draw() % 2 ? numbers(rows, is_bf16) : NULL, num_outputs, width, is_bf16, is_gated};
+    void *weight = numbers(rows * width, is_bf16), *panels = malloc((size_t)pagoda_packed_bytes(made));
+    pagoda_pack(threads, made, weight, panels);
+    made->panels = panels;
+    free(weight);
+    parts[0] = made, parts[1] = panels, parts[2] = (void *)made->bias;
+    return made;
+}
+
+static void one_model(Threads *threads) {
+    const int is_bf16 = (int)between(0, 1);
+    const long kv_heads = between(1, 3), heads = kv_heads * between(1, 5), width = 2 * between(1, 60);
+    const long hidden = 2 * between(1, 60), inner = 2 * between(1, 60), vocab = 17;
+    const long block_size = between(1, 20), num_seqs = between(1, 5), max_blocks = between(1, 20);
+    const long row = (heads + 2 * kv_heads) * width, block = block_size * kv_heads * width;
+    const long num_blocks = num_seqs * max_blocks, rotary = between(1, width / 2) * 2;
+    void *parts[12], *norms[4] = {numbers(hidden, is_bf16), numbers(hidden, is_bf16), numbers(width, is_bf16),
+                                  numbers(width, is_bf16)};
+    const int has_qk_norm = (int)between(0, 1);
+    Layer layer = {norms[0], norms[1], has_qk_norm ? norms[2] : NULL, has_qk_norm ? norms[3] : NULL,
+                   linear(threads, row, hidden, is_bf16, 0, parts),
+                   linear(threads, hidden, heads * width, is_bf16, 0, parts + 3),
+                   linear(threads, inner, hidden, is_bf16, 1, parts + 6),
+                   linear(threads, hidden, inner, is_bf16, 0, parts + 9), between(0, 1) * between(1, 90)};
+    void *embedding = numbers(vocab * hidden, is_bf16), *cos_sin = numbers(block_size * max_blocks * rotary, 0);
+    Decoder decoder = {{heads, kv_heads, width, 0.3f, is_bf16}, hidden, 1, 1e-5f, rotary, cos_sin, embedding,
+                       norms[0], &layer};
+    if (pagoda_scratch_bytes(&decoder.shape) > (int64_t)threads->scratch_bytes) abort();
+    void *k_cache = numbers(num_blocks * block, is_bf16), *v_cache = numbers(num_blocks * block, is_bf16);
+
+    int32_t *starts = malloc(sizeof *starts * (size_t)(num_seqs + 1)), *contexts = malloc(sizeof *contexts * (size_t)num_seqs);
+    int32_t *tables = malloc(sizeof *tables * (size_t)num_blocks);
+    starts[0] = 0;
+    for (long i = 0; i < num_blocks; i++) tables[i] = (int32_t)i;
+    for (long s = 0; s < num_seqs; s++) {
+        contexts[s] = (int32_t)between(1, block_size * max_blocks);
+        starts[s + 1] = starts[s] + (int32_t)(draw() % 2 ? 1 : between(1, contexts[s]));
+    }
+    const long num_tokens = starts[num_seqs], num_wanted = between(0, num_tokens);
+    int64_t *ids = malloc(sizeof *ids * (size_t)num_tokens), *slots = malloc(sizeof *slots * (size_t)num_tokens);
+    int64_t *wanted = malloc(sizeof *wanted * (size_t)(num_wanted + 1));
+    int32_t *positions = malloc(sizeof *positions * (size_t)num_tokens);
+    for (long s = 0; s < num_seqs; s++)
+        for (long t = starts[s]; t < starts[s + 1]; t++) {
+            const long position = contexts[s] - starts[s + 1] + t;
+            ids[t] = between(0, vocab - 1);
+            positions[t] = (int32_t)position;
+            slots[t] = tables[s * max_blocks + position / block_size] * block_size + position % block_size;
+        }
+    for (long i = 0; i < num_wanted; i++) wanted[i] = between(0, num_tokens - 1);
+    void *room[6];
+    const long widths[6] = {hidden, hidden, hidden, row, heads * width, inner};
+    for (int i = 0; i < 6; i++) room[i] = numbers(num_tokens * widths[i], is_bf16);
+    int64_t *first_task = malloc(sizeof *first_task * (size_t)(num_seqs + 1));
+    Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block},
+                 ids, positions, draw() % 2 ? wanted : NULL, num_wanted, k_cache, v_cache, num_blocks * block,
+                 room[0], room[1], room[2], room[3], room[4], room[5], first_task};
+    pagoda_layers(threads, &decoder, &step, 0, 1);
+
+    for (int i = 0; i < 6; i++) free(room[i]);
+    for (int i = 0; i < 12; i++) free(parts[i]);
+    for (int i = 0; i < 4; i++) free(norms[i]);
+    free(starts), free(contexts), free(tables), free(ids), free(slots), free(wanted), free(positions);
+    free(first_task), free(embedding), free(cos_sin), free(k_cache), free(v_cache);
+}
+
+int main(int argc, char **argv) {
+    state = argc > 1 ? strtoull(argv[1], NULL, 10) * 2 + 1 : 1;
+    Threads *threads = pagoda_open_threads(argc > 2 ? atoi(argv[2]) : 2, 1 << 20);
+    for (int i = 0; i < 60; i++) one_model(threads);
+    pagoda_close_threads(threads);
+    puts("done");
+    return 0;
+}

@@ -1,0 +1,43 @@
+"""The C sources under the compiler's sanitizers, at random shapes."""
+
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pagoda_kernels.native.library import (
+    FLAGS,
+    INSTRUCTION_SETS,
+    SOURCES,
+    best_instruction_set,
+    processor_flags,
+)
+
+PROGRAM = Path(__file__).with_name("sanitised.c")
+COMPILER = shutil.which("cc") or "cc"
+BEST_AND_PLAINEST = sorted({"portable", best_instruction_set(processor_flags())})
+CHECKS = {"address": "address,undefined", "thread": "thread"}
+
+
+@pytest.mark.parametrize(
+    "instruction_set", sorted({"portable", best_instruction_set(processor_flags())})
+)
+@pytest.mark.parametrize("check", CHECKS)
+def test_nothing_is_found(check: str, instruction_set: str, tmp_path: Path) -> None:
+    program = tmp_path / "sanitised"
+    flags = [flag for flag in FLAGS if flag not in ("-shared", "-O3")]
+    command = [COMPILER, *flags, *INSTRUCTION_SETS[instruction_set][1], "-O1", "-g"]
+    command += [f"-fsanitize={CHECKS[check]}", "-fno-sanitize-recover=all", f"-I{SOURCES}"]
+    command += ["-o", str(program), str(PROGRAM), "-lm"]
+    subprocess.run(command, check=True, timeout=120)
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    for num_threads in (1, 3):
+        ran = subprocess.run(
+            [str(program), str(seed), str(num_threads)],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr[-4000:]
+        assert ran.stdout == "done\n"
