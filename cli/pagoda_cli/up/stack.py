@@ -1,5 +1,6 @@
 """What `pagoda up` runs: every process with its environment, from the settings and the home."""
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +31,14 @@ SERVICE_SECRETS = {
     "kvstore": frozenset({"PAGODA_CLUSTER_TOKEN"}),
 }
 """Which of the platform's secrets a service gets, beside its own settings and its user at NATS."""
-NOT_FOR_APPLIERS = frozenset({"PAGODA_GATEWAY_BOOTSTRAP_API_KEY", "PAGODA_GATEWAY_ADMIN_KEY"})
+NOT_FOR_APPLIERS = frozenset(
+    {
+        "PAGODA_GATEWAY_BOOTSTRAP_API_KEY",
+        "PAGODA_GATEWAY_ADMIN_KEY",
+        "PAGODA_GATEWAY_LIMITS_REDIS_URL",
+        "PAGODA_REDIS_URL",
+    }
+)
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 JOINING_VARIABLES = (
     "PAGODA_NATS_URL", "PAGODA_NATS_USER", "PAGODA_NATS_TOKEN", "PAGODA_CLUSTER_TOKEN",
@@ -191,8 +199,14 @@ class Stack:
             share = GPU_MEMORY_UTILIZATION / (topology.num_prefill + topology.num_decode)
             variables[f"{prefix}GPU_MEMORY_UTILIZATION"] = f"{share:.3f}"
         for name in THREAD_VARIABLES:
-            variables[name] = self._user.get(name) or "1"
+            variables[name] = self._user.get(name) or str(self._num_threads())
         return self._service(role, f"{role}-{index + 1}", variables, is_first=index == 0)
+
+    def _num_threads(self) -> int:
+        """Return an equal share of the processors that this process may use, for each worker."""
+        topology = self._plan.topology
+        num_workers = topology.num_prefill + topology.num_decode
+        return max(1, len(os.sched_getaffinity(0)) // num_workers)
 
     def _applier(self) -> ChildSpec:
         """What writes the ledger: the gateway's settings, without what opens its doors."""

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,21 @@ def test_what_the_user_sets_wins(environ: dict[str, str]) -> None:
     assert decode["PAGODA_DECODE_KVSTORE_ENDPOINT"] == "127.0.0.1:7105"
     assert specs["kvstore"].environ["PAGODA_KVSTORE_CPU_BYTES"] == "1000000"
     assert decode["PAGODA_DECODE_GPU_MEMORY_UTILIZATION"] == "0.5"
-    assert (decode["OMP_NUM_THREADS"], decode["MKL_NUM_THREADS"]) == ("4", "1")
+    assert decode["OMP_NUM_THREADS"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("topology", "num_processors", "expected"),
+    [("prefill=1,decode=1", 8, "4"), ("decode=1", 8, "8"), ("prefill=2,decode=3", 4, "1")],
+)
+def test_workers_share_the_processors(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch,
+    topology: str, num_processors: int, expected: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_processors)))
+    _, specs = build(environ | {"PAGODA_TOPOLOGY": topology})
+    workers = [spec for name, spec in specs.items() if name.startswith(("prefill", "decode"))]
+    assert {spec.environ["OMP_NUM_THREADS"] for spec in workers} == {expected}
 
 
 def test_secrets_are_in_no_command_line(environ: dict[str, str]) -> None:
