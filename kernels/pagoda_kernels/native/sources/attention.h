@@ -68,6 +68,10 @@ static void count_tasks(const AttentionShape *shape, const Batch *batch, int64_t
 
 static const vint LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
+#if defined(__AVX512BW__)
+static const vshort FIRST_PAIRS = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+#endif
+
 static inline size_t round_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // What one task needs of scratch memory, as [rows or keys, ...] arrays one after another.
@@ -162,6 +166,16 @@ static inline void pack_values(const void *const *rows, long num_keys, long widt
         const uint16_t *even = 2 * step < num_keys ? rows[2 * step] : NULL;
         const uint16_t *odd = 2 * step + 1 < num_keys ? rows[2 * step + 1] : NULL;
         long d = 0;
+#if defined(__AVX512BW__)
+        for (; d + 2 * LANES <= width; d += 2 * LANES) {
+            vshort a = {}, b = {};
+            if (even) memcpy(&a, even + d, sizeof a);
+            if (odd) memcpy(&b, odd + d, sizeof b);
+            uint32_t *to = panels + (d / PANEL * key_steps + step) * PANEL + d % PANEL;
+            vstore_bits(to, (vuint)__builtin_shuffle(a, b, FIRST_PAIRS));
+            vstore_bits(to + LANES, (vuint)__builtin_shuffle(a, b, FIRST_PAIRS + 16));
+        }
+#endif
         for (; d + LANES <= width; d += LANES) {
             vhalf a = {}, b = {};
             if (even) memcpy(&a, even + d, sizeof a);
@@ -252,17 +266,25 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
     const long last_key = context - num_new + end_token - 1;
     const long first_key = job->window && position + 1 > job->window ? position + 1 - job->window : 0;
     const int32_t *table = batch->block_tables + sequence * batch->table_stride;
+    const long row_stride = shape->num_kv_heads * width, row_bytes = width * (is_bf16 ? 2 : 4);
+    const void *keys[TILE_KEYS], *values[TILE_KEYS];
     for (long tile = first_key / TILE_KEYS * TILE_KEYS; tile <= last_key; tile += TILE_KEYS) {
-        const void *keys[TILE_KEYS], *values[TILE_KEYS];
         const long num_keys = last_key + 1 - tile < TILE_KEYS ? last_key + 1 - tile : TILE_KEYS;
-        for (long i = 0; i < num_keys; i++) {
-            // Blocks before a window may be somebody else's by now.
-            const long key = tile + i < first_key ? first_key : tile + i;
-            const long block = table[key / batch->block_size];
-            const long inside = (key % batch->block_size * shape->num_kv_heads + head) * width;
-            keys[i] = at(job->k_cache, block * batch->block_stride + inside, is_bf16);
-            values[i] = at(job->v_cache, block * batch->block_stride + inside, is_bf16);
+        // Blocks before a window may be somebody else's by now: the first key that is seen stands for theirs.
+        const long from = tile < first_key ? first_key : tile;
+        for (long key = from; key < tile + num_keys;) {
+            const long inside = key % batch->block_size, left = tile + num_keys - key;
+            const long count = batch->block_size - inside < left ? batch->block_size - inside : left;
+            const long at_key = table[key / batch->block_size] * batch->block_stride + inside * row_stride + head * width;
+            for (long i = 0; i < count; i++) {
+                keys[key - tile + i] = at(job->k_cache, at_key + i * row_stride, is_bf16);
+                values[key - tile + i] = at(job->v_cache, at_key + i * row_stride, is_bf16);
+                for (long line = 0; line < row_bytes; line += 64)  // on its way while scores are computed
+                    __builtin_prefetch((const char *)values[key - tile + i] + line);
+            }
+            key += count;
         }
+        for (long i = 0; i < from - tile; i++) keys[i] = keys[from - tile], values[i] = values[from - tile];
         pack_keys(keys, num_keys, width, s.k_panel, is_bf16);
         pack_values(values, num_keys, width, s.v_panel, is_bf16);
         panel_product(num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, 0, is_bf16);
