@@ -21,6 +21,7 @@ OWNER = 10001  # the user in all containers
 API_KEY_NAME = "PAGODA_GATEWAY_BOOTSTRAP_API_KEY"
 ADMIN_KEY_NAME = "PAGODA_GATEWAY_ADMIN_KEY"
 LEDGER_NAME = "PAGODA_GATEWAY_LEDGER_URL"
+LIMITS_REDIS_NAME = "PAGODA_GATEWAY_LIMITS_REDIS_URL"
 LEDGER_FILE = "sqlite:////var/lib/pagoda/ledger.sqlite"
 # sync_interval always: a usage record that was acknowledged is on disk.
 # max_payload: long prompts travel as token ids. http: for the health check in the container alone.
@@ -67,6 +68,7 @@ def main() -> None:
             ADMIN_KEY_NAME: admin_key,
             LEDGER_NAME: ledger_url,
             "PAGODA_REDIS_URL": redis_url,
+            LIMITS_REDIS_NAME: given.get(LIMITS_REDIS_NAME) or gateway.get(LIMITS_REDIS_NAME, ""),
         },
         "applier": {LEDGER_NAME: ledger_url},
         "router": {"PAGODA_REDIS_URL": redis_url},

@@ -5,6 +5,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.keys import ApiKey
@@ -16,6 +17,7 @@ from pagoda_gateway.accounts.limits.limiter import Limiter
 from pagoda_gateway.accounts.limits.spending import Spending
 from pagoda_gateway.accounts.money.price import Price
 from pagoda_gateway.accounts.money.price_book import PriceBook
+from pagoda_gateway.accounts.money.prices import Prices
 from pagoda_runtime.tasks.breaker import Breaker
 
 MICROS_PER_TOKEN = 3
@@ -92,4 +94,11 @@ async def apply_usage(
             outcome=outcome,
         )
         records.append(UsageRecord(close=close))
+    prices = Prices(database, _tell_nobody, clock=lambda: 0.0)
+    if not await prices.all():
+        await prices.create("tiny", RATES)
     await Ledger(database).apply(records)
+
+
+async def _tell_nobody(change: AccountChange) -> None:
+    pass

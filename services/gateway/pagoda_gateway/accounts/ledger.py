@@ -6,6 +6,7 @@ A row that is whole is sealed at once: see `money.sealing`.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -31,8 +32,10 @@ _Step = Callable[[sa.Connection], None]
 class Ledger:
     """Usage in the database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        """Write to `database`; `clock` is Unix seconds."""
         self.database = database
+        self._clock = clock
         self._applied = asyncio.Event()  # replaced whenever records were applied
         self._upserts: dict[str, Any] = {}  # statement of each half
         self._sealer = Sealer(database)
@@ -47,11 +50,16 @@ class Ledger:
         ]
         request_ids = sorted({row["request_id"] for _, rows in halves for row in rows})
         steps: list[_Step] = [partial(self._write, half) for half in halves if half[1]]
-        steps.append(partial(self._sealer.seal, request_ids=request_ids))
+        steps.append(partial(self._sealer.seal, request_ids=request_ids, now=self._clock()))
         transactions = [[step] for step in steps] if self.database.is_postgresql else [steps]
         for transaction in transactions:
             await self.database.call(partial(_run, transaction))
         self.note_applied()
+
+    async def seal_left(self) -> None:
+        """Seal what nobody sealed when it was applied: see `Sealer.seal_left`."""
+        while await self.database.call(partial(self._sealer.seal_left, now=self._clock())):
+            pass
 
     def note_applied(self) -> None:
         """Wake those who wait: records were applied, here or elsewhere."""

@@ -22,7 +22,7 @@ from support.limits import (
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.accounts.limits.hold import Amount, Hold
-from pagoda_gateway.accounts.limits.limiter import NO_RECORD_SECONDS, Limiter
+from pagoda_gateway.accounts.limits.limiter import NO_END_SECONDS, Limiter
 
 pytestmark = pytest.mark.integration
 
@@ -181,7 +181,7 @@ async def test_no_limit_is_exceeded_and_nothing_stays_held(
     for request in model.requests:
         if request.is_live:
             owners[request.hold.request_id].settle(request.hold, Amount(request.tokens, 0))
-    now.seconds += NO_RECORD_SECONDS + 61
+    now.seconds += NO_END_SECONDS + 61
     for _ in range(3):
         for limiter in limiters:
             await limiter.tick()

@@ -32,8 +32,10 @@ REMEMBER_SECONDS = 600.0  # what was settled; the ledger has it by then
 MAX_REMEMBERED = 50_000
 PUT_AT_ONCE = 200
 SETTLE_LOST_SECONDS = 5.0
-NO_RECORD_SECONDS = 300.0  # a lost request that the ledger has not heard of by then never began
-NO_END_SECONDS = 3600.0  # one that it has no end of by then is charged the most it can cost
+# A lost request that the ledger has not heard of by then never began; one that it has no end of is
+# charged the most it can cost. Its records may wait in an outbox for as long as NATS or the ledger
+# is away.
+NO_END_SECONDS = 3600.0
 MAX_ORGANISATIONS = 1000  # whose lost holds this gateway looks after
 CLOSE_SECONDS = 2.0
 
@@ -293,7 +295,7 @@ class Limiter:
         """Return what the counters should have in its place; None: nobody knows yet."""
         item = {"id": lost.request_id, "status": "settled", "tokens": lost.tokens}
         if row is None:
-            if lost.age_ms < 1000 * NO_RECORD_SECONDS:
+            if lost.age_ms < 1000 * NO_END_SECONDS:
                 return None
             return item | {"status": "void", "tokens": 0, "micros": 0}
         if row["closed_unix_seconds"] is not None:

@@ -94,7 +94,6 @@ class Reservation:
         self._key = key
         self._request = request
         self._on_headers = on_headers
-        self._tried_unix_seconds = request.arrived_unix_seconds
         self._hold = Hold(request.request_id, key, self._most(), self._most)
         self._is_held = False
 
@@ -143,7 +142,7 @@ class Reservation:
             num_prompt_tokens=request.num_prompt_tokens,
             num_output_tokens=num_output_tokens,
             service_tier=request.service_tier,
-            at=self._tried_unix_seconds,
+            at=request.arrived_unix_seconds,  # as it will be billed
         )
         return Amount(request.num_prompt_tokens + num_output_tokens, micros)
 
@@ -183,7 +182,6 @@ class Reservation:
 
     async def _try(self) -> tuple[Excess, ...]:
         """Take all, or return why not."""
-        self._tried_unix_seconds = self._clock()
         self._hold.amount = self._most()  # it may have waited for other prices
         answer = await self._limits.limiter.take(self._hold)
         self._on_headers(rate_headers(self._key.scopes, answer.usages))

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,6 +20,7 @@ from pagoda_gateway.accounts.money.chains import Chains
 from pagoda_gateway.accounts.money.sealing import DAY_SECONDS
 from pagoda_gateway.accounts.money.tables import RECEIPT_CHAINS
 from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
+from pagoda_gateway.accounts.usage.tables import SEQUENCE_USAGE
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +100,15 @@ class Retention:
 
 def _delete(connection: sa.Connection, table: sa.Table, *old: sa.ColumnElement[bool]) -> int:
     some = sa.select(table.c.request_id).where(*old).limit(BITE)
+    if table is USAGE:
+        _delete_sequences(connection, some)
     return connection.execute(sa.delete(table).where(table.c.request_id.in_(some))).rowcount
+
+
+def _delete_sequences(connection: sa.Connection, request_ids: sa.Select[Any]) -> None:
+    """Delete what workers said of requests."""
+    is_theirs = SEQUENCE_USAGE.c.request_id.in_(request_ids)
+    connection.execute(sa.delete(SEQUENCE_USAGE).where(is_theirs))
 
 
 def _cut(connection: sa.Connection, tenant: str, before: float) -> int:
@@ -121,13 +131,13 @@ def _cut(connection: sa.Connection, tenant: str, before: float) -> int:
         old.append(row)
     if not old:
         return 0
-    connection.execute(
-        sa.delete(USAGE).where(
-            columns.tenant == tenant,
-            columns.receipt_number > chain["cut_number"],
-            columns.receipt_number <= old[-1].receipt_number,
-        )
+    is_old = sa.and_(
+        columns.tenant == tenant,
+        columns.receipt_number > chain["cut_number"],
+        columns.receipt_number <= old[-1].receipt_number,
     )
+    _delete_sequences(connection, sa.select(columns.request_id).where(is_old))
+    connection.execute(sa.delete(USAGE).where(is_old))
     connection.execute(
         sa.update(RECEIPT_CHAINS)
         .where(is_theirs)

@@ -20,11 +20,14 @@ from pagoda_gateway.accounts.money.prices import prices_of_models, prices_with_i
 from pagoda_gateway.accounts.money.receipt_text import FIRST_PREVIOUS_HASH, receipt_hash
 from pagoda_gateway.accounts.money.tables import RECEIPT_CHAINS, USAGE_DAYS
 from pagoda_gateway.accounts.tables import USAGE
-from pagoda_gateway.accounts.usage_rows import FINISHED, LOST
+from pagoda_gateway.accounts.usage_rows import FINISHED, LOST, RECONCILED
 
 logger = logging.getLogger(__name__)
 
 DAY_SECONDS = 86_400
+RECONCILED_SECONDS = 600.0  # the gateway's own close record may come so long after
+_LEFT_SECONDS = 60.0  # whoever applies records has sealed them by then, or failed to
+_PAGE_ROWS = 500
 
 _SEALED_COLUMNS = (
     "price_id", "cost_micros", "price_lines", "receipt_number", "previous_hash", "receipt_hash",
@@ -41,12 +44,16 @@ _READ = sa.select(
     )
 )  # fmt: skip
 _CAN_BE_SEALED = sa.and_(
-    USAGE.c.request_id.in_(sa.bindparam("request_ids", expanding=True)),
     USAGE.c.receipt_number.is_(None),
     USAGE.c.tenant.is_not(None),
     USAGE.c.closed_unix_seconds.is_not(None),
     # What is lost may be found, a line of a batch may finish yet: see `price_book.is_billed`.
     USAGE.c.outcome != LOST,
+    # What workers' records closed waits for the gateway's own word, but not for ever.
+    sa.or_(
+        USAGE.c.outcome != RECONCILED,
+        USAGE.c.closed_unix_seconds < sa.bindparam("reconciled_before"),
+    ),
     sa.or_(
         USAGE.c.service_tier.is_(None),
         USAGE.c.service_tier != BATCH_TIER,
@@ -55,7 +62,17 @@ _CAN_BE_SEALED = sa.and_(
 )
 # Rows first, then chains, both in order: so replicas that seal never wait in a circle. Whoever
 # applies records locks rows in the same order, and then no chain.
-_ROWS = _READ.where(_CAN_BE_SEALED).order_by(USAGE.c.request_id).with_for_update()
+_ROWS = (
+    _READ.where(USAGE.c.request_id.in_(sa.bindparam("request_ids", expanding=True)), _CAN_BE_SEALED)
+    .order_by(USAGE.c.request_id)
+    .with_for_update()
+)
+_LEFT = (
+    sa.select(USAGE.c.request_id)
+    .where(_CAN_BE_SEALED, USAGE.c.closed_unix_seconds < sa.bindparam("left_before"))
+    .order_by(USAGE.c.request_id)
+    .limit(_PAGE_ROWS)
+)
 _CHAINS = (
     sa.select(RECEIPT_CHAINS)
     .where(RECEIPT_CHAINS.c.tenant.in_(sa.bindparam("tenants", expanding=True)))
@@ -109,9 +126,24 @@ class Sealer:
             set_={name: USAGE_DAYS.c[name] + add.excluded[name] for name in SUM_NAMES},
         )
 
-    def seal(self, connection: sa.Connection, request_ids: Sequence[str]) -> None:
+    def seal_left(self, connection: sa.Connection, now: float) -> int:
+        """Seal some that were left: reconciled long enough ago, or not sealed when applied.
+
+        Returns:
+            How many rows were looked at: 0, there are no more.
+        """
+        request_ids = connection.scalars(_LEFT, {
+            "left_before": now - _LEFT_SECONDS, "reconciled_before": now - RECONCILED_SECONDS,
+        }).all()  # fmt: skip
+        self.seal(connection, request_ids, now=now)
+        return len(request_ids)
+
+    def seal(self, connection: sa.Connection, request_ids: Sequence[str], *, now: float) -> None:
         """Seal those of these rows that can be and are not; all others stay as they are."""
-        found = connection.execute(_ROWS, {"request_ids": request_ids})
+        found = connection.execute(
+            _ROWS,
+            {"request_ids": request_ids, "reconciled_before": now - RECONCILED_SECONDS},
+        )
         names = tuple(found.keys())
         rows = [dict(zip(names, row, strict=True)) for row in found]
         if not rows:

@@ -34,12 +34,14 @@ class Arrival:
         num_ready_blocks: of its beginning, that earlier prompts had computed when it came.
         num_known_blocks: that earlier prompts have, computed or not.
         relatives: numbers of earlier prompts that are like it, the likest first.
+        replaced: of those that it repeats or goes on from: forgotten once it is computed.
     """
 
     number: int
     num_ready_blocks: int
     num_known_blocks: int
     relatives: tuple[int, ...]
+    replaced: tuple[int, ...] = ()
 
 
 IsComputed = Callable[[], bool]
@@ -144,6 +146,7 @@ class PrefixMemory:
         overlaps = Counter(n for mark in marks for n in known.by_mark.get(mark, ()))
         relatives = sorted(overlaps, key=lambda n: (-overlaps[n], -n))
         num_ready, num_known = _from_ends(known, block_hashes)
+        replaced: list[int] = []
         for relative in list(relatives):
             other = known.prompts[relative]
             if other.key.root != key.root:
@@ -153,7 +156,7 @@ class PrefixMemory:
             num_ready = max(num_ready, min(num_equal, other.num_ready_blocks))
             if num_equal > 1 and HASH_BYTES * num_equal == len(other.hashes):
                 relatives.remove(relative)  # this one repeats it, or goes on from it
-                known.forget(relative)
+                replaced.append(relative)
         prompt = _Remembered(
             key=key,
             token_ids=token_ids,
@@ -170,7 +173,9 @@ class PrefixMemory:
         self._remember(known, number, prompt, block_hashes)
         self._num_bytes += known.num_bytes - bytes_before
         self._keep_within(known)
-        return Arrival(number, num_ready, num_known, tuple(relatives[:MAX_RELATIVES]))
+        return Arrival(
+            number, num_ready, num_known, tuple(relatives[:MAX_RELATIVES]), tuple(replaced)
+        )
 
     def settle(
         self, tenant: str, arrival: Arrival, block_hashes: Sequence[bytes], *, is_computed: bool
@@ -183,6 +188,9 @@ class PrefixMemory:
         end = known.ends.get(block_hashes[-1]) if block_hashes else None
         prompt = known.prompts.get(arrival.number)
         if is_computed:
+            for number in arrival.replaced:
+                if number in known.prompts:
+                    known.forget(number)
             if end is not None:
                 end.is_computed = None
             if prompt is not None:

@@ -1,7 +1,8 @@
 """Closes what gateways that are gone have left open, from what workers say they published.
 
 A close record that comes after all, from an outbox that somebody adopted, takes the place of what
-was reconciled: it knows what was delivered, workers know what was published (see `Ledger.apply`).
+was reconciled, until that has its receipt, ten minutes later: it knows what was delivered, workers
+know what was published (see `Ledger.apply`).
 """
 
 import itertools
@@ -72,6 +73,7 @@ class Reconciler:
                 outcomes = await self._close(rows)
                 result.num_reconciled += outcomes.count(RECONCILED)
                 result.num_lost += outcomes.count(LOST)
+        await self._ledger.seal_left()
         if result.num_reconciled or result.num_lost:
             logger.warning(
                 "closed what dead gateways left open: %d requests from workers' records, "

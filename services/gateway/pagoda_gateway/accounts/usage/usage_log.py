@@ -6,6 +6,7 @@ whose close never comes is reconciled once its gateway is gone.
 
 import asyncio
 import logging
+import time
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway import metrics
@@ -63,5 +64,7 @@ class UsageLog:
     def _close_late(self, stored: "asyncio.Future[None]", request_id: str) -> None:
         """End what was refused for want of time, if it is stored after all."""
         if not stored.cancelled() and stored.exception() is None:
-            close = UsageClose(request_id=request_id, outcome="failed")
+            close = UsageClose(
+                request_id=request_id, outcome="failed", closed_unix_seconds=time.time()
+            )
             self._outbox.append(UsageRecord(close=close).SerializeToString(), is_kept=True)

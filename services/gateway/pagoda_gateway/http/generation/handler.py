@@ -67,13 +67,13 @@ class GenerationHandler(Generic[Sent, Body]):
             ) as sent:
                 held.enter_context(admission.slot(tenant))
                 translated = self._endpoint.translate(sent, tenant)
-                generation, processed, policy = await self._process(
+                generation, processed, body, policy = await self._process(
                     translated.body, caller, span, request.scope
                 )
                 self._limit(generation, caller, request)
                 serializer = translated.serializer(processed, generation)
                 tokenizer = self._endpoint.processors[generation.model.name].tokenizer
-                prefix = PrefixWatch(self._gateway.prefixes, generation, translated.body, tokenizer)
+                prefix = PrefixWatch(self._gateway.prefixes, generation, body, tokenizer)
             options = translated.body.stream_options
             return GenerationResponse(
                 self._gateway, caller, generation, serializer, prefix,
@@ -96,7 +96,7 @@ class GenerationHandler(Generic[Sent, Body]):
 
     async def _process(
         self, body: Body, caller: Caller, span: Span, scope: Scope
-    ) -> tuple[Generation, ProcessedRequest, RequestPolicy | None]:
+    ) -> tuple[Generation, ProcessedRequest, Body, RequestPolicy | None]:
         """Return what is ready to run, what it was made of, and the policy that applies to it."""
         gateway, endpoint = self._gateway, self._endpoint
         tenant = caller.key.tenant
@@ -132,7 +132,7 @@ class GenerationHandler(Generic[Sent, Body]):
         if policy is not None:
             policy.look_up(generation, processed, scope, is_seeded=body.seed is not None)
         describe_request(generation, body)
-        return generation, processed, policy
+        return generation, processed, body, policy
 
     def _limit(self, generation: Generation, caller: Caller, request: Request) -> None:
         """Have the generation pass the limits of its key, if it has any."""

@@ -52,7 +52,7 @@ class PrefixWatch:
         self._tokenizer = tokenizer
         self._watched: list[_Watched] = []
         try:
-            if prefixes.is_on:
+            if prefixes.is_on and generation.kept_outputs is None:
                 self._begin_all(body)
         except Exception:  # an explanation must not cost the request
             logger.exception("request %s: its prefix", generation.identity.request_id)

@@ -22,6 +22,7 @@ from pagoda_gateway.sequences.generation import Generation
 logger = logging.getLogger(__name__)
 
 NAME_SECONDS = 2.0
+EXPLAIN_SECONDS = 0.5
 DEADLINE_GRACE_SECONDS = 5.0  # for the last bytes to a slow reader
 
 
@@ -127,12 +128,14 @@ class GenerationResponse(Response):
         else:
             outcome = "failed"
         record = generation.close_record(outcome)
-        if self._policy is not None:
-            self._policy.settle(generation, record)
-        if generation.gate is not None:
-            generation.gate.settle(generation.opened, record)
         try:
-            await self._prefix.settle(record)
+            if self._policy is not None:
+                self._policy.settle(generation, record)
+            if generation.gate is not None:
+                generation.gate.settle(generation.opened, record)
+            with contextlib.suppress(TimeoutError):  # the client has its answer: the account waits
+                async with asyncio.timeout(EXPLAIN_SECONDS):
+                    await self._prefix.settle(record)
         finally:  # cancelled meanwhile: what was delivered is billed all the same
             if generation.is_opened:
                 with stage_span("gateway.settle", generation.context):

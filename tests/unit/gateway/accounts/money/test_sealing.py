@@ -133,7 +133,7 @@ async def test_what_was_stored_but_not_sealed_when_a_gateway_died_is_sealed_when
     """Records are acknowledged after all steps: those of a gateway that died come again."""
     await set_price()
 
-    def die(connection: sa.Connection, request_ids: list[str]) -> None:
+    def die(connection: sa.Connection, request_ids: list[str], *, now: float) -> None:
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
@@ -141,5 +141,18 @@ async def test_what_was_stored_but_not_sealed_when_a_gateway_died_is_sealed_when
         with pytest.raises(RuntimeError):
             await ledger.apply(both("r"))
     await ledger.apply(both("r"))
+    row = (await rows())["r"]
+    assert (row["cost_micros"], row["receipt_number"]) == (COST, 1)
+
+
+async def test_what_came_once_and_was_not_sealed_then_is_sealed_later(
+    ledger: Ledger, set_price: SetPrice, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await set_price()
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger._sealer, "seal", lambda *arguments, **named: None)
+        await ledger.apply(both("r"))
+    assert (await rows())["r"]["receipt_number"] is None
+    await ledger.seal_left()
     row = (await rows())["r"]
     assert (row["cost_micros"], row["receipt_number"]) == (COST, 1)

@@ -69,7 +69,7 @@ def test_blocks_count_as_ready_from_the_first_token_on() -> None:
     requests.computed.add(first.number)
     other = requests.arrive([*prompt[:50], *drawn(rng, 50)])
     assert requests.arrive(prompt).num_ready_blocks == 6
-    assert (other.num_ready_blocks, other.num_known_blocks) == (0, 3)  # its twin's tokens went
+    assert (other.num_ready_blocks, other.num_known_blocks) == (3, 3)
 
 
 def test_a_prompt_that_was_never_computed_is_forgotten() -> None:
@@ -78,6 +78,16 @@ def test_a_prompt_that_was_never_computed_is_forgotten() -> None:
     requests.settle(requests.arrive(prompt), prompt, computed=False)
     again = requests.arrive(prompt)
     assert (again.num_known_blocks, again.relatives) == (0, ())
+
+
+def test_a_repeat_that_is_never_computed_takes_nothing_with_it() -> None:
+    """It was refused, or answered from what was kept: the first one's blocks are still there."""
+    requests, rng = Requests(), random.Random(3)
+    prompt = drawn(rng, 100)
+    requests.serve(prompt)
+    requests.settle(requests.arrive(prompt), prompt, computed=False)
+    again = requests.arrive(prompt)
+    assert again.num_ready_blocks == 6
 
 
 def test_the_end_of_a_conversation_outlives_its_tokens() -> None:

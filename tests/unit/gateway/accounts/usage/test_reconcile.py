@@ -12,7 +12,8 @@ from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.ledger import Ledger
-from pagoda_gateway.accounts.receipts import Receipts
+from pagoda_gateway.accounts.money.receipts import Receipts
+from pagoda_gateway.accounts.money.sealing import RECONCILED_SECONDS
 from pagoda_gateway.accounts.usage.reconcile import Reconciler
 from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
 
@@ -159,6 +160,7 @@ async def test_more_than_a_page_is_closed(
 
 
 RECONCILED = closed(9, outcome="reconciled")
+RECONCILED.close.closed_unix_seconds = 1000.0
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
@@ -166,6 +168,7 @@ async def test_the_gateways_own_close_wins_in_any_order(
     ledger: Ledger, order: tuple[int, ...]
 ) -> None:
     """It was in an outbox that somebody adopted after the request was reconciled."""
+    ledger._clock = lambda: 1000.0 + RECONCILED_SECONDS
     records = [opened(), RECONCILED, closed(7)]
     for place in order:
         await ledger.apply([records[place]])
@@ -173,6 +176,21 @@ async def test_the_gateways_own_close_wins_in_any_order(
     assert await ledger.totals("t") == (10, 7)
     await ledger.apply([closed(8)])
     assert await ledger.totals("t") == (10, 7)
+
+
+async def test_what_was_reconciled_is_final_once_it_has_its_receipt(
+    ledger: Ledger, reconciler: Reconciler
+) -> None:
+    ledger._clock = lambda: 1000.0 + RECONCILED_SECONDS
+    receipts = Receipts(ledger, wait_seconds=0)
+    await ledger.apply([opened(), RECONCILED])
+    await reconciler.run(30)
+    assert "number" not in await receipts.get("t", "r")
+    ledger._clock = lambda: 1001.0 + RECONCILED_SECONDS
+    await reconciler.run(30)
+    assert (await receipts.get("t", "r"))["number"] == 1
+    await ledger.apply([closed(7)])
+    assert await ledger.totals("t") == (10, 9)
 
 
 @pytest.mark.parametrize("late", ["disconnected", "failed", "finished"])
