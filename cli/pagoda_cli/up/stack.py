@@ -200,6 +200,8 @@ class Stack:
             variables[f"{prefix}GPU_MEMORY_UTILIZATION"] = f"{share:.3f}"
         for name in THREAD_VARIABLES:
             variables[name] = self._user.get(name) or str(self._num_threads())
+        # Threads that wait for torch's next operator leave their processor to others.
+        variables["OMP_WAIT_POLICY"] = self._user.get("OMP_WAIT_POLICY") or "PASSIVE"
         return self._service(role, f"{role}-{index + 1}", variables, is_first=index == 0)
 
     def _num_threads(self) -> int:

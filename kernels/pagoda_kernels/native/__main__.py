@@ -12,7 +12,7 @@ from pagoda_kernels.native.library import INSTRUCTION_SETS, find_or_compile, nat
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s")
     if "--all" in sys.argv[1:]:
-        for name in INSTRUCTION_SETS if platform.machine() == "x86_64" else ["portable"]:
+        for name in INSTRUCTION_SETS if platform.machine() == "x86_64" else ():
             find_or_compile(name)
     else:
         native_library()

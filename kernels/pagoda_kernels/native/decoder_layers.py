@@ -146,7 +146,7 @@ class DecoderLayers:
             token_ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
             logit_rows=None if logit_rows is None else logit_rows.data_ptr(),
-            num_logit_rows=num_wanted,
+            num_logit_rows=-1 if logit_rows is None else num_wanted,
             k_cache=kv[0].data_ptr(),
             v_cache=kv[1].data_ptr(),
             layer_stride=kv.stride(1),

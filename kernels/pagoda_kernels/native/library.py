@@ -13,6 +13,7 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -26,9 +27,19 @@ HERE = Path(__file__).parent
 SOURCES = HERE / "sources"
 COMPILE_SECONDS = 120
 SCRATCH_BYTES = 1 << 20  # of each thread
-FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-ffp-contract=off", "-Wno-psabi", "-pthread")
+FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-Wno-psabi",
+    "-pthread",
+)
 
-# Name -> what the processor must have, as /proc/cpuinfo calls it, and what the compiler is told.
+# Name -> what the processor must have, as /proc/cpuinfo calls it, and what the compiler is told. On
+# less than AVX-512 torch's products are faster than these.
 INSTRUCTION_SETS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "avx512bf16": (
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"}),
@@ -38,8 +49,6 @@ INSTRUCTION_SETS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = {
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}),
         ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
     ),
-    "avx2": (frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
-    "portable": (frozenset(), ()),
 }
 
 
@@ -77,10 +86,12 @@ class NativeLibrary:
         self.layers.restype = None
 
     def threads(self, num_threads: int) -> int:
-        """Return a pool of so many threads, the calling one included; made once, never closed.
+        """Return a pool of so many threads, the calling one included, or of as many as may be.
+
+        Made once, never closed.
 
         Raises:
-            MemoryError: there is no memory or no thread to be had.
+            MemoryError: there is no memory.
         """
         pool = self._threads.get(num_threads)
         if pool is None:
@@ -95,28 +106,36 @@ class NativeLibrary:
 
 @functools.cache
 def native_library() -> NativeLibrary | None:
-    """Return the library for this processor, compiled if need be; None if that is impossible."""
+    """Return the library for this processor, compiled if need be; None if there is none for it."""
     name = best_instruction_set(processor_flags())
+    if name is None:
+        _LOGGER.info(
+            "this processor has no AVX-512, which native operators want: torch's are taken"
+        )
+        return None
     try:
         return NativeLibrary(find_or_compile(name), name)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         _LOGGER.warning(
             "no native operators, so torch's are taken, which are slower: %s", _reason(error)
         )
         return None
 
 
-def best_instruction_set(flags: frozenset[str]) -> str:
+def best_instruction_set(flags: frozenset[str]) -> str | None:
     """Return the first instruction set that a processor with these flags has."""
-    return next(name for name, (needed, _) in INSTRUCTION_SETS.items() if needed <= flags)
+    return next((name for name, (needed, _) in INSTRUCTION_SETS.items() if needed <= flags), None)
 
 
 def processor_flags() -> frozenset[str]:
-    """Return the flags of /proc/cpuinfo; none on anything but x86-64."""
+    """Return the flags of /proc/cpuinfo; none on anything but x86-64, or where it is hidden."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
     if platform.machine() != "x86_64":
         return frozenset()
-    with open("/proc/cpuinfo") as lines:
-        flags = next((line for line in lines if line.startswith("flags")), "")
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
     return frozenset(flags.partition(":")[2].split())
 
 
@@ -128,20 +147,22 @@ def find_or_compile(name: str) -> Path:
         SubprocessError: the compiler fails.
     """
     file_name = f"pagoda-{name}-{_digest(name)}.so"
-    folders = [HERE / "built", _cache_folder()]
-    for folder in folders:
-        if (folder / file_name).is_file():
-            return folder / file_name
+    beside = HERE / "built" / file_name
+    if beside.is_file():
+        return beside
+    cached = _cache_folder() / file_name
+    if cached.is_file() and _is_ours(cached):
+        return cached
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise FileNotFoundError("no C compiler (cc) is installed")
-    for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            return compile_library(name, folder / file_name, compiler)
-        except PermissionError:
-            continue
-    raise PermissionError(f"neither {folders[0]} nor {folders[1]} can be written")
+    try:
+        beside.parent.mkdir(exist_ok=True)
+        return compile_library(name, beside, compiler)
+    except OSError as error:  # the package is installed where this user cannot write
+        _LOGGER.debug("%s cannot be written (%s)", beside.parent, error)
+    cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return compile_library(name, cached, compiler)
 
 
 def compile_library(name: str, path: Path, compiler: str = "cc", *extra: str) -> Path:
@@ -157,11 +178,24 @@ def compile_library(name: str, path: Path, compiler: str = "cc", *extra: str) ->
         command += [str(SOURCES / "pagoda.c"), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)
         output.replace(path)
+    for older in path.parent.glob(f"pagoda-{name}-*.so"):  # of other sources
+        if older != path:
+            older.unlink(missing_ok=True)
     return path
 
 
+def _is_ours(path: Path) -> bool:
+    """Tell whether nobody else can have put this file here: it is run."""
+    for each in (path, path.parent):
+        found = each.stat()
+        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+    return True
+
+
 def _digest(name: str) -> str:
-    digest = hashlib.blake2b(repr((FLAGS, INSTRUCTION_SETS[name][1])).encode(), digest_size=8)
+    built_for = FLAGS, INSTRUCTION_SETS[name][1], platform.machine(), platform.libc_ver()
+    digest = hashlib.blake2b(repr(built_for).encode(), digest_size=8)
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
     return digest.hexdigest()

@@ -76,7 +76,7 @@ static void one_model(Threads *threads) {
     for (int i = 0; i < 6; i++) room[i] = numbers(num_tokens * widths[i], is_bf16);
     int64_t *first_task = malloc(sizeof *first_task * (size_t)(num_seqs + 1));
     Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block},
-                 ids, positions, draw() % 2 ? wanted : NULL, num_wanted, k_cache, v_cache, num_blocks * block,
+                 ids, positions, wanted, draw() % 2 ? num_wanted : -1, k_cache, v_cache, num_blocks * block,
                  room[0], room[1], room[2], room[3], room[4], room[5], first_task};
     pagoda_layers(threads, &decoder, &step, 0, 1);
 

@@ -245,7 +245,8 @@ def test_only_the_rows_that_are_wanted(dtype: torch.dtype) -> None:
     everything, kv = sequences.step(parts, model.new_cache()), model.new_cache()
     rows = torch.tensor([69, 3, 3, 40])
     assert torch.equal(sequences.step(parts, kv, rows=rows), everything[rows])
-    none = sequences.step(parts, again := model.new_cache(), rows=torch.empty(0, dtype=torch.int64))
+    no_rows = torch.empty(0, dtype=torch.int64)
+    none = sequences.step(parts, again := model.new_cache(), rows=no_rows)
     assert none.shape == (0, model.shape.hidden)
     assert torch.equal(again.nan_to_num(7.0), kv.nan_to_num(7.0))  # KV of all layers is there
 

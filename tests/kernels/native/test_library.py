@@ -15,7 +15,10 @@ from pagoda_kernels.native.library import (
 @pytest.fixture
 def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing is compiled yet, and the user's cache is empty."""
+    (tmp_path / "package").mkdir()
     monkeypatch.setattr(module, "HERE", tmp_path / "package")
+    flags = INSTRUCTION_SETS["avx512"][0]
+    monkeypatch.setattr(module, "processor_flags", lambda: flags)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     native_library.cache_clear()
     yield tmp_path
@@ -26,16 +29,15 @@ def test_the_best_instruction_set_is_taken() -> None:
     all_flags = frozenset().union(*(needed for needed, _ in INSTRUCTION_SETS.values()))
     assert best_instruction_set(all_flags) == "avx512bf16"
     assert best_instruction_set(all_flags - {"avx512_bf16"}) == "avx512"
-    assert best_instruction_set(frozenset({"avx2", "fma", "sse4_2"})) == "avx2"
-    assert best_instruction_set(frozenset({"avx2"})) == "portable"
-    assert best_instruction_set(frozenset()) == "portable"
+    assert best_instruction_set(frozenset({"avx2", "fma", "sse4_2"})) is None
+    assert best_instruction_set(frozenset()) is None
 
 
 def test_compiled_once_and_found_again(no_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = find_or_compile("portable")
+    compiled = find_or_compile("avx512")
     assert compiled.parent == no_library / "package" / "built"
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert find_or_compile("portable") == compiled
+    assert find_or_compile("avx512") == compiled
     assert [path.name for path in compiled.parent.iterdir()] == [compiled.name]  # no half of it
 
 
@@ -48,7 +50,7 @@ def test_the_users_cache_where_the_package_cannot_be_written(
         return path
 
     monkeypatch.setattr(module, "compile_library", refuse)
-    assert find_or_compile("portable").parent == no_library / "cache" / "pagoda" / "native"
+    assert find_or_compile("avx512").parent == no_library / "cache" / "pagoda" / "native"
 
 
 @pytest.mark.parametrize(
@@ -67,8 +69,36 @@ def test_without_a_compiler_there_is_none_and_one_line_says_so(
     assert reason in record.getMessage()
 
 
+def test_what_others_can_write_is_not_run(
+    no_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package cannot be written, and somebody else can write the cache."""
+    (no_library / "package").rmdir()
+    compiled = find_or_compile("avx512")
+    assert compiled.is_relative_to(no_library / "cache")
+    assert find_or_compile("avx512") == compiled
+    monkeypatch.setenv("CC", "no-such-compiler")
+    compiled.parent.chmod(0o777)
+    with pytest.raises(FileNotFoundError, match="no C compiler"):
+        find_or_compile("avx512")
+
+
+def test_older_ones_are_removed(no_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = find_or_compile("avx512")
+    monkeypatch.setattr(module, "FLAGS", (*module.FLAGS, "-DCHANGED"))
+    newer = find_or_compile("avx512")
+    assert [path for path in older.parent.iterdir() if path.suffix == ".so"] == [newer]
+
+
+def test_a_processor_without_avx512_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "processor_flags", lambda: frozenset({"avx2", "fma"}))
+    native_library.cache_clear()
+    assert native_library() is None
+    native_library.cache_clear()
+
+
 @pytest.mark.usefixtures("no_library")
 def test_other_sources_are_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = module._digest("portable")
+    before = module._digest("avx512")
     monkeypatch.setattr(module, "FLAGS", (*module.FLAGS, "-DCHANGED"))
-    assert module._digest("portable") != before
+    assert module._digest("avx512") != before

@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from pagoda_kernels.gate import reference as gate_reference
+from pagoda_kernels.native.library import NativeLibrary
 from pagoda_kernels.native.packed_linear import PackedLinear
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -70,6 +71,21 @@ def test_what_is_not_finite_stays_where_it_is(dtype: torch.dtype) -> None:
     assert not found[11].isfinite().any()
     others = [row for row in range(20) if row not in (3, 11)]
     assert torch.equal(found[others], expected[others])
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("gate", [-float("inf"), -1e30, -200.0, 200.0, 1e30])
+def test_gates_far_from_zero(gate: float) -> None:
+    linear = PackedLinear(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), is_gated=True)
+    x = torch.tensor([[gate, 1.0]])
+    torch.testing.assert_close(
+        linear(x), gate_reference.silu_mul(x), rtol=1e-6, atol=1e-30, equal_nan=True
+    )
+
+
+@pytest.mark.usefixtures("native")
+def test_more_threads_than_there_may_be(native: NativeLibrary) -> None:
+    assert native.threads(100_000)
 
 
 @pytest.mark.usefixtures("native")

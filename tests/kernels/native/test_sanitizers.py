@@ -17,15 +17,14 @@ from pagoda_kernels.native.library import (
 
 PROGRAM = Path(__file__).with_name("sanitised.c")
 COMPILER = shutil.which("cc") or "cc"
-BEST_AND_PLAINEST = sorted({"portable", best_instruction_set(processor_flags())})
 CHECKS = {"address": "address,undefined", "thread": "thread"}
 
 
-@pytest.mark.parametrize(
-    "instruction_set", sorted({"portable", best_instruction_set(processor_flags())})
-)
 @pytest.mark.parametrize("check", CHECKS)
-def test_nothing_is_found(check: str, instruction_set: str, tmp_path: Path) -> None:
+def test_nothing_is_found(check: str, tmp_path: Path) -> None:
+    instruction_set = best_instruction_set(processor_flags())
+    if instruction_set is None:
+        pytest.skip("this processor has no AVX-512")
     program = tmp_path / "sanitised"
     flags = [flag for flag in FLAGS if flag not in ("-shared", "-O3")]
     command = [COMPILER, *flags, *INSTRUCTION_SETS[instruction_set][1], "-O1", "-g"]

@@ -3,7 +3,7 @@
 // A task is some query tokens of one sequence with all query heads of one KV head: their rows share what is
 // loaded. Keys are walked in tiles of 64 that begin at multiples of 64, with a running maximum and sum for
 // each row (Milakov and Gimelshein 2018; Dao et al. 2022). A row's result therefore depends on its query
-// and the keys it sees alone: not on the chunk it came in, nor on the batch.
+// and the keys it sees alone, as long as these are finite: not on the chunk it came in, nor on the batch.
 //
 // K and V of a tile are packed as weights are (product.h): scores are queries times K's panel, outputs are
 // weights times V's panels.
@@ -14,7 +14,6 @@
 
 #define TILE_KEYS PANEL
 #define TASK_ROWS 48  // query tokens times heads of a KV head, about
-#define MAX_HEAD_DIM 256
 
 typedef struct {
     const int32_t *cu_seqlens_q;   // [S + 1]
@@ -45,8 +44,6 @@ typedef struct {
     const void *v_cache;
     void *out;           // [T, H, D]
     int64_t window;      // keys a query sees, itself included; 0: all
-    float soft_cap;      // 0: none
-    const void *sinks;   // [H] or NULL
     const int64_t *first_task;  // [S + 1]
     const Threads *threads;
 } AttentionJob;
@@ -202,7 +199,6 @@ static inline void weigh(const AttentionJob *job, const AttentionScratch *s, lon
     vfloat largest = vset(-INFINITY), value[VECTORS];
     for (int j = 0; j < VECTORS; j++) {
         value[j] = vload(scores + j * LANES) * job->shape->scale;
-        if (job->soft_cap > 0) value[j] = job->soft_cap * vtanh(value[j] / job->soft_cap);
         if (!sees_all) {
             const vint key = LANE_NUMBERS + (int)(first_key + j * LANES);
             value[j] = vselect((key < (int)first_seen) | (key > (int)last_seen), vset(-INFINITY), value[j]);
@@ -257,8 +253,8 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
     for (long row = 0; row < num_rows; row++) {
         const long token = start + first_token + row / group, of = head * group + row % group;
         memcpy(s.q + row * steps, at(job->q, token * job->q_stride + of * width, is_bf16), (size_t)steps * 4);
-        s.largest[row] = job->sinks ? load_any(job->sinks, of, is_bf16) : -INFINITY;
-        s.total[row] = job->sinks ? 1.0f : 0.0f;
+        s.largest[row] = -INFINITY;
+        s.total[row] = 0;
     }
     memset(s.sums, 0, (size_t)(num_rows * columns) * 4);
     if (columns != width) memset(s.v_panel, 0, (size_t)(key_steps * columns) * 4);

@@ -34,8 +34,8 @@ typedef struct {
     Batch batch;
     const int64_t *token_ids;   // [T]
     const int32_t *positions;   // [T]
-    const int64_t *logit_rows;  // [R] rows that the last layer goes on with; NULL: all
-    int64_t num_logit_rows;
+    const int64_t *logit_rows;  // [R] rows that the last layer goes on with
+    int64_t num_logit_rows;     // R; negative: all
     void *k_cache;        // of layer 0: [num_blocks, block_size, HK, D]
     void *v_cache;
     int64_t layer_stride;  // elements from one layer's cache to the next
@@ -92,14 +92,14 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
         rotary(threads, &rotary_job);
         const int is_last = i == decoder->num_layers - 1;
         const void *attended = step->attended;
-        if (is_last && step->logit_rows && !step->num_logit_rows) break;  // its KV was all that was wanted
+        if (is_last && !step->num_logit_rows) break;  // its KV was all that was wanted
         AttentionJob attention_job = {
             .shape = shape, .batch = &step->batch, .q = step->qkv,
             .q_stride = (shape->num_heads + 2 * shape->num_kv_heads) * shape->head_dim,
             .k_cache = k_cache, .v_cache = v_cache, .out = step->attended,
             .window = layer->window, .first_task = step->first_task, .threads = threads};
         attention(threads, &attention_job);
-        if (is_last && step->logit_rows) {
+        if (is_last && step->num_logit_rows > 0) {
             num_rows = norm_job.num_rows = step->num_logit_rows;
             gather_rows(step->attended, step->logit_rows, num_rows, (size_t)attended_size * item, step->qkv);
             gather_rows(step->residual, step->logit_rows, num_rows, (size_t)hidden_size * item, step->kept);

@@ -76,8 +76,9 @@ static void *help(void *argument) {
     Helper helper = *(Helper *)argument;
     free(argument);
     Threads *threads = helper.threads;
-    for (int spins = 0; !atomic_load(&threads->is_closing);) {
-        uint32_t epoch = atomic_load(&threads->epoch);
+    for (int spins = 0;;) {
+        uint32_t epoch = atomic_load(&threads->epoch);  // before anything that changes with it
+        if (atomic_load(&threads->is_closing)) return NULL;
         if (work(threads, helper.thread)) {
             spins = 0;
         } else if (++spins < SPINS) {
@@ -90,7 +91,6 @@ static void *help(void *argument) {
             spins = 0;
         }
     }
-    return NULL;
 }
 
 // Do function(job, i) for i in [0, num_tasks) on all threads; what it wrote is there on return.
@@ -122,10 +122,11 @@ void pagoda_close_threads(Threads *threads) {
     free(threads);
 }
 
-// NULL if there is no memory or no further thread.
+// Of as many threads as can be had, `num_threads` at most; NULL if there is no memory.
 Threads *pagoda_open_threads(int num_threads, size_t scratch_bytes) {
     Threads *threads = NULL;
-    if (num_threads < 1 || num_threads > MAX_THREADS || posix_memalign((void **)&threads, 64, sizeof *threads))
+    if (num_threads > MAX_THREADS) num_threads = MAX_THREADS;
+    if (num_threads < 1 || posix_memalign((void **)&threads, 64, sizeof *threads))
         return NULL;
     memset(threads, 0, sizeof *threads);
     threads->num_threads = 1;
@@ -140,8 +141,7 @@ Threads *pagoda_open_threads(int num_threads, size_t scratch_bytes) {
         if (helper) *helper = (Helper){threads, i};
         if (!helper || pthread_create(&threads->helpers[i], NULL, help, helper)) {
             free(helper);
-            pagoda_close_threads(threads);
-            return NULL;
+            break;
         }
         threads->num_threads++;
     }

@@ -1,5 +1,5 @@
-// Sixteen floats at a time, on every instruction set: GCC's and Clang's vector types, which become one
-// AVX-512 register, two of AVX2 or four of SSE. Only products of bf16 pairs and fused multiply-add name
+// Sixteen floats at a time, on every instruction set: GCC's vector types, which become one register of
+// AVX-512. Only products of bf16 pairs and fused multiply-add name
 // instructions, because their rounding must not depend on what a compiler finds convenient.
 
 #pragma once
@@ -68,11 +68,12 @@ static inline float vlargest(vfloat v) {
 }
 #undef FOLD
 
-// e^x to 2 ulp; 0 below -87.3 (so of -inf), NaN of NaN.
+// e^x to 2 ulp; 0 below -87.3, infinite above 88.3, NaN of NaN.
 static inline vfloat vexp(vfloat x) {
     const vfloat low = vset(-87.33f), high = vset(88.37f);
     const vint is_zero = x < low;
-    x = vselect(x > high, high, vmax(low, x));
+    const vint is_infinite = x > high;
+    x = vselect(is_infinite, high, vmax(low, x));
     const vfloat magic = vset(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     vfloat shifted = vfma(x, vset(1.44269504f), magic);
     vfloat n = shifted - magic;
@@ -86,11 +87,9 @@ static inline vfloat vexp(vfloat x) {
     y = vfma(y, r, vset(5.0000001201e-1f));
     y = vfma(y, r * r, r + 1.0f);
     vint power = ((vint)shifted - (vint)magic + 127) << 23;
-    return vselect(is_zero, (vfloat){}, y * (vfloat)power);
+    y = vselect(is_infinite, vset(INFINITY), y * (vfloat)power);
+    return vselect(is_zero, (vfloat){}, y);
 }
-
-// tanh(x) = 1 - 2 / (e^2x + 1).
-static inline vfloat vtanh(vfloat x) { return 1.0f - 2.0f / (vexp(x + x) + 1.0f); }
 
 static inline uint16_t round_bf16(float x) {
     uint32_t bits;
