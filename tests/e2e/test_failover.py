@@ -11,12 +11,12 @@ from support.tiny_checkpoints import make_tiny_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-MAX_TOKENS = 300
+MAX_TOKENS = 1500  # long enough to be killed in the middle
 PROMPT = list(range(40))
 
 
 def test_a_killed_decode_worker_costs_no_token(tmp_path: Path) -> None:
-    checkpoint = make_tiny_checkpoint(tmp_path / "model", "llama")
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", "llama", max_position_embeddings=2048)
     environ = {
         "PAGODA_MODEL": str(checkpoint),
         "PAGODA_DTYPE": "float32",

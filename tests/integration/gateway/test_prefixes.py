@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from opentelemetry.context import Context
 from support.batch_files import batch_line, jsonl
 from support.running_gateway import Running, Start
 from support.scripted_worker import ScriptedWorker
@@ -249,10 +248,10 @@ async def test_words_of_the_prompt_are_in_no_log_and_no_trace(
         async with start() as running:
             await receipt_of(running, chat(f"For Xaver Zapf. {RULES}", "Who?"))
             found = await prefix_of(running, chat(f"For Yvonne Quist. {RULES}", "Who?"))
-            monkeypatch.setattr("pagoda_gateway.accounts.usage_log.CLOSE_SECONDS", -1.0)
-            lost = UsageClose(request_id="lost", outcome="x" * (2 << 20))  # larger than a message
-            lost.prefix.text = lost.prefix.earlier_text = "Zacharias Wurm"
-            assert not await running.gateway.usage_log.close(lost, Context())
+            monkeypatch.setattr("pagoda_gateway.accounts.usage.usage_log.CLOSE_SECONDS", -1.0)
+            late = UsageClose(request_id="late")
+            late.prefix.text = late.prefix.earlier_text = "Zacharias Wurm"
+            await running.gateway.usage_log.close(late)
     finally:
         shutdown_telemetry()
     assert found["class"] == "edited"
@@ -260,7 +259,7 @@ async def test_words_of_the_prompt_are_in_no_log_and_no_trace(
     spans = read_spans(tmp_path / "traces")
     requests = [span["attributes"] for span in spans if span["name"] == "gateway.request"]
     assert [a.get("pagoda.prefix.class") for a in requests] == ["never_seen", "edited"]
-    assert "close record of lost is lost" in caplog.text
+    assert "the close record of late waits for the disk" in caplog.text
     assert requests[1]["pagoda.prefix.lost_tokens"] == found["lost_tokens"]
     for word in ("Xaver", "Yvonne", "Zacharias"):
         assert word not in str(spans)

@@ -18,6 +18,7 @@ from support.servers import free_port
 
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageRecord
+from pagoda_gateway.accounts.money.receipts import find_row
 from pagoda_gateway.accounts.usage import reconcile
 from pagoda_gateway.config import GatewaySettings
 from pagoda_runtime import status
@@ -85,7 +86,9 @@ async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
         async with asyncio.timeout(30):
             while (await applier.ledger.totals("default"))[1] != 5:
                 await applier.ledger.wait_applied(0.1)
-        row = await applier.ledger.usage_of("default", request.request_id)
+        row = await applier.ledger.database.call(
+            lambda found: find_row(found, "default", request.request_id)
+        )
         assert row is not None
         assert (row["outcome"], row["prompt_tokens"]) == (
             "reconciled",
