@@ -78,7 +78,9 @@ def main() -> None:
     }
     for service, password in passwords.items():
         lines = {"PAGODA_NATS_USER": service, "PAGODA_NATS_TOKEN": password} | own[service]
-        write(service, "env", "".join(f"{name}={value}\n" for name, value in lines.items()))
+        write(
+            service, "env", "".join(f"{name}={value}\n" for name, value in lines.items() if value)
+        )
     write("nats", "nats.conf", NATS + authorization(passwords))
     write("redis", "redis.conf", REDIS % redis_url.removeprefix("redis://:").split("@")[0])
     if POSTGRES_DATA.is_dir():

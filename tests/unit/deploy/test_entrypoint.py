@@ -55,7 +55,7 @@ def test_each_container_gets_what_it_needs_and_no_more(make_secrets: ModuleType)
 
     nats = {"PAGODA_NATS_USER", "PAGODA_NATS_TOKEN"}
     assert names == {
-        "gateway": nats | GATEWAY | {"PAGODA_REDIS_URL", "PAGODA_GATEWAY_LIMITS_REDIS_URL"},
+        "gateway": nats | GATEWAY | {"PAGODA_REDIS_URL"},
         "applier": nats | {"PAGODA_GATEWAY_LEDGER_URL"},
         "router": nats | {"PAGODA_REDIS_URL"},
         "prefill": nats | {"PAGODA_CLUSTER_TOKEN"},
