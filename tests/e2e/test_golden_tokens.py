@@ -98,10 +98,14 @@ def test_two_sequences_share_blocks(stack: Stack, oracle: GreedyOracle) -> None:
 
 def test_preempted_sequences_go_on_with_the_same_tokens(stack: Stack, oracle: GreedyOracle) -> None:
     prompts = [prompt_of(48, SEED + 100 + i) for i in range(8)]
+    expected = [oracle.greedy(p, 240) for p in prompts]
     before = stack.metric("decode", "pagoda_preemptions_total")
-    tokens = complete_all(stack, prompts, max_tokens=240)  # three of them fill the pool
-    assert tokens == [oracle.greedy(p, 240) for p in prompts]
-    assert stack.metric("decode", "pagoda_preemptions_total") > before
+    for _ in range(5):  # on a busy machine they may come one after the other
+        # Three of them fill the pool.
+        assert complete_all(stack, prompts, max_tokens=240) == expected
+        if stack.metric("decode", "pagoda_preemptions_total") > before:
+            return
+    pytest.fail("nobody was preempted")
 
 
 def test_seeded_samples_do_not_depend_on_the_batch(stack: Stack) -> None:

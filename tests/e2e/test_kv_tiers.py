@@ -17,7 +17,11 @@ BLOCK_BYTES = 2 * 3 * 16 * 2 * 16 * 4  # the tiny Llama's, in float32
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_checkpoint(tmp_path_factory.mktemp("model"), "llama")
+    # Large enough that to fetch a prompt's blocks is cheaper than to compute them.
+    return make_tiny_checkpoint(
+        tmp_path_factory.mktemp("model"), "llama",
+        hidden_size=512, intermediate_size=1024, num_hidden_layers=8,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

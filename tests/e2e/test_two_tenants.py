@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.stack import PAGODA, Stack, running_stack
+from support.tiny_checkpoints import make_tiny_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -26,11 +27,16 @@ def key_of_new_tenant(stack: Stack, name: str) -> str:
 
 @pytest.mark.parametrize("topology", ["disaggregated", "aggregated"])
 def test_a_small_request_is_served_beside_a_flood(topology: str, tmp_path: Path) -> None:
-    environ = {"PAGODA_TOPOLOGY": topology, "PAGODA_DECODE_MAX_NUM_SEQS": "2"}
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", max_position_embeddings=32768)
+    environ = {
+        "PAGODA_MODEL": str(checkpoint),
+        "PAGODA_TOPOLOGY": topology,
+        "PAGODA_DECODE_MAX_NUM_SEQS": "2",
+    }
     with running_stack(tmp_path / "home", environ) as stack:
         key = key_of_new_tenant(stack, "small")
         flood = stack.openai().completions.create(
-            model=stack.model, prompt=["enter the king", "exeunt"], n=4, max_tokens=900,
+            model=stack.model, prompt=["enter the king", "exeunt"], n=4, max_tokens=20000,
             stream=True, extra_body={"ignore_eos": True},
         )  # fmt: skip
         next(iter(flood))
