@@ -34,10 +34,10 @@ def test_the_first_dimensions_have_length_1(any_stack: Stack) -> None:
 
 
 def test_a_long_list_keeps_its_order(any_stack: Stack) -> None:
-    inputs = [[5 + i % 40, 6 + i // 40] for i in range(300)]  # more than run at a time
+    inputs = [[5 + i % 40, 6 + i // 40] for i in range(1000)]  # more than a queue holds
     client = any_stack.openai()
     data = client.embeddings.create(model=any_stack.model, input=inputs).data
-    assert [entry.index for entry in data] == list(range(300))
-    for i in (0, 150, 299):
+    assert [entry.index for entry in data] == list(range(1000))
+    for i in (0, 500, 999):
         alone = client.embeddings.create(model=any_stack.model, input=inputs[i]).data[0]
         assert alone.embedding == pytest.approx(data[i].embedding, abs=MAX_ERROR)

@@ -14,8 +14,9 @@ class Rank(IntEnum):
 
     ALLOWED = 0
     OVER_SHARE = 1  # only if nobody else is left
-    QUEUE_FULL = 2
-    NEVER = 3
+    LIKELY_FULL = 2  # it may have finished more than we know; it refuses by itself what is too much
+    QUEUE_FULL = 3
+    NEVER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,13 @@ def assess_worker(worker: WorkerSnapshot, request: RoutingRequest) -> Eligibilit
     if worker.is_queue_full:
         return Eligibility(
             Rank.QUEUE_FULL, f"queue full: {worker.num_waiting} of {worker.max_num_waiting} waiting"
+        )
+    if worker.is_queue_full_by_now:
+        reported = worker.num_waiting - worker.num_assumed_waiting
+        return Eligibility(
+            Rank.LIKELY_FULL,
+            f"likely full: {reported} waiting at its heartbeat, {worker.num_assumed_waiting} placed "
+            f"since, of {worker.max_num_waiting}",
         )
     return ALLOWED
 

@@ -49,6 +49,7 @@ class WorkerSnapshot:
     max_num_seqs: int  # 0 = not said
     max_num_waiting: int  # 0 = not said
     speeds: Speeds
+    num_assumed_waiting: int = 0  # of num_waiting: what it has not said itself
 
     @property
     def num_sequences(self) -> int:
@@ -57,7 +58,12 @@ class WorkerSnapshot:
 
     @property
     def is_queue_full(self) -> bool:
-        """Whether it would refuse another sequence."""
+        """Whether it said itself that it refuses another sequence."""
+        return 0 < self.max_num_waiting <= self.num_waiting - self.num_assumed_waiting
+
+    @property
+    def is_queue_full_by_now(self) -> bool:
+        """Whether it would refuse another sequence if it had finished none since its heartbeat."""
         return 0 < self.max_num_waiting <= self.num_waiting
 
     def plus(self, load: PendingLoad) -> "WorkerSnapshot":
@@ -69,10 +75,12 @@ class WorkerSnapshot:
             return self
         num_places = max(0, self.max_num_seqs - self.num_sequences)
         num_admitted = min(load.num_sequences, num_places)
+        num_waiting = load.num_sequences - num_admitted
         return replace(
             self,
             num_running=self.num_running + num_admitted,
-            num_waiting=self.num_waiting + load.num_sequences - num_admitted,
+            num_waiting=self.num_waiting + num_waiting,
+            num_assumed_waiting=num_waiting,
             num_waiting_tokens=self.num_waiting_tokens + load.num_prefill_tokens,
             num_context_tokens=self.num_context_tokens + load.num_context_tokens,
             num_free_blocks=max(0, self.num_free_blocks - load.num_blocks),

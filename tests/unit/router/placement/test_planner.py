@@ -174,6 +174,21 @@ def test_full_queues_are_overload_with_the_predicted_wait() -> None:
     assert comparison.chosen is None
 
 
+def test_a_queue_that_only_our_own_choices_fill_is_no_overload() -> None:
+    """Short sequences may have ended since the heartbeat; the worker refuses what is too much."""
+    busy = decode("busy").plus(PendingLoad(num_sequences=8 + 16))
+    assert not busy.is_queue_full
+    comparison = compare(make_request(), [busy], {}, SETTINGS)
+    assert comparison.outcome is RouteOutcome.PLACED
+    assert comparison.candidates[0].reason == (
+        "likely full: 0 waiting at its heartbeat, 16 placed since, of 16"
+    )
+    idle = decode("idle", speeds=dataclasses.replace(SPEEDS, step_base_ms=10_000.0))
+    chosen = compare(make_request(), [busy, idle], {}, SETTINGS).chosen
+    assert chosen is not None
+    assert chosen.decode_worker_id == "idle"
+
+
 def test_full_prefill_queue_is_overload_when_local_prefill_is_off() -> None:
     workers = [prefill("p", num_waiting=16, num_waiting_tokens=4000), decode("d")]
     comparison = compare(make_request(), workers, {}, SETTINGS)
