@@ -29,6 +29,12 @@ class WorkerSettings(ServiceSettings):
     num_threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of one forward; 0: torch's own choice"
     )
+    processor_table: str = Field(
+        "",
+        description="File in which workers of this machine say when they compute, so that whoever "
+        "does gets the processors of those that idle; empty, or with num_threads: none is shared. "
+        "`pagoda up` names one.",
+    )
     block_size: int = Field(
         16, ge=1, le=256, description="Tokens per KV block; equal on all workers"
     )

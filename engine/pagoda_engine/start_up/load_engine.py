@@ -34,6 +34,7 @@ from pagoda_engine.start_up.profile_memory import budget_before_load, measure_bu
 from pagoda_engine.start_up.step_limits import CPU_LIMITS, StepLimits, cuda_limits
 from pagoda_engine.start_up.warm_up import warm_engine, warm_kernels
 from pagoda_engine.step.layer_export import OnLayers
+from pagoda_kernels.native.library import native_library
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class _Loading:
     ) -> None:
         """Choose the limits of a step, and refuse a model that cannot fit before it is read."""
         self._options = options
+        _share_processors(options)
         self._read_buffer_bytes = read_buffer_bytes
         self._start_up = start_up
         description = read_description(folder / "config.json")
@@ -225,6 +227,13 @@ def _device_name(options: EngineOptions) -> str:
     if options.device != "auto":
         return options.device
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _share_processors(options: EngineOptions) -> None:
+    """Divide processors with other workers, where nobody said how many threads there shall be."""
+    library = native_library()
+    if options.processor_table and not options.num_threads and library is not None:
+        library.share_processors(Path(options.processor_table))
 
 
 def _config(options: EngineOptions, device: torch.device, limits: StepLimits) -> EngineConfig:
