@@ -75,6 +75,8 @@ def load_engine(
     try:
         with start_up.phase("loading weights"):
             model = load_model(folder, loading.config, on_progress=start_up.percent)
+        if loading.shares_processors and model.decoder.is_native:
+            torch.set_num_threads(1)  # what is left to torch is over before its threads are awake
         config = loading.sized_config(model)
         with start_up.phase("allocating KV"):
             kv_cache = None
@@ -115,7 +117,7 @@ class _Loading:
     ) -> None:
         """Choose the limits of a step, and refuse a model that cannot fit before it is read."""
         self._options = options
-        _share_processors(options)
+        self.shares_processors = _share_processors(options)
         self._read_buffer_bytes = read_buffer_bytes
         self._start_up = start_up
         description = read_description(folder / "config.json")
@@ -229,11 +231,12 @@ def _device_name(options: EngineOptions) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _share_processors(options: EngineOptions) -> None:
+def _share_processors(options: EngineOptions) -> bool:
     """Divide processors with other workers, where nobody said how many threads there shall be."""
     library = native_library()
-    if options.processor_table and not options.num_threads and library is not None:
-        library.share_processors(Path(options.processor_table))
+    if not options.processor_table or options.num_threads or library is None:
+        return False
+    return library.share_processors(Path(options.processor_table))
 
 
 def _config(options: EngineOptions, device: torch.device, limits: StepLimits) -> EngineConfig:

@@ -90,17 +90,18 @@ class NativeLibrary:
         ]  # fmt: skip
         self.layers.restype = None
 
-    def share_processors(self, table: Path) -> None:
+    def share_processors(self, table: Path) -> bool:
         """Divide this process's processors with the others at `table`, from now on.
 
-        Without a seat, or without the file, all goes on as before; the log says so.
+        False without a seat, or without the file: all goes on as before; the log says so.
         """
         try:
             self._seat = Seat(table)
         except (NoSeatError, OSError) as error:
             _LOGGER.warning("this worker shares its processors with nobody: %s", error)
-        else:
-            self._threads.clear()
+            return False
+        self._threads.clear()
+        return True
 
     def threads(self, num_threads: int) -> int:
         """Return a pool of so many threads, the calling one included, or of as many as may be.

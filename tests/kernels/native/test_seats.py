@@ -57,7 +57,7 @@ def test_products_are_the_same_whoever_shares(native: NativeLibrary, tmp_path: P
     weight, x = torch.randn(300, 128), torch.randn(9, 128)
     library = NativeLibrary(Path(native.path), native.instruction_set)
     before = PackedLinear(weight)(x)
-    library.share_processors(tmp_path / "processors")
+    assert library.share_processors(tmp_path / "processors")
     pool = library.threads(1)
     assert library.threads(5) == pool  # one of all processors, whatever was asked for
     packed = PackedLinear(weight)
@@ -71,6 +71,6 @@ def test_without_the_file_nothing_changes(
 ) -> None:
     (tmp_path / "file").write_text("")
     library = NativeLibrary(Path(native.path), native.instruction_set)
-    library.share_processors(tmp_path / "file" / "processors")
+    assert not library.share_processors(tmp_path / "file" / "processors")
     assert "shares its processors with nobody" in caplog.text
     assert library.threads(1) != library.threads(2)
