@@ -8,25 +8,26 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 SHARED_STACK = "tests/e2e/shared_stack/"
+COMPILED = "tests/kernels/compile/"
 
 
-class FilesAndStacks(LoadFileScheduling):
-    """The tests of one file run in one process, and so do those of one shared stack.
+class SharingScheduling(LoadFileScheduling):
+    """The tests of one file run in one process; so do those of one stack, and of what is compiled.
 
-    What they share, a module's fixtures or the stack, is so made once and not in every process.
+    What they share, fixtures, the stack or compiled kernels, is so made once, not in each process.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(SHARED_STACK):
             topology = "aggregated" if "[aggregated" in nodeid else "disaggregated"
             return f"{SHARED_STACK}{topology}"
-        return str(super()._split_scope(nodeid))
+        return COMPILED if nodeid.startswith(COMPILED) else str(super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAndStacks | None:
-    """Let `--dist loadfile` know of stacks."""
-    return FilesAndStacks(config, log) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharingScheduling | None:
+    """Let `--dist loadfile` know what is shared by more than a file."""
+    return SharingScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

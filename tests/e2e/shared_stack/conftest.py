@@ -11,7 +11,7 @@ from support.stack import Stack, running_stack
 def shared_stack(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
-    """Started once: `FilesAndStacks` has all its tests run in one process."""
+    """Started once: `SharingScheduling` has all its tests run in one process."""
     home: Path = tmp_path_factory.mktemp(request.param)
     with running_stack(home, {"PAGODA_TOPOLOGY": request.param}) as stack:
         yield stack
