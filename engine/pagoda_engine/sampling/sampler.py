@@ -1,8 +1,8 @@
 """Choose one token for each row of logits, on the device and without waiting for it.
 
-Order: penalties, bias, masks, temperature, truncation (top-k, top-p, min-p), softmax, draw. Every
-row's result is a function of its own logits and state alone. Knows nothing of sequences or of when
-they end.
+Order: penalties, bias, masks, temperature, truncation (top-n-sigma, top-k, typical-p, top-p, min-p,
+XTC), softmax, draw. Every row's result is a function of its own logits and state alone. Knows
+nothing of sequences or of when they end.
 """
 
 from collections.abc import Sequence
@@ -99,9 +99,10 @@ def _adjust(logits: torch.Tensor, plan: RowPlan) -> torch.Tensor:
     if plan.penalties is not None:
         rows = plan.penalties.rows
         adjusted.index_copy_(0, rows, _penalise(adjusted.index_select(0, rows), plan.penalties))
-    if plan.biased is not None:
-        row_ids, token_ids, biases = plan.biased  # no pair of row and token comes twice
-        adjusted.index_put_((row_ids, token_ids), adjusted[row_ids, token_ids] + biases)
+    for added in (plan.biased, plan.repeated):
+        if added is not None:
+            row_ids, token_ids, values = added  # no pair of row and token comes twice
+            adjusted.index_put_((row_ids, token_ids), adjusted[row_ids, token_ids] + values)
     if plan.forbidden is not None:
         # Not `= float("-inf")`: on CUDA that number would be copied over, and the copy waited for.
         adjusted.index_put_(plan.forbidden, adjusted.new_full((1,), float("-inf")))

@@ -24,6 +24,8 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 SAMPLINGS = (
     GREEDY,
     SamplingParams(max_tokens=1, top_k=8, top_p=0.9, min_p=0.01),
+    SamplingParams(max_tokens=1, top_n_sigma=1.0, typical_p=0.9, xtc_probability=1.0),
+    replace(GREEDY, dry_multiplier=0.8, lz_penalty=0.1),
     replace(GREEDY, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1),
     replace(GREEDY, logit_bias={0: 1.0}, stop_token_ids=(0,), min_tokens=NUM_OUTPUT_TOKENS),
     replace(GREEDY, num_logprobs=2),
