@@ -97,8 +97,8 @@ class RowPlan:
     Attributes:
         draw: None if every row is greedy.
         penalties: None if no row has any.
-        biased: (row, token, bias), each ``[B]``; None if no row has a bias.
-        repeated: as `biased`, for penalties of repetitions.
+        biased: of each row with a bias (row, token ids, biases), which its sequence holds.
+        repeated: (row, token, penalty), each ``[R]``; None if no row has repeated itself.
         forbidden: (row, token), each ``[F]``, that get no chance; None if there are none.
         masks: None if no row has one.
         logprobs: None if nobody asked.
@@ -106,7 +106,7 @@ class RowPlan:
 
     draw: SamplingRows | None = None
     penalties: Penalties | None = None
-    biased: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    biased: tuple[tuple[int, torch.Tensor, torch.Tensor], ...] = ()
     repeated: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     forbidden: tuple[torch.Tensor, torch.Tensor] | None = None
     masks: Masks | None = None
@@ -115,8 +115,8 @@ class RowPlan:
     @property
     def changes_logits(self) -> bool:
         """Whether the tokens come from other logits than the model's."""
-        changes = (self.penalties, self.biased, self.repeated, self.forbidden, self.masks)
-        return any(change is not None for change in changes)
+        changes = (self.penalties, self.repeated, self.forbidden, self.masks)
+        return bool(self.biased) or any(change is not None for change in changes)
 
 
 _PLAIN = RowPlan()
@@ -132,7 +132,11 @@ def plan_rows(rows: Sequence[SampleRow], device: torch.device) -> RowPlan:
     return RowPlan(
         draw=_draw(rows, device),
         penalties=_penalties(rows, device),
-        biased=_biased(rows, device),
+        biased=tuple(
+            (i, *row.state.bias(device))
+            for i, row in enumerate(rows)
+            if row.state.params.logit_bias
+        ),
         repeated=_repeated(rows, device),
         forbidden=_forbidden(rows, device),
         masks=_masks(rows, device),
@@ -174,19 +178,6 @@ def _penalties(rows: Sequence[SampleRow], device: torch.device) -> Penalties | N
     arrays = np.array(chosen, np.int64), np.array(factors, np.float32)
     row_tensor, factor_tensor = to_device(arrays, device)
     return Penalties(row_tensor, factor_tensor, counts)
-
-
-def _biased(
-    rows: Sequence[SampleRow], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    chosen = [
-        (i, row.state.bias(device)) for i, row in enumerate(rows) if row.state.params.logit_bias
-    ]
-    if not chosen:
-        return None
-    token_ids = [ids for _, (ids, _) in chosen]
-    biases = torch.cat([values for _, (_, values) in chosen])
-    return _rows_of([i for i, _ in chosen], token_ids), torch.cat(token_ids), biases
 
 
 def _repeated(

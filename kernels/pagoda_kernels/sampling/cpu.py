@@ -103,7 +103,8 @@ def _draw(
         logits /= temperature[:, None]
     for row in np.flatnonzero((top_k > 0) & (top_k < logits.shape[1])):
         scaled = logits[row]
-        scaled[scaled < np.partition(scaled, -top_k[row])[-top_k[row]]] = -np.inf
+        least = np.partition(scaled, -top_k[row])[-top_k[row]]
+        np.copyto(scaled, -np.inf, where=scaled < least)
     for row in np.flatnonzero(typical_p < MASS_ONE):
         _drop_untypical(logits[row], typical_p[row])
     probs: Floats = np.exp(logits, out=logits)
@@ -179,21 +180,23 @@ class _Kept:
 
 def _drop_below_sigmas(distances: Floats, num_sigmas: np.float32) -> None:
     """Top-n-sigma, of logits less the largest: they have the deviation of the logits."""
-    sigma = distances[distances > -np.inf].std(dtype=np.float64)
-    distances[distances < np.float32(-num_sigmas * sigma)] = -np.inf
+    finite = distances if distances.min() > -np.inf else distances[distances > -np.inf]
+    np.copyto(distances, -np.inf, where=distances < -num_sigmas * finite.std())
 
 
 def _drop_untypical(scaled: Floats, typical_p: np.int64) -> None:
     """Typical-p: information less its mean, the entropy, is the mean of `scaled` less `scaled`."""
-    kept = np.flatnonzero(scaled > -np.inf)
-    values = scaled[kept]
-    probs = np.exp(values)
+    probs = np.exp(scaled)
     probs /= probs.sum()
+    # A number that is not there is at no distance from the mean, but has no probability either.
+    values = np.where(probs > 0, scaled, 0)
     distances = np.abs(values - np.float32((probs * values).sum()))
-    order = distances.argsort()
-    reached = _masses(probs[order]).cumsum()
-    last = order[min(int(reached.searchsorted(typical_p)), len(order) - 1)]
-    scaled[kept[distances > distances[last]]] = -np.inf
+    # By distance, with the probability beside it: floats >= 0 have the order of their bits.
+    keys = distances.view(np.int32).astype(np.int64) << 32 | probs.view(np.int32)
+    keys.sort()
+    reached = _masses((keys & 0xFFFFFFFF).astype(np.int32).view(np.float32)).cumsum()
+    last = keys[min(int(reached.searchsorted(typical_p)), len(keys) - 1)] >> 32
+    np.copyto(scaled, -np.inf, where=distances.view(np.int32) > last)
 
 
 def _drop_top_choices(probs: Floats, floor: np.float32, threshold: np.float32) -> None:
@@ -201,7 +204,7 @@ def _drop_top_choices(probs: Floats, floor: np.float32, threshold: np.float32) -
     kept = probs[probs >= floor]
     reaching = kept[kept >= threshold * kept.sum()]
     if len(reaching):
-        probs[probs > reaching.min()] = 0
+        np.copyto(probs, 0, where=probs > reaching.min())
 
 
 def _masses(probs: Floats) -> NDArray[np.int64]:

@@ -33,14 +33,23 @@ def draw_columns(num_rows, seed):
         "top_ks": lambda: rng.choice([0, 0, 1, 5, 50, 10**6]),
         "top_ps": lambda: rng.choice([1.0, 1.0, 0.0, 0.3, 0.9, 0.999]),
         "min_ps": lambda: rng.choice([0.0, 0.0, 0.05, 0.5, 1.0]),
-        "top_n_sigmas": lambda: rng.choice([0.0, 0.0, 0.0, 0.5, 1.0, 3.0]),
-        "typical_ps": lambda: rng.choice([1.0, 1.0, 1.0, 0.1, 0.5, 0.95]),
-        "xtc_thresholds": lambda: rng.choice([0.0, 0.02, 0.1, 0.5]),
-        "xtc_probabilities": lambda: rng.choice([0.0, 0.0, 0.5, 1.0]),
         "seeds": lambda: rng.getrandbits(64),
         "indices": lambda: rng.getrandbits(rng.choice([4, 32])),
     }
     return {name: [make() for _ in range(num_rows)] for name, make in choices.items()}
+
+
+def draw_more_columns(num_rows, seed):
+    """As `draw_columns`, with the truncations that a kernel of their own does."""
+    rng = random.Random(seed)
+    choices = {
+        "top_n_sigmas": lambda: rng.choice([0.0, 0.0, 0.0, 0.5, 1.0, 3.0]),
+        "typical_ps": lambda: rng.choice([1.0, 1.0, 1.0, 0.1, 0.5, 0.95]),
+        "xtc_thresholds": lambda: rng.choice([0.0, 0.02, 0.1, 0.5]),
+        "xtc_probabilities": lambda: rng.choice([0.0, 0.0, 0.5, 1.0]),
+    }
+    more = {name: [make() for _ in range(num_rows)] for name, make in choices.items()}
+    return draw_columns(num_rows, seed) | more
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +69,31 @@ def test_matches_reference(path, device, seed, vocab_size):
     assert token_ids.tolist() == want
     assert token_ids.dtype == torch.int64
     assert is_valid.all()
+
+
+@pytest.mark.parametrize("vocab_size", [1, 63, 300])
+def test_truncations_match_reference(path, device, dtype, seed, vocab_size):
+    logits = (3 * torch.randn(5, vocab_size + 9, device=device)).to(dtype)[:, 4 : vocab_size + 4]
+    logits[:, 1::9] = float("-inf")
+    columns = draw_more_columns(5, seed)
+    rows = make_rows(5, device, **columns)
+    token_ids, is_valid = SAMPLE[path](logits, rows)
+    assert token_ids.tolist() == reference_sampling.sample_tokens(logits, rows)[0]
+    assert is_valid.all()
+    for row in range(5):
+        mine = {name: values[row : row + 1] for name, values in columns.items()}
+        alone, _ = SAMPLE[path](logits[row : row + 1], make_rows(1, device, **mine))
+        assert alone.tolist() == token_ids[row : row + 1].tolist()
+
+
+def test_truncation_says_which_rows_are_no_distribution(path, device):
+    logits = torch.randn(4, 70, device=device)
+    logits[0, 69] = float("nan")
+    logits[1] = float("-inf")
+    rows = make_rows(4, device, top_n_sigmas=[1.0, 1.0, 1.0, 0.0], typical_ps=[0.5] * 3 + [1.0])
+    token_ids, is_valid = SAMPLE[path](logits, rows)
+    assert is_valid.tolist() == [False, False, True, True]
+    assert token_ids[2:].tolist() == reference_sampling.sample_tokens(logits, rows)[0][2:]
 
 
 def test_takes_every_dtype_and_rows_apart(path, device, dtype, seed):
@@ -223,7 +257,7 @@ def test_a_plan_is_refilled_in_place(path, device, seed):
     logits = torch.randn(8, 127, device=device)
     rows = make_rows(8, device, typical_ps=0.5)
     for step in range(3):
-        columns = draw_columns(8, seed + step)
+        columns = (draw_more_columns if step == 1 else draw_columns)(8, seed + step)
         refilled = make_rows(8, device, **columns, into=rows)
         assert refilled is rows
         token_ids, _ = SAMPLE[path](logits, rows)
