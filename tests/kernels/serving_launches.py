@@ -103,6 +103,7 @@ def sampled(hidden: torch.Tensor) -> None:
     penalised = kernels.penalise_logits(logits, counts, counts > 0, *factors.unbind())
     token_ids, _ = kernels.sample_tokens(penalised, sampling_rows(num_rows))
     kernels.sample_tokens(logits, sampling_rows(num_rows))
+    kernels.sample_tokens(logits, sampling_rows(num_rows, truncates_more=True))
     logprobs = torch.log_softmax(logits.float(), -1)
     logprobs.gather(1, token_ids[:, None])
     logprobs.topk(5, -1)

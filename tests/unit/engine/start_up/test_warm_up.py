@@ -99,6 +99,8 @@ def test_every_way_of_choosing_a_token_is_among_the_samplings() -> None:
     assert any(s.temperature == 0 for s in SAMPLINGS)
     assert any(s.temperature and s.top_k and s.top_p < 1 and s.min_p for s in SAMPLINGS)
     assert any(s.repetition_penalty != 1 and s.presence_penalty for s in SAMPLINGS)
+    assert any(s.top_n_sigma and s.typical_p < 1 and s.xtc_probability == 1 for s in SAMPLINGS)
+    assert any(s.dry_multiplier and s.lz_penalty for s in SAMPLINGS)
     assert any(s.logit_bias for s in SAMPLINGS)
     assert any(s.min_tokens and s.stop_token_ids for s in SAMPLINGS)
     assert any(s.num_logprobs is not None for s in SAMPLINGS)
