@@ -56,6 +56,9 @@ def warm_kernels(
     for sampling in SAMPLINGS:  # prefills beside decodes
         scratch.add(min(2, limit), sampling)
     scratch.finish()
+    for sampling in SAMPLINGS:  # alone: beside others a row's logits may be of another dtype
+        scratch.add(1, sampling)
+        scratch.finish()
     lengths = list(prompt_lengths(limit))
     for done, num_tokens in enumerate(lengths):
         on_progress(done, len(lengths))
