@@ -1,5 +1,6 @@
 """Protobuf messages <-> the engine's values. The only place that knows both."""
 
+import functools
 import math
 import struct
 from collections.abc import Iterable, Iterator
@@ -61,7 +62,7 @@ def sampling_params(message: generate_pb2.SamplingParams) -> SamplingParams:
         dry_multiplier=as_decimal(message.dry_multiplier),
         dry_base=as_decimal(message.dry_base) or 1.0,
         dry_allowed_length=message.dry_allowed_length or 1,
-        dry_sequence_breakers=tuple(message.dry_sequence_breakers),
+        dry_sequence_breakers=_shared(tuple(message.dry_sequence_breakers)),
         lz_penalty=as_decimal(message.lz_penalty),
     )
 
@@ -222,6 +223,12 @@ def decode_stages(stages: Stages, *, is_local_prefill: bool) -> generate_pb2.Sta
 def milliseconds(start: float, end: float) -> float:
     """Return the time between two stamps; 0 if either was never reached."""
     return max(end - start, 0.0) * 1e3 if start and end else 0.0
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Return one tuple for all that are equal: thousands of breakers come with each sequence."""
+    return token_ids
 
 
 def as_decimal(value: float) -> float:

@@ -115,9 +115,8 @@ def _draw(
     floors = np.maximum(probs.max(1) * min_p, _LEAST_PROB)
     with_top_p = np.flatnonzero(top_p < MASS_ONE)
     if len(with_top_p):
-        some = (
-            slice(None) if len(with_top_p) == len(probs) else with_top_p
-        )  # a slice copies nothing
+        # Where all have it, a slice copies nothing.
+        some = with_top_p if len(with_top_p) < len(probs) else slice(None)
         floors[some] = np.maximum(floors[some], _top_p_thresholds(probs[some], top_p[some]))
     for row in np.flatnonzero(xtc < NO_XTC):
         _drop_top_choices(probs[row], floors[row], xtc[row])

@@ -100,6 +100,12 @@ def test_sampling_survives_the_wire(params: SamplingParams) -> None:
     assert engine_messages.sampling_params(generate_pb2.SamplingParams.FromString(wire)) == params
 
 
+def test_sequences_share_the_memory_of_equal_breakers() -> None:
+    message = generate_pb2.SamplingParams(max_tokens=3, dry_sequence_breakers=range(1000, 2000))
+    first, second = (engine_messages.sampling_params(message) for _ in range(2))
+    assert first.dry_sequence_breakers is second.dry_sequence_breakers
+
+
 def test_absent_sampling_fields_are_off() -> None:
     params = engine_messages.sampling_params(generate_pb2.SamplingParams(max_tokens=3))
     assert params == SamplingParams(max_tokens=3, temperature=0.0)
