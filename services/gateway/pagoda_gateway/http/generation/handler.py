@@ -130,6 +130,7 @@ class GenerationHandler(Generic[Sent, Body]):
         is_stream = bool(body.stream)
         generation = self._generation(identity, model, processed, span, policy, is_stream=is_stream)
         if policy is not None:
+            generation.judge = policy.judge
             policy.look_up(generation, processed, scope, is_seeded=body.seed is not None)
         describe_request(generation, body)
         return generation, processed, body, policy
