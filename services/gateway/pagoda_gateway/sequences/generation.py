@@ -110,6 +110,7 @@ class Generation:
             opened=asyncio.Event(),
             on_route=self._note_route,
             tenant_tag=tenant_tag(identity.tenant),
+            weight=identity.weight,
         )
 
     @property

@@ -126,6 +126,7 @@ class GenerationHandler(Generic[Sent, Body]):
             priority=(body.priority or 0) + PRIORITY_OF_TIER[caller.service_tier],
             service_tier=caller.service_tier,
             price_id=gateway.price_book.price_id_at(model.name, caller.arrived_unix_seconds),
+            weight=caller.key.weight,
         )
         is_stream = bool(body.stream)
         generation = self._generation(identity, model, processed, span, policy, is_stream=is_stream)
