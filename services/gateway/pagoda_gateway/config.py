@@ -234,8 +234,9 @@ class GatewaySettings(ServiceSettings):
     usage_keep_days: int = Field(
         0,
         ge=0,
-        description="Receipts are forgotten after so many days, sums by day never; 0: none is. Longer "
-        "than usage records may wait: those of forgotten receipts that come again count again.",
+        description="Receipts are forgotten after so many days, sums by day never; 0: none is. "
+        "Longer than usage records may wait: one of a forgotten receipt that comes again counts "
+        "again.",
     )
     request_name_keep_days: int = Field(
         30,
