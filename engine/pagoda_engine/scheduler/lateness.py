@@ -20,7 +20,8 @@ after its cause has gone."""
 class Lateness:
     """How late each flow is that has sequences here, in steps of a single decode.
 
-    Nobody is ever early: what a flow did not need gives it no claim on what comes.
+    Nobody is ever early: what a flow did not need gives it no claim on what comes. Those in the
+    background are never late: whoever waits for an answer does not make up for them.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,7 @@ class Lateness:
 
     def _add(self, flow: Flow, late: float, cost: StepCost) -> None:
         unit = cost.of(num_decodes=1, num_prefill_tokens=0)
-        if unit > 0:
+        if unit > 0 and not flow.is_background:
             self._late[flow] = min(MAX_LATE, max(0.0, self._late.get(flow, 0.0) + late / unit))
 
 

@@ -136,6 +136,19 @@ def test_a_small_request_takes_at_most_twice_as_long_as_alone(
     assert took(128) <= most * took(0)
 
 
+def test_nobody_makes_up_for_the_background() -> None:
+    simulation = make_simulation(num_blocks=400, max_num_seqs=64)
+    simulation.scheduler.step_cost = StepCost(base=10, per_decode=1, per_prefill_token=0.1)
+    for _ in range(40):
+        add(simulation, b"many", max_tokens=50)
+    for _ in range(5):
+        simulation.step()
+    add(simulation, b"line", priority=2001, max_tokens=40)
+    simulation.step()
+    steps = [in_batch(simulation) for _ in range(5)]
+    assert all(step == {b"many": 6, b"line": 1} for step in steps), steps
+
+
 def test_nobody_starves_beside_small_requests_without_end() -> None:
     simulation = make_simulation(num_blocks=400, max_num_seqs=16)
     simulation.scheduler.step_cost = StepCost(base=1.0, per_decode=0.1, per_prefill_token=0.02)
