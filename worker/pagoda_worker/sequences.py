@@ -59,6 +59,8 @@ class LiveSequence:
         num_output_tokens: published from here; the last of them before `next_index`.
         compute_ns: of the engine, for this sequence.
         num_prefilled_tokens: computed here as prefill.
+        record_id: of its usage record, once it has one.
+        num_recorded_tokens: published from here, as a record said that was made before its end.
     """
 
     sequence_id: str
@@ -81,6 +83,8 @@ class LiveSequence:
     step_links: list[Link] = field(default_factory=list)
     compute_ns: int = 0
     num_prefilled_tokens: int = 0
+    record_id: str = ""
+    num_recorded_tokens: int = 0
 
     def take_work(self, output: SequenceOutput | None) -> None:
         """Note what an output says was computed; None: the engine never had the sequence."""

@@ -68,7 +68,7 @@ class Worker(Generic[S]):
         speed: measured so far.
         tiers: below the pool.
         frames: on their way to gateways.
-        usage: of sequences that ended, on its way to the ledger.
+        usage: of sequences, on its way to the ledger.
         is_draining: nothing new is taken.
     """
 
@@ -192,6 +192,7 @@ class Worker(Generic[S]):
         loops: list[Coroutine[Any, Any, None]] = [
             self.frames.run(),
             self.usage.run(),
+            self.usage.report_progress(self.sequences),
             self._kv_events.run(),
             self._keep_house(),
             self.tiers.run(),

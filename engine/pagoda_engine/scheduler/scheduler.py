@@ -10,11 +10,12 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from operator import attrgetter
 
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.scheduler.flows import Flows
+from pagoda_engine.scheduler.lateness import Lateness
+from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
 from pagoda_engine.scheduler.sequence import Flow, Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
 from pagoda_engine.scheduler.step_cost import StepCost
@@ -27,55 +28,6 @@ MAX_PASSED = 64
 MAX_FORESEEN = 8
 """Waiting sequences of a flow whose prompts a step makes room for, at the most."""
 _BY_RANK = attrgetter("rank")
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """Compute tokens [first_token, first_token + num_new_tokens) of a sequence.
-
-    Attributes:
-        sequence: its counts change when the step is launched, and again when it is read.
-        first_token: the first token whose KV is missing.
-        num_new_tokens: at least 1.
-        is_prefill: the tokens were known at admission; else it is the decode of one sampled token
-            and of those that a grammar forced after it.
-        samples: the chunk reaches the last token, so its logits give the next one.
-    """
-
-    sequence: Sequence
-    first_token: int
-    num_new_tokens: int
-    is_prefill: bool
-    samples: bool
-
-    @property
-    def num_context_tokens(self) -> int:
-        """KV tokens that its attention reads, the new ones included."""
-        return self.first_token + self.num_new_tokens
-
-    @property
-    def embeds(self) -> bool:
-        """Whether the hidden state of its last token is asked for."""
-        return self.samples and self.sequence.request.sampling.embed
-
-    @property
-    def scored(self) -> range:
-        """Prompt tokens whose logprobs its logits give: each token's come from the one before."""
-        sequence = self.sequence
-        if not self.is_prefill or sequence.request.sampling.num_prompt_logprobs is None:
-            return range(0)
-        return range(
-            self.first_token + 1, min(self.num_context_tokens + 1, sequence.num_prompt_tokens)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledStep:
-    """What one step computes, and whom it admitted or preempted on the way."""
-
-    batch: tuple[ScheduledSequence, ...]
-    reserved: tuple[Sequence, ...]
-    num_preempted: int
 
 
 class Scheduler:
@@ -93,7 +45,8 @@ class Scheduler:
     Among flows it goes by what they get for their weight, whatever their numbers:
 
     - Of a step each flow that can use anything gets something, and the step is not longer than the
-      lightest one's share allows (`share_step`). A flow's decodes that find no place take turns.
+      lightest one's share allows (`share_step`), and shorter while that one makes up for a step
+      that it had to wait for (`Lateness`). A flow's decodes that find no place take turns.
     - A seat or blocks that are free go to the flow that has the fewest seats. If none are, the
       flow that holds the most gives up its last sequences to one that waits in each step, as long
       as it held more before than the other one does then. Nobody gives up its only one, but
@@ -114,6 +67,7 @@ class Scheduler:
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._sequences: dict[str, Sequence] = {}
         self._flows = Flows()
+        self._lateness = Lateness()
         self._num_steps = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -131,7 +85,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self._sequences[sequence.sequence_id] = sequence
+        is_new = sequence.flow not in self._flows
         self._flows.add(sequence)
+        if is_new and self._flows.are_several:
+            self._lateness.interrupted(sequence.flow, self.step_cost)
         self._queue(sequence)
 
     def schedule(self) -> ScheduledStep:
@@ -140,7 +97,8 @@ class Scheduler:
         batch: list[ScheduledSequence] = []
         reserved: list[Sequence] = []
         victims = self._make_room() if self._flows.are_several else []
-        shares = self._share_step() if self._flows.are_several else None
+        demands = self._demands() if self._flows.are_several else None
+        shares = self._share_step(demands) if demands is not None else None
         budgets = self._schedule_decodes(batch, shares, victims)
         # Who was just preempted would be admitted at once and preempted again.
         closed = {victim.flow for victim in victims}
@@ -157,11 +115,15 @@ class Scheduler:
         while (first := next(iter(self._flows_to_admit(closed)), None)) is not None:
             if not self._admit(first, batch, budgets, reserved):
                 closed.add(first)
+        if batch:
+            self._lateness.note_step(batch, demands, self.step_cost)
         return ScheduledStep(tuple(batch), tuple(reserved), len(victims))
 
     def start_running(self, sequence: Sequence) -> None:
         """Let a sequence whose blocks are reserved take part in steps."""
-        self.importing.pop(sequence.sequence_id, None)
+        was_importing = self.importing.pop(sequence.sequence_id, None) is not None
+        if was_importing and self._flows.are_several:
+            self._lateness.interrupted(sequence.flow, self.step_cost)
         sequence.is_import_pending = False
         sequence.state = SequenceState.RUNNING
         bisect.insort(self.running, sequence, key=_BY_RANK)
@@ -189,6 +151,8 @@ class Scheduler:
             self.blocks.free(sequence)
         sequence.leave_steps(SequenceState.FINISHED)
         self._flows.remove(sequence)
+        if sequence.flow not in self._flows:
+            self._lateness.forget(sequence.flow)
         del self._sequences[sequence.sequence_id]
 
     def has_work(self) -> bool:
@@ -226,8 +190,8 @@ class Scheduler:
             given.append(victim)
         return given
 
-    def _share_step(self) -> dict[Flow, Share]:
-        """Deal the step out to the flows by what they could use of it."""
+    def _demands(self) -> dict[Flow, Demand]:
+        """Return what each flow could use of a step."""
         num_decodes, num_tokens, num_importing = Counter[Flow](), Counter[Flow](), Counter[Flow]()
         for sequence in self.running:
             if sequence.is_prefilling:
@@ -252,7 +216,12 @@ class Scheduler:
                 num_decodes=num_decodes[flow],
                 num_prefill_tokens=num_tokens[flow],
                 num_importing=num_importing[flow],
+                is_late=self._lateness.is_late(flow),
             )
+        return demands
+
+    def _share_step(self, demands: dict[Flow, Demand]) -> dict[Flow, Share]:
+        """Deal the step out to the flows by what they could use of it."""
         return share_step(
             demands,
             self.step_cost,
