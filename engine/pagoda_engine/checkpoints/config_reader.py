@@ -14,9 +14,19 @@ _MISSING = object()
 class ConfigReader:
     """One JSON object of a model folder. A field that is null counts as absent."""
 
-    def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, fields: Mapping[str, Any], aliases: Mapping[str, str] | None = None
+    ) -> None:
+        """Keep an object.
+
+        Args:
+            path: of its file.
+            fields: by name.
+            aliases: what this file calls a field, by the name that readers use.
+        """
         self.path = path
         self.fields = fields
+        self._aliases = aliases or {}
 
     @classmethod
     def open(cls, path: Path) -> "ConfigReader":
@@ -34,6 +44,10 @@ class ConfigReader:
         if not isinstance(fields, dict):
             raise CheckpointError(path, "is not a JSON object")
         return cls(path, fields)
+
+    def renamed(self, aliases: Mapping[str, str]) -> "ConfigReader":
+        """Return the same object for readers that use other names for some of its fields."""
+        return ConfigReader(self.path, self.fields, aliases)
 
     def integer(self, name: str, default: object = _MISSING) -> int:
         """Return a positive integer below 2**31."""
@@ -62,6 +76,28 @@ class ConfigReader:
             raise CheckpointError(self.path, f"{name} is {value!r}, must be a positive number")
         return float(value)
 
+    def optional_number(self, name: str, default: float | None = None) -> float | None:
+        """Return a positive number; None if it is null, the default if it is not there."""
+        if self._name(name) not in self.fields:
+            return default
+        return self.number(name) if self.has(name) else None
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Return a list of positive numbers."""
+        values = self._get(name, _MISSING)
+        if not isinstance(values, list):
+            raise CheckpointError(self.path, f"{name} is {values!r}, must be a list of numbers")
+        return tuple(ConfigReader(self.path, {name: value}).number(name) for value in values)
+
+    def strings(self, name: str, length: int) -> tuple[str, ...]:
+        """Return a list of so many strings."""
+        values = self._get(name, _MISSING)
+        if not isinstance(values, list) or len(values) != length:
+            raise CheckpointError(
+                self.path, f"{name} is {values!r}, must be a list of {length} strings"
+            )
+        return tuple(ConfigReader(self.path, {name: value}).string(name) for value in values)
+
     def boolean(self, name: str, default: object = _MISSING) -> bool:
         """Return a truth value."""
         value = self._get(name, default)
@@ -78,7 +114,7 @@ class ConfigReader:
 
     def has(self, name: str) -> bool:
         """Tell whether the field is there and not null."""
-        return self.fields.get(name) is not None
+        return self.fields.get(self._name(name)) is not None
 
     def section(self, name: str) -> "ConfigReader":
         """Return a nested object."""
@@ -95,10 +131,14 @@ class ConfigReader:
             raise CheckpointError(self.path, f"{name} is {value!r}, must be token ids")
         return frozenset(ids)
 
+    def _name(self, name: str) -> str:
+        """Return what the file calls a field."""
+        return name if self.fields.get(name) is not None else self._aliases.get(name, name)
+
     def _get(self, name: str, default: object) -> Any:
-        value = self.fields.get(name)
+        value = self.fields.get(self._name(name))
         if value is not None:
             return value
         if default is _MISSING:
-            raise CheckpointError(self.path, f"{name} is missing")
+            raise CheckpointError(self.path, f"{self._name(name)} is missing")
         return default
