@@ -54,7 +54,8 @@ class ConfigReader:
         value = self._get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
             raise CheckpointError(
-                self.path, f"{name} is {value!r}, must be a positive integer below 2**31"
+                self.path,
+                f"{self._name(name)} is {value!r}, must be a positive integer below 2**31",
             )
         return value
 
@@ -62,7 +63,9 @@ class ConfigReader:
         """Return a positive integer that no model exceeds."""
         value = self.integer(name)
         if value > highest:
-            raise CheckpointError(self.path, f"{name} is {value}, must be at most {highest}")
+            raise CheckpointError(
+                self.path, f"{self._name(name)} is {value}, must be at most {highest}"
+            )
         return value
 
     def number(self, name: str, default: object = _MISSING) -> float:
@@ -73,7 +76,9 @@ class ConfigReader:
             or isinstance(value, bool)
             or not 0 < value < math.inf
         ):
-            raise CheckpointError(self.path, f"{name} is {value!r}, must be a positive number")
+            raise CheckpointError(
+                self.path, f"{self._name(name)} is {value!r}, must be a positive number"
+            )
         return float(value)
 
     def optional_number(self, name: str, default: float | None = None) -> float | None:
@@ -86,7 +91,9 @@ class ConfigReader:
         """Return a list of positive numbers."""
         values = self._get(name, _MISSING)
         if not isinstance(values, list):
-            raise CheckpointError(self.path, f"{name} is {values!r}, must be a list of numbers")
+            raise CheckpointError(
+                self.path, f"{self._name(name)} is {values!r}, must be a list of numbers"
+            )
         return tuple(ConfigReader(self.path, {name: value}).number(name) for value in values)
 
     def strings(self, name: str, length: int) -> tuple[str, ...]:
@@ -94,7 +101,7 @@ class ConfigReader:
         values = self._get(name, _MISSING)
         if not isinstance(values, list) or len(values) != length:
             raise CheckpointError(
-                self.path, f"{name} is {values!r}, must be a list of {length} strings"
+                self.path, f"{self._name(name)} is {values!r}, must be a list of {length} strings"
             )
         return tuple(ConfigReader(self.path, {name: value}).string(name) for value in values)
 
@@ -102,14 +109,16 @@ class ConfigReader:
         """Return a truth value."""
         value = self._get(name, default)
         if not isinstance(value, bool):
-            raise CheckpointError(self.path, f"{name} is {value!r}, must be true or false")
+            raise CheckpointError(
+                self.path, f"{self._name(name)} is {value!r}, must be true or false"
+            )
         return value
 
     def string(self, name: str, default: object = _MISSING) -> str:
         """Return a string."""
         value = self._get(name, default)
         if not isinstance(value, str):
-            raise CheckpointError(self.path, f"{name} is {value!r}, must be a string")
+            raise CheckpointError(self.path, f"{self._name(name)} is {value!r}, must be a string")
         return value
 
     def has(self, name: str) -> bool:
@@ -120,7 +129,7 @@ class ConfigReader:
         """Return a nested object."""
         value = self._get(name, _MISSING)
         if not isinstance(value, dict):
-            raise CheckpointError(self.path, f"{name} is {value!r}, must be an object")
+            raise CheckpointError(self.path, f"{self._name(name)} is {value!r}, must be an object")
         return ConfigReader(self.path, value)
 
     def token_ids(self, name: str) -> frozenset[int]:
@@ -128,7 +137,7 @@ class ConfigReader:
         value = self._get(name, [])
         ids = value if isinstance(value, list) else [value]
         if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
-            raise CheckpointError(self.path, f"{name} is {value!r}, must be token ids")
+            raise CheckpointError(self.path, f"{self._name(name)} is {value!r}, must be token ids")
         return frozenset(ids)
 
     def _name(self, name: str) -> str:

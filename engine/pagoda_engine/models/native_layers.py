@@ -65,7 +65,7 @@ def missing_parts(description: DecoderDescription) -> list[str]:
         description.scale * description.head_dim**0.5,
     )
     is_missing = {
-        "experts": description.experts is not None,
+        "mixture of experts": description.experts is not None,
         "layer norm": description.norm == "layer",
         "norm with 1 + weight": description.norm == "rms_unit_offset",
         "parallel block": description.is_parallel,
