@@ -1,4 +1,4 @@
-"""What families read from their configurations, where transformers' own tests of logits cannot tell."""
+"""What families read from their configurations, beside what the comparison of logits can tell."""
 
 import json
 import logging
