@@ -119,6 +119,16 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
         "n_positions": 512,
         "n_inner": 64,
     },
+    # three heads: no power of two, whose slopes are another series
+    "bloom": {"model_type": "bloom", "n_head": 3, "n_layer": 2, "seq_length": 512},
+    "mpt": {
+        "model_type": "mpt",
+        "d_model": 48,
+        "n_heads": 4,
+        "n_layers": 2,
+        "max_seq_len": 512,
+        "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.2},
+    },
 }
 
 
@@ -133,8 +143,10 @@ def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overri
     """
     fields = {**_COMMON, **FAMILY_CONFIGS[family], **overrides}
     fields = {name: value for name, value in fields.items() if value is not None}
-    if fields["model_type"] == "gpt2":
-        fields = {name: fields[name] for name in fields if name not in _NOT_IN_GPT2}
+    if fields["model_type"] in ("gpt2", "bloom", "mpt"):  # which have names of their own for these
+        fields = {name: fields[name] for name in fields if name not in _RENAMED}
+    if family == "bloom":
+        fields["hidden_size"] = _COMMON["hidden_size"]
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
@@ -145,7 +157,7 @@ def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overri
     return folder
 
 
-_NOT_IN_GPT2 = {
+_RENAMED = {
     "hidden_size",
     "intermediate_size",
     "num_hidden_layers",

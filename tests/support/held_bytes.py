@@ -9,7 +9,7 @@ from pagoda_engine.models.decoder import Decoder
 
 
 def held_bytes(decoder: Decoder) -> int:
-    """Return the bytes of all tensors that a decoder holds but its rotations, each once."""
+    """Return the bytes of a decoder's weights, each once: all tensors but rotations and slopes."""
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in _tensors_of(decoder)}.values())
 
 
@@ -21,5 +21,5 @@ def _tensors_of(part: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_of(item)
     elif type(part).__module__.startswith("pagoda_engine.models"):
         for name in getattr(part, "__slots__", None) or vars(part):
-            if name != "cos_sin":
+            if name not in ("cos_sin", "alibi_slopes"):
                 yield from _tensors_of(getattr(part, name))

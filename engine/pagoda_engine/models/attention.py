@@ -48,6 +48,7 @@ class Attention:
         scale: factor of the scores.
         window: keys a query sees, itself included; None for all.
         soft_cap: bound of the scores; None: there is none.
+        alibi_slopes: ``[H]`` float32, see `paged_attention`; None: no ALiBi.
         clip: bound of absolute values of Q, K and V; None: there is none.
         eps: of `qk_norm`.
     """
@@ -60,6 +61,7 @@ class Attention:
     scale: float
     window: int | None
     soft_cap: float | None
+    alibi_slopes: torch.Tensor | None
     clip: float | None
     eps: float
 
@@ -108,6 +110,7 @@ class Attention:
             scale=self.scale,
             sliding_window=self.window,
             soft_cap=self.soft_cap,
+            alibi_slopes=self.alibi_slopes,
         ).view(len(q), -1)
 
     def _normed(

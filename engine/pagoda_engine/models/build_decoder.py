@@ -6,6 +6,7 @@ Knows which tensors a layer's parts have. Knows nothing of families or files.
 import torch
 
 from pagoda_engine.checkpoints.tensor_part import Part
+from pagoda_engine.models.alibi import alibi_slopes
 from pagoda_engine.models.attention import Attention, QkNorm
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.decoder_layer import DecoderLayer
@@ -39,7 +40,10 @@ def build_decoder(
         if rope is not None and rope not in cos_sin:
             table = cos_sin_table(rope, description.head_dim, max_positions)
             cos_sin[rope] = table.to(device)
-    layers = tuple(_layer(taker, i, cos_sin) for i in range(description.num_layers))
+    slopes = None
+    if description.alibi_bias_max:
+        slopes = alibi_slopes(description.num_heads, description.alibi_bias_max).to(device)
+    layers = tuple(_layer(taker, i, cos_sin, slopes) for i in range(description.num_layers))
     final_norm = taker.norm(names.final_norm)
     is_tied = description.tie_word_embeddings
     # On CPU a tied tensor is held twice, plain for look-ups and packed for products: those with a
@@ -57,12 +61,14 @@ def build_decoder(
     )
 
 
-def _layer(taker: WeightTaker, index: int, cos_sin: CosSin) -> DecoderLayer:
+def _layer(
+    taker: WeightTaker, index: int, cos_sin: CosSin, slopes: torch.Tensor | None
+) -> DecoderLayer:
     description = taker.description
     names, experts = description.names, description.experts
     prefix = names.layer.format(index)
     attention_in_norm = taker.optional_norm(names.attention_in_norm, prefix)
-    attention = _attention(taker, index, cos_sin)
+    attention = _attention(taker, index, cos_sin, slopes)
     feed_forward: DenseFeedForward | Experts
     if experts is not None and index in experts.layers:
         feed_forward = _experts(taker, prefix)
@@ -80,7 +86,9 @@ def _layer(taker: WeightTaker, index: int, cos_sin: CosSin) -> DecoderLayer:
     )
 
 
-def _attention(taker: WeightTaker, index: int, cos_sin: CosSin) -> Attention:
+def _attention(
+    taker: WeightTaker, index: int, cos_sin: CosSin, slopes: torch.Tensor | None
+) -> Attention:
     description = taker.description
     names, prefix = description.names, description.names.layer.format(index)
     rope = description.ropes[index]
@@ -117,6 +125,7 @@ def _attention(taker: WeightTaker, index: int, cos_sin: CosSin) -> Attention:
         scale=description.scale,
         window=description.sliding_windows[index],
         soft_cap=description.attention_soft_cap,
+        alibi_slopes=slopes,
         clip=description.qkv_clip,
         eps=description.norm_eps,
     )

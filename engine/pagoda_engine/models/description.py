@@ -89,6 +89,8 @@ class DecoderDescription:
         residual_multiplier: ``m`` above.
         logits_multiplier: of the logits.
         logits_soft_cap: as `attention_soft_cap`, for the logits after that.
+        alibi_bias_max: scores fall with the distance to the key, at a slope for each head down to
+            ``2 ** -alibi_bias_max`` (ALiBi); 0: they do not.
         qkv_clip: bound of the absolute values of Q, K and V before RoPE; None: they have none.
     """
 
@@ -124,6 +126,7 @@ class DecoderDescription:
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_soft_cap: float | None = None
+    alibi_bias_max: float = 0.0
     qkv_clip: float | None = None
 
     @property

@@ -6,6 +6,7 @@ from pathlib import Path
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.errors import CheckpointError, UnsupportedModelError
 from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.families.bloom import bloom
 from pagoda_engine.models.families.cohere import cohere, cohere2
 from pagoda_engine.models.families.gemma import gemma2, gemma3
 from pagoda_engine.models.families.glm import glm, glm4
@@ -14,6 +15,7 @@ from pagoda_engine.models.families.gpt_neox import gpt_neox
 from pagoda_engine.models.families.granite import granite
 from pagoda_engine.models.families.llama import llama
 from pagoda_engine.models.families.mistral import mistral, mixtral
+from pagoda_engine.models.families.mpt import mpt
 from pagoda_engine.models.families.olmo import olmo2, olmoe
 from pagoda_engine.models.families.phi import phi3
 from pagoda_engine.models.families.qwen import qwen2, qwen2_moe, qwen3, qwen3_moe
@@ -42,6 +44,8 @@ FAMILIES: dict[str, Callable[[ConfigReader], DecoderDescription]] = {
     "Starcoder2ForCausalLM": starcoder2,
     "GPTNeoXForCausalLM": gpt_neox,
     "GPT2LMHeadModel": gpt2,
+    "BloomForCausalLM": bloom,
+    "MptForCausalLM": mpt,
 }
 
 
