@@ -58,6 +58,13 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
         "rope_parameters": {**_LONGROPE, "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
     },
     "olmo2": {"model_type": "olmo2"},
+    "olmo3": {
+        "model_type": "olmo3",
+        "sliding_window": 21,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
+    "gemma": {"model_type": "gemma", "head_dim": 16, "hidden_act": "gelu"},
     "gemma2": {
         "model_type": "gemma2",
         "head_dim": 16,

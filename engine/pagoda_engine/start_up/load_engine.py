@@ -213,7 +213,8 @@ def step_limits_of(
     inner = description.intermediate_size
     if description.experts is not None:
         experts = description.experts
-        inner = max(inner, experts.num_experts_per_tok * experts.intermediate_size)
+        routed = experts.num_experts_per_tok * experts.intermediate_size
+        inner = max(inner, routed + experts.shared_size)
     widest = max(2 * q_width + 2 * kv_width, 3 * inner)  # attention; gate, up and their product
     return cuda_limits(
         room_bytes=room_bytes,

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3 (text): a norm before and after each part, windows, scaled embeddings."""
+"""Gemma 1, 2 and 3 (text): scaled embeddings; from 2 on windows, and norms around each part."""
 
 import math
 from dataclasses import replace
@@ -6,6 +6,7 @@ from dataclasses import replace
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.fields import (
+    FULL,
     MAX_LAYERS,
     SLIDING,
     activation,
@@ -26,11 +27,19 @@ _NAMES = WeightNames(
 )
 
 
+def gemma(config: ConfigReader) -> DecoderDescription:
+    """Its activation is the approximation, whatever the configuration says."""
+    return _gemma(config, read_rope(config), (FULL,) * _num_layers(config))
+
+
 def gemma2(config: ConfigReader) -> DecoderDescription:
     """Every other layer has a window; scores and logits have soft caps."""
-    gemma = _gemma(config, read_rope(config), _types(config, 2))
+    usual = _gemma(config, read_rope(config), _types(config, 2))
     return replace(
-        gemma,
+        usual,
+        activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+        attention_scale=_scale(config),
+        names=_NAMES,
         attention_soft_cap=config.optional_number("attn_logit_softcapping", 50.0),
         logits_soft_cap=config.optional_number("final_logit_softcapping", 30.0),
     )
@@ -44,18 +53,29 @@ def gemma3(config: ConfigReader) -> DecoderDescription:
     else:
         local = RopeDescription(theta=config.number("rope_local_base_freq", 10000.0))
     types = _types(config, config.integer("sliding_window_pattern", 6))
-    gemma = _gemma(config, rope, types)
-    check_rope(config, local, gemma.head_dim)
+    usual = _gemma(config, rope, types)
+    check_rope(config, local, usual.head_dim)
     return replace(
-        gemma,
+        usual,
+        activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+        attention_scale=_scale(config),
+        names=_NAMES,
         qk_norm="head",
         layer_ropes=tuple(local if kind == SLIDING else rope for kind in types),
         logits_soft_cap=config.optional_number("final_logit_softcapping"),
     )
 
 
+def _num_layers(config: ConfigReader) -> int:
+    return config.bounded("num_hidden_layers", MAX_LAYERS)
+
+
+def _scale(config: ConfigReader) -> float:
+    return 1 / math.sqrt(config.number("query_pre_attn_scalar", 256))
+
+
 def _types(config: ConfigReader, full_every: int) -> tuple[str, ...]:
-    num_layers = config.bounded("num_hidden_layers", MAX_LAYERS)
+    num_layers = _num_layers(config)
     return layer_types(config, num_layers, every_nth_full(num_layers, full_every))
 
 
@@ -68,11 +88,9 @@ def _gemma(
     return replace(
         usual,
         norm="rms_unit_offset",
-        activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+        activation="gelu_tanh",
         qkv_bias=has_bias,
         output_bias=has_bias,
         sliding_windows=windows_of(config, types, default=4096),
-        attention_scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
         embedding_multiplier=math.sqrt(usual.hidden_size),
-        names=_NAMES,
     )

@@ -8,7 +8,7 @@ from pagoda_engine.errors import CheckpointError, UnsupportedModelError
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.bloom import bloom
 from pagoda_engine.models.families.cohere import cohere, cohere2
-from pagoda_engine.models.families.gemma import gemma2, gemma3
+from pagoda_engine.models.families.gemma import gemma, gemma2, gemma3
 from pagoda_engine.models.families.glm import glm, glm4
 from pagoda_engine.models.families.gpt2 import gpt2
 from pagoda_engine.models.families.gpt_neox import gpt_neox
@@ -16,7 +16,7 @@ from pagoda_engine.models.families.granite import granite
 from pagoda_engine.models.families.llama import llama
 from pagoda_engine.models.families.mistral import mistral, mixtral
 from pagoda_engine.models.families.mpt import mpt
-from pagoda_engine.models.families.olmo import olmo2, olmoe
+from pagoda_engine.models.families.olmo import olmo2, olmo3, olmoe
 from pagoda_engine.models.families.phi import phi3
 from pagoda_engine.models.families.qwen import qwen2, qwen2_moe, qwen3, qwen3_moe
 from pagoda_engine.models.families.smollm import smollm3
@@ -34,7 +34,9 @@ FAMILIES: dict[str, Callable[[ConfigReader], DecoderDescription]] = {
     "GraniteForCausalLM": granite,
     "Phi3ForCausalLM": phi3,
     "Olmo2ForCausalLM": olmo2,
+    "Olmo3ForCausalLM": olmo3,
     "OlmoeForCausalLM": olmoe,
+    "GemmaForCausalLM": gemma,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "GlmForCausalLM": glm,
