@@ -102,7 +102,8 @@ def _attention(
     arranges = [list(steps) for _ in rows]
     if rope is not None and rope.is_interleaved:
         for arrange, count in zip(arranges, rotated, strict=True):
-            arrange.append(halves_apart(count, head_dim, rope.rotary_dim(head_dim)))
+            if count:
+                arrange.append(halves_apart(count, head_dim, rope.rotary_dim(head_dim)))
     qkv = taker.weights(
         [prefix + name for name in names.qkv],
         [count * head_dim for count in rows],
