@@ -57,6 +57,11 @@ class Decoder:
         self._multiplier = float(multiplier)
         self._native = native_layers(description, layers, embedding, final_norm)
 
+    @property
+    def is_native(self) -> bool:
+        """Whether all layers are one native call."""
+        return self._native is not None
+
     def forward(
         self,
         token_ids: torch.Tensor,

@@ -17,6 +17,8 @@ class EngineOptions:
         device: ``auto`` | ``cpu`` | ``cuda``; auto is cuda if there is one.
         dtype: see `EngineConfig`.
         num_threads: see `EngineConfig`.
+        processor_table: on CPU: the file where the workers of this machine share its processors;
+            empty: nobody shares.
         num_blocks: KV blocks in the pool; 0: from `kv_cache_bytes`.
         kv_cache_bytes: of the pool; 0: on CPU room for one longest sequence within an eighth of
             the memory, 256 MiB at least; else what the share leaves.
@@ -35,6 +37,7 @@ class EngineOptions:
     device: str = "auto"
     dtype: str = "auto"
     num_threads: int = 0
+    processor_table: str = ""
     num_blocks: int = 0
     kv_cache_bytes: int = 0
     max_model_len: int = 0
