@@ -192,7 +192,7 @@ def transfers(batch: AttentionBatch) -> None:
 
 
 def others(batch: AttentionBatch) -> None:
-    """What other decoders are made of: separate K and V, rotation, GELU, norms to fp8."""
+    """What other decoders are made of: separate K and V, rotation, GELU, norms to fp8, ALiBi."""
     num_tokens = sum(batch.seqlens_q_host)
     x, weight = empty(num_tokens, HIDDEN), empty(HIDDEN)
     q, k = empty(num_tokens, NUM_HEADS, HEAD_DIM), empty(num_tokens, NUM_KV_HEADS, HEAD_DIM)
@@ -201,7 +201,12 @@ def others(batch: AttentionBatch) -> None:
     kernels.apply_rope(kernels.rms_norm(q, empty(HEAD_DIM), 1e-5), k, positions, table)
     cache = empty(1000, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     kernels.write_kv(k, k, cache, cache, batch.slot_mapping)
+    slopes = empty(NUM_HEADS, dtype=torch.float32)
+    kernels.paged_attention(q, cache, cache, batch, scale=0.1, alibi_slopes=slopes)
+    kernels.paged_attention(q, cache, cache, batch, scale=0.1, soft_cap=50.0)
     kernels.gelu_mul(x)
+    kernels.rms_norm(x, weight, 1e-5, unit_offset=True)
+    kernels.add_rms_norm(x, x, weight, 1e-5, unit_offset=True)
     kernels.add_rms_norm_quantised(x, x, weight, 1e-5)
 
 

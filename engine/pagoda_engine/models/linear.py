@@ -7,7 +7,8 @@ alone, whatever the batch. Elsewhere, and for dtypes that those have not, it is 
 import torch
 import torch.nn.functional as F
 
-from pagoda_kernels import silu_mul
+from pagoda_engine.models.description import Activation
+from pagoda_kernels import gelu_mul, silu_mul
 from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.packed_linear import PackedLinear
 
@@ -41,20 +42,27 @@ class Linear:
 
 
 class GatedLinear:
-    """``silu(gate) * up`` of two projections with one input. Owns their weights."""
+    """``activation(gate) * up`` of two projections with one input. Owns their weights."""
 
-    __slots__ = ("_joined", "packed")
+    __slots__ = ("_activation", "_joined", "packed")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: Activation = "silu",
+    ) -> None:
         """Take over both weights.
 
         Args:
             weight: ``[2 * N, K]``, rows of gate, then up, on the engine's device and in its dtype.
             bias: ``[2 * N]`` or None.
+            activation: of the gate.
         """
         self.packed: PackedLinear | None = None
         self._joined: Linear | None = None
-        if packed_linear.can_pack(weight):
+        self._activation = activation
+        if activation == "silu" and packed_linear.can_pack(weight):
             self.packed = PackedLinear(weight, bias, is_gated=True)
         else:
             self._joined = Linear(weight, bias)
@@ -64,4 +72,30 @@ class GatedLinear:
         if self.packed is not None:
             return self.packed(x)
         assert self._joined is not None, "one of the two is there"
-        return silu_mul(self._joined(x))
+        gate_up = self._joined(x)
+        if self._activation == "silu":
+            return silu_mul(gate_up)
+        return gelu_mul(gate_up, approximate=_APPROXIMATIONS[self._activation])
+
+
+class ActivatedLinear:
+    """``activation(x @ weight.T + bias)``. Owns its weight."""
+
+    __slots__ = ("_activation", "_linear")
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation
+    ) -> None:
+        """Take over a weight; arguments as `Linear`'s."""
+        self._linear = Linear(weight, bias)
+        self._activation = activation
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[M, N]`` for x ``[M, K]``."""
+        y = self._linear(x)
+        if self._activation == "silu":
+            return F.silu(y)
+        return F.gelu(y, approximate=_APPROXIMATIONS[self._activation])
+
+
+_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}

@@ -12,10 +12,10 @@ from pagoda_engine.checkpoints.weight_reader import WeightReader
 from pagoda_engine.checkpoints.weights import OnProgress, WeightFiles, weight_files
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.errors import InvalidConfigError
-from pagoda_engine.models.build_decoder import OUTPUT_NAME, build_decoder
+from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.families import read_description
+from pagoda_engine.models.families.registry import read_description
 
 _DTYPES = {
     "float32": torch.float32,
@@ -73,21 +73,29 @@ def load_model(
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, description.dtype, device)
     paths = weight_files(folder)
+    max_positions = min(description.max_position_embeddings, config.max_model_len)
+    turning = description.for_length(max_positions)
+    # The KV of a model whose rotation depends on the longest sequence is another one for each.
+    differs_by = b"" if turning == description else repr(turning.ropes).encode()
+    names = description.names
     # Some exports repeat the tied tensor.
-    ignored = (OUTPUT_NAME,) if description.tie_word_embeddings else ()
+    tied = (f"{names.output}.weight",) if description.tie_word_embeddings else ()
     with ThreadPoolExecutor(1, "fingerprint") as thread, WeightReader(device) as reader:
         # Beside the loading, which brings the same bytes into the page cache.
-        identity = thread.submit(fingerprint, folder / "config.json", paths)
-        files = WeightFiles(paths, reader, dtype, device, ignored=ignored, on_progress=on_progress)
-        decoder = build_decoder(
-            description,
-            files,
-            max_positions=min(description.max_position_embeddings, config.max_model_len),
-            device=device,
+        identity = thread.submit(fingerprint, folder / "config.json", paths, differs_by)
+        files = WeightFiles(
+            paths,
+            reader,
+            dtype,
+            device,
+            ignored=(*tied, *names.ignored),
+            optional_prefix=names.optional_prefix,
+            on_progress=on_progress,
         )
+        decoder = build_decoder(turning, files, max_positions=max_positions, device=device)
         files.check_all_taken()
         return LoadedModel(
-            description=description,
+            description=turning,
             decoder=decoder,
             device=device,
             dtype=dtype,

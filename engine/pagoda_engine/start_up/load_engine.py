@@ -16,13 +16,14 @@ from pagoda_engine.config import EngineConfig
 from pagoda_engine.engine import Engine, kv_layout
 from pagoda_engine.errors import CheckpointError, MemoryBudgetError
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.families import read_description
+from pagoda_engine.models.families.registry import read_description
 from pagoda_engine.models.model_folder import (
     LoadedModel,
     load_model,
     resolve_device,
     resolve_dtype,
 )
+from pagoda_engine.models.weight_bytes import weight_bytes
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.start_up.device_memory import CudaMemory, DeviceMemory
 from pagoda_engine.start_up.host_memory import available_bytes, default_pool_bytes
@@ -132,7 +133,7 @@ class _Loading:
             model_limit=model_limit,
             default_bytes=default_pool_bytes(
                 -(-num_tokens // options.block_size) * block_bytes,
-                description.weight_bytes(torch_dtype),
+                weight_bytes(description, torch_dtype),
                 available_bytes(),
             ),
         )
@@ -144,7 +145,7 @@ class _Loading:
             self._budget = budget_before_load(
                 self._memory,
                 utilization=options.gpu_memory_utilization,
-                weight_bytes=description.weight_bytes(torch_dtype),
+                weight_bytes=weight_bytes(description, torch_dtype),
             )
             limits = step_limits_of(description, torch_dtype, self._budget.pool_bytes)
         self._planner.plan(self._budget)
@@ -216,7 +217,8 @@ def step_limits_of(
     inner = description.intermediate_size
     if description.experts is not None:
         experts = description.experts
-        inner = max(inner, experts.num_experts_per_tok * experts.intermediate_size)
+        routed = experts.num_experts_per_tok * experts.intermediate_size
+        inner = max(inner, routed + experts.shared_size)
     widest = max(2 * q_width + 2 * kv_width, 3 * inner)  # attention; gate, up and their product
     return cuda_limits(
         room_bytes=room_bytes,

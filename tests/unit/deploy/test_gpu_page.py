@@ -9,7 +9,8 @@ import torch
 from pagoda_cli.all_settings import all_settings
 from pagoda_decode.config import DecodeSettings
 from pagoda_engine.cache.copy_lanes import DEVICE_CHUNK_BYTES, NUM_LANES
-from pagoda_engine.models.families import read_description
+from pagoda_engine.models.families.registry import read_description
+from pagoda_engine.models.weight_bytes import weight_bytes
 from pagoda_engine.start_up.memory_budget import GIB, MemoryBudget
 from pagoda_engine.start_up.pool_plan import PoolPlanner
 from pagoda_engine.start_up.profile_memory import GRAPH_BYTES
@@ -43,7 +44,7 @@ def budget_and_planner(
 ) -> tuple[MemoryBudget, PoolPlanner]:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     description = read_description(tmp_path / "config.json")
-    weights, context = description.weight_bytes(torch.bfloat16), GIB // 2
+    weights, context = weight_bytes(description, torch.bfloat16), GIB // 2
     tokens, rows = CUDA_LIMITS.max_num_batched_tokens, CUDA_LIMITS.max_num_seqs
     budget = MemoryBudget(
         device="GPU of 80 GiB",
