@@ -13,6 +13,9 @@ class EngineConfig:
         max_num_seqs: sequences in one step at most.
         max_num_batched_tokens: new tokens in one step at most (prefill chunks and decodes
             together).
+        enough_prompt_tokens: tokens of prompts from which on a step is no faster for each if there
+            are more: then no further prompt joins it, and those in front end sooner. 0: there is no
+            such number below max_num_batched_tokens.
         max_model_len: prompt and output tokens of one sequence at most.
         max_num_waiting: sequences waiting for admission at most.
         enable_prefix_caching: reuse blocks by hash.
@@ -31,6 +34,7 @@ class EngineConfig:
     num_blocks: int = 1024
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    enough_prompt_tokens: int = 0
     max_model_len: int = 2048
     max_num_waiting: int = 256
     enable_prefix_caching: bool = True

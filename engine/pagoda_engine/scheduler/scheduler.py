@@ -27,6 +27,10 @@ MAX_PASSED = 64
 
 MAX_FORESEEN = 8
 """Waiting sequences of a flow whose prompts a step makes room for, at the most."""
+LONG_STEP = 2.0
+"""A prompt of more than one step makes steps at most so many times as long as decodes alone do."""
+MIN_CHUNK = 16
+"""Tokens of such a prompt in a step at least."""
 _BY_RANK = attrgetter("rank")
 
 
@@ -36,7 +40,7 @@ class Scheduler:
     Within a flow (a tenant's sequences, those in the background apart) everything goes by rank: the
     lower priority number first, among equal ones the older. A step takes decodes first, then goes
     on with prefills that run already, then admits the sequences that wait, those of a lower number
-    before a prefill goes on; one whose next block another one is making waits for it and is passed.
+    before a prefill goes on, as long as more tokens make the step more worth its time; one whose next block another one is making waits for it and is passed.
     Admission reserves the blocks of all tokens known so far, so only decodes ever ask for more;
     when none is left, a running sequence loses its blocks and goes back to its place in the queue:
     the last one of the flow that holds the most. Its tokens are kept, so it goes on as if nothing
@@ -65,6 +69,7 @@ class Scheduler:
         # No more decodes than one step can take, or the last would never be in one.
         self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._enough_prompt_tokens = config.enough_prompt_tokens or config.max_num_batched_tokens
         self._sequences: dict[str, Sequence] = {}
         self._flows = Flows()
         self._lateness = Lateness()
@@ -111,7 +116,7 @@ class Scheduler:
             ):
                 pass
             if budgets[flow]:
-                budgets[flow] -= self._schedule_chunk(sequence, budgets[flow], batch)
+                self._schedule_prefill(sequence, budgets, batch)
         while (first := next(iter(self._flows_to_admit(closed)), None)) is not None:
             if not self._admit(first, batch, budgets, reserved):
                 closed.add(first)
@@ -273,6 +278,26 @@ class Scheduler:
                 chosen.append(sequence)
         return sorted(chosen, key=_BY_RANK)
 
+    def _schedule_prefill(
+        self, sequence: Sequence, budgets: Counter[Flow], batch: list[ScheduledSequence]
+    ) -> None:
+        """Give a prompt its tokens: all of them if it fits a step, else few beside decodes.
+
+        Who decodes waits once for a short prompt, but not again and again for a long one.
+        """
+        flow = sequence.flow
+        budget = budgets[flow]
+        num_to_compute = sequence.prefill_end - sequence.num_cached_tokens
+        num_decodes = sum(not entry.is_prefill for entry in batch)
+        if num_decodes and num_to_compute > self._max_num_batched_tokens:
+            cost = self.step_cost
+            spare = (LONG_STEP - 1) * cost.of(num_decodes=num_decodes, num_prefill_tokens=0)
+            budget = min(budget, max(MIN_CHUNK, int(spare / cost.per_prefill_token)))
+        budgets[flow] -= self._schedule_chunk(sequence, budget, batch)
+        num_scheduled = sum(entry.num_new_tokens for entry in batch if entry.is_prefill)
+        if num_scheduled >= self._enough_prompt_tokens and not self._flows.are_several:
+            budgets[flow] = 0
+
     def _schedule_chunk(
         self, sequence: Sequence, budget: int, batch: list[ScheduledSequence]
     ) -> int:
@@ -332,7 +357,7 @@ class Scheduler:
             self.importing[sequence.sequence_id] = sequence
         else:
             self.start_running(sequence)
-            budgets[flow] -= self._schedule_chunk(sequence, budgets[flow], batch)
+            self._schedule_prefill(sequence, budgets, batch)
         return True
 
     def _flows_to_admit(self, closed: AbstractSet[Flow]) -> Iterable[Flow]:

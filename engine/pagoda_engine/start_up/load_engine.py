@@ -32,7 +32,12 @@ from pagoda_engine.start_up.options import EngineOptions
 from pagoda_engine.start_up.phases import StartUp
 from pagoda_engine.start_up.pool_plan import PoolPlanner
 from pagoda_engine.start_up.profile_memory import budget_before_load, measure_budget
-from pagoda_engine.start_up.step_limits import CPU_LIMITS, StepLimits, cuda_limits
+from pagoda_engine.start_up.step_limits import (
+    CPU_ENOUGH_PROMPT_TOKENS,
+    CPU_LIMITS,
+    StepLimits,
+    cuda_limits,
+)
 from pagoda_engine.start_up.warm_up import warm_engine, warm_kernels
 from pagoda_engine.step.layer_export import OnLayers
 from pagoda_kernels.native.library import native_library
@@ -249,6 +254,7 @@ def _config(options: EngineOptions, device: torch.device, limits: StepLimits) ->
         num_blocks=1,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens or limits.max_num_batched_tokens,
+        enough_prompt_tokens=CPU_ENOUGH_PROMPT_TOKENS if device.type == "cpu" else 0,
         max_model_len=options.max_model_len or UNLIMITED_MODEL_LEN,
         # Whoever feeds the engine counts arrivals; preempted sequences wait beside them.
         max_num_waiting=options.max_num_waiting + max_num_seqs,
