@@ -1,6 +1,7 @@
 """Builds a Decoder from named tensors: the mapping from Hugging Face names to ours."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -9,7 +10,9 @@ from pagoda_engine.models.decoder import Decoder, DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.feed_forward import DenseFeedForward, Experts
 from pagoda_engine.models.linear import GatedLinear, Linear
+from pagoda_engine.models.quantization import NONE, Quantization
 from pagoda_engine.models.rope_scaling import cos_sin_table
+from pagoda_kernels.native.quantised_weight import Bits
 
 OUTPUT_NAME = "lm_head.weight"
 
@@ -27,6 +30,18 @@ class WeightSource(Protocol):
             shape: of the whole, with as many elements as the parts together.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A source, and the format of the projections that are made of what it gives."""
+
+    weights: WeightSource
+    quantization: Quantization
+
+    def take(self, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]) -> torch.Tensor:
+        """See `WeightSource`."""
+        return self.weights.take(parts, shape)
 
 
 class _ExpertNames(NamedTuple):
@@ -49,12 +64,14 @@ _EXPERT_NAMES = {
 
 def build_decoder(
     description: DecoderDescription,
-    source: WeightSource,
+    weights: WeightSource,
     *,
     max_positions: int,
     device: torch.device,
+    quantization: Quantization = NONE,
 ) -> Decoder:
     """Take every tensor that the description asks for."""
+    source = _Source(weights, quantization)
     vocabulary = (description.vocab_size, description.hidden_size)
     hidden = (description.hidden_size,)
     embedding = source.take({"model.embed_tokens.weight": vocabulary}, vocabulary)
@@ -70,12 +87,12 @@ def build_decoder(
         embedding=embedding,
         layers=layers,
         final_norm=final_norm,
-        output=Linear(output),
+        output=Linear(output, None, quantization.output),
         cos_sin=cos_sin,
     )
 
 
-def _build_layer(description: DecoderDescription, source: WeightSource, index: int) -> DecoderLayer:
+def _build_layer(description: DecoderDescription, source: _Source, index: int) -> DecoderLayer:
     prefix = f"model.layers.{index}."
     hidden, head_dim = description.hidden_size, description.head_dim
     num_q_rows, num_kv_rows = (
@@ -105,7 +122,7 @@ def _build_layer(description: DecoderDescription, source: WeightSource, index: i
     )
 
 
-def _dense(description: DecoderDescription, source: WeightSource, prefix: str) -> DenseFeedForward:
+def _dense(description: DecoderDescription, source: _Source, prefix: str) -> DenseFeedForward:
     hidden, inner = description.hidden_size, description.intermediate_size
     gate_up_rows = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
     has_bias = description.mlp_bias
@@ -115,40 +132,43 @@ def _dense(description: DecoderDescription, source: WeightSource, prefix: str) -
     )
 
 
-def _experts(description: DecoderDescription, source: WeightSource, prefix: str) -> Experts:
+def _experts(description: DecoderDescription, source: _Source, prefix: str) -> Experts:
     experts = description.experts
     assert experts is not None
     names = _EXPERT_NAMES[description.architecture]
     hidden, inner = description.hidden_size, experts.intermediate_size
+    router = experts.num_experts, hidden
     each = [f"{prefix}{names.experts}.{expert}" for expert in range(experts.num_experts)]
     gate_up_names = [f"{e}.{name}.weight" for e in each for name in (names.gate, names.up)]
     down_names = [f"{e}.{names.down}.weight" for e in each]
     return Experts(
-        router=_linear(source, prefix, {names.router: experts.num_experts}, hidden, False),
+        router=Linear(source.take({f"{prefix}{names.router}.weight": router}, router)),
         gate_up=source.take(
             dict.fromkeys(gate_up_names, (inner, hidden)), (len(each), 2 * inner, hidden)
         ),
         down=source.take(dict.fromkeys(down_names, (hidden, inner)), (len(each), hidden, inner)),
         num_experts_per_tok=experts.num_experts_per_tok,
         norm_topk_prob=experts.norm_topk_prob,
+        bits=source.quantization.projections,
     )
 
 
 def _linear(
-    source: WeightSource, prefix: str, rows: Mapping[str, int], num_columns: int, has_bias: bool
+    source: _Source, prefix: str, rows: Mapping[str, int], num_columns: int, has_bias: bool
 ) -> Linear:
     """One projection with the rows of several, e.g. of Q, K and V."""
     return Linear(*_weights(source, prefix, rows, num_columns, has_bias))
 
 
 def _weights(
-    source: WeightSource, prefix: str, rows: Mapping[str, int], num_columns: int, has_bias: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The joined weight of several projections, and the joined bias if they have some."""
+    source: _Source, prefix: str, rows: Mapping[str, int], num_columns: int, has_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, Bits | None]:
+    """The joined weight of several projections, the joined bias if they have some, and the bits."""
+    bits = source.quantization.projections
     num_rows = sum(rows.values())
     weights = {f"{prefix}{name}.weight": (n, num_columns) for name, n in rows.items()}
     weight = source.take(weights, (num_rows, num_columns))
     if not has_bias:
-        return weight, None
+        return weight, None, bits
     biases = {f"{prefix}{name}.bias": (n,) for name, n in rows.items()}
-    return weight, source.take(biases, (num_rows,))
+    return weight, source.take(biases, (num_rows,)), bits

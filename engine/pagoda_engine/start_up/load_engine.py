@@ -240,6 +240,7 @@ def _config(options: EngineOptions, device: torch.device, limits: StepLimits) ->
         max_num_waiting=options.max_num_waiting + max_num_seqs,
         device=str(device),
         dtype=options.dtype,
+        quantization=options.quantization,
         num_threads=options.num_threads,
         enforce_eager=options.enforce_eager,
         graph_batch_sizes=options.graph_batch_sizes or None,

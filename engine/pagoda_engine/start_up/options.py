@@ -16,6 +16,7 @@ class EngineOptions:
         gpu_memory_utilization: share of the whole GPU, in (0, 1].
         device: ``auto`` | ``cpu`` | ``cuda``; auto is cuda if there is one.
         dtype: see `EngineConfig`.
+        quantization: see `EngineConfig`.
         num_threads: see `EngineConfig`.
         num_blocks: KV blocks in the pool; 0: from `kv_cache_bytes`.
         kv_cache_bytes: of the pool; 0: on CPU room for one longest sequence within an eighth of
@@ -34,6 +35,7 @@ class EngineOptions:
     gpu_memory_utilization: float
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     num_threads: int = 0
     num_blocks: int = 0
     kv_cache_bytes: int = 0

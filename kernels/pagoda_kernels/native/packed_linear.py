@@ -12,7 +12,7 @@ DTYPES = (torch.bfloat16, torch.float32)
 
 
 def can_pack(weight: torch.Tensor, bits: Bits | None = None) -> bool:
-    """Tell whether a weight ``[N, K]`` can be packed on this machine, quantised to `bits` if any."""
+    """Tell whether a weight ``[N, K]`` can be packed on this machine, as codes of `bits` if any."""
     return (
         weight.device.type == "cpu"
         and weight.dtype in DTYPES

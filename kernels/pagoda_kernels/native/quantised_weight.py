@@ -1,7 +1,7 @@
 """Weights of 8 or 4 bits: what they mean, and how a dense weight becomes one.
 
-Every 32 weights along K share a scale. A code of 8 bits is a whole number; one of 4 bits is an index
-into `LEVELS`. Knows nothing of how they are laid out for products (`packed_linear`).
+Every 32 weights along K share a scale. A code of 8 bits is a whole number; one of 4 bits is an
+index into `LEVELS`. Knows nothing of how they are laid out for products (`packed_linear`).
 """
 
 from collections.abc import Iterator
@@ -99,7 +99,7 @@ def _natively(weight: torch.Tensor, bits: Bits) -> QuantisedWeight:
 
 def _quantised_rows(weight: torch.Tensor, bits: Bits) -> tuple[torch.Tensor, torch.Tensor]:
     width = weight.shape[1]
-    groups = F.pad(weight, (0, -width % GROUP)).unflatten(1, (-1, GROUP))
+    groups = F.pad(weight, (0, -width % GROUP)).reshape(len(weight), -1, GROUP)
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     if bits == 8:
         scales = (largest.abs() / 127).bfloat16()
