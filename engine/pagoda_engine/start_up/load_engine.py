@@ -25,7 +25,11 @@ from pagoda_engine.models.model_folder import (
 )
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.start_up.device_memory import CudaMemory, DeviceMemory
-from pagoda_engine.start_up.host_memory import available_bytes, default_pool_bytes
+from pagoda_engine.start_up.host_memory import (
+    available_bytes,
+    default_pool_bytes,
+    give_back_freed,
+)
 from pagoda_engine.start_up.memory_budget import MemoryBudget, format_bytes
 from pagoda_engine.start_up.options import EngineOptions
 from pagoda_engine.start_up.phases import StartUp
@@ -74,6 +78,7 @@ def load_engine(
     try:
         with start_up.phase("loading weights"):
             model = load_model(folder, loading.config, on_progress=start_up.percent)
+            give_back_freed()
         config = loading.sized_config(model)
         with start_up.phase("allocating KV"):
             kv_cache = None

@@ -11,7 +11,7 @@ from pagoda_kernels.native.quantised_weight import Bits, quantise
 BITS = pytest.mark.parametrize("bits", [8, 4])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SHAPES = pytest.mark.parametrize(
-    "shape", [(1, 2), (64, 64), (65, 130), (200, 34), (130, 4096)], ids=str
+    "shape", [(1, 2), (64, 64), (65, 130), (200, 34), (70, 4096)], ids=str
 )
 
 
@@ -52,7 +52,7 @@ def test_gated_product(dtype: torch.dtype, bits: Bits, shape: tuple[int, int]) -
 
 
 @pytest.mark.usefixtures("native", "num_threads")
-@pytest.mark.parametrize("width", [64, 1536, 4110])
+@pytest.mark.parametrize("width", [64, 4110])
 @pytest.mark.parametrize("is_gated", [True, False], ids=["gated", "plain"])
 @BITS
 @DTYPES

@@ -19,7 +19,7 @@ def error(coded: QuantisedWeight, weight: torch.Tensor) -> float:
     return float((coded.dequantised(torch.float64) - wide).norm() / wide.norm())
 
 
-@pytest.mark.usefixtures("native", "num_threads")
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("shape", [(1, 1), (3, 32), (65, 130), (40, 1500)], ids=str)
 @BITS
 @DTYPES

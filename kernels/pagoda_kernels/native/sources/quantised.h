@@ -3,8 +3,9 @@
 // Codes stand for whole numbers that bf16 holds exactly: an int8 itself, or one of 16 levels. In registers
 // they become the pairs of bf16 that VDPBF16PS wants; a group is added along K into one fp32 accumulator,
 // which is then multiplied by the scale and added to the groups before it: one order of additions, as
-// product.h has. Every tile of rows widens the codes anew, beside its products, at no cost that can be
-// measured from six rows on; widened once into memory they took 1.2 to 2 times as long.
+// product.h has. Every tile of rows widens the codes anew, beside its products: with the codes of 4 bits
+// that costs next to nothing, and widened into memory first they are slower. Adding up the groups costs
+// a tile of six rows some 15 %.
 //
 // A panel: for every group 64 scales of bf16, then its codes, a pair of steps after the other. Of a pair
 // 4 bits: 32 words of 16, word i with the codes of lane i of the four vectors, lowest first; lane i of
@@ -94,35 +95,46 @@ static inline __attribute__((always_inline)) void widen_pair(
     }
 }
 
+// sums += rows of x times pairs of steps of a group.
+static inline __attribute__((always_inline)) void add_pairs(
+    const int num_rows, const long num_pairs, const void *x, long x_stride, const char *codes, vuint table,
+    vfloat sums[MAX_ROWS][VECTORS], const int bits, const int is_bf16) {
+#pragma GCC unroll 4
+    for (long pair = 0; pair < num_pairs; pair++) {
+        const char *from = codes + pair * 2 * PANEL * bits / 8;
+        vuint w[VECTORS];
+        widen_pair(from, table, w, bits);
+        for (int line = 0; line < bits / 4; line++) __builtin_prefetch(from + AHEAD_BYTES + line * 64);
+#pragma GCC unroll 6
+        for (int m = 0; m < num_rows; m++) {
+            if (is_bf16) {
+                uint32_t both;
+                memcpy(&both, (const uint16_t *)x + m * x_stride + 2 * pair, 4);
+#pragma GCC unroll 4
+                for (int j = 0; j < VECTORS; j++) sums[m][j] = pair_sum(sums[m][j], both, w[j]);
+            } else {
+                const float *two = (const float *)x + m * x_stride + 2 * pair;
+#pragma GCC unroll 4
+                for (int j = 0; j < VECTORS; j++) {
+                    sums[m][j] = vfma(vset(two[0]), (vfloat)(w[j] << 16), sums[m][j]);
+                    sums[m][j] = vfma(vset(two[1]), (vfloat)(w[j] & 0xffff0000u), sums[m][j]);
+                }
+            }
+        }
+    }
+}
+
 // c[m, 64] += rows of x times some groups of a panel, the last of which may end early.
 static inline __attribute__((always_inline)) void quantised_tile_of(
     const int num_rows, long width, const void *x, long x_stride, const char *groups, vuint table, float *c,
     const int bits, const int is_bf16) {
     for (long k = 0; k < width; k += GROUP, groups += group_bytes(bits)) {
-        const long num_pairs = (width - k < GROUP ? width - k : GROUP) / 2;
+        const void *from = at(x, k, is_bf16);
+        const char *codes = groups + SCALE_BYTES;
         vfloat sums[MAX_ROWS][VECTORS] = {};
-        for (long pair = 0; pair < num_pairs; pair++) {
-            const char *from = groups + SCALE_BYTES + pair * 2 * PANEL * bits / 8;
-            vuint w[VECTORS];
-            widen_pair(from, table, w, bits);
-            for (int line = 0; line < bits / 4; line++) __builtin_prefetch(from + AHEAD_BYTES + line * 64);
-#pragma GCC unroll 6
-            for (int m = 0; m < num_rows; m++) {
-                if (is_bf16) {
-                    uint32_t both;
-                    memcpy(&both, (const uint16_t *)x + m * x_stride + k + 2 * pair, 4);
-#pragma GCC unroll 4
-                    for (int j = 0; j < VECTORS; j++) sums[m][j] = pair_sum(sums[m][j], both, w[j]);
-                } else {
-                    const float *two = (const float *)x + m * x_stride + k + 2 * pair;
-#pragma GCC unroll 4
-                    for (int j = 0; j < VECTORS; j++) {
-                        sums[m][j] = vfma(vset(two[0]), (vfloat)(w[j] << 16), sums[m][j]);
-                        sums[m][j] = vfma(vset(two[1]), (vfloat)(w[j] & 0xffff0000u), sums[m][j]);
-                    }
-                }
-            }
-        }
+        if (width - k >= GROUP)  // a number of turns that the compiler knows
+            add_pairs(num_rows, GROUP / 2, from, x_stride, codes, table, sums, bits, is_bf16);
+        else add_pairs(num_rows, (width - k) / 2, from, x_stride, codes, table, sums, bits, is_bf16);
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             const vfloat scale = widened_scales(groups + j * 2 * LANES);
