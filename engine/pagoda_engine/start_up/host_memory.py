@@ -47,7 +47,7 @@ def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | Non
 def give_back_freed() -> None:
     """Give the system what this process has freed: between what lives on, malloc keeps it.
 
-    After weights are packed that is an eighth to a third of their size. glibc only.
+    After weights are packed that is up to a quarter of their size. glibc only.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
