@@ -66,10 +66,8 @@ def graph_batch(size: int) -> AttentionBatch:
     )
 
 
-def sampling_rows(num_rows: int) -> SamplingRows:
-    storage = empty(6, num_rows, dtype=torch.int64)
-    temperature, min_p = storage[:2].view(torch.float64).unbind()
-    return SamplingRows(temperature, min_p, *storage[2:].unbind(), storage)
+def sampling_rows(num_rows: int, *, truncates_more: bool = False) -> SamplingRows:
+    return SamplingRows.of(empty(9, num_rows, dtype=torch.int64), truncates_more=truncates_more)
 
 
 def attention(hidden: torch.Tensor, batch: AttentionBatch, window: int | None) -> torch.Tensor:
@@ -105,6 +103,7 @@ def sampled(hidden: torch.Tensor) -> None:
     penalised = kernels.penalise_logits(logits, counts, counts > 0, *factors.unbind())
     token_ids, _ = kernels.sample_tokens(penalised, sampling_rows(num_rows))
     kernels.sample_tokens(logits, sampling_rows(num_rows))
+    kernels.sample_tokens(logits, sampling_rows(num_rows, truncates_more=True))
     logprobs = torch.log_softmax(logits.float(), -1)
     logprobs.gather(1, token_ids[:, None])
     logprobs.topk(5, -1)

@@ -76,6 +76,11 @@ class Decoder:
         self._native = self._native_layers()
 
     @property
+    def is_native(self) -> bool:
+        """Whether all layers are one native call."""
+        return self._native is not None
+
+    @property
     def max_positions(self) -> int:
         """Longest sequence that the rotation table covers."""
         return self._cos_sin.shape[0]

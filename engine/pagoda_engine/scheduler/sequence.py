@@ -186,7 +186,11 @@ class Sequence:
         if self.is_prefilling or self.request.prefill_only:
             return False
         request = self.request
-        depends = request.token_mask is not None or bool(request.sampling.bad_words)
+        depends = (
+            request.token_mask is not None
+            or bool(request.sampling.bad_words)
+            or self.sampling_state.penalises_repeats
+        )
         must_wait = depends and self.num_unread_tokens > 0
         return not must_wait and self.num_tokens < self.max_num_tokens
 

@@ -38,6 +38,7 @@ from pagoda_engine.start_up.profile_memory import budget_before_load, measure_bu
 from pagoda_engine.start_up.step_limits import CPU_LIMITS, StepLimits, cuda_limits
 from pagoda_engine.start_up.warm_up import warm_engine, warm_kernels
 from pagoda_engine.step.layer_export import OnLayers
+from pagoda_kernels.native.library import native_library
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ def load_engine(
         with start_up.phase("loading weights"):
             model = load_model(folder, loading.config, on_progress=start_up.percent)
             give_back_freed()
+        if loading.shares_processors and model.decoder.is_native:
+            torch.set_num_threads(1)  # what is left to torch is over before its threads are awake
         config = loading.sized_config(model)
         with start_up.phase("allocating KV"):
             kv_cache = None
@@ -119,6 +122,7 @@ class _Loading:
     ) -> None:
         """Choose the limits of a step, and refuse a model that cannot fit before it is read."""
         self._options = options
+        self.shares_processors = _share_processors(options)
         self._read_buffer_bytes = read_buffer_bytes
         self._start_up = start_up
         description = read_description(folder / "config.json")
@@ -230,6 +234,14 @@ def _device_name(options: EngineOptions) -> str:
     if options.device != "auto":
         return options.device
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _share_processors(options: EngineOptions) -> bool:
+    """Divide processors with other workers, where nobody said how many threads there shall be."""
+    library = native_library()
+    if not options.processor_table or options.num_threads or library is None:
+        return False
+    return library.share_processors(Path(options.processor_table))
 
 
 def _config(options: EngineOptions, device: torch.device, limits: StepLimits) -> EngineConfig:

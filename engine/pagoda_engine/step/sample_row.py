@@ -23,7 +23,8 @@ def sample_row(sequence: Sequence, model: LoadedModel) -> SampleRow:
         prompt, output = sequence.token_ids[:num_prompt], sequence.output_token_ids
         state.counts = TokenCounts(prompt, output, model.vocab_size, model.device)
     index = sequence.num_tokens - num_prompt
-    return SampleRow(state, index, _allowed(sequence, index, model.vocab_size))
+    changes = state.repeat_changes(sequence.token_ids, model.vocab_size)
+    return SampleRow(state, index, _allowed(sequence, index, model.vocab_size), changes)
 
 
 def _allowed(sequence: Sequence, index: int, vocab_size: int) -> TokenBits | None:

@@ -68,6 +68,7 @@ async def test_a_refused_prompt_reaches_no_worker(start: Start, rules: Path) -> 
             ("/v1/messages", {**asked("damn")}),
             ("/v1/responses", {"input": "damn", "max_output_tokens": 20}),
         ]  # fmt: skip
+        refused = []
         for path, body in bodies:
             answer = await running.http.post(path, json={"model": "tiny", **body})
             assert answer.status_code == 400, (path, answer.text)
@@ -77,8 +78,9 @@ async def test_a_refused_prompt_reaches_no_worker(start: Start, rules: Path) -> 
             if path != "/v1/messages":
                 assert error["code"] == "content_policy_violation"
                 assert error["param"] in ("messages", "prompt", "input")
-            found = await running.http.get(f"/v1/receipts/{answer.headers['x-request-id']}")
-            assert found.status_code == 404  # nothing to pay for
+            refused.append(f"/v1/receipts/{answer.headers['x-request-id']}")
+        found = await asyncio.gather(*map(running.http.get, refused))  # each waits for its record
+        assert [receipt.status_code for receipt in found] == [404] * len(bodies)  # nothing to pay
         assert running.worker.requests == []
         good = await running.chat(**asked("the damn yankees won"))
         assert good.status_code == 200

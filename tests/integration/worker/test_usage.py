@@ -44,10 +44,6 @@ class Records:
 @pytest_asyncio.fixture
 async def records(cluster: Cluster) -> AsyncIterator[Records]:
     records = Records()
-    await cluster.bus.ensure_stream(
-        subjects.USAGE_STREAM, [subjects.USAGE_ALL],
-        max_bytes=1 << 20, max_age_seconds=None, discard_old=True,
-    )  # fmt: skip
     listening = await cluster.bus.subscribe(
         subjects.USAGE_SEQUENCES, UsageRecord, records.on_record
     )

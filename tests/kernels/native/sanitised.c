@@ -100,10 +100,26 @@ static void one_model(Threads *threads) {
     free(first_task), free(embedding), free(cos_sin), free(k_cache), free(v_cache);
 }
 
+// Others come and go at their seats; the threads that work follow.
+static Seat seats[NUM_SEATS];
+static void others_come_and_go(Threads *threads) {
+    int num_busy = 1;
+    for (int i = 0; i < NUM_SEATS; i++) {
+        const int is_busy = i != 3 && draw() % 8 == 0;
+        if (i != 3) atomic_store(&seats[i].last_task, is_busy ? INT64_MAX : 0);
+        num_busy += is_busy;
+    }
+    one_model(threads);
+    const int share = threads->num_threads / num_busy;
+    if (threads->num_threads > 1 && threads->limit != (share ? share : 1)) abort();
+}
+
 int main(int argc, char **argv) {
     state = argc > 1 ? strtoull(argv[1], NULL, 10) * 2 + 1 : 1;
     Threads *threads = pagoda_open_threads(argc > 2 ? atoi(argv[2]) : 2, 1 << 20);
     for (int i = 0; i < 60; i++) one_model(threads);
+    pagoda_share_processors(threads, seats, 3);
+    for (int i = 0; i < 60; i++) others_come_and_go(threads);
     pagoda_close_threads(threads);
     puts("done");
     return 0;

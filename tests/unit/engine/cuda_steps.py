@@ -181,6 +181,8 @@ REQUESTS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {},
     {"top_k": 3, "top_p": 0.5, "min_p": 0.1},
+    {"top_n_sigma": 1.0, "typical_p": 0.9, "xtc_probability": 0.5},
+    {"dry_multiplier": 1.0, "lz_penalty": 0.1},
     {"frequency_penalty": 0.5},
     {"num_logprobs": 3},
     {"logit_bias": {3: 1.0}},

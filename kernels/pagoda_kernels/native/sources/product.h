@@ -4,7 +4,7 @@
 //
 // Weights are packed once into panels of 64 outputs. bf16: [N / 64][K / 2][64][2], pairs along K side by
 // side as VDPBF16PS wants them; fp32: [N / 64][K][64]. A panel's K is walked in parts that fit the
-// second-level cache; several rows share each load.
+// first-level cache; several rows share each load, and while a part is multiplied the next one comes.
 
 #pragma once
 
@@ -117,21 +117,22 @@ static inline vfloat step_sum(vfloat sum, uint32_t x, vuint w, int is_bf16) {
 }
 
 // c[m, 64] (+)= rows of x times a panel, along `steps` steps. x_stride and c_stride: words of 32 bits.
+// Meanwhile memory is fetched from `ahead` on, `ahead_stride` words a step.
 static inline __attribute__((always_inline)) void tile_of(
     const int num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
-    long c_stride, const int adds, const int is_bf16) {
+    long c_stride, const uint32_t *ahead, long ahead_stride, const int adds, const int is_bf16) {
     vfloat sums[MAX_ROWS][VECTORS];
 #pragma GCC unroll 6
     for (int m = 0; m < num_rows; m++)
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++)
             sums[m][j] = adds ? vload(c + m * c_stride + j * LANES) : (vfloat){};
-    for (long step = 0; step < steps; step++, panel += PANEL) {
+    for (long step = 0; step < steps; step++, panel += PANEL, ahead += ahead_stride) {
         vuint w[VECTORS];
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             w[j] = vload_bits(panel + j * LANES);
-            __builtin_prefetch(panel + j * LANES + 32 * PANEL);
+            __builtin_prefetch(ahead + j * LANES);
         }
 #pragma GCC unroll 6
         for (int m = 0; m < num_rows; m++)
@@ -145,12 +146,13 @@ static inline __attribute__((always_inline)) void tile_of(
         for (int j = 0; j < VECTORS; j++) vstore(c + m * c_stride + j * LANES, sums[m][j]);
 }
 
-typedef void (*Tile)(long, const uint32_t *, long, const uint32_t *, float *, long);
+typedef void (*Tile)(long, const uint32_t *, long, const uint32_t *, float *, long, const uint32_t *, long);
 
 #define TILE(ROWS, ADDS, BF16)                                                                          \
     static void tile_##ROWS##_##ADDS##_##BF16(long steps, const uint32_t *x, long x_stride,             \
-                                              const uint32_t *panel, float *c, long c_stride) {         \
-        tile_of(ROWS, steps, x, x_stride, panel, c, c_stride, ADDS, BF16);                              \
+                                              const uint32_t *panel, float *c, long c_stride,           \
+                                              const uint32_t *ahead, long ahead_stride) {               \
+        tile_of(ROWS, steps, x, x_stride, panel, c, c_stride, ahead, ahead_stride, ADDS, BF16);         \
     }
 #define TILES(ADDS, BF16)                                                                               \
     TILE(1, ADDS, BF16) TILE(2, ADDS, BF16) TILE(3, ADDS, BF16)                                         \
@@ -165,15 +167,17 @@ TILES(1, 1)
 static const Tile TILE_FUNCTIONS[2][2][MAX_ROWS] = {  // [adds][is_bf16][rows - 1]
     {TILE_ROW(0, 0), TILE_ROW(0, 1)}, {TILE_ROW(1, 0), TILE_ROW(1, 1)}};
 
-// c[rows, 64] (+)= x times a panel: tiles of at most MAX_ROWS rows, as even as they can be.
+// c[rows, 64] (+)= x times a panel: tiles of at most MAX_ROWS rows, as even as they can be. Each fetches its
+// share of the `steps` steps from `ahead` on: what comes next should be near by then, and memory never idle.
 static inline void panel_product(
     long num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
-    long c_stride, int adds, int is_bf16) {
-    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
+    long c_stride, const uint32_t *ahead, int adds, int is_bf16) {
+    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, stride = PANEL / num_tiles;
     for (long tile = 0; tile < num_tiles; tile++) {
         const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
         TILE_FUNCTIONS[adds][is_bf16][end - row - 1](
-            steps, x + row * x_stride, x_stride, panel, c + row * c_stride, c_stride);
+            steps, x + row * x_stride, x_stride, panel, c + row * c_stride, c_stride,
+            ahead + tile * steps * PANEL / num_tiles, stride);
     }
 }
 
@@ -217,18 +221,23 @@ static void product_task(const void *argument, long task, int thread) {
     const int is_bf16 = linear->is_bf16;
     const long panel = task / job->num_chunks, chunk = task % job->num_chunks;
     const long row = job->num_rows * chunk / job->num_chunks, end = job->num_rows * (chunk + 1) / job->num_chunks;
-    const long steps = num_steps(linear->width, is_bf16), part = K_PART_BYTES / (PANEL * 4);
+    const long steps = num_steps(linear->width, is_bf16);
     const uint32_t *weights = (const uint32_t *)linear->panels + panel * steps * PANEL;
     const uint32_t *x = (const uint32_t *)job->x + row * steps;
     float *sums = scratch_of(job->threads, thread);  // [CHUNK_ROWS, PANEL]
-    if (linear->bits)
+    if (linear->bits) {
+        const long panel_bytes = num_groups(linear->width) * group_bytes(linear->bits);
         quantised_panel_product(
-            end - row, linear->width, x,
-            (const char *)linear->panels + panel * num_groups(linear->width) * group_bytes(linear->bits),
-            linear->bits, linear->levels, is_bf16, sums);
-    else for (long step = 0; step < steps; step += part)
-        panel_product(end - row, step + part < steps ? part : steps - step, x + step, steps,
-                      weights + step * PANEL, sums, PANEL, step > 0, is_bf16);
+            end - row, linear->width, x, (const char *)linear->panels + panel * panel_bytes, linear->bits,
+            linear->levels, is_bf16, sums);
+    } else {
+        const uint32_t *later = weights + job->threads->num_threads * steps * PANEL;  // others take what is between
+        for (long step = 0; step < steps; step += K_PART_STEPS) {
+            const long next = step + K_PART_STEPS, count = (next < steps ? next : steps) - step;
+            const uint32_t *part = weights + step * PANEL, *ahead = next < steps ? weights + next * PANEL : later;
+            panel_product(end - row, count, x + step, steps, part, sums, PANEL, ahead, step > 0, is_bf16);
+        }
+    }
     void *y = (void *)at(job->y, row * linear->num_outputs, is_bf16);
     if (is_bf16) finish_rows(linear, sums, panel, end - row, y, 1);
     else finish_rows(linear, sums, panel, end - row, y, 0);

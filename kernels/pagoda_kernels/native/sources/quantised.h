@@ -19,6 +19,7 @@
 #define GROUP 32                      // steps along K that share a scale
 #define SCALE_BYTES (PANEL * 2)       // of a group
 #define NUM_LEVELS 16
+#define K_PART_BYTES (24 * 1024)      // of a panel, which stay in the first-level cache
 #define AHEAD_BYTES 8192              // what is fetched into the caches before it is used
 
 static inline long num_groups(long width) { return (width + GROUP - 1) / GROUP; }
