@@ -22,6 +22,8 @@ class EngineConfig:
         device: ``cpu`` or ``cuda``.
         dtype: ``auto`` | ``float32`` | ``bfloat16`` | ``float16``; auto is the checkpoint's where
             the device is fast at it, else float32.
+        quantization: ``none`` | ``int8`` | ``int4``: format of the projections' weights; see
+            `pagoda_engine.models.quantization`.
         num_threads: CPU threads of one forward; 0 leaves torch's own choice.
         enforce_eager: on CUDA: capture no graphs.
         graph_batch_sizes: on CUDA: numbers of decodes to capture graphs for, ascending; None:
@@ -40,6 +42,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     device: str = "cpu"
     dtype: str = "auto"
+    quantization: str = "none"
     num_threads: int = 0
     enforce_eager: bool = False
     graph_batch_sizes: tuple[int, ...] | None = None

@@ -14,11 +14,16 @@ from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import ModelFolderError, SettingsError
 from pagoda_worker.settings import WorkerSettings
 
+COMMON = ("dtype", "quantization")
+"""Options that are settings of the whole system."""
 
-def engine_options(settings: WorkerSettings, *, dtype: str) -> EngineOptions:
-    """Return what the settings say of the engine; both have the same names."""
-    names = {field.name for field in fields(EngineOptions)} - {"dtype"}
-    return EngineOptions(dtype=dtype, **{name: getattr(settings, name) for name in names})
+
+def engine_options(settings: WorkerSettings, common: CommonSettings) -> EngineOptions:
+    """Return what the settings say of the engine; options are named as they are."""
+    names = [field.name for field in fields(EngineOptions)]
+    return EngineOptions(
+        **{name: getattr(common if name in COMMON else settings, name) for name in names}
+    )
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.feed_forward import DenseFeedForward, Experts, SharedExpert
 from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear
 from pagoda_engine.models.norm import LayerNorm, RmsNorm
+from pagoda_engine.models.quantization import NONE, Quantization
 from pagoda_engine.models.rope_scaling import RopeDescription, cos_sin_table
 from pagoda_engine.models.weight_source import WeightSource, halves_apart, heads_joined
 from pagoda_engine.models.weight_taker import WeightTaker
@@ -27,9 +28,11 @@ def build_decoder(
     *,
     max_positions: int,
     device: torch.device,
+    quantization: Quantization = NONE,
 ) -> Decoder:
     """Take every tensor that the description asks for."""
-    names, taker = description.names, WeightTaker(description, source)
+    names = description.names
+    taker = WeightTaker(description, source, quantization.projections)
     embedding = taker.table(names.embedding, description.vocab_size)
     positions = None
     if names.positions:
@@ -56,7 +59,7 @@ def build_decoder(
         embedding_norm=embedding_norm,
         layers=layers,
         final_norm=final_norm,
-        output=Linear(output),
+        output=Linear(output, None, quantization.output),
         max_positions=max_positions,
     )
 
@@ -118,9 +121,9 @@ def _attention(
         has_bias=description.output_bias,
     )
     return Attention(
-        qkv=Linear(*qkv),
+        qkv=Linear(*qkv, taker.bits),
         qk_norm=_qk_norm(taker, prefix, rope),
-        output=Linear(*output),
+        output=Linear(*output, taker.bits),
         cos_sin=cos_sin[rope],
         num_heads=num_heads,
         scale=description.scale,
@@ -172,14 +175,16 @@ def _dense(taker: WeightTaker, prefix: str, inner: int) -> DenseFeedForward:
         up = GatedLinear(
             *taker.weights(gate_up, [inner, inner], hidden, has_bias=has_bias),
             description.activation,
+            taker.bits,
         )
     else:
         up = ActivatedLinear(
             *taker.weights([prefix + names.up], [inner], hidden, has_bias=has_bias),
             description.activation,
+            taker.bits,
         )
     down = taker.weights([prefix + names.down], [hidden], inner, has_bias=has_bias)
-    return DenseFeedForward(up=up, down=Linear(*down))
+    return DenseFeedForward(up=up, down=Linear(*down, taker.bits))
 
 
 def _experts(taker: WeightTaker, prefix: str) -> Experts:
@@ -206,6 +211,7 @@ def _experts(taker: WeightTaker, prefix: str) -> Experts:
         num_experts_per_tok=experts.num_experts_per_tok,
         norm_topk_prob=experts.norm_topk_prob,
         shared=shared,
+        bits=taker.bits,
     )
 
 
@@ -214,7 +220,8 @@ def _shared(taker: WeightTaker, prefix: str, inner: int) -> DenseFeedForward:
     prefix += names.shared_expert
     gate_up = [prefix + name for name in names.expert_gate_up]
     down = [prefix + names.expert_down]
+    up = taker.weights(gate_up, [inner, inner], hidden, has_bias=False)
     return DenseFeedForward(
-        up=GatedLinear(*taker.weights(gate_up, [inner, inner], hidden, has_bias=False)),
-        down=Linear(*taker.weights(down, [hidden], inner, has_bias=False)),
+        up=GatedLinear(*up, bits=taker.bits),
+        down=Linear(*taker.weights(down, [hidden], inner, has_bias=False), taker.bits),
     )

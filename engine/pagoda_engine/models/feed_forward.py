@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear
+from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear, holdable
 from pagoda_kernels import fused_moe, route_topk
 from pagoda_kernels.native import packed_linear
+from pagoda_kernels.native.quantised_weight import Bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Experts:
         num_experts_per_tok: int,
         norm_topk_prob: bool,
         shared: SharedExpert | None = None,
+        bits: Bits | None = None,
     ) -> None:
         """Take over the weights.
 
@@ -83,16 +85,22 @@ class Experts:
             num_experts_per_tok: experts a token goes through, 1 to E.
             norm_topk_prob: divide a token's weights by their sum.
             shared: added for every token; None: there is none.
+            bits: quantise `gate_up` and `down`; None: as they are.
         """
         self._router = router
         self._shared = shared
         self._num_per_tok = num_experts_per_tok
         self._norm_topk_prob = norm_topk_prob
         self._packed: tuple[DenseFeedForward, ...] = ()
+        gate_up, gate_up_bits = holdable(gate_up, bits)
+        down, down_bits = holdable(down, bits)
         self._gate_up, self._down = gate_up, down
         if packed_linear.can_pack(gate_up[0]) and packed_linear.can_pack(down[0]):
             pairs = zip(gate_up, down, strict=True)
-            self._packed = tuple(DenseFeedForward(GatedLinear(g), Linear(d)) for g, d in pairs)
+            self._packed = tuple(
+                DenseFeedForward(GatedLinear(g, bits=gate_up_bits), Linear(d, bits=down_bits))
+                for g, d in pairs
+            )
             self._gate_up = self._down = gate_up.new_empty(0)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """``x @ weight.T + bias``, with the weight kept in the form that serves this device best.
 
 On CPU the weight is packed once for the native operators, where a row's result depends on that row
-alone, whatever the batch. Elsewhere, and for dtypes that those have not, it is torch's product.
+alone, whatever the batch. Elsewhere, and for dtypes that those have not, it is torch's product, and
+a quantised weight is what its codes stand for, dense.
 """
 
 import torch
@@ -11,6 +12,7 @@ from pagoda_engine.models.description import Activation
 from pagoda_kernels import gelu_mul, silu_mul
 from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.packed_linear import PackedLinear
+from pagoda_kernels.native.quantised_weight import Bits, quantise
 
 
 class Linear:
@@ -18,18 +20,25 @@ class Linear:
 
     __slots__ = ("_bias", "_weight", "packed")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        bits: Bits | None = None,
+    ) -> None:
         """Take over a weight.
 
         Args:
             weight: ``[N, K]`` on the engine's device and in its dtype.
             bias: ``[N]`` or None.
+            bits: quantise it; None: as it is.
         """
+        weight, bits = holdable(weight, bits)
         self.packed: PackedLinear | None = None
         self._weight: torch.Tensor | None = None
         self._bias = bias
-        if packed_linear.can_pack(weight):
-            self.packed = PackedLinear(weight, bias)
+        if packed_linear.can_pack(weight, bits):
+            self.packed = PackedLinear(weight, bias, bits=bits)
         else:
             self._weight = weight
 
@@ -51,6 +60,7 @@ class GatedLinear:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         activation: Activation = "silu",
+        bits: Bits | None = None,
     ) -> None:
         """Take over both weights.
 
@@ -58,14 +68,16 @@ class GatedLinear:
             weight: ``[2 * N, K]``, rows of gate, then up, on the engine's device and in its dtype.
             bias: ``[2 * N]`` or None.
             activation: of the gate.
+            bits: quantise them; None: as they are.
         """
+        weight, bits = holdable(weight, bits)
         self.packed: PackedLinear | None = None
         self._joined: Linear | None = None
         self._activation = activation
-        if activation == "silu" and packed_linear.can_pack(weight):
-            self.packed = PackedLinear(weight, bias, is_gated=True)
+        if activation == "silu" and packed_linear.can_pack(weight, bits):
+            self.packed = PackedLinear(weight, bias, is_gated=True, bits=bits)
         else:
-            self._joined = Linear(weight, bias)
+            self._joined = Linear(weight, bias, bits)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[M, N]`` for x ``[M, K]``."""
@@ -84,10 +96,14 @@ class ActivatedLinear:
     __slots__ = ("_activation", "_linear")
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: Activation,
+        bits: Bits | None = None,
     ) -> None:
         """Take over a weight; arguments as `Linear`'s."""
-        self._linear = Linear(weight, bias)
+        self._linear = Linear(weight, bias, bits)
         self._activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -99,3 +115,16 @@ class ActivatedLinear:
 
 
 _APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
+
+
+def holdable(weight: torch.Tensor, bits: Bits | None) -> tuple[torch.Tensor, Bits | None]:
+    """Return a weight and its bits as they can be held here: dense, with the values of its codes.
+
+    Args:
+        weight: ``[N, K]`` or ``[E, N, K]``; never written to.
+        bits: None: it is left alone.
+    """
+    if bits is None or packed_linear.can_pack(weight.flatten(0, -2), bits):
+        return weight, bits
+    dense = quantise(weight.flatten(0, -2), bits).dequantised(weight.dtype)
+    return dense.view(weight.shape), None

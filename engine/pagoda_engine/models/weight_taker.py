@@ -11,14 +11,19 @@ from pagoda_engine.checkpoints.tensor_part import Arrange, Part
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.norm import LayerNorm, Norm, RmsNorm
 from pagoda_engine.models.weight_source import WeightSource, one_after_another, transposed
+from pagoda_kernels.native.quantised_weight import Bits
 
 
 class WeightTaker:
     """A source, and the description that says what it holds."""
 
-    def __init__(self, description: DecoderDescription, source: WeightSource) -> None:
+    def __init__(
+        self, description: DecoderDescription, source: WeightSource, bits: Bits | None = None
+    ) -> None:
+        """Begin with nothing taken. `bits`: of the projections; None: as they are."""
         self.description = description
         self.source = source
+        self.bits = bits
 
     def table(self, name: str, num_rows: int) -> torch.Tensor:
         """Return ``[num_rows, hidden]`` of one tensor."""

@@ -26,7 +26,11 @@ from pagoda_engine.models.model_folder import (
 from pagoda_engine.models.weight_bytes import weight_bytes
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.start_up.device_memory import CudaMemory, DeviceMemory
-from pagoda_engine.start_up.host_memory import available_bytes, default_pool_bytes
+from pagoda_engine.start_up.host_memory import (
+    available_bytes,
+    default_pool_bytes,
+    give_back_freed,
+)
 from pagoda_engine.start_up.memory_budget import MemoryBudget, format_bytes
 from pagoda_engine.start_up.options import EngineOptions
 from pagoda_engine.start_up.phases import StartUp
@@ -81,6 +85,7 @@ def load_engine(
     try:
         with start_up.phase("loading weights"):
             model = load_model(folder, loading.config, on_progress=start_up.percent)
+            give_back_freed()
         if loading.shares_processors and model.decoder.is_native:
             torch.set_num_threads(1)  # what is left to torch is over before its threads are awake
         config = loading.sized_config(model)
@@ -260,6 +265,7 @@ def _config(options: EngineOptions, device: torch.device, limits: StepLimits) ->
         max_num_waiting=options.max_num_waiting + max_num_seqs,
         device=str(device),
         dtype=options.dtype,
+        quantization=options.quantization,
         num_threads=options.num_threads,
         enforce_eager=options.enforce_eager,
         graph_batch_sizes=options.graph_batch_sizes or None,

@@ -16,6 +16,7 @@ class EngineOptions:
         gpu_memory_utilization: share of the whole GPU, in (0, 1].
         device: ``auto`` | ``cpu`` | ``cuda``; auto is cuda if there is one.
         dtype: see `EngineConfig`.
+        quantization: see `EngineConfig`.
         num_threads: see `EngineConfig`.
         processor_table: on CPU: the file where the workers of this machine share its processors;
             empty: nobody shares.
@@ -36,6 +37,7 @@ class EngineOptions:
     gpu_memory_utilization: float
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     num_threads: int = 0
     processor_table: str = ""
     num_blocks: int = 0

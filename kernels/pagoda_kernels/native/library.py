@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pagoda_kernels.native.seats import NoSeatError, Seat
-from pagoda_kernels.native.structures import AttentionShape, Decoder, Linear, Step
+from pagoda_kernels.native.structures import AttentionShape, Decoder, Linear, QuantiseJob, Step
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -81,6 +81,12 @@ class NativeLibrary:
         self.scratch_bytes.restype = integer
         self.pack = library.pagoda_pack
         self.pack.argtypes, self.pack.restype = [pointer, linear, pointer, pointer], None
+        self.pack_quantised = library.pagoda_pack_quantised
+        self.pack_quantised.argtypes = [pointer, linear, pointer, pointer, pointer]
+        self.pack_quantised.restype = None
+        self.quantise = library.pagoda_quantise
+        self.quantise.argtypes = [pointer, ctypes.POINTER(QuantiseJob)]
+        self.quantise.restype = None
         self.product = library.pagoda_product
         self.product.argtypes = [pointer, linear, pointer, integer, pointer]
         self.product.restype = None

@@ -64,6 +64,11 @@ class CommonSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Number format of weights and KV; auto: the model's own"
     )
+    quantization: Literal["none", "int8", "int4"] = Field(
+        default="none",
+        description="Format of the weights in memory, made as they are read, for CPUs; the output "
+        "projection has 8 bits in both",
+    )
     http_port: int = Field(default=8000, ge=1, le=65535, description="Port of the OpenAI API")
     topology: str = Field(
         default="disaggregated",

@@ -7,8 +7,9 @@ import pytest
 from pagoda_decode.config import DecodeSettings
 from pagoda_engine import EngineOptions, InvalidConfigError, MemoryBudgetError
 from pagoda_prefill.config import PrefillSettings
+from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import SettingsError
-from pagoda_worker.engine_options import engine_options, settings_errors
+from pagoda_worker.engine_options import COMMON, engine_options, settings_errors
 from pagoda_worker.settings import WorkerSettings
 
 OPTIONS = [field.name for field in fields(EngineOptions)]
@@ -16,10 +17,10 @@ OPTIONS = [field.name for field in fields(EngineOptions)]
 
 def test_every_option_has_the_value_of_its_setting() -> None:
     settings = DecodeSettings(num_blocks=7, graph_batch_sizes=(1, 2), device="cpu")
-    options = engine_options(settings, dtype="float32")
+    options = engine_options(settings, CommonSettings(dtype="float32", quantization="int4"))
 
-    assert options.dtype == "float32"
-    for name in set(OPTIONS) - {"dtype"}:
+    assert (options.dtype, options.quantization) == ("float32", "int4")
+    for name in set(OPTIONS) - set(COMMON):
         assert getattr(options, name) == getattr(settings, name)
 
 
@@ -31,7 +32,7 @@ def test_a_remedy_names_the_variable(settings_class: type[WorkerSettings], optio
         raise error
 
     prefix = settings_class.model_config["env_prefix"]
-    variable = "PAGODA_DTYPE" if option == "dtype" else f"{prefix}{option.upper()}"
+    variable = f"{'PAGODA_' if option in COMMON else prefix}{option.upper()}"
     assert f"no room\n  gpu:\n    0 GiB\n  What helps: raise {variable} to 7; or a device" in str(
         raised.value
     )
