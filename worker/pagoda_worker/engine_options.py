@@ -15,10 +15,13 @@ from pagoda_runtime.errors import ModelFolderError, SettingsError
 from pagoda_worker.settings import WorkerSettings
 
 
-def engine_options(settings: WorkerSettings, *, dtype: str) -> EngineOptions:
+def engine_options(common: CommonSettings, settings: WorkerSettings) -> EngineOptions:
     """Return what the settings say of the engine; both have the same names."""
-    names = {field.name for field in fields(EngineOptions)} - {"dtype"}
-    return EngineOptions(dtype=dtype, **{name: getattr(settings, name) for name in names})
+    values = {
+        field.name: getattr(settings if hasattr(settings, field.name) else common, field.name)
+        for field in fields(EngineOptions)
+    }
+    return EngineOptions(**values)
 
 
 @contextlib.contextmanager

@@ -17,8 +17,9 @@ from pagoda_engine.config import EngineConfig
 from pagoda_engine.scheduler.flows import Flows
 from pagoda_engine.scheduler.sequence import Flow, Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
+from pagoda_engine.scheduler.speculator import Speculator
 from pagoda_engine.scheduler.step_cost import StepCost
-from pagoda_engine.scheduler.step_shares import Demand, Share, share_step
+from pagoda_engine.scheduler.step_shares import Demand, Share, share_step, unclaimed_work
 from pagoda_engine.scheduler.victims import Holdings, block_victims, growth_victim, seat_victim
 
 MAX_PASSED = 64
@@ -40,6 +41,7 @@ class ScheduledSequence:
         is_prefill: the tokens were known at admission; else it is the decode of one sampled token
             and of those that a grammar forced after it.
         samples: the chunk reaches the last token, so its logits give the next one.
+        proposed: tokens computed behind it, to be verified: each gives one more if it is right.
     """
 
     sequence: Sequence
@@ -47,6 +49,12 @@ class ScheduledSequence:
     num_new_tokens: int
     is_prefill: bool
     samples: bool
+    proposed: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that are sampled: the next one, and one behind each proposed token."""
+        return 1 + len(self.proposed) if self.samples else 0
 
     @property
     def num_context_tokens(self) -> int:
@@ -106,12 +114,16 @@ class Scheduler:
     tokens: each of them is in a step sooner or later. Held ones are in none and do not count.
     """
 
-    def __init__(self, config: EngineConfig, blocks: SequenceBlocks) -> None:
+    def __init__(
+        self, config: EngineConfig, blocks: SequenceBlocks, speculator: Speculator | None = None
+    ) -> None:
         self.blocks = blocks
+        self._speculator = speculator
         self.step_cost = StepCost()
         # No more decodes than one step can take, or the last would never be in one.
         self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._max_num_rows = config.max_num_rows
         self._sequences: dict[str, Sequence] = {}
         self._flows = Flows()
         self._num_steps = 0
@@ -140,8 +152,8 @@ class Scheduler:
         batch: list[ScheduledSequence] = []
         reserved: list[Sequence] = []
         victims = self._make_room() if self._flows.are_several else []
-        shares = self._share_step() if self._flows.are_several else None
-        budgets = self._schedule_decodes(batch, shares, victims)
+        shares, unclaimed = self._share_step() if self._flows.are_several else (None, math.inf)
+        budgets = self._schedule_decodes(batch, shares, unclaimed, victims)
         # Who was just preempted would be admitted at once and preempted again.
         closed = {victim.flow for victim in victims}
         prefills = [s for s in self.running if s.is_prefilling]
@@ -226,8 +238,12 @@ class Scheduler:
             given.append(victim)
         return given
 
-    def _share_step(self) -> dict[Flow, Share]:
-        """Deal the step out to the flows by what they could use of it."""
+    def _share_step(self) -> tuple[dict[Flow, Share], float]:
+        """Deal the step out to the flows by what they could use of it.
+
+        Returns:
+            What each gets, and the time that is left.
+        """
         num_decodes, num_tokens, num_importing = Counter[Flow](), Counter[Flow](), Counter[Flow]()
         for sequence in self.running:
             if sequence.is_prefilling:
@@ -253,24 +269,28 @@ class Scheduler:
                 num_prefill_tokens=num_tokens[flow],
                 num_importing=num_importing[flow],
             )
-        return share_step(
-            demands,
-            self.step_cost,
-            max_num_seqs=self._max_num_seqs,
-            max_num_tokens=self._max_num_batched_tokens,
-        )
+        limits = {
+            "max_num_seqs": self._max_num_seqs,
+            "max_num_tokens": self._max_num_batched_tokens,
+        }
+        shares = share_step(demands, self.step_cost, **limits)
+        if self._speculator is None:
+            return shares, 0.0
+        return shares, unclaimed_work(demands, shares, self.step_cost, **limits)
 
     def _schedule_decodes(
         self,
         batch: list[ScheduledSequence],
         shares: dict[Flow, Share] | None,
+        unclaimed: float,
         victims: list[Sequence],
     ) -> Counter[Flow]:
-        """Give decodes their token; forced ones come out of what nobody has a share of.
+        """Give decodes their token; forced and proposed ones come out of what is nobody's share.
 
         Args:
             batch: gets them.
             shares: of the step; None for a flow that is alone.
+            unclaimed: time of the step that is in no share.
             victims: gets those who lost their blocks to a decode.
 
         Returns:
@@ -287,12 +307,56 @@ class Scheduler:
                 if not self.blocks.grow(sequence):
                     victims.append(growth_victim(self._holdings(), self.running))
                     self._preempt(victims[-1])
+        decodes = [s for s in decodes if s.state is SequenceState.RUNNING]
+        proposals = self._propose(decodes, spare, unclaimed)
         for sequence in decodes:
-            if sequence.state is SequenceState.RUNNING:
-                spare -= self._schedule_chunk(sequence, spare + 1, batch) - 1
+            proposed = proposals.get(sequence, ())
+            spare -= self._schedule_chunk(sequence, spare + 1, batch, tuple(proposed)) - 1
         if shares is None:
             budgets.update(dict.fromkeys(self._flows, spare))
         return budgets
+
+    def _propose(
+        self, decodes: list[Sequence], spare: int, unclaimed: float
+    ) -> dict[Sequence, SequenceOf[int]]:
+        """Return the proposed tokens that this step verifies: fewer where others need the room.
+
+        They take nobody's blocks, and half of what prompts could have at most. Of two flows each
+        gets half of the time that neither claims.
+        """
+        num_rows = min(self._max_num_seqs, len(self.running) + len(self.waiting))
+        if self._speculator is None or not decodes:
+            return {}
+        if num_rows >= self._max_num_rows:
+            for sequence in decodes:
+                sequence.waits_for_tokens = False
+            return {}
+        proposals = self._speculator.propose(decodes, self.step_cost)
+        if not proposals:
+            return proposals
+        if self.waiting or any(s.is_prefilling for s in self.running):
+            spare //= 2
+        spare -= sum(s.num_uncomputed_tokens - 1 for s in decodes)  # forced ones come first
+        room = min(spare, self._max_num_rows - num_rows)
+        rooms: dict[Flow, int] = {}
+        if not math.isinf(unclaimed):
+            flows = {sequence.flow for sequence in proposals}
+            cost = self.step_cost.per_proposed_token * max(1, len(flows))
+            rooms = {flow: int(min(unclaimed / cost, room) if cost else room) for flow in flows}
+        for sequence in proposals:
+            flow = sequence.flow
+            wanted = min(len(proposals[sequence]), room, rooms.get(flow, room))
+            num_slots = self.blocks.num_free_slots(sequence)
+            # Who waits may wait for a block.
+            while num_slots < wanted and not self.waiting and self.blocks.grow(sequence):
+                num_slots = self.blocks.num_free_slots(sequence)
+            wanted = max(0, min(wanted, num_slots))
+            proposals[sequence] = proposals[sequence][:wanted]
+            sequence.waits_for_tokens &= wanted > 0
+            room -= wanted
+            if flow in rooms:
+                rooms[flow] -= wanted
+        return proposals
 
     def _take_turns(self, decodes: list[Sequence], shares: dict[Flow, Share]) -> list[Sequence]:
         """Return as many of each flow's decodes as it has a share of: those that waited longest."""
@@ -305,9 +369,13 @@ class Scheduler:
         return sorted(chosen, key=_BY_RANK)
 
     def _schedule_chunk(
-        self, sequence: Sequence, budget: int, batch: list[ScheduledSequence]
+        self,
+        sequence: Sequence,
+        budget: int,
+        batch: list[ScheduledSequence],
+        proposed: tuple[int, ...] = (),
     ) -> int:
-        missing = sequence.num_uncomputed_tokens
+        missing = sequence.num_uncomputed_tokens + len(proposed)
         num_new_tokens = min(missing, budget)
         sequence.last_step = self._num_steps
         is_prefill = sequence.is_prefilling
@@ -319,6 +387,7 @@ class Scheduler:
                 num_new_tokens=num_new_tokens,
                 is_prefill=is_prefill,
                 samples=num_new_tokens == missing,
+                proposed=proposed,
             )
         )
         return num_new_tokens
@@ -327,6 +396,8 @@ class Scheduler:
         """Take the blocks of a running sequence away."""
         self.running.remove(victim)
         self.blocks.free(victim)
+        victim.guesses = None  # those who wait are many, and it is soon made again
+        victim.waits_for_tokens = False
         victim.state = SequenceState.WAITING
         self._queue(victim)
 
@@ -464,13 +535,21 @@ class Scheduler:
         size = self.blocks.block_size
         num_tokens, num_computed = sequence.num_tokens, sequence.num_computed_tokens
         num_launched = sequence.num_launched_tokens
-        assert num_launched <= len(sequence.block_ids) * size, "KV without a block"
+        num_written = num_launched + sequence.num_unverified_tokens
+        assert num_written <= len(sequence.block_ids) * size, "KV without a block"
         assert num_computed <= min(num_launched, len(sequence.token_ids))
         assert sequence.num_registered_blocks * size <= num_computed
         if sequence.state is SequenceState.WAITING:
             assert not sequence.block_ids
-            assert num_launched == 0
+            assert num_written == 0
+            assert sequence.guesses is None
             return
+        if not sequence.has_ended:
+            num_needed = max(num_tokens, num_written)
+            assert len(sequence.block_ids) <= self.blocks.num_blocks_for(num_needed), "a block more"
+        if sequence.num_unverified_tokens:
+            assert sequence.can_speculate
+            assert sequence.num_unread_tokens, "what was read has no proposals left"
         assert len(set(sequence.block_ids)) == len(sequence.block_ids)
         assert num_launched < num_tokens or sequence.has_ended, "nothing left to compute"
         # With max_tokens 0 one token is sampled all the same.

@@ -230,6 +230,9 @@ def _device_name(options: EngineOptions) -> str:
 def _config(options: EngineOptions, device: torch.device, limits: StepLimits) -> EngineConfig:
     """Return the configuration; the number of blocks is not known yet."""
     max_num_seqs = options.max_num_seqs or limits.max_num_seqs
+    speculation = options.speculation
+    if speculation == "auto":
+        speculation = "ngram" if device.type == "cpu" else "off"
     return EngineConfig(
         block_size=options.block_size,
         num_blocks=1,
@@ -245,4 +248,6 @@ def _config(options: EngineOptions, device: torch.device, limits: StepLimits) ->
         graph_batch_sizes=options.graph_batch_sizes or None,
         num_layer_groups=options.num_layer_groups
         or (CUDA_LAYER_GROUPS if device.type == "cuda" else 1),
+        speculation=speculation,
+        num_speculative_tokens=options.num_speculative_tokens,
     )

@@ -27,6 +27,9 @@ class EngineOptions:
         enforce_eager: see `EngineConfig`.
         graph_batch_sizes: see `EngineConfig`; empty: chosen up to `max_num_seqs`.
         num_layer_groups: see `EngineConfig`; 0: by the device.
+        speculation: see `EngineConfig`; ``auto`` is ``ngram`` on CPU. Not yet on a GPU: a step that
+            verifies replays no graph.
+        num_speculative_tokens: see `EngineConfig`.
     """
 
     block_size: int
@@ -43,3 +46,5 @@ class EngineOptions:
     enforce_eager: bool = False
     graph_batch_sizes: tuple[int, ...] = ()
     num_layer_groups: int = 0
+    speculation: str = "auto"
+    num_speculative_tokens: int = 7

@@ -12,8 +12,13 @@ from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.token_mask import TokenBits, token_bits
 
 
-def sample_row(sequence: Sequence, model: LoadedModel) -> SampleRow:
-    """Return a row for the next token; puts token counts on the device where they are missing.
+def sample_rows(sequence: Sequence, num_rows: int, model: LoadedModel) -> list[SampleRow]:
+    """Return rows for the next tokens; puts token counts on the device where they are missing.
+
+    Args:
+        sequence: that samples.
+        num_rows: 1, and one for each of its proposed tokens; see `Sequence.can_speculate`.
+        model: that it is sampled from.
 
     Raises:
         TokenMaskError: no next token is allowed, or the grammar cannot tell which.
@@ -23,7 +28,10 @@ def sample_row(sequence: Sequence, model: LoadedModel) -> SampleRow:
         prompt, output = sequence.token_ids[:num_prompt], sequence.output_token_ids
         state.counts = TokenCounts(prompt, output, model.vocab_size, model.device)
     index = sequence.num_tokens - num_prompt
-    return SampleRow(state, index, _allowed(sequence, index, model.vocab_size))
+    return [
+        SampleRow(state, i, _allowed(sequence, i, model.vocab_size))
+        for i in range(index, index + num_rows)
+    ]
 
 
 def _allowed(sequence: Sequence, index: int, vocab_size: int) -> TokenBits | None:

@@ -64,6 +64,15 @@ class CommonSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Number format of weights and KV; auto: the model's own"
     )
+    speculation: Literal["auto", "ngram", "off"] = Field(
+        default="auto",
+        description="ngram: decode workers propose tokens that followed the same ones before in a "
+        "prompt or its output, and verify several in one step; the output stays the same. auto: "
+        "on CPU, not on a GPU",
+    )
+    num_speculative_tokens: int = Field(
+        default=7, ge=1, le=64, description="Tokens proposed for a sequence in one step at most"
+    )
     http_port: int = Field(default=8000, ge=1, le=65535, description="Port of the OpenAI API")
     topology: str = Field(
         default="disaggregated",

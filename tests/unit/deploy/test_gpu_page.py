@@ -17,6 +17,7 @@ from pagoda_engine.start_up.step_limits import CUDA_LIMITS
 from pagoda_engine.step.decode_graphs import chosen_sizes
 from pagoda_prefill.config import PrefillSettings
 from pagoda_runtime.configuration.names import variable_names
+from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_worker.engine_options import engine_options
 from pagoda_worker.settings import WorkerSettings
 from pagoda_worker.telemetry.metrics import STEP_PARTS
@@ -58,7 +59,7 @@ def budget_and_planner(
         largest_step=str(CUDA_LIMITS),
     )
     block_bytes = description.kv_bytes_per_token(torch.bfloat16) * settings.block_size
-    options = engine_options(settings, dtype="bfloat16")
+    options = engine_options(CommonSettings(dtype="bfloat16"), settings)
     return budget, PoolPlanner(options, block_bytes=block_bytes, model_limit=131072)
 
 
