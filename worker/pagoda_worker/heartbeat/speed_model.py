@@ -114,7 +114,9 @@ class SpeedModel:
             self._add_decode(stats, seconds)
         elif stats.num_prefill_tokens >= MIN_PREFILL_TOKENS:
             if stats.num_decode_tokens:
-                decodes = self._recent_step_time().predict(stats.num_decode_tokens, 0)
+                decodes = self._recent_step_time().predict(
+                    stats.num_decode_tokens, 0, stats.num_proposed_tokens
+                )
                 seconds -= min(decodes, 0.9 * seconds)
             self._prefill.add(stats.num_prefill_tokens, seconds)
 
