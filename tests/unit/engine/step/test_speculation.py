@@ -21,6 +21,8 @@ from pagoda_engine import (
     SamplingParams,
     load_model,
 )
+from pagoda_engine.sampling.sampler import INVALID, SampledToken
+from pagoda_engine.step.launched import verified
 
 REFRAIN = [219] * 15
 """What the tiny model has an answer to that repeats itself, in both dtypes."""
@@ -277,6 +279,25 @@ def test_random_runs_give_what_each_gives_alone(
             assert found.token_ids == expected.token_ids[: len(found.token_ids)]
         else:
             assert_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("proposed", "sampled", "expected"),
+    [
+        ((), [5], [5]),
+        ((5, 6), [5, 6, 7], [5, 6, 7]),
+        ((5, 6), [5, 9, 7], [5, 9]),
+        ((5, 6), [9, 6, 7], [9]),
+        ((5, 6), [5, 6, INVALID], [5, 6]),
+        ((5, 6), [5, INVALID, 7], [5]),
+        ((5, 6), [INVALID, 6, 7], [INVALID]),
+    ],
+)
+def test_what_is_behind_a_wrong_or_spoilt_token_does_not_count(
+    proposed: tuple[int, ...], sampled: list[int], expected: list[int]
+) -> None:
+    tokens = [SampledToken(token, is_valid=token != INVALID) for token in sampled]
+    assert [token.token_id for token in verified(proposed, tokens)] == expected
 
 
 def test_an_unknown_way_is_refused(tiny_model: LoadedModel) -> None:
