@@ -8,6 +8,7 @@ work, and of rounds of as many steps each step's least counts: a busy machine di
 
 `repeats`: greedy output of a prompt that repeats itself, which with the demo model soon does too.
 `loops`: the same, of four tokens alone: models of random weights do not repeat themselves else.
+`text`: tokens drawn as the model has them, which repeat pairs and little more.
 `varied`: tokens drawn at a high temperature, which nothing can foresee: what speculation costs
 where it gains nothing. Outputs of both are compared.
 """
@@ -26,6 +27,7 @@ from pagoda_worker.heartbeat.speed_model import SpeedModel
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
 PROMPT_TOKENS = 96
+TEMPERATURES = {"repeats": 0.0, "loops": 0.0, "text": 1.0, "varied": 5.0}
 TELL_STEPS = 50  # a worker tells its engine four times a second
 
 
@@ -95,7 +97,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--loads", nargs="+", default=["repeats", "loops", "varied"])
+    parser.add_argument("--loads", nargs="+", default=[*TEMPERATURES], choices=TEMPERATURES)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument(
         "--speculative-tokens", type=int, default=EngineConfig().num_speculative_tokens
@@ -116,7 +118,7 @@ def main() -> None:
     for name, batch in itertools.product(options.loads, options.batches):
         sampling = SamplingParams(
             max_tokens=options.tokens,
-            temperature=5.0 if name == "varied" else 0.0,
+            temperature=TEMPERATURES[name],
             logit_bias=dict.fromkeys(range(30, 34), 60.0) if name == "loops" else {},
             seed=7,
             ignore_eos=True,

@@ -80,6 +80,11 @@ class Decoder:
         """Longest sequence that the rotation table covers."""
         return self._cos_sin.shape[0]
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a token's result is the same to the bit whatever is computed beside it."""
+        return self._native is not None
+
     def forward(
         self,
         token_ids: torch.Tensor,

@@ -173,7 +173,10 @@ class _Loading:
                 max_model_len,
                 model.max_position_embeddings,
             )
-        return replace(self.config, num_blocks=pool.num_blocks, max_model_len=max_model_len)
+        config = replace(self.config, num_blocks=pool.num_blocks, max_model_len=max_model_len)
+        if self._options.speculation == "auto" and model.decoder.is_batch_invariant:
+            config = replace(config, speculation="ngram")
+        return config
 
     def capture(self, engine: Engine) -> None:
         """Capture the graphs, if the device has any, and say what they took."""
@@ -230,9 +233,6 @@ def _device_name(options: EngineOptions) -> str:
 def _config(options: EngineOptions, device: torch.device, limits: StepLimits) -> EngineConfig:
     """Return the configuration; the number of blocks is not known yet."""
     max_num_seqs = options.max_num_seqs or limits.max_num_seqs
-    speculation = options.speculation
-    if speculation == "auto":
-        speculation = "ngram" if device.type == "cpu" else "off"
     return EngineConfig(
         block_size=options.block_size,
         num_blocks=1,
@@ -248,6 +248,6 @@ def _config(options: EngineOptions, device: torch.device, limits: StepLimits) ->
         graph_batch_sizes=options.graph_batch_sizes or None,
         num_layer_groups=options.num_layer_groups
         or (CUDA_LAYER_GROUPS if device.type == "cuda" else 1),
-        speculation=speculation,
+        speculation="off" if options.speculation == "auto" else options.speculation,
         num_speculative_tokens=options.num_speculative_tokens,
     )

@@ -27,8 +27,9 @@ class EngineOptions:
         enforce_eager: see `EngineConfig`.
         graph_batch_sizes: see `EngineConfig`; empty: chosen up to `max_num_seqs`.
         num_layer_groups: see `EngineConfig`; 0: by the device.
-        speculation: see `EngineConfig`; ``auto`` is ``ngram`` on CPU. Not yet on a GPU: a step that
-            verifies replays no graph.
+        speculation: see `EngineConfig`; ``auto`` is ``ngram`` where a token's result does not
+            depend on what is computed beside it, so that no output changes: on a CPU, for dense
+            models.
         num_speculative_tokens: see `EngineConfig`.
     """
 

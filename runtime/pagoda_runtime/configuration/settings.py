@@ -67,8 +67,8 @@ class CommonSettings(ServiceSettings):
     speculation: Literal["auto", "ngram", "off"] = Field(
         default="auto",
         description="ngram: decode workers propose tokens that followed the same ones before in a "
-        "prompt or its output, and verify several in one step; the output stays the same. auto: "
-        "on CPU, not on a GPU",
+        "prompt or its output, and verify several in one step. auto: where that changes no bit of "
+        "an output, which is on a CPU with AVX-512, for dense models",
     )
     num_speculative_tokens: int = Field(
         default=7, ge=1, le=64, description="Tokens proposed for a sequence in one step at most"

@@ -75,6 +75,7 @@ async def test_every_stage_is_a_span_under_the_gateways(
 async def test_speculation_is_counted_and_traced(
     cluster: Cluster, tmp_path: Path, prefill_worker_id: str
 ) -> None:
+    cluster.common = cluster.common.model_copy(update={"speculation": "ngram"})
     worker = await cluster.start_decode("decode-1")
     await cluster.start_prefill("prefill-1")
     common = cluster.common.model_copy(update={"trace_dir": tmp_path / "traces"})

@@ -61,11 +61,11 @@ def assess_worker(worker: WorkerSnapshot, request: RoutingRequest) -> Eligibilit
             Rank.QUEUE_FULL, f"queue full: {worker.num_waiting} of {worker.max_num_waiting} waiting"
         )
     if worker.is_queue_full_by_now:
-        reported = worker.num_waiting - worker.num_assumed_waiting
+        assumed = worker.num_assumed_waiting
         return Eligibility(
             Rank.LIKELY_FULL,
-            f"likely full: {reported} waiting at its heartbeat, {worker.num_assumed_waiting} placed "
-            f"since, of {worker.max_num_waiting}",
+            f"likely full: {worker.num_waiting - assumed} waiting at its heartbeat, {assumed} "
+            f"placed since, of {worker.max_num_waiting}",
         )
     return ALLOWED
 
