@@ -38,9 +38,11 @@ setup: $(DEV_STAMP) ## Create .venv with everything, development tools included
 up: $(STAMP) ## Start the whole system on this machine; Ctrl-C stops it
 	@exec $(BIN)/pagoda up
 
+test: export OMP_NUM_THREADS = 1
+test: export PYTHONDONTWRITEBYTECODE = # kept: else every process of every stack compiles Pagoda anew
 test: $(DEV_STAMP) ## Run every test that needs no GPU and no Docker
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not compose and not alone" $(PYTEST_ARGS)
-	$(if $(PYTEST_ARGS),,OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not compose and not alone" $(PYTEST_ARGS)
+	$(if $(PYTEST_ARGS),,$(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests))
 
 lint: $(DEV_STAMP) proto-check docs-check ## Check style, imports, proto and generated documents
 	$(BIN)/ruff check .

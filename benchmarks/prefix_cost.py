@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from support.prefix_cases import scored, template
+from support.prefix_cases.prompts import template
+from support.prefix_cases.scores import scored
 
 from pagoda_gateway.accounts.prefixes.explanation import CacheKey, Compared, Outcome, explain
 from pagoda_gateway.accounts.prefixes.memory import PrefixMemory

@@ -1,9 +1,33 @@
-"""What one test session has once, whichever folders it runs."""
+"""What one test session has once, whichever folders it runs, and which tests share a process."""
 
 from collections.abc import Iterator
 
 import pytest
 from support.postgres import Postgres, postgres_server
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+
+SHARED_STACK = "tests/e2e/shared_stack/"
+COMPILED = "tests/kernels/compile/"
+
+
+class SharingScheduling(LoadFileScheduling):
+    """The tests of one file run in one process; so do those of one stack, and of what is compiled.
+
+    What they share, fixtures, the stack or compiled kernels, is so made once, not in each process.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(SHARED_STACK):
+            topology = "aggregated" if "[aggregated" in nodeid else "disaggregated"
+            return f"{SHARED_STACK}{topology}"
+        return COMPILED if nodeid.startswith(COMPILED) else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharingScheduling | None:
+    """Let `--dist loadfile` know what is shared by more than a file."""
+    return SharingScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

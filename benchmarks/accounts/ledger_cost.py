@@ -28,10 +28,14 @@ import sqlalchemy as sa
 
 from pagoda.rpc.v1.generate_pb2 import CachedTokens
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
+from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.accounts.ledger import Ledger, open_ledger
+from pagoda_gateway.accounts.limit_scope import LimitScope
+from pagoda_gateway.accounts.limits.spending import Spending, Spent
 from pagoda_gateway.accounts.money.chains import Chains
+from pagoda_gateway.accounts.money.price_book import PriceBook
 from pagoda_gateway.accounts.money.receipts import find_row
-from pagoda_gateway.accounts.money.statements import Statements, spent_micros
+from pagoda_gateway.accounts.money.statements import Statements
 
 NUM_TENANTS = 100
 DAYS = 30
@@ -190,9 +194,12 @@ async def look_up(ledger: Ledger, num_rows: int) -> dict[str, Any]:
         row = await database.call(lambda connection: find_row(connection, tenant, wanted))
         assert (row is not None) == is_there
 
-    def spent() -> Awaitable[int]:
+    spending = Spending(database, PriceBook([]))
+
+    def spent() -> Awaitable[Spent]:
         tenant = f"tenant-{draws.randrange(NUM_TENANTS)}"
-        return database.call(lambda c: spent_micros(c, FIRST_SECONDS, tenant=tenant))
+        scope, key = LimitScope("tenant", tenant), ApiKey("", tenant)
+        return spending.of(scope, key, at=since + 43_200, without=())
 
     def exported() -> Awaitable[Any]:
         return statements.receipts(

@@ -51,11 +51,14 @@ def running_stack(
     *,
     model: Path,
     topology: str,
-    num_threads: int,
     dtype: str,
+    num_threads: int = 0,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Stack]:
-    """Start `pagoda up` and yield once the model is served; each worker has `num_threads`."""
+    """Start `pagoda up` and yield once the model is served.
+
+    Each worker has `num_threads`; 0: they share the processors.
+    """
     port = pick_port(())
     variables = {
         "PAGODA_HOME": str(home),
@@ -66,7 +69,7 @@ def running_stack(
         "PAGODA_TOPOLOGY": topology,
         "PAGODA_PREFILL_NUM_THREADS": str(num_threads),
         "PAGODA_DECODE_NUM_THREADS": str(num_threads),
-        "OMP_NUM_THREADS": str(num_threads),
+        "OMP_NUM_THREADS": str(num_threads) if num_threads else "",
         **(settings or {}),
     }
     with started(home / "up.log", [str(BIN / "pagoda"), "up"], variables) as process:

@@ -16,12 +16,17 @@ class EngineConfig:
         max_num_seqs: sequences in one step at most.
         max_num_batched_tokens: new tokens in one step at most (prefill chunks and decodes
             together).
+        enough_prompt_tokens: tokens of prompts from which on a step is no faster for each if there
+            are more: then no further prompt joins it, and those in front end sooner. 0: there is no
+            such number below max_num_batched_tokens.
         max_model_len: prompt and output tokens of one sequence at most.
         max_num_waiting: sequences waiting for admission at most.
         enable_prefix_caching: reuse blocks by hash.
         device: ``cpu`` or ``cuda``.
         dtype: ``auto`` | ``float32`` | ``bfloat16`` | ``float16``; auto is the checkpoint's where
             the device is fast at it, else float32.
+        quantization: ``none`` | ``int8`` | ``int4``: format of the projections' weights; see
+            `pagoda_engine.models.quantization`.
         num_threads: CPU threads of one forward; 0 leaves torch's own choice.
         enforce_eager: on CUDA: capture no graphs.
         graph_batch_sizes: on CUDA: numbers of decodes to capture graphs for, ascending; None:
@@ -37,11 +42,13 @@ class EngineConfig:
     num_blocks: int = 1024
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    enough_prompt_tokens: int = 0
     max_model_len: int = 2048
     max_num_waiting: int = 256
     enable_prefix_caching: bool = True
     device: str = "cpu"
     dtype: str = "auto"
+    quantization: str = "none"
     num_threads: int = 0
     enforce_eager: bool = False
     graph_batch_sizes: tuple[int, ...] | None = None

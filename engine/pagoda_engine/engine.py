@@ -23,7 +23,8 @@ from pagoda_engine.errors import (
 )
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling import SampleRow, SamplingState
-from pagoda_engine.scheduler.scheduler import ScheduledSequence, ScheduledStep, Scheduler
+from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
+from pagoda_engine.scheduler.scheduler import Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
 from pagoda_engine.scheduler.speculator import Speculator

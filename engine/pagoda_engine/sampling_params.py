@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 class SamplingParams:
     """Order of application: penalties, bias, temperature, truncation, softmax, draw.
 
+    Truncation is top-n-sigma, top-k, typical-p, top-p, min-p, XTC, each of what those before left.
     The random number of output index i is a function of (seed, i) alone, so batching, preemption
     and failover do not change what is drawn.
 
@@ -23,6 +24,20 @@ class SamplingParams:
         repetition_penalty: > 0, over prompt and output tokens (CTRL, arXiv 1909.05858); 1 = off.
         frequency_penalty: times the count in the output, subtracted from the logit; 0 = off.
         presence_penalty: once for each token in the output, subtracted from the logit; 0 = off.
+        top_n_sigma: drop logits more than so many standard deviations below the largest; 0 = off.
+        typical_p: keep the smallest set with this probability whose information is next to the
+            entropy; 1 = off.
+        xtc_threshold: where XTC is on, of the tokens that are this likely or more only the least
+            likely is kept.
+        xtc_probability: of XTC being on at a token, by a coin that hangs on the seed and the output
+            index; 0 = off.
+        dry_multiplier: DRY's penalty for the token that would repeat `dry_allowed_length` tokens
+            and one more, over prompt and output; 0 = off.
+        dry_base: what it is multiplied by for each token more; >= 1.
+        dry_allowed_length: in [1, 50].
+        dry_sequence_breakers: tokens that end every repetition.
+        lz_penalty: times the bits that an LZ77 code of prompt and output would save on a token,
+            subtracted from its logit; 0 = off.
         logit_bias: token id -> added to its logit.
         seed: unsigned 64 bit.
         num_logprobs: alternatives returned for each token; None = no logprobs at all.
@@ -48,6 +63,15 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    top_n_sigma: float = 0.0
+    typical_p: float = 1.0
+    xtc_threshold: float = 0.0
+    xtc_probability: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.0
+    dry_allowed_length: int = 1
+    dry_sequence_breakers: tuple[int, ...] = ()
+    lz_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
     num_logprobs: int | None = None

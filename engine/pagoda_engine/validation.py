@@ -8,6 +8,7 @@ import math
 
 from pagoda_engine.config import SPECULATIONS, EngineConfig
 from pagoda_engine.errors import InvalidConfigError, InvalidSequenceError
+from pagoda_engine.sampling.repeat_penalties import MAX_DRY_LENGTH
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
@@ -62,6 +63,7 @@ def check_request(
         ("logit_bias", tuple(request.sampling.logit_bias)),
         ("logprob_token_ids", request.sampling.logprob_token_ids),
         ("allowed_token_ids", request.sampling.allowed_token_ids),
+        ("dry_sequence_breakers", request.sampling.dry_sequence_breakers),
         ("bad_words", tuple(itertools.chain.from_iterable(request.sampling.bad_words))),
     ):
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
@@ -90,6 +92,22 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         ("top_k", 0 <= params.top_k < _MAX_TOP_K, "in [0, 2**31); 0 is off"),
         ("top_p", 0 < params.top_p <= 1, "in (0, 1]"),
         ("min_p", 0 <= params.min_p <= 1, "in [0, 1]"),
+        ("top_n_sigma", finite(params.top_n_sigma) and params.top_n_sigma >= 0, "at least 0"),
+        ("typical_p", 0 < params.typical_p <= 1, "in (0, 1]"),
+        ("xtc_threshold", 0 <= params.xtc_threshold <= 1, "in [0, 1]"),
+        ("xtc_probability", 0 <= params.xtc_probability <= 1, "in [0, 1]"),
+        (
+            "dry_multiplier",
+            finite(params.dry_multiplier) and params.dry_multiplier >= 0,
+            "at least 0",
+        ),
+        ("dry_base", finite(params.dry_base) and params.dry_base >= 1, "at least 1"),
+        (
+            "dry_allowed_length",
+            1 <= params.dry_allowed_length <= MAX_DRY_LENGTH,
+            f"in [1, {MAX_DRY_LENGTH}]",
+        ),
+        ("lz_penalty", finite(params.lz_penalty) and params.lz_penalty >= 0, "at least 0"),
         (
             "repetition_penalty",
             finite(params.repetition_penalty) and params.repetition_penalty > 0,

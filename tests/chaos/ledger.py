@@ -3,9 +3,9 @@
     PYTHONPATH=tests python -m chaos.ledger [--streams 200] [--faults 21] [--seed 1]
 
 Two gateways, PostgreSQL that syncs, streams all the time; then gateways, applier, workers, Redis,
-NATS, the database, and all of them at once are killed at random moments. At the end the ledger's
-tokens of each stream are compared with those that its client received: rows R5, R8, R9 and R17 of
-the reliability figures (all but the loss of unsynced pages).
+NATS, the database, a gateway with all workers, and all of them at once are killed at random
+moments. At the end the ledger's tokens of each stream are compared with those that its client
+received: rows R5, R8, R9 and R17 of the reliability figures (all but the loss of unsynced pages).
 """
 
 import argparse
@@ -50,6 +50,7 @@ ENVIRON = {
     "PAGODA_GATEWAY_DRAIN_SECONDS": "20",
 }
 REPLICA, DATABASE, EVERYTHING = "second gateway", "database", "everything"
+PAIR = "gateway and workers"  # at one moment: nobody is left who served its streams
 ONE_EACH = (
     "gateway", "applier", "decode", REPLICA, "nats", DATABASE, "prefill", "redis",
 )  # fmt: skip
@@ -59,7 +60,7 @@ ONE_EACH = (
 class Options:
     """How hard."""
 
-    faults: tuple[str, ...] = (*ONE_EACH, EVERYTHING)
+    faults: tuple[str, ...] = (*ONE_EACH, PAIR, EVERYTHING)
     num_faults: int = 21
     num_streams: int = 200
     num_tokens: int = 40  # of a stream, at most
@@ -131,6 +132,8 @@ class Scene:
                 await asyncio.to_thread(kill_all, self.postgres)
                 await asyncio.sleep(seconds)
                 await asyncio.to_thread(start_again, self.postgres)
+            case "gateway and workers":
+                detail = await self._kill_pair()
             case "everything":
                 detail = await self._kill_everything()
             case _:
@@ -142,6 +145,15 @@ class Scene:
         if "gateway" in role:
             await asyncio.sleep(WORKERS_TOLD_SECONDS)
         return detail
+
+    async def _kill_pair(self) -> str:
+        roles = ("gateway", "decode", "prefill")
+        members = [member for member in self.system.members() if member.role in roles]
+        self.load.orphan_all()
+        for member in members:
+            psutil.Process(member.pid).kill()
+        await self.system.wait_ready(members, READY_SECONDS)
+        return f"kill {PAIR}: {len(members)} processes"
 
     async def _kill_everything(self) -> str:
         members = self.system.members()

@@ -9,6 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 MAX_EXAMPLES = 10
+MAX_KNOWN_UNBILLED = 0.05
+"""Of what orphans had long before: a worker that took one over, and is killed in its first second,
+has said nothing of what the one before it said too late."""
 
 
 class End(StrEnum):
@@ -24,8 +27,8 @@ class End(StrEnum):
 class Receivings:
     """What one client received.
 
-    `is_orphan`: its gateway and every worker were killed together while it ran, so nobody is left
-    who knows how far it got.
+    `is_orphan`: its gateway and every worker were killed together while it ran, so that it is known
+    how far it got but for about a second. `num_known`: tokens that it had long before.
     """
 
     request_id: str = ""
@@ -33,6 +36,8 @@ class Receivings:
     end: End | None = None
     detail: str = ""
     is_orphan: bool = False
+    num_known: int = 0
+    token_times: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -46,6 +51,8 @@ class Verdict:
     num_billed_broken: int = 0
     num_published_broken: int = 0
     num_unbilled: int = 0  # tokens of orphans that nobody knows of
+    num_known: int = 0  # tokens that orphans had long before
+    num_known_unbilled: int = 0  # of those
     problems: list[str] = field(default_factory=list)
 
     def count(self, name: str) -> None:
@@ -72,6 +79,11 @@ def judge(
             verdict.count(f"row {row['outcome'] or 'open'}")
         if problem := _problem(stream, row, published.get(stream.request_id, 0), verdict):
             verdict.problems.append(f"{stream.request_id or 'no id'}, {stream.end}: {problem}")
+    if verdict.num_known_unbilled > MAX_KNOWN_UNBILLED * verdict.num_known:
+        verdict.problems.append(
+            f"{verdict.num_known_unbilled} of {verdict.num_known} tokens that orphans had long "
+            "before are billed to nobody"
+        )
     known = {stream.request_id for stream in streams}
     for request_id, row in rows.items():
         if request_id in known:
@@ -97,6 +109,9 @@ def _problem(
         verdict.num_received += received
         verdict.num_billed += billed
         return None if billed == received else f"{billed} tokens billed, {received} received"
+    if stream.is_orphan:
+        verdict.num_known += stream.num_known
+        verdict.num_known_unbilled += max(0, stream.num_known - billed)
     if stream.is_orphan and billed < received:
         verdict.num_unbilled += received - billed
         verdict.count("orphan")

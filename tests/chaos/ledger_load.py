@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections.abc import Sequence
 
 import aiohttp
@@ -13,6 +14,8 @@ from chaos.prompts import CORPUS
 PAUSE_SECONDS = 0.5  # before who was refused asks again
 SILENCE_SECONDS = 60.0
 CHARACTERS = 120
+KNOWN_SECONDS = 3.0
+"""Workers say each second how far a stream is, which takes its time to be stored."""
 
 
 class LedgerLoad:
@@ -55,8 +58,10 @@ class LedgerLoad:
 
     def orphan_all(self) -> None:
         """Whoever could say how far they got is about to be killed."""
+        long_before = time.monotonic() - KNOWN_SECONDS
         for stream in self.in_flight:
             stream.is_orphan = True
+            stream.num_known = sum(at < long_before for at in stream.token_times)
 
     async def _place(self, url: str) -> None:
         while not self._is_stopping:
@@ -111,4 +116,6 @@ class LedgerLoad:
             return
         for choice in chunk["choices"]:
             if choice.get("logprobs"):
-                stream.num_tokens += len(choice["logprobs"]["tokens"])
+                num_tokens = len(choice["logprobs"]["tokens"])
+                stream.num_tokens += num_tokens
+                stream.token_times += [time.monotonic()] * num_tokens

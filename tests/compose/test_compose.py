@@ -15,8 +15,7 @@ import pytest
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
-PORT = "8123-8129"
-FIRST_PORT = "8123"
+PORT = "8123-8129"  # one for each gateway; Docker takes any that is free
 SERVICES = ["nats", "redis", "gateway", "applier", "router", "prefill", "decode", "kvstore"]
 API_KEY = "sk-compose-test=="  # padding is a part of it
 READ = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
@@ -53,14 +52,18 @@ def docker(*arguments: str) -> str:
     return done.stdout
 
 
+def url_of_gateway(index: int) -> str:
+    port = compose("port", "--index", str(index), "gateway", "8000").strip().rsplit(":")[-1]
+    return f"http://127.0.0.1:{port}"
+
+
 @pytest.fixture(scope="module")
 def running() -> Iterator[httpx.Client]:
     compose("build", *SERVICES)
     try:
         compose("up", "--detach", "--wait", "--wait-timeout", "180", *SERVICES)
         headers = {"Authorization": f"Bearer {API_KEY}"}
-        url = f"http://127.0.0.1:{FIRST_PORT}"
-        with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+        with httpx.Client(base_url=url_of_gateway(1), headers=headers, timeout=60) as client:
             yield client
     except BaseException:
         print(compose("logs", "--no-color", "--tail", "60"))
@@ -162,11 +165,9 @@ def test_gateways_and_kvstores_scale(running: httpx.Client) -> None:
     services = ["gateway=2", "kvstore=2"]
     scale = [word for service in services for word in ("--scale", service)]
     compose("up", "--detach", "--wait", "--no-recreate", *scale, *SERVICES)
-    for index in ("1", "2"):
-        port = compose("port", "--index", index, "gateway", "8000").strip().rsplit(":")[-1]
-        url = f"http://127.0.0.1:{port}"
-        headers = {"Authorization": f"Bearer {API_KEY}"}
-        with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    for index in (1, 2):
+        with httpx.Client(base_url=url_of_gateway(index), headers=headers, timeout=60) as client:
             text, _ = streamed_text(client, "Who is there?")
         assert text.strip()
 

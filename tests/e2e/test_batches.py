@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import openai
 import psutil
 import pytest
 from openai.types import Batch
@@ -24,12 +25,12 @@ def gateway_of(stack: Stack) -> psutil.Process:
     )
 
 
-def wait(stack: Stack, batch_id: str, num_answers: int) -> Batch:
+def wait(client: openai.OpenAI, batch_id: str, num_answers: int) -> Batch:
     """Poll until so many lines are answered or the batch has ended."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
-            batch = stack.openai().batches.retrieve(batch_id)
+            batch = client.batches.retrieve(batch_id)
         except Exception:  # the gateway is being started again
             time.sleep(0.1)
             continue
@@ -48,12 +49,12 @@ def test_a_batch_survives_whatever_is_killed(tmp_path: Path) -> None:
         batch = client.batches.create(
             input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
         )
-        wait(stack, batch.id, 10)
+        wait(client, batch.id, 10)
         gateway_of(stack).kill()
-        wait(stack, batch.id, 25)
+        wait(client, batch.id, 25)
         for worker in busy_decode_workers(stack.process.pid):
             worker.kill()
-        ended = wait(stack, batch.id, NUM_LINES + 1)
+        ended = wait(client, batch.id, NUM_LINES + 1)
         assert ended.status == "completed"
         found = answers(client.files.content(ended.output_file_id or "").content)
         assert [line["custom_id"] for line in found] == [f"line-{i}" for i in range(NUM_LINES)]

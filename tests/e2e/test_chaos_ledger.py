@@ -1,10 +1,10 @@
-"""The short form of `python -m chaos.ledger`: one kill of each kind, and the ledger is right."""
+"""The short form of `python -m chaos.ledger`: kills of each kind, and the ledger is right."""
 
 import time
 from pathlib import Path
 
 import pytest
-from chaos.ledger import DATABASE, Options, run_ledger
+from chaos.ledger import DATABASE, PAIR, Options, run_ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(400)]
 
@@ -26,3 +26,15 @@ async def test_no_token_is_lost_or_billed_twice(tmp_path: Path) -> None:
     assert len(result["injected"]) == len(faults)
     assert result["num_received"] == result["num_billed"] > 0
     assert result["num_unbilled"] == 0
+
+
+async def test_a_gateway_killed_with_its_workers_loses_the_last_seconds(tmp_path: Path) -> None:
+    options = Options(
+        faults=(PAIR,), num_faults=2, num_streams=12, num_tokens=400, max_wait_seconds=5.0,
+        seed=int(time.time()),
+    )  # fmt: skip
+    print(f"seed {options.seed}")
+    result = await run_ledger(options, tmp_path / "stack", print)
+    assert not result["problems"], result
+    assert result["counts"]["orphan"] > 0
+    assert result["num_received"] == result["num_billed"]

@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 from support.greedy_oracle import GreedyOracle
 from support.processes import busy_decode_workers
@@ -13,6 +15,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 MAX_TOKENS = 1500  # long enough to be killed in the middle
 PROMPT = list(range(40))
+REPORT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "mood": {"enum": ["merry", "grave"]},
+        "losses": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "names": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
+    },
+    "required": ["mood", "losses", "names"],
+    "additionalProperties": False,
+}
 
 
 def test_a_killed_decode_worker_costs_no_token(tmp_path: Path) -> None:
@@ -55,3 +67,32 @@ def test_a_killed_decode_worker_costs_no_token(tmp_path: Path) -> None:
     assert [usage["completion_tokens"] for usage in usages] == [MAX_TOKENS]
     assert receipt["attempts"] == 2
     assert receipt["output_tokens"] == MAX_TOKENS
+
+
+def test_a_killed_decode_worker_costs_no_token_of_a_grammar(tmp_path: Path) -> None:
+    """The grammar goes on where the output was cut; what was forced is forced again."""
+    schema = {"type": "array", "items": REPORT, "minItems": 12, "maxItems": 12}
+    environ = {"PAGODA_TOPOLOGY": "prefill=1,decode=2", "PAGODA_DTYPE": "float32"}
+    with running_stack(tmp_path / "home", environ) as stack:
+        asked: dict[str, Any] = {
+            "model": stack.model,
+            "messages": [{"role": "user", "content": "What news from the battle, good my lord?"}],
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "strict": True, "schema": schema},
+            },
+            "seed": 11,
+            "max_tokens": 1200,
+        }
+        chats = stack.openai().chat.completions
+        undisturbed = chats.create(**asked).choices[0]
+        jsonschema.validate(json.loads(undisturbed.message.content), schema)
+        text, is_killed = "", False
+        for chunk in chats.create(**asked, stream=True):
+            text += chunk.choices[0].delta.content or ""
+            if len(text) > 100 and not is_killed:
+                is_killed = True
+                for worker in busy_decode_workers(stack.process.pid):
+                    worker.kill()
+        assert is_killed
+        assert text == undisturbed.message.content

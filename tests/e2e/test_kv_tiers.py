@@ -1,5 +1,6 @@
 """Blocks that left the device come back from the kvstore unchanged; a damaged one never does."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from .test_golden_tokens import MAX_TOKENS, complete, prompt_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
+PROMPT = prompt_of(160, 2)
 BLOCK_BYTES = 2 * 3 * 16 * 2 * 16 * 4  # the tiny Llama's, in float32
 
 
@@ -62,24 +64,29 @@ def test_blocks_come_back_from_cpu_memory(stack: Stack, oracle: GreedyOracle) ->
     assert receipt["cached_tokens"]["cpu"] > 0
 
 
+@pytest.fixture(scope="module")
+def stopped(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of a stack that was stopped with `PROMPT`'s blocks on NVMe."""
+    home = tmp_path_factory.mktemp("stopped")
+    with tiered(home, checkpoint, cpu_blocks=4000) as stack:
+        complete(stack, PROMPT)
+    return home
+
+
 def test_blocks_come_back_from_nvme_after_a_restart(
-    checkpoint: Path, oracle: GreedyOracle, tmp_path: Path
+    checkpoint: Path, oracle: GreedyOracle, stopped: Path, tmp_path: Path
 ) -> None:
-    prompt = prompt_of(160, 2)
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     with tiered(tmp_path, checkpoint, cpu_blocks=4000) as stack:
-        complete(stack, prompt)
-    with tiered(tmp_path, checkpoint, cpu_blocks=4000) as stack:
-        tokens, receipt = complete(stack, prompt)
-    assert tokens == oracle.greedy(prompt, MAX_TOKENS)
+        tokens, receipt = complete(stack, PROMPT)
+    assert tokens == oracle.greedy(PROMPT, MAX_TOKENS)
     assert receipt["cached_tokens"]["nvme"] > 0
 
 
 def test_flipped_byte_on_nvme_is_found_recomputed_and_counted(
-    checkpoint: Path, oracle: GreedyOracle, tmp_path: Path
+    checkpoint: Path, oracle: GreedyOracle, stopped: Path, tmp_path: Path
 ) -> None:
-    prompt = prompt_of(160, 3)
-    with tiered(tmp_path, checkpoint, cpu_blocks=4000) as stack:
-        complete(stack, prompt)
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     segments = [
         path
         for path in (tmp_path / "kvstore").rglob("*")
@@ -92,8 +99,8 @@ def test_flipped_byte_on_nvme_is_found_recomputed_and_counted(
         path.write_bytes(data)
     assert segments
     with tiered(tmp_path, checkpoint, cpu_blocks=4000) as stack:
-        tokens, receipt = complete(stack, prompt)
+        tokens, receipt = complete(stack, PROMPT)
         counted = stack.metric("kvstore", "pagoda_kvstore_bad_digests_total")
-    assert tokens == oracle.greedy(prompt, MAX_TOKENS)
+    assert tokens == oracle.greedy(PROMPT, MAX_TOKENS)
     assert receipt["cached_tokens"]["nvme"] < 160
     assert counted > 0

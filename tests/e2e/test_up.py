@@ -34,31 +34,6 @@ def test_ready_line_curl_and_a_clean_stop(tmp_path: Path, stop_signal: signal.Si
         assert len(gone) >= 7
 
 
-def test_trace_command_prints_the_request(tmp_path: Path) -> None:
-    with running_stack(tmp_path) as stack:
-        answer = stack.openai().chat.completions.with_raw_response.create(
-            model=stack.model, messages=[{"role": "user", "content": "What ho!"}], max_tokens=4
-        )
-        environ = {**os.environ, "PAGODA_HOME": str(tmp_path)}
-        for name in (answer.headers["x-request-id"], answer.parse().id):
-            printed = subprocess.run(
-                [PAGODA, "trace", name], env=environ, capture_output=True, text=True, timeout=30
-            )
-            assert printed.returncode == 0, printed.stderr
-            assert "prefill.compute" in printed.stdout
-            assert "decode.generate" in printed.stdout
-
-
-def test_two_stacks_run_side_by_side(tmp_path: Path) -> None:
-    environ = {"PAGODA_TOPOLOGY": "aggregated"}
-    with running_stack(tmp_path / "a", environ) as a, running_stack(tmp_path / "b", environ) as b:
-        for stack in (a, b):
-            with stack.http() as http:
-                assert http.get("/v1/models").status_code == 200
-        with b.http() as http:
-            assert http.get(f"{a.url}/v1/models").status_code == 401
-
-
 def test_killed_worker_is_started_again(tmp_path: Path) -> None:
     with running_stack(tmp_path, {"PAGODA_TOPOLOGY": "aggregated"}) as stack:
         decode = next(

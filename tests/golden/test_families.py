@@ -3,13 +3,13 @@
 However the engine schedules: alone, in batches, in chunks, with shared, preempted or imported KV.
 """
 
-import random
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from support.engine_driver import EngineDriver
 from support.oracle import Oracle
+from support.random_tokens import random_tokens
 
 from pagoda_engine import EngineConfig, KvSource, SamplingParams
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
@@ -19,11 +19,6 @@ from pagoda_kernels import plan_attention
 MAX_TOKENS = 20
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
 pytestmark = pytest.mark.slow
-
-
-def random_tokens(count: int) -> list[int]:
-    rng = random.Random(count)
-    return [rng.randrange(256) for _ in range(count)]
 
 
 SHARED = random_tokens(40)

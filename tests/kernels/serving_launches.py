@@ -66,10 +66,8 @@ def graph_batch(size: int) -> AttentionBatch:
     )
 
 
-def sampling_rows(num_rows: int) -> SamplingRows:
-    storage = empty(6, num_rows, dtype=torch.int64)
-    temperature, min_p = storage[:2].view(torch.float64).unbind()
-    return SamplingRows(temperature, min_p, *storage[2:].unbind(), storage)
+def sampling_rows(num_rows: int, *, truncates_more: bool = False) -> SamplingRows:
+    return SamplingRows.of(empty(9, num_rows, dtype=torch.int64), truncates_more=truncates_more)
 
 
 def attention(hidden: torch.Tensor, batch: AttentionBatch, window: int | None) -> torch.Tensor:
@@ -105,6 +103,7 @@ def sampled(hidden: torch.Tensor) -> None:
     penalised = kernels.penalise_logits(logits, counts, counts > 0, *factors.unbind())
     token_ids, _ = kernels.sample_tokens(penalised, sampling_rows(num_rows))
     kernels.sample_tokens(logits, sampling_rows(num_rows))
+    kernels.sample_tokens(logits, sampling_rows(num_rows, truncates_more=True))
     logprobs = torch.log_softmax(logits.float(), -1)
     logprobs.gather(1, token_ids[:, None])
     logprobs.topk(5, -1)
@@ -193,7 +192,7 @@ def transfers(batch: AttentionBatch) -> None:
 
 
 def others(batch: AttentionBatch) -> None:
-    """What other decoders are made of: separate K and V, rotation, GELU, norms to fp8."""
+    """What other decoders are made of: separate K and V, rotation, GELU, norms to fp8, ALiBi."""
     num_tokens = sum(batch.seqlens_q_host)
     x, weight = empty(num_tokens, HIDDEN), empty(HIDDEN)
     q, k = empty(num_tokens, NUM_HEADS, HEAD_DIM), empty(num_tokens, NUM_KV_HEADS, HEAD_DIM)
@@ -202,7 +201,12 @@ def others(batch: AttentionBatch) -> None:
     kernels.apply_rope(kernels.rms_norm(q, empty(HEAD_DIM), 1e-5), k, positions, table)
     cache = empty(1000, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     kernels.write_kv(k, k, cache, cache, batch.slot_mapping)
+    slopes = empty(NUM_HEADS, dtype=torch.float32)
+    kernels.paged_attention(q, cache, cache, batch, scale=0.1, alibi_slopes=slopes)
+    kernels.paged_attention(q, cache, cache, batch, scale=0.1, soft_cap=50.0)
     kernels.gelu_mul(x)
+    kernels.rms_norm(x, weight, 1e-5, unit_offset=True)
+    kernels.add_rms_norm(x, x, weight, 1e-5, unit_offset=True)
     kernels.add_rms_norm_quantised(x, x, weight, 1e-5)
 
 

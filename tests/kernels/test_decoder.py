@@ -14,6 +14,7 @@ from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
 from pagoda_engine.models.rope_scaling import RopeDescription
+from pagoda_engine.models.weight_names import WeightNames
 from pagoda_kernels import plan_attention
 
 CPU = torch.device("cpu")
@@ -29,12 +30,12 @@ DENSE = DecoderDescription(
     num_kv_heads=2,
     head_dim=32,
     max_position_embeddings=128,
-    rms_norm_eps=1e-6,
+    norm_eps=1e-6,
     rope=RopeDescription(),
     qkv_bias=True,
     output_bias=False,
     mlp_bias=False,
-    qk_norm=True,
+    qk_norm="head",
     sliding_windows=(None, 24, None),
     tie_word_embeddings=False,
     dtype="float32",
@@ -42,6 +43,50 @@ DENSE = DecoderDescription(
 SPARSE = dataclasses.replace(
     DENSE, experts=ExpertsDescription(6, 2, 48, norm_topk_prob=True, layers=frozenset({0, 2}))
 )
+# As Gemma: norms around both parts, soft caps, rotations by layer.
+SANDWICH = dataclasses.replace(
+    DENSE,
+    norm="rms_unit_offset",
+    activation="gelu_tanh",
+    attention_soft_cap=5.0,
+    logits_soft_cap=3.0,
+    embedding_multiplier=8.0,
+    residual_multiplier=0.5,
+    layer_ropes=(RopeDescription(), RopeDescription(theta=100.0, rotary_factor=0.5), None),
+    names=WeightNames(attention_out_norm="a", feed_forward_out_norm="b"),
+)
+# As Command R: both parts read one LayerNorm, heads have norms of their own.
+PARALLEL = dataclasses.replace(
+    DENSE,
+    norm="layer",
+    is_parallel=True,
+    qk_norm="each_head",
+    rope=RopeDescription(is_interleaved=True),
+    names=WeightNames(feed_forward_in_norm=""),
+)
+# As GPT-2, and Q and K of OLMo: learned positions, no gate, norms over all heads at once.
+LEARNED = dataclasses.replace(
+    DENSE,
+    norm="layer",
+    norm_bias=True,
+    qk_norm="joined",
+    qkv_clip=2.0,
+    rope=None,
+    is_gated=False,
+    activation="gelu",
+    names=WeightNames(positions="positions"),
+)
+SHARED = dataclasses.replace(
+    SPARSE, experts=dataclasses.replace(SPARSE.experts, shared_size=40), qk_norm="none"
+)
+RECIPES = {
+    "dense": DENSE,
+    "sparse": SPARSE,
+    "sandwich": SANDWICH,
+    "parallel": PARALLEL,
+    "learned": LEARNED,
+    "shared": SHARED,
+}
 
 
 class RandomWeights:
@@ -124,17 +169,19 @@ def on_device(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
 
 
-@pytest.mark.parametrize("description", [DENSE, SPARSE], ids=["dense", "sparse"])
+DECODES, MIXED = ([1, 1, 1], [40, 100, 7]), ([5, 1, 19], [21, 33, 19])
+
+
 @pytest.mark.parametrize(
-    ("seqlens_q", "context_lens"),
-    [([1, 1, 1], [40, 100, 7]), ([5, 1, 19], [21, 33, 19])],
-    ids=["decodes", "mixed"],
+    ("name", "lengths"),
+    [*((name, MIXED) for name in RECIPES), ("dense", DECODES), ("sparse", DECODES)],
+    ids=lambda value: value if isinstance(value, str) else f"{sum(value[0])}-tokens",
 )
 @torch.inference_mode()
-def test_device_path_is_right_and_never_waits(request, description, seqlens_q, context_lens):
-    on_cpu = Step(description, CPU, seqlens_q, context_lens)
+def test_device_path_is_right_and_never_waits(request, name, lengths):
+    on_cpu = Step(RECIPES[name], CPU, *lengths)
     want = on_cpu.forward()
-    step = Step(description, DEVICE, seqlens_q, context_lens)
+    step = Step(RECIPES[name], DEVICE, *lengths)
     request.getfixturevalue("on_device")
     step.forward()  # compiles on CUDA; writes the same KV again
     with nobody_waits():
@@ -150,7 +197,7 @@ def test_looking_at_values_is_refused():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA device")
-@pytest.mark.parametrize("description", [DENSE, SPARSE], ids=["dense", "sparse"])
+@pytest.mark.parametrize("description", RECIPES.values(), ids=RECIPES)
 @torch.inference_mode()
 def test_captured_forward_repeats_itself(description):
     step = Step(description, DEVICE, [1, 1, 1], [40, 100, 7])

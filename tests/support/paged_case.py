@@ -34,10 +34,20 @@ class Case:
             **options,
         )
 
-    def rule(self, sliding_window=None, soft_cap=None, sinks=None):
-        return ScoreRule(self.scale, sliding_window, soft_cap, sinks, self.k_scale, self.v_scale)
+    def rule(self, sliding_window=None, soft_cap=None, sinks=None, alibi_slopes=None):
+        return ScoreRule(
+            self.scale,
+            sliding_window,
+            soft_cap,
+            sinks,
+            self.k_scale,
+            self.v_scale,
+            alibi_slopes,
+        )
 
-    def got(self, path, sliding_window=None, soft_cap=None, sinks=None, **options):
+    def got(
+        self, path, sliding_window=None, soft_cap=None, sinks=None, alibi_slopes=None, **options
+    ):
         arguments = self.q, self.k_cache, self.v_cache, self.batch
         if path == "cpu":
             return paged_attention(
@@ -46,12 +56,13 @@ class Case:
                 sliding_window=sliding_window,
                 soft_cap=soft_cap,
                 sinks=sinks,
+                alibi_slopes=alibi_slopes,
                 k_scale=self.k_scale,
                 v_scale=self.v_scale,
                 **options,
             )
         out = torch.full_like(self.q, float("nan"))
-        rule = self.rule(sliding_window, soft_cap, sinks)
+        rule = self.rule(sliding_window, soft_cap, sinks, alibi_slopes)
         triton_attention.run(*arguments, rule, out, **options)
         return out
 

@@ -44,4 +44,5 @@ def _environment(cluster: Cluster, settings: dict[str, Any]) -> dict[str, str]:
         "PAGODA_CLUSTER_TOKEN": common.cluster_token.get_secret_value(),
         "PAGODA_MODEL": common.model,
         "PAGODA_DTYPE": common.dtype,
+        "PAGODA_QUANTIZATION": common.quantization,
     }

@@ -1,5 +1,6 @@
 """Protobuf messages <-> the engine's values. The only place that knows both."""
 
+import functools
 import math
 import struct
 from collections.abc import Iterable, Iterator
@@ -31,7 +32,7 @@ FINISH_REASONS = {
 
 
 def sampling_params(message: generate_pb2.SamplingParams) -> SamplingParams:
-    """Return the engine's form. Where 0 cannot be meant (top_p, repetition_penalty) it is "off"."""
+    """Return the engine's form. Where 0 cannot be meant (as in top_p) it is "off"."""
     return SamplingParams(
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
@@ -54,6 +55,15 @@ def sampling_params(message: generate_pb2.SamplingParams) -> SamplingParams:
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
         embed=message.embed,
+        top_n_sigma=as_decimal(message.top_n_sigma),
+        typical_p=as_decimal(message.typical_p) or 1.0,
+        xtc_threshold=as_decimal(message.xtc_threshold),
+        xtc_probability=as_decimal(message.xtc_probability),
+        dry_multiplier=as_decimal(message.dry_multiplier),
+        dry_base=as_decimal(message.dry_base) or 1.0,
+        dry_allowed_length=message.dry_allowed_length or 1,
+        dry_sequence_breakers=_shared(tuple(message.dry_sequence_breakers)),
+        lz_penalty=as_decimal(message.lz_penalty),
     )
 
 
@@ -79,6 +89,15 @@ def sampling_message(params: SamplingParams) -> generate_pb2.SamplingParams:
         allowed_token_ids=params.allowed_token_ids,
         bad_words=(generate_pb2.TokenSequence(token_ids=word) for word in params.bad_words),
         embed=params.embed,
+        top_n_sigma=params.top_n_sigma,
+        typical_p=params.typical_p,
+        xtc_threshold=params.xtc_threshold,
+        xtc_probability=params.xtc_probability,
+        dry_multiplier=params.dry_multiplier,
+        dry_base=params.dry_base,
+        dry_allowed_length=params.dry_allowed_length,
+        dry_sequence_breakers=params.dry_sequence_breakers,
+        lz_penalty=params.lz_penalty,
     )
 
 
@@ -204,6 +223,12 @@ def decode_stages(stages: Stages, *, is_local_prefill: bool) -> generate_pb2.Sta
 def milliseconds(start: float, end: float) -> float:
     """Return the time between two stamps; 0 if either was never reached."""
     return max(end - start, 0.0) * 1e3 if start and end else 0.0
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Return one tuple for all that are equal: thousands of breakers come with each sequence."""
+    return token_ids
 
 
 def as_decimal(value: float) -> float:

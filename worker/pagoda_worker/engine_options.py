@@ -14,14 +14,16 @@ from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import ModelFolderError, SettingsError
 from pagoda_worker.settings import WorkerSettings
 
+COMMON = ("dtype", "quantization", "speculation", "num_speculative_tokens")
+"""Options that are settings of the whole system."""
 
-def engine_options(common: CommonSettings, settings: WorkerSettings) -> EngineOptions:
-    """Return what the settings say of the engine; both have the same names."""
-    values = {
-        field.name: getattr(settings if hasattr(settings, field.name) else common, field.name)
-        for field in fields(EngineOptions)
-    }
-    return EngineOptions(**values)
+
+def engine_options(settings: WorkerSettings, common: CommonSettings) -> EngineOptions:
+    """Return what the settings say of the engine; options are named as they are."""
+    names = [field.name for field in fields(EngineOptions)]
+    return EngineOptions(
+        **{name: getattr(common if name in COMMON else settings, name) for name in names}
+    )
 
 
 @contextlib.contextmanager

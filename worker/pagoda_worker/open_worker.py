@@ -111,7 +111,7 @@ def _load(
 
     return load_engine(
         resolve_model_folder(context.common),
-        engine_options(context.common, settings),
+        engine_options(settings, context.common),
         hash_block=hash_and_remember,
         on_evict=resident.on_evict,
         on_layers=on_layers,

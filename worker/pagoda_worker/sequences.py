@@ -61,6 +61,8 @@ class LiveSequence:
         num_prefilled_tokens: computed here as prefill.
         num_proposed_tokens: verified here.
         num_accepted_tokens: of them, those that are output.
+        record_id: of its usage record, once it has one.
+        num_recorded_tokens: published from here, as a record said that was made before its end.
     """
 
     sequence_id: str
@@ -85,6 +87,8 @@ class LiveSequence:
     num_prefilled_tokens: int = 0
     num_proposed_tokens: int = 0
     num_accepted_tokens: int = 0
+    record_id: str = ""
+    num_recorded_tokens: int = 0
 
     def take_work(self, output: SequenceOutput | None) -> None:
         """Note what an output says was computed; None: the engine never had the sequence."""

@@ -23,7 +23,8 @@ class ServedModel:
         vocab_size: token ids are below it.
         embedding_size: numbers in an embedding.
         block_bytes: of one KV block, all layers.
-        dtype: of weights and KV, e.g. ``bfloat16``.
+        dtype: of activations and KV, e.g. ``bfloat16``.
+        quantization: of weights: ``none``, ``int8``, ``int4``.
         aliases: further names that clients may use.
     """
 
@@ -35,6 +36,7 @@ class ServedModel:
     embedding_size: int
     block_bytes: int
     dtype: str
+    quantization: str = "none"
     aliases: tuple[str, ...] = ()
 
     @classmethod
@@ -50,6 +52,7 @@ class ServedModel:
             embedding_size=model.description.hidden_size,
             block_bytes=engine.kv_cache.block_bytes,
             dtype=str(model.dtype).removeprefix("torch."),
+            quantization=model.quantization.name,
             aliases=tuple(aliases),
         )
 
@@ -69,5 +72,6 @@ class ServedModel:
             vocab_size=self.vocab_size,
             embedding_size=self.embedding_size,
             dtype=self.dtype,
+            quantization=self.quantization,
             aliases=self.aliases,
         )

@@ -29,6 +29,12 @@ class WorkerSettings(ServiceSettings):
     num_threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of one forward; 0: torch's own choice"
     )
+    processor_table: str = Field(
+        "",
+        description="File in which workers of this machine say when they compute, so that whoever "
+        "does gets the processors of those that idle; empty, or with num_threads: none is shared. "
+        "`pagoda up` names one.",
+    )
     block_size: int = Field(
         16, ge=1, le=256, description="Tokens per KV block; equal on all workers"
     )
@@ -87,9 +93,20 @@ class WorkerSettings(ServiceSettings):
         ge=0,
         description="KV waiting to be written to the kvstore at most; 0: write none",
     )
+    write_through: Literal["auto", "all", "reused"] = Field(
+        "auto",
+        description="Blocks written to the kvstore at once: all, or those used again (the others "
+        "when the worker idles); auto: all on a GPU, reused on CPU",
+    )
     step_trace_interval: int = Field(
         1000, ge=0, description="One step in this many becomes a trace of its own; 0: none"
     )
+
+    def writes_all(self, device: str) -> bool:
+        """Return whether every block goes to the kvstore at once, on such a device."""
+        if self.write_through == "auto":
+            return device == "cuda"
+        return self.write_through == "all"
 
     @field_validator("graph_batch_sizes")
     @classmethod

@@ -1,4 +1,7 @@
-"""What sequences published and computed here, on its way to the ledger: a record at each one's end.
+"""What sequences published and computed here, on its way to the ledger.
+
+A record at each one's end, and while it runs one each second in which it published something: so
+that a worker killed together with its gateway leaves all but its last second to bill.
 
 Knows the bus by a function. Knows nothing of money.
 """
@@ -7,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageRecord
 from pagoda_engine import SequenceOutput
@@ -21,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_SECONDS = 0.05
 RETRY_SECONDS = 1.0
+PROGRESS_SECONDS = 1.0
 MAX_RECORDS = 512  # of one message, of some 150 bytes each
 MAX_QUEUED = 65_536
 
@@ -30,6 +34,8 @@ Publish = Callable[[UsageRecord, str], Awaitable[None]]
 
 class UsageRecorder:
     """Collects records for 50 ms, then publishes them, until they are stored.
+
+    A sequence has one record: what is said at its end takes the place of what was said before.
 
     Args:
         publish: stores a message durably; raises BusError if it could not.
@@ -56,6 +62,7 @@ class UsageRecorder:
         self._queue: deque[SequenceUsage] = deque()
         self._has_records = asyncio.Event()
         self._numbers = itertools.count(1)
+        self._message_numbers = itertools.count(1)
         self._num_awaited = 0
         self._is_done = asyncio.Event()
         self._is_done.set()
@@ -65,8 +72,34 @@ class UsageRecorder:
         if len(self._queue) >= self._max_queued:
             self._on_dropped(1)
             return
+        record = self._record(sequence)
+        record.ended_unix_seconds = self._clock()
+        record.finish_reason = finish_reason
+        self._put(record)
+
+    async def report_progress(self, sequences: Iterable[LiveSequence]) -> None:
+        """Record each second how far sequences are, until cancelled."""
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            self.add_progress(sequences)
+
+    def add_progress(self, sequences: Iterable[LiveSequence]) -> None:
+        """Record how far those are that have published something since they last said so.
+
+        While many records wait nothing is added: it would be old when it is stored.
+        """
+        for sequence in sequences:
+            has_grown = sequence.num_output_tokens > sequence.num_recorded_tokens
+            if has_grown and not sequence.is_ending and len(self._queue) < MAX_RECORDS:
+                self._put(self._record(sequence))
+                sequence.num_recorded_tokens = sequence.num_output_tokens
+
+    def _record(self, sequence: LiveSequence) -> SequenceUsage:
+        """Return how far a sequence is; it has not ended."""
+        if not sequence.record_id:
+            sequence.record_id = f"{self._identity.epoch}-{next(self._numbers)}"
         record = SequenceUsage(
-            record_id=f"{self._identity.epoch}-{next(self._numbers)}",
+            record_id=sequence.record_id,
             request_id=sequence.request_id,
             sequence_index=sequence.sequence_index,
             attempt=sequence.attempt,
@@ -76,11 +109,12 @@ class UsageRecorder:
             num_published_tokens=sequence.num_output_tokens,
             num_computed_prompt_tokens=sequence.num_prefilled_tokens,
             compute_ns=sequence.compute_ns,
-            ended_unix_seconds=self._clock(),
-            finish_reason=finish_reason,
         )
         if sequence.num_prefilled_tokens:
             record.cached.CopyFrom(cached_message(sequence.cached))
+        return record
+
+    def _put(self, record: SequenceUsage) -> None:
         self._queue.append(record)
         self._has_records.set()
         self._is_done.clear()
@@ -127,7 +161,7 @@ class UsageRecorder:
 
     async def _store(self, records: list[SequenceUsage]) -> None:
         message = UsageRecord(batch=[UsageRecord(sequence=record) for record in records])
-        message_id = f"{records[0].record_id}:{len(records)}"
+        message_id = f"{self._identity.epoch}-usage-{next(self._message_numbers)}"
         is_warned = False
         while True:
             try:

@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import kv_event_pb2, status_pb2
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
-from pagoda_engine import Engine, EngineLoad, KvSource, StepCost, StepResult
+from pagoda_engine import Engine, EngineLoad, KvSource, Reservation, StepCost, StepResult
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.status import Heartbeat
@@ -68,7 +68,7 @@ class Worker(Generic[S]):
         speed: measured so far.
         tiers: below the pool.
         frames: on their way to gateways.
-        usage: of sequences that ended, on its way to the ledger.
+        usage: of sequences, on its way to the ledger.
         is_draining: nothing new is taken.
     """
 
@@ -111,6 +111,7 @@ class Worker(Generic[S]):
             parents=parents,
             executor=self.executor,
             max_bytes=settings.write_through_bytes,
+            writes_all=settings.writes_all(engine.model.device.type),
             fetch_rate=self.speed.fetch,
             metrics=metrics,
             clock=clock,
@@ -191,6 +192,7 @@ class Worker(Generic[S]):
         loops: list[Coroutine[Any, Any, None]] = [
             self.frames.run(),
             self.usage.run(),
+            self.usage.report_progress(self.sequences),
             self._kv_events.run(),
             self._keep_house(),
             self.tiers.run(),
@@ -305,6 +307,7 @@ class Worker(Generic[S]):
                 reserved = now - result.seconds if is_computed else now
                 sequence.stages.reserved = max(reserved, sequence.stages.accepted)
                 self._handler.on_reserved(sequence, reservation)
+                self._note_reused(sequence, reservation)
         for computed in result.computed:
             sequence = self.sequences.get(computed.sequence_id)
             if sequence is not None:
@@ -316,8 +319,14 @@ class Worker(Generic[S]):
         self.frames.flush()
         self._timeline.end(result.stats)
         self._kv_events.add((block_hash for block_hash, _ in result.stored), result.evicted)
-        self.tiers.offer(result.stored)
+        self.tiers.offer(result.stored, result.evicted)
         self._count(result)
+
+    def _note_reused(self, sequence: S, reservation: Reservation) -> None:
+        """Tell the tiers which blocks a sequence found on the device."""
+        num_blocks = reservation.num_cached_tokens // self.settings.block_size
+        hashes = sequence.request.block_hashes[:num_blocks]
+        self.tiers.note_reused(zip(hashes, reservation.block_ids, strict=False))
 
     def _count(self, result: StepResult) -> None:
         stats = result.stats
@@ -359,6 +368,8 @@ class Worker(Generic[S]):
             self._end_overdue()
             self._tell_step_cost()
             self._handler.on_housekeeping()
+            if not len(self.sequences):
+                self.tiers.on_idle()
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
     def _end_overdue(self) -> None:

@@ -20,6 +20,7 @@ from gpu.model.shapes import SHAPES, with_layers
 from gpu.model.shared_weights import SharedWeights, transformers_config
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.weight_bytes import weight_bytes
 
 READY_SECONDS = 55.0
 PROBE = Path(__file__).with_name("ready_probe.py")
@@ -74,7 +75,7 @@ def ready_row(subject: CheckpointSubject) -> Row:
     capture = at["captured"] - at["made"]
     ready = at["ready"] - started
     num_layers = subject.full_shape.num_layers
-    full_bytes = subject.full_shape.weight_bytes(subject.dtype)
+    full_bytes = weight_bytes(subject.full_shape, subject.dtype)
     more = load * (full_bytes / subject.num_bytes - 1)
     more += capture * (num_layers / subject.num_layers - 1)
     return {

@@ -26,6 +26,7 @@ from gpu.model.shared_weights import SharedWeights, transformers_model
 from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.weight_bytes import weight_bytes
 
 Mode = Literal["graphs", "eager", "chunked"]
 """Prompts in one step and decodes from graphs; no graphs; no graphs and prompts in chunks."""
@@ -88,7 +89,7 @@ class ModelSubject(Subject):
         self._reference: Any = None
         self.capture_facts: Row = {}
         self.facts: Row = {
-            "weight_bytes": self.shape.weight_bytes(sizes.dtype),
+            "weight_bytes": weight_bytes(self.shape, sizes.dtype),
             "device_bytes": self.used_bytes(),
         }
 

@@ -7,11 +7,12 @@ activations stay finite in bf16 and fp16, whatever the depth.
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 
 from pagoda_engine import LoadedModel
+from pagoda_engine.checkpoints.tensor_part import Part
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription
 
@@ -27,11 +28,11 @@ class RandomWeights:
         self._device = device
         self._generator = torch.Generator(device).manual_seed(seed)
 
-    def take(self, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
         """Return the parts joined; the caller owns it."""
-        first = next(iter(parts.values()))
+        first = parts[0].shape
         joined = torch.empty(shape, dtype=self._dtype, device=self._device)
-        if all(name.endswith("norm.weight") for name in parts):
+        if all(part.name.endswith("norm.weight") for part in parts):
             return joined.fill_(1.0)
         # Biases, the only other vectors, are small beside the products that they are added to.
         deviation = 0.1 if len(first) == 1 else 1 / math.sqrt(first[-1])

@@ -13,6 +13,7 @@ import torch
 
 from gpu.harness.ceilings import Ceilings
 from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.weight_bytes import weight_bytes
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Roofline:
 
     def _weight_bytes(self, num_tokens: int) -> float:
         shape, itemsize = self.shape, self.dtype.itemsize
-        num_bytes = float(shape.weight_bytes(self.dtype))
+        num_bytes = float(weight_bytes(shape, self.dtype))
         if not shape.tie_word_embeddings:  # of the embedding only a row for each token is read
             num_bytes -= (shape.vocab_size - num_tokens) * shape.hidden_size * itemsize
         experts = shape.experts

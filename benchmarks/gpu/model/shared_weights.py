@@ -6,13 +6,14 @@ The engine joins what a checkpoint keeps apart (Q, K and V; gate and up; experts
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pagoda_engine.models.build_decoder import WeightSource
+from pagoda_engine.checkpoints.tensor_part import Part
 from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.weight_source import WeightSource
 
 _EXPERTS = ".mlp.experts."
 
@@ -28,19 +29,19 @@ class SharedWeights:
         self._source = source
         self.tensors: dict[str, torch.Tensor] = {}
 
-    def take(self, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
         """Return the parts joined, as the source does."""
         joined = self._source.take(parts, shape)
-        name = next(iter(parts))
+        name = parts[0].name
         if _EXPERTS in name:
             prefix = name[: name.index(_EXPERTS) + len(_EXPERTS)]
             kind = "down_proj" if ".down_proj." in name else "gate_up_proj"
             self.tensors[f"{prefix}{kind}"] = joined
             return joined
-        sizes = [math.prod(part_shape) for part_shape in parts.values()]
+        sizes = [math.prod(part.shape) for part in parts]
         flat = joined.view(-1).split(sizes)
-        for (name, part_shape), part in zip(parts.items(), flat, strict=True):
-            self.tensors[name] = part.view(part_shape)
+        for part, elements in zip(parts, flat, strict=True):
+            self.tensors[part.name] = elements.view(part.shape)
         return joined
 
 
@@ -76,6 +77,7 @@ def transformers_config(shape: DecoderDescription) -> Any:
     from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
     rope = shape.rope
+    assert rope is not None, "all shapes rotate"
     parameters: dict[str, Any] = {"rope_type": rope.rope_type, "rope_theta": rope.theta}
     if rope.rope_type == "llama3":
         parameters |= {
@@ -93,7 +95,7 @@ def transformers_config(shape: DecoderDescription) -> Any:
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
         "max_position_embeddings": shape.max_position_embeddings,
-        "rms_norm_eps": shape.rms_norm_eps,
+        "rms_norm_eps": shape.norm_eps,
         "rope_parameters": parameters,
         "tie_word_embeddings": shape.tie_word_embeddings,
     }

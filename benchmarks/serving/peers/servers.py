@@ -1,6 +1,7 @@
 """Servers that are compared, Pagoda's and others': each is started alone, and is a pid."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,9 @@ def candidate(key: str, *, home: Path | None, model: Path, cache: Path, threads:
 
 @contextlib.contextmanager
 def running_pagoda(home: Path, *, model: Path, topology: str, threads: int) -> Iterator[Server]:
-    """Start `pagoda up`; its workers share `threads` between them."""
+    """Start `pagoda up`; its workers share `threads` processors, or all that there are."""
     num_workers = 2 if topology == "disaggregated" else 1
+    is_all = threads == len(os.sched_getaffinity(0))
     settings = {
         "PAGODA_PREFILL_KV_CACHE_BYTES": str(KV_BYTES // num_workers),
         "PAGODA_DECODE_KV_CACHE_BYTES": str(KV_BYTES // num_workers),
@@ -70,7 +72,7 @@ def running_pagoda(home: Path, *, model: Path, topology: str, threads: int) -> I
         home,
         model=model,
         topology=topology,
-        num_threads=max(1, threads // num_workers),
+        num_threads=0 if is_all else max(1, threads // num_workers),
         dtype="bfloat16",
         settings=settings,
     ) as stack:

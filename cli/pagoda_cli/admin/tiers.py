@@ -18,6 +18,12 @@ Budget = Annotated[
 ]
 
 
+Weight = Annotated[
+    float | None,
+    typer.Option(min=0.01, max=100.0, help="Of a tenant's share of a worker, beside 1 of others."),
+]
+
+
 class OnLimit(StrEnum):
     """What becomes of a request over a limit."""
 
@@ -34,6 +40,7 @@ def create(
     daily_budget: Budget = None,
     monthly_budget: Budget = None,
     on_limit: OnLimit = OnLimit.reject,
+    weight: Weight = None,
     url: Url = "",
     json_output: AsJson = False,
 ) -> None:
@@ -41,7 +48,7 @@ def create(
     limits = _limits(
         requests_per_minute, tokens_per_minute, concurrent_requests, daily_budget, monthly_budget
     )
-    body = {"id": tier, **limits, "on_limit": on_limit.value}
+    body = {"id": tier, **limits, "on_limit": on_limit.value, **_weight(weight)}
     _show(AdminClient(url).ask("POST", "tiers", body), json_output=json_output)
 
 
@@ -54,15 +61,17 @@ def update(
     daily_budget: Budget = None,
     monthly_budget: Budget = None,
     on_limit: Annotated[OnLimit | None, typer.Option()] = None,
+    weight: Weight = None,
     url: Url = "",
     json_output: AsJson = False,
 ) -> None:
     """Change what is given; it holds for requests from now on."""
-    body = _limits(
+    body: dict[str, Any] = _limits(
         requests_per_minute, tokens_per_minute, concurrent_requests, daily_budget, monthly_budget
     )
     if on_limit is not None:
         body["on_limit"] = on_limit.value
+    body |= _weight(weight)
     _show(AdminClient(url).ask("PATCH", f"tiers/{quoted(tier)}", body), json_output=json_output)
 
 
@@ -74,7 +83,16 @@ def list_tiers(url: Url = "", json_output: AsJson = False) -> None:
         typer.echo(as_json(tiers))
         return
     print_table(
-        ("ID", "REQUESTS/MIN", "TOKENS/MIN", "CONCURRENT", "BUDGET/DAY", "BUDGET/MONTH", "OVER"),
+        (
+            "ID",
+            "REQUESTS/MIN",
+            "TOKENS/MIN",
+            "CONCURRENT",
+            "BUDGET/DAY",
+            "BUDGET/MONTH",
+            "OVER",
+            "WEIGHT",
+        ),
         (
             (
                 tier["id"],
@@ -84,6 +102,7 @@ def list_tiers(url: Url = "", json_output: AsJson = False) -> None:
                 _money(tier["daily_budget_micros"]),
                 _money(tier["monthly_budget_micros"]),
                 tier["on_limit"],
+                f"{tier['weight']:g}",
             )
             for tier in tiers
         ),
@@ -110,6 +129,10 @@ def _limits(
         "monthly_budget_micros": None if month is None else round(month * MICROS),
     }
     return {name: value or None for name, value in given.items() if value is not None}
+
+
+def _weight(weight: float | None) -> dict[str, float]:
+    return {} if weight is None else {"weight": weight}
 
 
 def _show(tier: dict[str, Any], *, json_output: bool) -> None:

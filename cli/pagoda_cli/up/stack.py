@@ -198,6 +198,8 @@ class Stack:
             topology = self._plan.topology
             share = GPU_MEMORY_UTILIZATION / (topology.num_prefill + topology.num_decode)
             variables[f"{prefix}GPU_MEMORY_UTILIZATION"] = f"{share:.3f}"
+        table = f"{prefix}PROCESSOR_TABLE"
+        variables[table] = self._user.get(table) or str(self._plan.home / "processors")
         for name in THREAD_VARIABLES:
             variables[name] = self._user.get(name) or str(self._num_threads())
         # Threads that wait for torch's next operator leave their processor to others.
@@ -205,7 +207,7 @@ class Stack:
         return self._service(role, f"{role}-{index + 1}", variables, is_first=index == 0)
 
     def _num_threads(self) -> int:
-        """Return an equal share of the processors that this process may use, for each worker."""
+        """Return an equal share of the processors for each worker's operators of torch."""
         topology = self._plan.topology
         num_workers = topology.num_prefill + topology.num_decode
         return max(1, len(os.sched_getaffinity(0)) // num_workers)

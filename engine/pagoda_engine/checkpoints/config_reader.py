@@ -14,9 +14,19 @@ _MISSING = object()
 class ConfigReader:
     """One JSON object of a model folder. A field that is null counts as absent."""
 
-    def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, fields: Mapping[str, Any], aliases: Mapping[str, str] | None = None
+    ) -> None:
+        """Keep an object.
+
+        Args:
+            path: of its file.
+            fields: by name.
+            aliases: what this file calls a field, by the name that readers use.
+        """
         self.path = path
         self.fields = fields
+        self._aliases = aliases or {}
 
     @classmethod
     def open(cls, path: Path) -> "ConfigReader":
@@ -35,12 +45,17 @@ class ConfigReader:
             raise CheckpointError(path, "is not a JSON object")
         return cls(path, fields)
 
+    def renamed(self, aliases: Mapping[str, str]) -> "ConfigReader":
+        """Return the same object for readers that use other names for some of its fields."""
+        return ConfigReader(self.path, self.fields, aliases)
+
     def integer(self, name: str, default: object = _MISSING) -> int:
         """Return a positive integer below 2**31."""
         value = self._get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
             raise CheckpointError(
-                self.path, f"{name} is {value!r}, must be a positive integer below 2**31"
+                self.path,
+                f"{self._name(name)} is {value!r}, must be a positive integer below 2**31",
             )
         return value
 
@@ -48,7 +63,9 @@ class ConfigReader:
         """Return a positive integer that no model exceeds."""
         value = self.integer(name)
         if value > highest:
-            raise CheckpointError(self.path, f"{name} is {value}, must be at most {highest}")
+            raise CheckpointError(
+                self.path, f"{self._name(name)} is {value}, must be at most {highest}"
+            )
         return value
 
     def number(self, name: str, default: object = _MISSING) -> float:
@@ -59,32 +76,60 @@ class ConfigReader:
             or isinstance(value, bool)
             or not 0 < value < math.inf
         ):
-            raise CheckpointError(self.path, f"{name} is {value!r}, must be a positive number")
+            raise CheckpointError(
+                self.path, f"{self._name(name)} is {value!r}, must be a positive number"
+            )
         return float(value)
+
+    def optional_number(self, name: str, default: float | None = None) -> float | None:
+        """Return a positive number; None if it is null, the default if it is not there."""
+        if self._name(name) not in self.fields:
+            return default
+        return self.number(name) if self.has(name) else None
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Return a list of positive numbers."""
+        values = self._get(name, _MISSING)
+        if not isinstance(values, list):
+            raise CheckpointError(
+                self.path, f"{self._name(name)} is {values!r}, must be a list of numbers"
+            )
+        return tuple(ConfigReader(self.path, {name: value}).number(name) for value in values)
+
+    def strings(self, name: str, length: int) -> tuple[str, ...]:
+        """Return a list of so many strings."""
+        values = self._get(name, _MISSING)
+        if not isinstance(values, list) or len(values) != length:
+            raise CheckpointError(
+                self.path, f"{self._name(name)} is {values!r}, must be a list of {length} strings"
+            )
+        return tuple(ConfigReader(self.path, {name: value}).string(name) for value in values)
 
     def boolean(self, name: str, default: object = _MISSING) -> bool:
         """Return a truth value."""
         value = self._get(name, default)
         if not isinstance(value, bool):
-            raise CheckpointError(self.path, f"{name} is {value!r}, must be true or false")
+            raise CheckpointError(
+                self.path, f"{self._name(name)} is {value!r}, must be true or false"
+            )
         return value
 
     def string(self, name: str, default: object = _MISSING) -> str:
         """Return a string."""
         value = self._get(name, default)
         if not isinstance(value, str):
-            raise CheckpointError(self.path, f"{name} is {value!r}, must be a string")
+            raise CheckpointError(self.path, f"{self._name(name)} is {value!r}, must be a string")
         return value
 
     def has(self, name: str) -> bool:
         """Tell whether the field is there and not null."""
-        return self.fields.get(name) is not None
+        return self.fields.get(self._name(name)) is not None
 
     def section(self, name: str) -> "ConfigReader":
         """Return a nested object."""
         value = self._get(name, _MISSING)
         if not isinstance(value, dict):
-            raise CheckpointError(self.path, f"{name} is {value!r}, must be an object")
+            raise CheckpointError(self.path, f"{self._name(name)} is {value!r}, must be an object")
         return ConfigReader(self.path, value)
 
     def token_ids(self, name: str) -> frozenset[int]:
@@ -92,13 +137,17 @@ class ConfigReader:
         value = self._get(name, [])
         ids = value if isinstance(value, list) else [value]
         if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
-            raise CheckpointError(self.path, f"{name} is {value!r}, must be token ids")
+            raise CheckpointError(self.path, f"{self._name(name)} is {value!r}, must be token ids")
         return frozenset(ids)
 
+    def _name(self, name: str) -> str:
+        """Return what the file calls a field."""
+        return name if self.fields.get(name) is not None else self._aliases.get(name, name)
+
     def _get(self, name: str, default: object) -> Any:
-        value = self.fields.get(name)
+        value = self.fields.get(self._name(name))
         if value is not None:
             return value
         if default is _MISSING:
-            raise CheckpointError(self.path, f"{name} is missing")
+            raise CheckpointError(self.path, f"{self._name(name)} is missing")
         return default

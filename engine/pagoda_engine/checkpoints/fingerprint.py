@@ -17,7 +17,7 @@ _CHUNK_BYTES = 64 << 10
 _NUM_SAMPLES = 64
 
 
-def fingerprint(config_path: Path, weight_paths: Sequence[Path]) -> bytes:
+def fingerprint(config_path: Path, weight_paths: Sequence[Path], differs_by: bytes = b"") -> bytes:
     """Return 16 bytes of BLAKE2b that differ when anything differs that changes the KV of a token.
 
     Covered are ``config.json`` byte for byte and, for every safetensors file in order of name, its
@@ -26,11 +26,18 @@ def fingerprint(config_path: Path, weight_paths: Sequence[Path]) -> bytes:
     each file, so that it takes seconds, not minutes; weights that differ only between those chunks
     are taken for the same.
 
+    Args:
+        config_path: the configuration.
+        weight_paths: the weights.
+        differs_by: what else changes the KV, and is chosen by who loads the model.
+
     Raises:
         CheckpointError: a file is not in safetensors format.
     """
     state = hashlib.blake2b(b"pagoda.fingerprint.v1", digest_size=FINGERPRINT_BYTES)
     _add(state, config_path.read_bytes())
+    if differs_by:
+        _add(state, differs_by)
     is_full = sum(path.stat().st_size for path in weight_paths) <= FULL_CONTENT_BYTES
     for path in sorted(weight_paths, key=lambda path: path.name):
         size = path.stat().st_size

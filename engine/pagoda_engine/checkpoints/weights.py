@@ -3,7 +3,8 @@
 Knows safetensors files and their index. Knows nothing of what a tensor is for.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from pagoda_engine.checkpoints.safetensors_header import (
     read_header,
     stored_tensors,
 )
+from pagoda_engine.checkpoints.tensor_part import Part
 from pagoda_engine.checkpoints.weight_reader import Piece, WeightReader
 from pagoda_engine.errors import CheckpointError
 
@@ -56,6 +58,7 @@ class WeightFiles:
         device: torch.device,
         *,
         ignored: Collection[str] = (),
+        optional_prefix: str = "",
         on_progress: OnProgress | None = None,
     ) -> None:
         """Read the headers.
@@ -65,7 +68,8 @@ class WeightFiles:
             reader: of the same device; its owner closes it.
             dtype: of what `take` returns.
             device: where it is.
-            ignored: names that need not be taken.
+            ignored: ends of names that need not be taken.
+            optional_prefix: of names in `take`, which the files may leave out.
             on_progress: called by `take` in its thread.
 
         Raises:
@@ -88,23 +92,40 @@ class WeightFiles:
                 if name in self._tensors:
                     raise CheckpointError(path, f"holds {name}, and so does another file")
                 self._tensors[name] = tensor
-        self._left = {n for n in self._tensors if not n.endswith(_IGNORED) and n not in ignored}
+        if not any(name.startswith(optional_prefix) for name in self._tensors):
+            self._tensors = {optional_prefix + name: t for name, t in self._tensors.items()}
+        ends = (_IGNORED, *ignored)
+        self._left = {name for name in self._tensors if not name.endswith(ends)}
         self._num_bytes = sum(self._tensors[name].num_bytes for name in self._left)
         self._num_loaded_bytes = 0
 
-    def take(self, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
         """Return tensors joined, see `WeightSource`; the device has them.
+
+        A part that is arranged is held twice for a moment, as stored and as wanted.
 
         Raises:
             CheckpointError: one is missing, has another shape or no float dtype, or cannot be read.
         """
-        for name, part_shape in parts.items():  # before memory is taken for what a file only claims
-            self._stored(name, part_shape)
+        for part in parts:  # before memory is taken for what a file only claims
+            self._stored(part)
         joined = torch.empty(shape, dtype=self._dtype, device=self._device)
-        for num_bytes in self._reader.read(self._pieces(parts, joined.view(-1))):
-            self._num_loaded_bytes += num_bytes
-            if self._on_progress is not None:
-                self._on_progress(self._num_loaded_bytes, self._num_bytes)
+        flat, begin = joined.view(-1), 0
+        pieces: list[Piece] = []
+        for part in parts:
+            wanted = flat[begin : begin + _num_elements(part)]
+            begin += len(wanted)
+            if part.arrange is None:
+                pieces.append(self._piece(part, wanted))
+                continue
+            self._read(pieces)
+            pieces = []
+            stored = torch.empty(part.shape, dtype=self._dtype, device=self._device)
+            self._read([self._piece(part, stored.view(-1))])
+            arranged = part.arrange(stored)
+            wanted.view(arranged.shape).copy_(arranged)
+        self._read(pieces)
+        assert begin == len(flat), f"{shape} has other elements than its {len(parts)} parts"
         return joined
 
     def check_all_taken(self) -> None:
@@ -117,26 +138,27 @@ class WeightFiles:
             shown = ", ".join(sorted(self._left)[:5])
             raise CheckpointError(self._folder, f"{len(self._left)} tensors have no use: {shown}")
 
-    def _pieces(
-        self, parts: Mapping[str, tuple[int, ...]], joined: torch.Tensor
-    ) -> Iterator[Piece]:
-        begin = 0
-        for name, shape in parts.items():
-            stored, dtype = self._stored(name, shape)
-            end = begin + stored.num_bytes // dtype.itemsize
-            yield Piece(stored.path, stored.offset, dtype, joined[begin:end])
-            self._left.discard(name)
-            begin = end
+    def _read(self, pieces: Sequence[Piece]) -> None:
+        for num_bytes in self._reader.read(pieces):
+            self._num_loaded_bytes += num_bytes
+            if self._on_progress is not None:
+                self._on_progress(self._num_loaded_bytes, self._num_bytes)
 
-    def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[StoredTensor, torch.dtype]:
+    def _piece(self, part: Part, destination: torch.Tensor) -> Piece:
+        """Return how to read a tensor whole; it counts as taken."""
+        stored, dtype = self._stored(part)
+        self._left.discard(part.name)
+        return Piece(stored.path, stored.offset, dtype, destination)
+
+    def _stored(self, part: Part) -> tuple[StoredTensor, torch.dtype]:
         """Return a tensor of the files and its dtype there; raise unless it is as wanted."""
-        stored = self._tensors.get(name)
+        name, stored = part.name, self._tensors.get(part.name)
         if stored is None:
             raise CheckpointError(self._folder, f"tensor {name} is missing")
-        if stored.shape != shape:
+        if stored.shape != part.shape:
             raise CheckpointError(
                 self._folder,
-                f"tensor {name} is {list(stored.shape)}, config.json says {list(shape)}",
+                f"tensor {name} is {list(stored.shape)}, config.json says {list(part.shape)}",
             )
         dtype = DTYPES.get(stored.dtype)
         if dtype is None:
@@ -145,3 +167,9 @@ class WeightFiles:
                 self._folder, f"tensor {name} is {stored.dtype}, must be one of {known}"
             )
         return stored, dtype
+
+
+def _num_elements(part: Part) -> int:
+    if part.arrange is None:
+        return math.prod(part.shape)
+    return part.arrange(torch.empty(part.shape, device="meta")).numel()

@@ -1,50 +1,25 @@
-"""Builds a Decoder from named tensors: the mapping from Hugging Face names to ours."""
+"""Builds a Decoder from named tensors, as its description says.
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+Knows which tensors a layer's parts have. Knows nothing of families or files.
+"""
 
 import torch
 
-from pagoda_engine.models.decoder import Decoder, DecoderLayer
+from pagoda_engine.checkpoints.tensor_part import Part
+from pagoda_engine.models.alibi import alibi_slopes
+from pagoda_engine.models.attention import Attention, QkNorm
+from pagoda_engine.models.decoder import Decoder
+from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.feed_forward import DenseFeedForward, Experts
-from pagoda_engine.models.linear import GatedLinear, Linear
-from pagoda_engine.models.rope_scaling import cos_sin_table
+from pagoda_engine.models.feed_forward import DenseFeedForward, Experts, SharedExpert
+from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear
+from pagoda_engine.models.norm import LayerNorm, RmsNorm
+from pagoda_engine.models.quantization import NONE, Quantization
+from pagoda_engine.models.rope_scaling import RopeDescription, cos_sin_table
+from pagoda_engine.models.weight_source import WeightSource, halves_apart, heads_joined
+from pagoda_engine.models.weight_taker import WeightTaker
 
-OUTPUT_NAME = "lm_head.weight"
-
-
-class WeightSource(Protocol):
-    """Where the tensors of a decoder come from; each is taken at most once."""
-
-    def take(self, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]) -> torch.Tensor:
-        """Return tensors joined: the elements of one part after those of another, as `shape`.
-
-        Contiguous, on the engine's device and in its dtype; the caller owns it.
-
-        Args:
-            parts: shape of every tensor by its name, in order.
-            shape: of the whole, with as many elements as the parts together.
-        """
-        ...
-
-
-class _ExpertNames(NamedTuple):
-    router: str
-    experts: str
-    gate: str
-    up: str
-    down: str
-
-
-_EXPERT_NAMES = {
-    "Qwen3MoeForCausalLM": _ExpertNames(
-        "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"
-    ),
-    "MixtralForCausalLM": _ExpertNames(
-        "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"
-    ),
-}
+CosSin = dict[RopeDescription | None, torch.Tensor | None]
 
 
 def build_decoder(
@@ -53,102 +28,200 @@ def build_decoder(
     *,
     max_positions: int,
     device: torch.device,
+    quantization: Quantization = NONE,
 ) -> Decoder:
     """Take every tensor that the description asks for."""
-    vocabulary = (description.vocab_size, description.hidden_size)
-    hidden = (description.hidden_size,)
-    embedding = source.take({"model.embed_tokens.weight": vocabulary}, vocabulary)
-    layers = tuple(_build_layer(description, source, i) for i in range(description.num_layers))
-    final_norm = source.take({"model.norm.weight": hidden}, hidden)
+    names = description.names
+    taker = WeightTaker(description, source, quantization.projections)
+    embedding = taker.table(names.embedding, description.vocab_size)
+    positions = None
+    if names.positions:
+        positions = taker.table(names.positions, description.max_position_embeddings)
+    embedding_norm = taker.optional_norm(names.embedding_norm)
+    cos_sin: CosSin = {None: None}
+    for rope in description.ropes:
+        if rope is not None and rope not in cos_sin:
+            table = cos_sin_table(rope, description.head_dim, max_positions)
+            cos_sin[rope] = table.to(device)
+    slopes = None
+    if description.alibi_bias_max:
+        slopes = alibi_slopes(description.num_heads, description.alibi_bias_max).to(device)
+    layers = tuple(_layer(taker, i, cos_sin, slopes) for i in range(description.num_layers))
+    final_norm = taker.norm(names.final_norm)
     is_tied = description.tie_word_embeddings
     # On CPU a tied tensor is held twice, plain for look-ups and packed for products: those with a
     # plain one take 1.3 to 8 times as long (V = 32000, 1 to 32 rows, fp32 and bf16).
-    output = embedding if is_tied else source.take({OUTPUT_NAME: vocabulary}, vocabulary)
-    cos_sin = cos_sin_table(description.rope, description.head_dim, max_positions).to(device)
+    output = embedding if is_tied else taker.table(names.output, description.vocab_size)
     return Decoder(
         description,
         embedding=embedding,
+        positions=positions,
+        embedding_norm=embedding_norm,
         layers=layers,
         final_norm=final_norm,
-        output=Linear(output),
-        cos_sin=cos_sin,
+        output=Linear(output, None, quantization.output),
+        max_positions=max_positions,
     )
 
 
-def _build_layer(description: DecoderDescription, source: WeightSource, index: int) -> DecoderLayer:
-    prefix = f"model.layers.{index}."
-    hidden, head_dim = description.hidden_size, description.head_dim
-    num_q_rows, num_kv_rows = (
-        n * head_dim for n in (description.num_heads, description.num_kv_heads)
-    )
-
-    def norm(name: str, size: int) -> torch.Tensor:
-        return source.take({f"{prefix}{name}.weight": (size,)}, (size,))
-
-    qkv_rows = {
-        "self_attn.q_proj": num_q_rows,
-        "self_attn.k_proj": num_kv_rows,
-        "self_attn.v_proj": num_kv_rows,
-    }
-    output_rows = {"self_attn.o_proj": hidden}
-    experts = description.experts
-    has_experts = experts is not None and index in experts.layers
+def _layer(
+    taker: WeightTaker, index: int, cos_sin: CosSin, slopes: torch.Tensor | None
+) -> DecoderLayer:
+    description = taker.description
+    names, experts = description.names, description.experts
+    prefix = names.layer.format(index)
+    attention_in_norm = taker.optional_norm(names.attention_in_norm, prefix)
+    attention = _attention(taker, index, cos_sin, slopes)
+    feed_forward: DenseFeedForward | Experts
+    if experts is not None and index in experts.layers:
+        feed_forward = _experts(taker, prefix)
+    else:
+        feed_forward = _dense(taker, prefix, description.intermediate_size)
     return DecoderLayer(
-        input_norm=norm("input_layernorm", hidden),
-        qkv=_linear(source, prefix, qkv_rows, hidden, description.qkv_bias),
-        q_norm=norm("self_attn.q_norm", head_dim) if description.qk_norm else None,
-        k_norm=norm("self_attn.k_norm", head_dim) if description.qk_norm else None,
-        output=_linear(source, prefix, output_rows, num_q_rows, description.output_bias),
-        post_attention_norm=norm("post_attention_layernorm", hidden),
-        feed_forward=(_experts if has_experts else _dense)(description, source, prefix),
-        sliding_window=description.sliding_windows[index],
+        attention_in_norm=attention_in_norm,
+        attention=attention,
+        attention_out_norm=taker.optional_norm(names.attention_out_norm, prefix),
+        feed_forward_in_norm=taker.optional_norm(names.feed_forward_in_norm, prefix),
+        feed_forward=feed_forward,
+        feed_forward_out_norm=taker.optional_norm(names.feed_forward_out_norm, prefix),
+        is_parallel=description.is_parallel,
+        multiplier=description.residual_multiplier,
     )
 
 
-def _dense(description: DecoderDescription, source: WeightSource, prefix: str) -> DenseFeedForward:
-    hidden, inner = description.hidden_size, description.intermediate_size
-    gate_up_rows = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
-    has_bias = description.mlp_bias
-    return DenseFeedForward(
-        gate_up=GatedLinear(*_weights(source, prefix, gate_up_rows, hidden, has_bias)),
-        down=_linear(source, prefix, {"mlp.down_proj": hidden}, inner, has_bias),
+def _attention(
+    taker: WeightTaker, index: int, cos_sin: CosSin, slopes: torch.Tensor | None
+) -> Attention:
+    description = taker.description
+    names, prefix = description.names, description.names.layer.format(index)
+    rope = description.ropes[index]
+    num_heads, num_kv_heads = description.num_heads, description.num_kv_heads
+    head_dim, hidden = description.head_dim, description.hidden_size
+    if len(names.qkv) == 1:
+        steps = [heads_joined(num_heads)] if names.qkv_layout == "by_head" else []
+        rotated, rows = [num_heads + num_kv_heads], [num_heads + 2 * num_kv_heads]
+    else:
+        steps, rotated, rows = [], [num_heads, num_kv_heads, 0], [num_heads, *[num_kv_heads] * 2]
+    arranges = [list(steps) for _ in rows]
+    if rope is not None and rope.is_interleaved:
+        for arrange, count in zip(arranges, rotated, strict=True):
+            if count:
+                arrange.append(halves_apart(count, head_dim, rope.rotary_dim(head_dim)))
+    qkv = taker.weights(
+        [prefix + name for name in names.qkv],
+        [count * head_dim for count in rows],
+        hidden,
+        has_bias=description.qkv_bias,
+        arranges=arranges,
+    )
+    output = taker.weights(
+        [prefix + names.attention_output],
+        [hidden],
+        num_heads * head_dim,
+        has_bias=description.output_bias,
+    )
+    return Attention(
+        qkv=Linear(*qkv, taker.bits),
+        qk_norm=_qk_norm(taker, prefix, rope),
+        output=Linear(*output, taker.bits),
+        cos_sin=cos_sin[rope],
+        num_heads=num_heads,
+        scale=description.scale,
+        window=description.sliding_windows[index],
+        soft_cap=description.attention_soft_cap,
+        alibi_slopes=slopes,
+        clip=description.qkv_clip,
+        eps=description.norm_eps,
     )
 
 
-def _experts(description: DecoderDescription, source: WeightSource, prefix: str) -> Experts:
-    experts = description.experts
-    assert experts is not None
-    names = _EXPERT_NAMES[description.architecture]
-    hidden, inner = description.hidden_size, experts.intermediate_size
-    each = [f"{prefix}{names.experts}.{expert}" for expert in range(experts.num_experts)]
-    gate_up_names = [f"{e}.{name}.weight" for e in each for name in (names.gate, names.up)]
-    down_names = [f"{e}.{names.down}.weight" for e in each]
+def _qk_norm(taker: WeightTaker, prefix: str, rope: RopeDescription | None) -> QkNorm | None:
+    """Take the norms of Q and K, in the order of their projections' rows."""
+    description = taker.description
+    kind, eps, head_dim = description.qk_norm, description.norm_eps, description.head_dim
+    if kind == "none":
+        return None
+
+    def norm(name: str, num_heads: int) -> RmsNorm | LayerNorm:
+        count = 1 if kind == "head" else num_heads
+        arrange = None
+        if rope is not None and rope.is_interleaved:
+            arrange = halves_apart(count, head_dim, rope.rotary_dim(head_dim))
+        wide, stored = (count * head_dim,), (count, head_dim)
+        if kind != "each_head":
+            weight = taker.source.take([Part(f"{prefix}{name}.weight", wide, arrange)], wide)
+            return RmsNorm(weight, eps, description.norm == "rms_unit_offset")
+
+        def flat(tensor: torch.Tensor) -> torch.Tensor:
+            rows = tensor.flatten()
+            return rows if arrange is None else arrange(rows)
+
+        weight = taker.source.take([Part(f"{prefix}{name}.weight", stored, flat)], stored)
+        return LayerNorm(weight, None, eps)
+
+    return QkNorm(
+        q=norm(description.names.q_norm, description.num_heads),
+        k=norm(description.names.k_norm, description.num_kv_heads),
+        is_joined=kind == "joined",
+    )
+
+
+def _dense(taker: WeightTaker, prefix: str, inner: int) -> DenseFeedForward:
+    description = taker.description
+    names, hidden, has_bias = description.names, description.hidden_size, description.mlp_bias
+    up: GatedLinear | ActivatedLinear
+    if description.is_gated:
+        gate_up = [prefix + name for name in names.gate_up]
+        up = GatedLinear(
+            *taker.weights(gate_up, [inner, inner], hidden, has_bias=has_bias),
+            description.activation,
+            taker.bits,
+        )
+    else:
+        up = ActivatedLinear(
+            *taker.weights([prefix + names.up], [inner], hidden, has_bias=has_bias),
+            description.activation,
+            taker.bits,
+        )
+    down = taker.weights([prefix + names.down], [hidden], inner, has_bias=has_bias)
+    return DenseFeedForward(up=up, down=Linear(*down, taker.bits))
+
+
+def _experts(taker: WeightTaker, prefix: str) -> Experts:
+    description = taker.description
+    names, experts = description.names, description.experts
+    assert experts is not None, "the layer has some"
+    hidden, inner, count = description.hidden_size, experts.intermediate_size, experts.num_experts
+    each = [prefix + names.expert.format(expert) for expert in range(count)]
+    router, _ = taker.weights([prefix + names.router], [count], hidden, has_bias=False)
+    gate_up = [
+        Part(f"{expert}{name}.weight", (inner, hidden))
+        for expert in each
+        for name in names.expert_gate_up
+    ]
+    down = [Part(f"{expert}{names.expert_down}.weight", (hidden, inner)) for expert in each]
+    shared = None
+    if experts.shared_size:
+        gate, _ = taker.weights([prefix + names.shared_expert_gate], [1], hidden, has_bias=False)
+        shared = SharedExpert(gate=Linear(gate), expert=_shared(taker, prefix, experts.shared_size))
     return Experts(
-        router=_linear(source, prefix, {names.router: experts.num_experts}, hidden, False),
-        gate_up=source.take(
-            dict.fromkeys(gate_up_names, (inner, hidden)), (len(each), 2 * inner, hidden)
-        ),
-        down=source.take(dict.fromkeys(down_names, (hidden, inner)), (len(each), hidden, inner)),
+        router=Linear(router),
+        gate_up=taker.source.take(gate_up, (count, 2 * inner, hidden)),
+        down=taker.source.take(down, (count, hidden, inner)),
         num_experts_per_tok=experts.num_experts_per_tok,
         norm_topk_prob=experts.norm_topk_prob,
+        shared=shared,
+        bits=taker.bits,
     )
 
 
-def _linear(
-    source: WeightSource, prefix: str, rows: Mapping[str, int], num_columns: int, has_bias: bool
-) -> Linear:
-    """One projection with the rows of several, e.g. of Q, K and V."""
-    return Linear(*_weights(source, prefix, rows, num_columns, has_bias))
-
-
-def _weights(
-    source: WeightSource, prefix: str, rows: Mapping[str, int], num_columns: int, has_bias: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The joined weight of several projections, and the joined bias if they have some."""
-    num_rows = sum(rows.values())
-    weights = {f"{prefix}{name}.weight": (n, num_columns) for name, n in rows.items()}
-    weight = source.take(weights, (num_rows, num_columns))
-    if not has_bias:
-        return weight, None
-    biases = {f"{prefix}{name}.bias": (n,) for name, n in rows.items()}
-    return weight, source.take(biases, (num_rows,))
+def _shared(taker: WeightTaker, prefix: str, inner: int) -> DenseFeedForward:
+    names, hidden = taker.description.names, taker.description.hidden_size
+    prefix += names.shared_expert
+    gate_up = [prefix + name for name in names.expert_gate_up]
+    down = [prefix + names.expert_down]
+    up = taker.weights(gate_up, [inner, inner], hidden, has_bias=False)
+    return DenseFeedForward(
+        up=GatedLinear(*up, bits=taker.bits),
+        down=Linear(*taker.weights(down, [hidden], inner, has_bias=False), taker.bits),
+    )

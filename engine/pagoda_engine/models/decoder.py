@@ -4,42 +4,17 @@ Knows layers, weights and the KV cache. Knows nothing of sequences, scheduling o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.feed_forward import DenseFeedForward, Experts
 from pagoda_engine.models.linear import Linear
-from pagoda_kernels import AttentionBatch, add_rms_norm, paged_attention, rms_norm, write_qkv
-from pagoda_kernels.native.decoder_layers import DecoderLayers, LayerWeights
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """Weights of one layer.
-
-    Attributes:
-        input_norm: ``[hidden]``.
-        qkv: ``[(H + 2 * HK) * D, hidden]``, rows of Q, then K, then V.
-        q_norm: ``[D]``, or None without QK norm.
-        k_norm: as `q_norm`.
-        output: ``[hidden, H * D]``.
-        post_attention_norm: ``[hidden]``.
-        feed_forward: dense or experts.
-        sliding_window: keys a query sees, itself included; None for all.
-    """
-
-    input_norm: torch.Tensor
-    qkv: Linear
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    output: Linear
-    post_attention_norm: torch.Tensor
-    feed_forward: DenseFeedForward | Experts
-    sliding_window: int | None
+from pagoda_engine.models.native_layers import native_layers
+from pagoda_engine.models.norm import Norm
+from pagoda_kernels import AttentionBatch
 
 
 class Decoder:
@@ -50,35 +25,42 @@ class Decoder:
         description: DecoderDescription,
         *,
         embedding: torch.Tensor,
+        positions: torch.Tensor | None,
+        embedding_norm: Norm | None,
         layers: tuple[DecoderLayer, ...],
-        final_norm: torch.Tensor,
+        final_norm: Norm,
         output: Linear,
-        cos_sin: torch.Tensor,
+        max_positions: int,
     ) -> None:
         """Put the parts together; all live on one device.
 
         Args:
             description: shapes and options.
             embedding: ``[V, hidden]``.
+            positions: ``[>= max_positions, hidden]``, or None where no positions are learned.
+            embedding_norm: None: the embeddings are the residual.
             layers: in order.
-            final_norm: ``[hidden]``.
+            final_norm: before the output projection.
             output: ``[V, hidden]``.
-            cos_sin: ``[max_positions, D]`` float32, cosines, then sines.
+            max_positions: longest sequence; rotations cover it.
         """
         self.description = description
+        self.max_positions = max_positions
         self._embedding = embedding
+        self._positions = positions
+        self._embedding_norm = embedding_norm
         self._layers = layers
         self._final_norm = final_norm
         self._output = output
-        self._cos_sin = cos_sin
-        self._eps = description.rms_norm_eps
-        self._scale = description.head_dim**-0.5
-        self._native = self._native_layers()
+        # Rounded as the embeddings are: so did the training that it comes from.
+        multiplier = torch.tensor(description.embedding_multiplier, dtype=embedding.dtype)
+        self._multiplier = float(multiplier)
+        self._native = native_layers(description, layers, embedding, final_norm)
 
     @property
-    def max_positions(self) -> int:
-        """Longest sequence that the rotation table covers."""
-        return self._cos_sin.shape[0]
+    def is_native(self) -> bool:
+        """Whether all layers are one native call."""
+        return self._native is not None
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -103,7 +85,11 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[R, V]`` logits of ``[R, hidden]`` in the model's dtype."""
-        return self._output(hidden)
+        logits = self._output(hidden)
+        if self.description.logits_multiplier != 1:
+            logits = logits * self.description.logits_multiplier
+        cap = self.description.logits_soft_cap
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
 
     def hidden(
         self,
@@ -135,79 +121,32 @@ class Decoder:
             return self._native.hidden(
                 token_ids, positions, batch, kv_cache.all_layers, logit_rows, on_layer
             )
-        shape, eps = self.description, self._eps
-        residual = F.embedding(token_ids, self._embedding)
-        hidden = rms_norm(residual, self._layers[0].input_norm, eps)
+        residual = self._embedded(token_ids, positions)
+        first_norm = self._layers[0].attention_in_norm
+        hidden = residual if first_norm is None else first_norm(residual)
         last = len(self._layers) - 1
         for i, layer in enumerate(self._layers):
             k_cache, v_cache = kv_cache.layer(i)
-            q = write_qkv(
-                layer.qkv(hidden),
-                positions,
-                self._cos_sin,
-                k_cache,
-                v_cache,
-                batch.slot_mapping,
-                num_heads=shape.num_heads,
-                q_norm=layer.q_norm,
-                k_norm=layer.k_norm,
-                eps=eps,
-            )
+            q = layer.attention.write(hidden, positions, k_cache, v_cache, batch.slot_mapping)
             if on_layer is not None:
                 on_layer(i)
             if i == last and logit_rows is not None and not logit_rows.numel():
                 return residual[:0]
-            attended = paged_attention(
-                q,
-                k_cache,
-                v_cache,
-                batch,
-                scale=self._scale,
-                sliding_window=layer.sliding_window,
-            ).view(len(q), -1)
+            attended = layer.attention.attend(q, k_cache, v_cache, batch)
             if i == last and logit_rows is not None:  # nobody reads the other rows any more
                 attended = attended.index_select(0, logit_rows)
                 residual = residual.index_select(0, logit_rows)
-            hidden, residual = add_rms_norm(
-                layer.output(attended), residual, layer.post_attention_norm, eps
-            )
-            hidden = layer.feed_forward(hidden)
-            next_norm = self._final_norm if i == last else self._layers[i + 1].input_norm
-            hidden, residual = add_rms_norm(hidden, residual, next_norm, eps)
+                if layer.is_parallel:
+                    hidden = hidden.index_select(0, logit_rows)
+            next_norm = self._final_norm if i == last else self._layers[i + 1].attention_in_norm
+            hidden, residual = layer.finish(attended, hidden, residual, next_norm)
         return hidden
 
-    def _native_layers(self) -> DecoderLayers | None:
-        """All layers as one call, if every projection is packed for it."""
-        layers: list[LayerWeights] = []
-        for layer in self._layers:
-            if not isinstance(layer.feed_forward, DenseFeedForward):
-                return None
-            qkv, output = layer.qkv.packed, layer.output.packed
-            gate_up, down = layer.feed_forward.gate_up.packed, layer.feed_forward.down.packed
-            if qkv is None or output is None or gate_up is None or down is None:
-                return None
-            layers.append(
-                LayerWeights(
-                    input_norm=layer.input_norm,
-                    post_attention_norm=layer.post_attention_norm,
-                    q_norm=layer.q_norm,
-                    k_norm=layer.k_norm,
-                    qkv=qkv,
-                    output=output,
-                    gate_up=gate_up,
-                    down=down,
-                    window=layer.sliding_window,
-                )
-            )
-        shape = self.description
-        native = DecoderLayers(
-            layers,
-            embedding=self._embedding,
-            final_norm=self._final_norm,
-            cos_sin=self._cos_sin,
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            eps=self._eps,
-        )
-        return native if native.fits else None
+    def _embedded(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the first residual, ``[T, hidden]``."""
+        embedded = F.embedding(token_ids, self._embedding)
+        if self._multiplier != 1:
+            embedded = embedded * self._multiplier
+        if self._positions is not None:
+            embedded = embedded + F.embedding(positions, self._positions)
+        return embedded if self._embedding_norm is None else self._embedding_norm(embedded)

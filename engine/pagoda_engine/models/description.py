@@ -1,13 +1,25 @@
-"""A decoder as data: everything that tells one supported model from another.
+"""A decoder as data: the recipe that tells one supported model from another.
 
-Knows shapes and options. Knows nothing of files or devices.
+Knows shapes, options and names of weights. Knows nothing of files or devices.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
 from pagoda_engine.models.rope_scaling import RopeDescription
+from pagoda_engine.models.weight_names import WeightNames
+
+NormKind = Literal["rms", "rms_unit_offset", "layer"]
+"""RMS norm; the same with weights stored minus one; LayerNorm."""
+
+QkNorm = Literal["none", "head", "each_head", "joined"]
+"""Norm of Q and K before RoPE: none; over a head, with one weight ``[D]`` for all; over a head,
+with a weight for each ``[H, D]``; over all heads at once, ``[H * D]``."""
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+"""Of the feed-forward part; gelu_tanh is the approximation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +32,8 @@ class ExpertsDescription:
         intermediate_size: width of one expert.
         norm_topk_prob: the weights of a token's experts are divided by their sum.
         layers: indices of the layers that have experts.
+        shared_size: width of the expert that every token goes through besides, weighted by the
+            sigmoid of a gate of its own; 0: there is none.
     """
 
     num_experts: int
@@ -27,11 +41,20 @@ class ExpertsDescription:
     intermediate_size: int
     norm_topk_prob: bool
     layers: frozenset[int]
+    shared_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderDescription:
-    """Shapes and options of one decoder: pre-norm, RoPE, grouped-query attention, SwiGLU.
+    """Shapes and options of one decoder. The defaults are Llama's.
+
+    Which norms a layer has, and whether positions are learned, is in `names`: what has a name is
+    there. With ``N`` for a norm that is there, and nothing for one that is not, a layer is::
+
+        x = x + m * N(attention(N(x)))             sequential
+        x = x + m * N(feed_forward(N(x)))
+
+        x = x + m * (N(attention(N1(x))) + N(feed_forward(N2(x))))     parallel; N2 may be N1
 
     Attributes:
         architecture: as the checkpoint names it.
@@ -43,16 +66,32 @@ class DecoderDescription:
         num_kv_heads: key and value heads; divides num_heads.
         head_dim: width of one head; num_heads * head_dim may differ from hidden_size.
         max_position_embeddings: positions the model was made for, extended by its rope scaling.
-        rms_norm_eps: of every norm.
-        rope: see RopeDescription.
+        norm_eps: of every norm.
+        rope: see RopeDescription; None: no rotation.
         qkv_bias: the Q, K and V projections have biases.
         output_bias: the attention's output projection has one.
         mlp_bias: the feed-forward projections have them.
-        qk_norm: each head of Q and K is RMS-normed before RoPE.
+        qk_norm: see QkNorm.
         sliding_windows: for each layer the keys a query sees, itself included; None for all.
         tie_word_embeddings: the output projection is the embedding.
         dtype: of the checkpoint, by torch's name; empty if not said.
         experts: None: every layer is dense.
+        names: of the checkpoint's tensors.
+        norm: kind of all norms but those of `qk_norm` "each_head", which are LayerNorms.
+        norm_bias: norms have biases.
+        layer_ropes: rotation of each layer where they differ; empty: `rope` for all.
+        is_parallel: attention and feed-forward part read the same residual.
+        activation: of the feed-forward part.
+        is_gated: it has a gate; else it is ``down(activation(up(x)))``.
+        attention_scale: factor of the scores; 0: ``head_dim ** -0.5``.
+        attention_soft_cap: scores s become ``cap * tanh(s / cap)``; None: they are unbounded.
+        embedding_multiplier: of the embeddings, itself rounded to the model's dtype.
+        residual_multiplier: ``m`` above.
+        logits_multiplier: of the logits.
+        logits_soft_cap: as `attention_soft_cap`, for the logits after that.
+        alibi_bias_max: scores fall with the distance to the key, at a slope for each head down to
+            ``2 ** -alibi_bias_max`` (ALiBi); 0: they do not.
+        qkv_clip: bound of the absolute values of Q, K and V before RoPE; None: they have none.
     """
 
     architecture: str
@@ -64,35 +103,56 @@ class DecoderDescription:
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int
-    rms_norm_eps: float
-    rope: RopeDescription
+    norm_eps: float
+    rope: RopeDescription | None
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: QkNorm
     sliding_windows: tuple[int | None, ...]
     tie_word_embeddings: bool
     dtype: str
     experts: ExpertsDescription | None = None
+    names: WeightNames = field(default_factory=WeightNames)
+    norm: NormKind = "rms"
+    norm_bias: bool = False
+    layer_ropes: tuple[RopeDescription | None, ...] = ()
+    is_parallel: bool = False
+    activation: Activation = "silu"
+    is_gated: bool = True
+    attention_scale: float = 0.0
+    attention_soft_cap: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    logits_soft_cap: float | None = None
+    alibi_bias_max: float = 0.0
+    qkv_clip: float | None = None
 
-    def weight_bytes(self, dtype: torch.dtype) -> int:
-        """Return the size of all weights on the device, every tied one once."""
-        hidden, head_dim = self.hidden_size, self.head_dim
-        q_width = self.num_heads * head_dim
-        qkv_width = q_width + 2 * self.num_kv_heads * head_dim
-        attention = hidden * (qkv_width + q_width + 2)  # and the layer's two norms
-        attention += self.qkv_bias * qkv_width + self.output_bias * hidden
-        attention += self.qk_norm * 2 * head_dim
-        dense = 3 * hidden * self.intermediate_size
-        dense += self.mlp_bias * (2 * self.intermediate_size + hidden)
-        num_sparse = sparse = 0
-        if self.experts is not None:
-            num_sparse = len(self.experts.layers)
-            sparse = self.experts.num_experts * hidden * (1 + 3 * self.experts.intermediate_size)
-        num_elements = self.num_layers * attention + hidden  # and the last norm
-        num_elements += (self.num_layers - num_sparse) * dense + num_sparse * sparse
-        num_elements += (1 if self.tie_word_embeddings else 2) * self.vocab_size * hidden
-        return num_elements * dtype.itemsize
+    @property
+    def scale(self) -> float:
+        """Factor of the attention scores."""
+        return self.attention_scale or self.head_dim**-0.5
+
+    @property
+    def ropes(self) -> tuple[RopeDescription | None, ...]:
+        """Rotation of each layer."""
+        return self.layer_ropes or (self.rope,) * self.num_layers
+
+    def for_length(self, max_positions: int) -> "DecoderDescription":
+        """Return it with the rotations that it has where no sequence is longer.
+
+        Some depend on that (see `RopeDescription.for_length`), and so does the KV that they turn.
+        """
+
+        def turned(rope: RopeDescription | None) -> RopeDescription | None:
+            return None if rope is None else rope.for_length(max_positions, self.head_dim)
+
+        return replace(
+            self,
+            rope=turned(self.rope),
+            layer_ropes=tuple(turned(rope) for rope in self.layer_ropes),
+        )
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the size of one token's K and V, all layers."""

@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer: one SwiGLU for every token, or a few experts for each.
+"""The feed-forward part of a layer: the same for every token, or a few experts for each.
 
 Knows weights. Knows nothing of attention, residuals or norms.
 """
@@ -7,26 +7,45 @@ from dataclasses import dataclass
 
 import torch
 
-from pagoda_engine.models.linear import GatedLinear, Linear
+from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear, holdable
 from pagoda_kernels import fused_moe, route_topk
 from pagoda_kernels.native import packed_linear
+from pagoda_kernels.native.quantised_weight import Bits
 
 
 @dataclass(frozen=True, slots=True)
 class DenseFeedForward:
-    """``down(silu(gate(x)) * up(x))``.
+    """``down(activation(gate(x)) * up(x))``, or without a gate ``down(activation(up(x)))``.
 
     Attributes:
-        gate_up: ``[2 * intermediate, hidden]``, rows of gate, then up.
+        up: with the activation; ``[2 * intermediate, hidden]``, rows of gate, then up, or
+            ``[intermediate, hidden]``.
         down: ``[hidden, intermediate]``.
     """
 
-    gate_up: GatedLinear
+    up: GatedLinear | ActivatedLinear
     down: Linear
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[T, hidden]`` for ``[T, hidden]``."""
-        return self.down(self.gate_up(hidden))
+        return self.down(self.up(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """The expert that every token goes through: ``sigmoid(gate(x)) * expert(x)``.
+
+    Attributes:
+        gate: ``[1, hidden]``.
+        expert: as any.
+    """
+
+    gate: Linear
+    expert: DenseFeedForward
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return ``[T, hidden]`` for ``[T, hidden]``."""
+        return torch.sigmoid(self.gate(hidden)) * self.expert(hidden)
 
 
 class Experts:
@@ -36,7 +55,15 @@ class Experts:
     `fused_moe` on the same CPU.
     """
 
-    __slots__ = ("_down", "_gate_up", "_norm_topk_prob", "_num_per_tok", "_packed", "_router")
+    __slots__ = (
+        "_down",
+        "_gate_up",
+        "_norm_topk_prob",
+        "_num_per_tok",
+        "_packed",
+        "_router",
+        "_shared",
+    )
 
     def __init__(
         self,
@@ -46,6 +73,8 @@ class Experts:
         *,
         num_experts_per_tok: int,
         norm_topk_prob: bool,
+        shared: SharedExpert | None = None,
+        bits: Bits | None = None,
     ) -> None:
         """Take over the weights.
 
@@ -55,15 +84,23 @@ class Experts:
             down: ``[E, hidden, intermediate]``, contiguous.
             num_experts_per_tok: experts a token goes through, 1 to E.
             norm_topk_prob: divide a token's weights by their sum.
+            shared: added for every token; None: there is none.
+            bits: quantise `gate_up` and `down`; None: as they are.
         """
         self._router = router
+        self._shared = shared
         self._num_per_tok = num_experts_per_tok
         self._norm_topk_prob = norm_topk_prob
         self._packed: tuple[DenseFeedForward, ...] = ()
+        gate_up, gate_up_bits = holdable(gate_up, bits)
+        down, down_bits = holdable(down, bits)
         self._gate_up, self._down = gate_up, down
         if packed_linear.can_pack(gate_up[0]) and packed_linear.can_pack(down[0]):
             pairs = zip(gate_up, down, strict=True)
-            self._packed = tuple(DenseFeedForward(GatedLinear(g), Linear(d)) for g, d in pairs)
+            self._packed = tuple(
+                DenseFeedForward(GatedLinear(g, bits=gate_up_bits), Linear(d, bits=down_bits))
+                for g, d in pairs
+            )
             self._gate_up = self._down = gate_up.new_empty(0)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -72,8 +109,10 @@ class Experts:
             self._router(hidden), self._num_per_tok, renormalise=self._norm_topk_prob
         )
         if self._packed:
-            return self._one_by_one(hidden, weights, experts.flatten())
-        return fused_moe(hidden, self._gate_up, self._down, weights, experts)
+            routed = self._one_by_one(hidden, weights, experts.flatten())
+        else:
+            routed = fused_moe(hidden, self._gate_up, self._down, weights, experts)
+        return routed if self._shared is None else routed + self._shared(hidden)
 
     def _one_by_one(
         self, hidden: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor

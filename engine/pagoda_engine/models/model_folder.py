@@ -1,5 +1,6 @@
 """Loads a Hugging Face folder: configuration, weights, end-of-sequence tokens, identity."""
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +13,14 @@ from pagoda_engine.checkpoints.weight_reader import WeightReader
 from pagoda_engine.checkpoints.weights import OnProgress, WeightFiles, weight_files
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.errors import InvalidConfigError
-from pagoda_engine.models.build_decoder import OUTPUT_NAME, build_decoder
+from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.families import read_description
+from pagoda_engine.models.families.registry import read_description
+from pagoda_engine.models.quantization import NONE, Quantization, resolve_quantization
+from pagoda_kernels.native import packed_linear
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {
     "float32": torch.float32,
@@ -34,7 +39,8 @@ class LoadedModel:
         device: where the weights are.
         dtype: of weights, activations and KV.
         eos_token_ids: tokens that end an output unless a sequence ignores them.
-        fingerprint: 16 bytes; equal only for the same configuration and weights.
+        fingerprint: 16 bytes; equal only for the same configuration, weights and quantization.
+        quantization: format of the projections' weights.
     """
 
     description: DecoderDescription
@@ -43,6 +49,7 @@ class LoadedModel:
     dtype: torch.dtype
     eos_token_ids: frozenset[int]
     fingerprint: bytes
+    quantization: Quantization = NONE
 
     @property
     def vocab_size(self) -> int:
@@ -62,37 +69,54 @@ def load_model(
 
     Args:
         folder: in Hugging Face layout, weights in safetensors files.
-        config: device, dtype and the longest sequence.
+        config: device, dtype, quantization and the longest sequence.
         on_progress: called in this thread after every chunk, of at most 16 MiB.
 
     Raises:
         CheckpointError: the folder is incomplete, contradicts itself, or UnsupportedModelError.
-        InvalidConfigError: device or dtype is unknown or not here.
+        InvalidConfigError: device, dtype or quantization is unknown or not here.
     """
     description = read_description(folder / "config.json")
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, description.dtype, device)
+    quantization = resolve_quantization(config.quantization)
+    _say_how_weights_are_held(quantization, dtype, device)
     paths = weight_files(folder)
+    max_positions = min(description.max_position_embeddings, config.max_model_len)
+    turning = description.for_length(max_positions)
+    # The KV of a model whose rotation depends on the longest sequence is another one for each.
+    differs_by = b"" if turning == description else repr(turning.ropes).encode()
+    names = description.names
     # Some exports repeat the tied tensor.
-    ignored = (OUTPUT_NAME,) if description.tie_word_embeddings else ()
+    tied = (f"{names.output}.weight",) if description.tie_word_embeddings else ()
     with ThreadPoolExecutor(1, "fingerprint") as thread, WeightReader(device) as reader:
         # Beside the loading, which brings the same bytes into the page cache.
-        identity = thread.submit(fingerprint, folder / "config.json", paths)
-        files = WeightFiles(paths, reader, dtype, device, ignored=ignored, on_progress=on_progress)
+        identity = thread.submit(fingerprint, folder / "config.json", paths, differs_by)
+        files = WeightFiles(
+            paths,
+            reader,
+            dtype,
+            device,
+            ignored=(*tied, *names.ignored),
+            optional_prefix=names.optional_prefix,
+            on_progress=on_progress,
+        )
         decoder = build_decoder(
-            description,
+            turning,
             files,
-            max_positions=min(description.max_position_embeddings, config.max_model_len),
+            max_positions=max_positions,
             device=device,
+            quantization=quantization,
         )
         files.check_all_taken()
         return LoadedModel(
-            description=description,
+            description=turning,
             decoder=decoder,
             device=device,
             dtype=dtype,
             eos_token_ids=_eos_token_ids(folder),
-            fingerprint=identity.result(),
+            fingerprint=quantization.fingerprint(identity.result()),
+            quantization=quantization,
         )
 
 
@@ -104,6 +128,23 @@ def _eos_token_ids(folder: Path) -> frozenset[int]:
         if generation.has("eos_token_id"):
             return generation.token_ids("eos_token_id")
     return ConfigReader.open(folder / "config.json").token_ids("eos_token_id")
+
+
+def _say_how_weights_are_held(
+    quantization: Quantization, dtype: torch.dtype, device: torch.device
+) -> None:
+    bits = quantization.projections
+    if bits is None:
+        return
+    logger.info("weights are quantised as they are read: %s", quantization)
+    if not packed_linear.can_pack(torch.empty(1, 2, dtype=dtype, device=device), bits):
+        logger.warning(
+            "there are no products with %s weights for %s on %s: they are held dense, with the "
+            "values of their codes, and save neither memory nor time",
+            quantization.name,
+            str(dtype).removeprefix("torch."),
+            device,
+        )
 
 
 def resolve_device(name: str) -> torch.device:

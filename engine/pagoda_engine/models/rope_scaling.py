@@ -1,17 +1,21 @@
 """Rotation frequencies of RoPE and its long-context variants.
 
+A rotation turns K before it is cached, so it cannot change while a sequence grows. Where
+transformers chooses by the length of a sequence, an engine turns every one as transformers turns
+one of the engine's longest.
+
 Knows positions and frequencies. Knows nothing of queries or keys. Names and formulas follow the
 ``rope_type`` values of Hugging Face configurations.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
 from pagoda_engine.checkpoints.config_reader import ConfigReader
-from pagoda_engine.errors import UnsupportedModelError
+from pagoda_engine.errors import CheckpointError, UnsupportedModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class RopeDescription:
 
     Attributes:
         theta: base of the wavelengths.
-        rope_type: ``default``, ``linear``, ``llama3`` or ``yarn``.
+        rope_type: ``default``, ``linear``, ``dynamic``, ``llama3``, ``yarn`` or ``longrope``.
         factor: how much longer the context became.
         original_max_position_embeddings: context before that; 0 where the type does not need it.
         low_freq_factor: llama3; wavelengths above original / this are scaled fully.
@@ -28,7 +32,11 @@ class RopeDescription:
         beta_fast: yarn; dimensions with more rotations than this stay.
         beta_slow: yarn; dimensions with fewer are scaled fully.
         truncate: yarn; round the two borders outwards to whole dimensions.
-        attention_factor: yarn; multiplies cosines and sines.
+        attention_factor: yarn and longrope; multiplies cosines and sines.
+        short_factors: longrope; of every wavelength, for sequences up to the original context.
+        long_factors: the same for longer ones.
+        rotary_factor: part of a head's dims that turns; the others follow it and stay.
+        is_interleaved: pairs of dims turn that lie side by side, not half a rotation apart.
     """
 
     theta: float = 10000.0
@@ -41,65 +49,163 @@ class RopeDescription:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    rotary_factor: float = 1.0
+    is_interleaved: bool = False
 
     @property
     def extended_length(self) -> int:
         """Positions that scaling reaches; 0 where the configuration says them itself."""
-        if self.rope_type not in ("linear", "yarn"):
+        if self.rope_type not in ("linear", "dynamic", "yarn"):
             return 0
         return int(self.original_max_position_embeddings * self.factor)
 
+    def rotary_dim(self, head_dim: int) -> int:
+        """Return how many dims of a head turn."""
+        return int(head_dim * self.rotary_factor)
 
-def read_rope(config: ConfigReader, *, default_theta: float = 10000.0) -> RopeDescription:
+    def for_length(self, max_positions: int, head_dim: int) -> "RopeDescription":
+        """Return the rotation of an engine whose longest sequence has so many tokens.
+
+        Equal results turn equally; unequal ones must not share KV.
+        """
+        original = self.original_max_position_embeddings
+        if self.rope_type == "dynamic":
+            grown = max(max_positions, original) / original
+            dim = self.rotary_dim(head_dim)
+            stretch: float = (self.factor * grown - (self.factor - 1)) ** (dim / (dim - 2))
+            return RopeDescription(
+                theta=self.theta * stretch,
+                rotary_factor=self.rotary_factor,
+                is_interleaved=self.is_interleaved,
+            )
+        if self.rope_type == "longrope":
+            chosen = self.long_factors if max_positions > original else self.short_factors
+            return replace(self, short_factors=chosen, long_factors=chosen)
+        return self
+
+
+def read_rope(
+    config: ConfigReader,
+    *,
+    default_theta: float = 10000.0,
+    default_rotary_factor: float = 1.0,
+    is_interleaved: bool = False,
+    layer_type: str = "",
+    other_names: Mapping[str, str] | None = None,
+) -> RopeDescription:
     """Read the rotation from a model's configuration, of either generation.
 
     ``rope_parameters`` holds everything; before it existed there were ``rope_theta`` and
     ``rope_scaling``.
 
+    Args:
+        config: of the model.
+        default_theta: where the field is absent.
+        default_rotary_factor: as `default_theta`.
+        is_interleaved: which pairs turn, which no configuration says.
+        layer_type: whose rotation it is, where ``rope_parameters`` has one for each type.
+        other_names: what a family calls a ``rope_type``.
+
     Raises:
-        UnsupportedModelError: another ``rope_type``, or a partial rotation.
+        UnsupportedModelError: another ``rope_type``.
         CheckpointError: a parameter is missing or out of range.
     """
-    name = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
-    empty = ConfigReader(config.path, {})
-    section = config.section(name) if config.has(name) else empty
-    owner = section if section.has("rope_theta") else config
-    theta = owner.number("rope_theta", default_theta)
+    section = _section(config, layer_type)
+    theta = _either(section, config, "rope_theta").number("rope_theta", default_theta)
     # Configurations before 2024 call it "type".
     rope_type = section.string("rope_type", section.string("type", "default"))
+    rope_type = (other_names or {}).get(rope_type, rope_type)
     if rope_type not in _FREQUENCIES:
         raise UnsupportedModelError(config.path, "rope_type", rope_type, tuple(_FREQUENCIES))
-    for owner in (section, config):
-        if owner.number("partial_rotary_factor", 1.0) != 1.0:
-            value = owner.fields["partial_rotary_factor"]
-            raise UnsupportedModelError(config.path, "partial_rotary_factor", value, ("1.0",))
-    if rope_type == "default":
-        return RopeDescription(theta=theta)
+    name = "partial_rotary_factor"
+    rotary_factor = _either(section, config, name).number(name, default_rotary_factor)
+    if rotary_factor > 1:
+        raise CheckpointError(config.path, f"{name} is {rotary_factor}, must be at most 1")
+    plain = RopeDescription(theta=theta, rotary_factor=rotary_factor, is_interleaved=is_interleaved)
+    return _SCALINGS[rope_type](replace(plain, rope_type=rope_type), config, section)
+
+
+def _section(config: ConfigReader, layer_type: str) -> ConfigReader:
+    """Return what says how the rotation is scaled."""
+    name = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
+    if not config.has(name):
+        return ConfigReader(config.path, {})
+    section = config.section(name)
+    return section.section(layer_type) if section.has(layer_type) else section
+
+
+def _either(section: ConfigReader, config: ConfigReader, name: str) -> ConfigReader:
+    return section if section.has(name) else config
+
+
+def _read_plain(
+    rope: RopeDescription, config: ConfigReader, section: ConfigReader
+) -> RopeDescription:
+    return rope
+
+
+def _read_linear(
+    rope: RopeDescription, config: ConfigReader, section: ConfigReader
+) -> RopeDescription:
+    # Without it nobody says whether max_position_embeddings counts before or after scaling.
+    name = "original_max_position_embeddings"
+    original = section.integer(name) if section.has(name) else 0
     factor = section.number("factor")
-    if rope_type == "linear":
-        # Without it nobody says whether max_position_embeddings counts before or after scaling.
-        name = "original_max_position_embeddings"
-        original = section.integer(name) if section.has(name) else 0
-        return RopeDescription(theta, rope_type, factor, original)
-    original = _original_length(config, section)
-    if rope_type == "llama3":
-        return RopeDescription(
-            theta=theta,
-            rope_type=rope_type,
-            factor=factor,
-            original_max_position_embeddings=original,
-            low_freq_factor=section.number("low_freq_factor"),
-            high_freq_factor=section.number("high_freq_factor"),
-        )
-    return RopeDescription(
-        theta=theta,
-        rope_type=rope_type,
+    return replace(rope, factor=factor, original_max_position_embeddings=original)
+
+
+def _read_dynamic(
+    rope: RopeDescription, config: ConfigReader, section: ConfigReader
+) -> RopeDescription:
+    # As transformers, which looks for no other field: it counts before scaling.
+    original = config.integer("max_position_embeddings")
+    factor = section.number("factor")
+    return replace(rope, factor=factor, original_max_position_embeddings=original)
+
+
+def _read_llama3(
+    rope: RopeDescription, config: ConfigReader, section: ConfigReader
+) -> RopeDescription:
+    return replace(
+        rope,
+        factor=section.number("factor"),
+        original_max_position_embeddings=_original_length(config, section),
+        low_freq_factor=section.number("low_freq_factor"),
+        high_freq_factor=section.number("high_freq_factor"),
+    )
+
+
+def _read_yarn(
+    rope: RopeDescription, config: ConfigReader, section: ConfigReader
+) -> RopeDescription:
+    factor = section.number("factor")
+    return replace(
+        rope,
         factor=factor,
-        original_max_position_embeddings=original,
+        original_max_position_embeddings=_original_length(config, section),
         beta_fast=section.number("beta_fast", 32.0),
         beta_slow=section.number("beta_slow", 1.0),
         truncate=section.boolean("truncate", True),
         attention_factor=_yarn_attention_factor(section, factor),
+    )
+
+
+def _read_longrope(
+    rope: RopeDescription, config: ConfigReader, section: ConfigReader
+) -> RopeDescription:
+    original = _original_length(config, section)
+    longest = config.integer("max_position_embeddings")
+    factor = section.number("factor", longest / original)
+    by_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return replace(
+        rope,
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=section.number("attention_factor", by_factor),
+        short_factors=section.numbers("short_factor"),
+        long_factors=section.numbers("long_factor"),
     )
 
 
@@ -123,23 +229,24 @@ def _yarn_attention_factor(section: ConfigReader, factor: float) -> float:
 
 
 def cos_sin_table(rope: RopeDescription, head_dim: int, max_positions: int) -> torch.Tensor:
-    """Return ``[max_positions, head_dim]`` float32 cpu: all cosines, then all sines."""
-    frequencies = _FREQUENCIES[rope.rope_type](rope, head_dim)
+    """Return ``[max_positions, rotary dim]`` float32 cpu: all cosines, then all sines."""
+    rope = rope.for_length(max_positions, head_dim)
+    frequencies = _FREQUENCIES[rope.rope_type](rope, rope.rotary_dim(head_dim))
     angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies[None]
     return torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
 
 
-def _plain(rope: RopeDescription, head_dim: int) -> torch.Tensor:
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+def _plain(rope: RopeDescription, dim: int) -> torch.Tensor:
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     return 1.0 / (rope.theta**exponents)
 
 
-def _linear(rope: RopeDescription, head_dim: int) -> torch.Tensor:
-    return _plain(rope, head_dim) / rope.factor
+def _linear(rope: RopeDescription, dim: int) -> torch.Tensor:
+    return _plain(rope, dim) / rope.factor
 
 
-def _llama3(rope: RopeDescription, head_dim: int) -> torch.Tensor:
-    frequencies = _plain(rope, head_dim)
+def _llama3(rope: RopeDescription, dim: int) -> torch.Tensor:
+    frequencies = _plain(rope, dim)
     wavelengths = 2 * math.pi / frequencies
     original = rope.original_max_position_embeddings
     smooth = (original / wavelengths - rope.low_freq_factor) / (
@@ -152,28 +259,42 @@ def _llama3(rope: RopeDescription, head_dim: int) -> torch.Tensor:
     return torch.where(is_short, frequencies, scaled)
 
 
-def _yarn(rope: RopeDescription, head_dim: int) -> torch.Tensor:
-    low = _yarn_border(rope, head_dim, rope.beta_fast)
-    high = _yarn_border(rope, head_dim, rope.beta_slow)
+def _longrope(rope: RopeDescription, dim: int) -> torch.Tensor:
+    return _plain(rope, dim) / torch.tensor(rope.short_factors)  # chosen by `for_length`
+
+
+def _yarn(rope: RopeDescription, dim: int) -> torch.Tensor:
+    low = _yarn_border(rope, dim, rope.beta_fast)
+    high = _yarn_border(rope, dim, rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001  # no division by zero
-    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    frequencies = _plain(rope, head_dim)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    frequencies = _plain(rope, dim)
     return frequencies / rope.factor * ramp + frequencies * (1 - ramp)
 
 
-def _yarn_border(rope: RopeDescription, head_dim: int, num_rotations: float) -> float:
+def _yarn_border(rope: RopeDescription, dim: int, num_rotations: float) -> float:
     """Return the dimension that turns so often over the original context."""
     length = rope.original_max_position_embeddings / (num_rotations * 2 * math.pi)
-    return head_dim * math.log(length) / (2 * math.log(rope.theta))
+    return dim * math.log(length) / (2 * math.log(rope.theta))
 
 
 _FREQUENCIES: dict[str, Callable[[RopeDescription, int], torch.Tensor]] = {
     "default": _plain,
     "linear": _linear,
+    "dynamic": _plain,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+}
+_SCALINGS: dict[str, Callable[[RopeDescription, ConfigReader, ConfigReader], RopeDescription]] = {
+    "default": _read_plain,
+    "linear": _read_linear,
+    "dynamic": _read_dynamic,
+    "llama3": _read_llama3,
+    "yarn": _read_yarn,
+    "longrope": _read_longrope,
 }

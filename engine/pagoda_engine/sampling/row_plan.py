@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pagoda_engine.sampling.repeat_penalties import Changes
 from pagoda_engine.sampling.sampling_state import SamplingState, TokenCounts
 from pagoda_engine.token_mask import TokenBits
 from pagoda_kernels import SamplingRows, plan_sampling
@@ -24,11 +25,13 @@ class SampleRow:
         state: of the sequence; its counts must be there if it has penalties.
         index: output index of the token, for the random number and ``min_tokens``.
         allowed: int32 ``[ceil(V / 32)]``, ``min_tokens`` considered; None for all tokens.
+        changes: what penalties for repetitions add to logits; None without.
     """
 
     state: SamplingState
     index: int
     allowed: TokenBits | None = None
+    changes: Changes | None = None
 
     @property
     def must_not_stop(self) -> bool:
@@ -94,7 +97,8 @@ class RowPlan:
     Attributes:
         draw: None if every row is greedy.
         penalties: None if no row has any.
-        biased: (row, token, bias), each ``[B]``; None if no row has a bias.
+        biased: of each row with a bias (row, token ids, biases), which its sequence holds.
+        repeated: (row, token, penalty), each ``[R]``; None if no row has repeated itself.
         forbidden: (row, token), each ``[F]``, that get no chance; None if there are none.
         masks: None if no row has one.
         logprobs: None if nobody asked.
@@ -102,7 +106,8 @@ class RowPlan:
 
     draw: SamplingRows | None = None
     penalties: Penalties | None = None
-    biased: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    biased: tuple[tuple[int, torch.Tensor, torch.Tensor], ...] = ()
+    repeated: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     forbidden: tuple[torch.Tensor, torch.Tensor] | None = None
     masks: Masks | None = None
     logprobs: LogprobRows | None = None
@@ -110,8 +115,8 @@ class RowPlan:
     @property
     def changes_logits(self) -> bool:
         """Whether the tokens come from other logits than the model's."""
-        changes = (self.penalties, self.biased, self.forbidden, self.masks)
-        return any(change is not None for change in changes)
+        changes = (self.penalties, self.repeated, self.forbidden, self.masks)
+        return bool(self.biased) or any(change is not None for change in changes)
 
 
 _PLAIN = RowPlan()
@@ -127,7 +132,12 @@ def plan_rows(rows: Sequence[SampleRow], device: torch.device) -> RowPlan:
     return RowPlan(
         draw=_draw(rows, device),
         penalties=_penalties(rows, device),
-        biased=_biased(rows, device),
+        biased=tuple(
+            (i, *row.state.bias(device))
+            for i, row in enumerate(rows)
+            if row.state.params.logit_bias
+        ),
+        repeated=_repeated(rows, device),
         forbidden=_forbidden(rows, device),
         masks=_masks(rows, device),
         logprobs=_logprobs(rows, device),
@@ -146,6 +156,10 @@ def _draw(rows: Sequence[SampleRow], device: torch.device) -> SamplingRows | Non
         seeds=[p.seed for p in params],
         indices=[row.index for row in rows],
         device=device,
+        top_n_sigmas=[p.top_n_sigma for p in params],
+        typical_ps=[p.typical_p for p in params],
+        xtc_thresholds=[p.xtc_threshold for p in params],
+        xtc_probabilities=[p.xtc_probability for p in params],
     )
 
 
@@ -166,17 +180,18 @@ def _penalties(rows: Sequence[SampleRow], device: torch.device) -> Penalties | N
     return Penalties(row_tensor, factor_tensor, counts)
 
 
-def _biased(
+def _repeated(
     rows: Sequence[SampleRow], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    chosen = [
-        (i, row.state.bias(device)) for i, row in enumerate(rows) if row.state.params.logit_bias
-    ]
-    if not chosen:
+    chosen = [(i, row.changes) for i, row in enumerate(rows) if row.changes is not None]
+    if not any(len(ids) for _, (ids, _) in chosen):
         return None
-    token_ids = [ids for _, (ids, _) in chosen]
-    biases = torch.cat([values for _, (_, values) in chosen])
-    return _rows_of([i for i, _ in chosen], token_ids), torch.cat(token_ids), biases
+    row_ids = np.repeat([i for i, _ in chosen], [len(ids) for _, (ids, _) in chosen])
+    token_ids, values = (
+        np.concatenate(column) for column in zip(*(c for _, c in chosen), strict=True)
+    )
+    row_tensor, token_tensor, value_tensor = to_device([row_ids, token_ids, values], device)
+    return row_tensor, token_tensor, value_tensor
 
 
 def _forbidden(

@@ -1,8 +1,8 @@
 """Choose one token for each row of logits, on the device and without waiting for it.
 
-Order: penalties, bias, masks, temperature, truncation (top-k, top-p, min-p), softmax, draw. Every
-row's result is a function of its own logits and state alone. Knows nothing of sequences or of when
-they end.
+Order: penalties, bias, masks, temperature, truncation (top-n-sigma, top-k, typical-p, top-p, min-p,
+XTC), softmax, draw. Every row's result is a function of its own logits and state alone. Knows
+nothing of sequences or of when they end.
 """
 
 from collections.abc import Sequence
@@ -95,13 +95,15 @@ def to_tokens(tensors: Sequence[torch.Tensor], rows: Sequence[SampleRow]) -> lis
 
 
 def _adjust(logits: torch.Tensor, plan: RowPlan) -> torch.Tensor:
-    adjusted = logits.float() if logits.dtype != torch.float32 else logits.clone()
+    adjusted = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     if plan.penalties is not None:
         rows = plan.penalties.rows
         adjusted.index_copy_(0, rows, _penalise(adjusted.index_select(0, rows), plan.penalties))
-    if plan.biased is not None:
-        row_ids, token_ids, biases = plan.biased  # no pair of row and token comes twice
-        adjusted.index_put_((row_ids, token_ids), adjusted[row_ids, token_ids] + biases)
+    for row, token_ids, biases in plan.biased:  # one by one: nothing is joined at each step
+        adjusted[row].scatter_add_(0, token_ids, biases)
+    if plan.repeated is not None:
+        row_ids, token_ids, penalties = plan.repeated  # no pair of row and token comes twice
+        adjusted.view(-1).scatter_add_(0, row_ids * adjusted.shape[1] + token_ids, penalties)
     if plan.forbidden is not None:
         # Not `= float("-inf")`: on CUDA that number would be copied over, and the copy waited for.
         adjusted.index_put_(plan.forbidden, adjusted.new_full((1,), float("-inf")))

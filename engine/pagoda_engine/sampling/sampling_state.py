@@ -1,7 +1,7 @@
 """What sampling must know of one sequence from token to token.
 
-Knows parameters and, for the penalties, token counts on the device. Knows nothing of logits or of
-other sequences.
+Knows parameters and, for the penalties, token counts on the device and repetitions on the host.
+Knows nothing of logits or of other sequences.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import torch
 
+from pagoda_engine.sampling.repeat_penalties import Changes, RepeatPenalties
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.token_mask import TokenBits, token_bits
 from pagoda_kernels.host_copy import to_device
@@ -21,6 +22,7 @@ class SamplingState:
         params: what the caller asked.
         stop_token_ids: tokens that end the output, EOS included unless it is ignored.
         has_penalties: a repetition, frequency or presence penalty is on.
+        penalises_repeats: DRY or the LZ penalty is on. Each token must be known before the next.
         is_plain: greedy, and nothing but ``min_tokens`` or a mask could change or must report a
             logit.
         counts: for the penalties; None until the first token is sampled and after the last.
@@ -29,11 +31,13 @@ class SamplingState:
     __slots__ = (
         "_allowed",
         "_bias",
+        "_repeats",
         "_stops",
         "counts",
         "has_penalties",
         "is_plain",
         "params",
+        "penalises_repeats",
         "stop_token_ids",
     )
 
@@ -48,9 +52,11 @@ class SamplingState:
             or params.frequency_penalty != 0.0
             or params.presence_penalty != 0.0
         )
+        self.penalises_repeats = bool(params.dry_multiplier or params.lz_penalty)
         self.is_plain = (
             params.temperature == 0.0
             and not self.has_penalties
+            and not self.penalises_repeats
             and not params.logit_bias
             and params.num_logprobs is None
         )
@@ -58,6 +64,7 @@ class SamplingState:
         self._allowed: TokenBits | None = None
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
         self._stops: torch.Tensor | None = None
+        self._repeats: RepeatPenalties | None = None
 
     def allowed(self, vocab_size: int) -> TokenBits:
         """Return ``allowed_token_ids``, or all of `vocab_size` tokens; not to be changed."""
@@ -81,9 +88,22 @@ class SamplingState:
             (self._stops,) = to_device([np.array(self.stop_token_ids, np.int64)], device)
         return self._stops
 
+    def repeat_changes(self, token_ids: Sequence[int], vocab_size: int) -> Changes | None:
+        """Return what DRY and the LZ penalty add to the next token's logits; None if they are off.
+
+        Args:
+            token_ids: all tokens of the sequence; some more at each call.
+            vocab_size: of the model.
+        """
+        if not self.penalises_repeats:
+            return None
+        if self._repeats is None:
+            self._repeats = RepeatPenalties(self.params, vocab_size)
+        return self._repeats.changes(token_ids)
+
     def leave_device(self) -> None:
-        """Drop all device memory: nothing is sampled any more, or not for a while."""
-        self.counts = self._bias = self._stops = None
+        """Drop all memory for steps: nothing is sampled any more, or not for a while."""
+        self.counts = self._bias = self._stops = self._repeats = None
 
 
 class TokenCounts:

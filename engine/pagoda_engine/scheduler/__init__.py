@@ -3,7 +3,8 @@
 Knows queues, budgets and block ids. Knows no tensor, no device and no logits.
 """
 
-from pagoda_engine.scheduler.scheduler import ScheduledSequence, ScheduledStep, Scheduler
+from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
+from pagoda_engine.scheduler.scheduler import Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 
 __all__ = ["ScheduledSequence", "ScheduledStep", "Scheduler", "Sequence", "SequenceState"]

@@ -27,6 +27,10 @@ class Flows:
     def __iter__(self) -> Iterator[Flow]:
         return iter(tuple(self._states))
 
+    def __contains__(self, flow: object) -> bool:
+        """Return whether a flow has sequences here."""
+        return flow in self._states
+
     @property
     def are_several(self) -> bool:
         """Whether anything must be shared."""

@@ -10,11 +10,12 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from operator import attrgetter
 
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.scheduler.flows import Flows
+from pagoda_engine.scheduler.lateness import Lateness
+from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
 from pagoda_engine.scheduler.sequence import Flow, Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
 from pagoda_engine.scheduler.speculator import Speculator
@@ -27,63 +28,11 @@ MAX_PASSED = 64
 
 MAX_FORESEEN = 8
 """Waiting sequences of a flow whose prompts a step makes room for, at the most."""
+LONG_STEP = 2.0
+"""A prompt of more than one step makes steps at most so many times as long as decodes alone do."""
+MIN_CHUNK = 16
+"""Tokens of such a prompt in a step at least."""
 _BY_RANK = attrgetter("rank")
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """Compute tokens [first_token, first_token + num_new_tokens) of a sequence.
-
-    Attributes:
-        sequence: its counts change when the step is launched, and again when it is read.
-        first_token: the first token whose KV is missing.
-        num_new_tokens: at least 1.
-        is_prefill: the tokens were known at admission; else it is the decode of one sampled token
-            and of those that a grammar forced after it.
-        samples: the chunk reaches the last token, so its logits give the next one.
-        proposed: tokens computed behind it, to be verified: each gives one more if it is right.
-    """
-
-    sequence: Sequence
-    first_token: int
-    num_new_tokens: int
-    is_prefill: bool
-    samples: bool
-    proposed: tuple[int, ...] = ()
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens that are sampled: the next one, and one behind each proposed token."""
-        return 1 + len(self.proposed) if self.samples else 0
-
-    @property
-    def num_context_tokens(self) -> int:
-        """KV tokens that its attention reads, the new ones included."""
-        return self.first_token + self.num_new_tokens
-
-    @property
-    def embeds(self) -> bool:
-        """Whether the hidden state of its last token is asked for."""
-        return self.samples and self.sequence.request.sampling.embed
-
-    @property
-    def scored(self) -> range:
-        """Prompt tokens whose logprobs its logits give: each token's come from the one before."""
-        sequence = self.sequence
-        if not self.is_prefill or sequence.request.sampling.num_prompt_logprobs is None:
-            return range(0)
-        return range(
-            self.first_token + 1, min(self.num_context_tokens + 1, sequence.num_prompt_tokens)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledStep:
-    """What one step computes, and whom it admitted or preempted on the way."""
-
-    batch: tuple[ScheduledSequence, ...]
-    reserved: tuple[Sequence, ...]
-    num_preempted: int
 
 
 class Scheduler:
@@ -92,16 +41,17 @@ class Scheduler:
     Within a flow (a tenant's sequences, those in the background apart) everything goes by rank: the
     lower priority number first, among equal ones the older. A step takes decodes first, then goes
     on with prefills that run already, then admits the sequences that wait, those of a lower number
-    before a prefill goes on; one whose next block another one is making waits for it and is passed.
-    Admission reserves the blocks of all tokens known so far, so only decodes ever ask for more;
-    when none is left, a running sequence loses its blocks and goes back to its place in the queue:
-    the last one of the flow that holds the most. Its tokens are kept, so it goes on as if nothing
-    had happened.
+    before a prefill goes on, as long as more tokens make the step more worth its time; one whose
+    next block another one is making waits for it and is passed. Admission reserves the blocks of
+    all tokens known so far, so only decodes ever ask for more; when none is left, a running
+    sequence loses its blocks and goes back to its place in the queue: the last one of the flow that
+    holds the most. Its tokens are kept, so it goes on as if nothing had happened.
 
     Among flows it goes by what they get for their weight, whatever their numbers:
 
     - Of a step each flow that can use anything gets something, and the step is not longer than the
-      lightest one's share allows (`share_step`). A flow's decodes that find no place take turns.
+      lightest one's share allows (`share_step`), and shorter while that one makes up for a step
+      that it had to wait for (`Lateness`). A flow's decodes that find no place take turns.
     - A seat or blocks that are free go to the flow that has the fewest seats. If none are, the
       flow that holds the most gives up its last sequences to one that waits in each step, as long
       as it held more before than the other one does then. Nobody gives up its only one, but
@@ -124,8 +74,10 @@ class Scheduler:
         self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_num_rows = config.max_num_rows
+        self._enough_prompt_tokens = config.enough_prompt_tokens or config.max_num_batched_tokens
         self._sequences: dict[str, Sequence] = {}
         self._flows = Flows()
+        self._lateness = Lateness()
         self._num_steps = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -143,7 +95,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self._sequences[sequence.sequence_id] = sequence
+        is_new = sequence.flow not in self._flows
         self._flows.add(sequence)
+        if is_new and self._flows.are_several:
+            self._lateness.interrupted(sequence.flow, self.step_cost)
         self._queue(sequence)
 
     def schedule(self) -> ScheduledStep:
@@ -152,7 +107,9 @@ class Scheduler:
         batch: list[ScheduledSequence] = []
         reserved: list[Sequence] = []
         victims = self._make_room() if self._flows.are_several else []
-        shares, unclaimed = self._share_step() if self._flows.are_several else (None, math.inf)
+        demands = self._demands() if self._flows.are_several else None
+        shares = self._share_step(demands) if demands is not None else None
+        unclaimed = math.inf if shares is None else self._unclaimed(demands or {}, shares)
         budgets = self._schedule_decodes(batch, shares, unclaimed, victims)
         # Who was just preempted would be admitted at once and preempted again.
         closed = {victim.flow for victim in victims}
@@ -165,15 +122,19 @@ class Scheduler:
             ):
                 pass
             if budgets[flow]:
-                budgets[flow] -= self._schedule_chunk(sequence, budgets[flow], batch)
+                self._schedule_prefill(sequence, budgets, batch)
         while (first := next(iter(self._flows_to_admit(closed)), None)) is not None:
             if not self._admit(first, batch, budgets, reserved):
                 closed.add(first)
+        if batch:
+            self._lateness.note_step(batch, demands, self.step_cost)
         return ScheduledStep(tuple(batch), tuple(reserved), len(victims))
 
     def start_running(self, sequence: Sequence) -> None:
         """Let a sequence whose blocks are reserved take part in steps."""
-        self.importing.pop(sequence.sequence_id, None)
+        was_importing = self.importing.pop(sequence.sequence_id, None) is not None
+        if was_importing and self._flows.are_several:
+            self._lateness.interrupted(sequence.flow, self.step_cost)
         sequence.is_import_pending = False
         sequence.state = SequenceState.RUNNING
         bisect.insort(self.running, sequence, key=_BY_RANK)
@@ -201,6 +162,8 @@ class Scheduler:
             self.blocks.free(sequence)
         sequence.leave_steps(SequenceState.FINISHED)
         self._flows.remove(sequence)
+        if sequence.flow not in self._flows:
+            self._lateness.forget(sequence.flow)
         del self._sequences[sequence.sequence_id]
 
     def has_work(self) -> bool:
@@ -238,12 +201,8 @@ class Scheduler:
             given.append(victim)
         return given
 
-    def _share_step(self) -> tuple[dict[Flow, Share], float]:
-        """Deal the step out to the flows by what they could use of it.
-
-        Returns:
-            What each gets, and the time that is left.
-        """
+    def _demands(self) -> dict[Flow, Demand]:
+        """Return what each flow could use of a step."""
         num_decodes, num_tokens, num_importing = Counter[Flow](), Counter[Flow](), Counter[Flow]()
         for sequence in self.running:
             if sequence.is_prefilling:
@@ -268,15 +227,30 @@ class Scheduler:
                 num_decodes=num_decodes[flow],
                 num_prefill_tokens=num_tokens[flow],
                 num_importing=num_importing[flow],
+                is_late=self._lateness.is_late(flow),
             )
-        limits = {
-            "max_num_seqs": self._max_num_seqs,
-            "max_num_tokens": self._max_num_batched_tokens,
-        }
-        shares = share_step(demands, self.step_cost, **limits)
+        return demands
+
+    def _share_step(self, demands: dict[Flow, Demand]) -> dict[Flow, Share]:
+        """Deal the step out to the flows by what they could use of it."""
+        return share_step(
+            demands,
+            self.step_cost,
+            max_num_seqs=self._max_num_seqs,
+            max_num_tokens=self._max_num_batched_tokens,
+        )
+
+    def _unclaimed(self, demands: dict[Flow, Demand], shares: dict[Flow, Share]) -> float:
+        """Return the time of a step that is in no share."""
         if self._speculator is None:
-            return shares, 0.0
-        return shares, unclaimed_work(demands, shares, self.step_cost, **limits)
+            return 0.0
+        return unclaimed_work(
+            demands,
+            shares,
+            self.step_cost,
+            max_num_seqs=self._max_num_seqs,
+            max_num_tokens=self._max_num_batched_tokens,
+        )
 
     def _schedule_decodes(
         self,
@@ -368,6 +342,26 @@ class Scheduler:
                 chosen.append(sequence)
         return sorted(chosen, key=_BY_RANK)
 
+    def _schedule_prefill(
+        self, sequence: Sequence, budgets: Counter[Flow], batch: list[ScheduledSequence]
+    ) -> None:
+        """Give a prompt its tokens: all of them if it fits a step, else few beside decodes.
+
+        Who decodes waits once for a short prompt, but not again and again for a long one.
+        """
+        flow = sequence.flow
+        budget = budgets[flow]
+        num_to_compute = sequence.prefill_end - sequence.num_cached_tokens
+        num_decodes = sum(not entry.is_prefill for entry in batch)
+        if num_decodes and num_to_compute > self._max_num_batched_tokens:
+            cost = self.step_cost
+            spare = (LONG_STEP - 1) * cost.of(num_decodes=num_decodes, num_prefill_tokens=0)
+            budget = min(budget, max(MIN_CHUNK, int(spare / cost.per_prefill_token)))
+        budgets[flow] -= self._schedule_chunk(sequence, budget, batch)
+        num_scheduled = sum(entry.num_new_tokens for entry in batch if entry.is_prefill)
+        if num_scheduled >= self._enough_prompt_tokens and not self._flows.are_several:
+            budgets[flow] = 0
+
     def _schedule_chunk(
         self,
         sequence: Sequence,
@@ -434,7 +428,7 @@ class Scheduler:
             self.importing[sequence.sequence_id] = sequence
         else:
             self.start_running(sequence)
-            budgets[flow] -= self._schedule_chunk(sequence, budgets[flow], batch)
+            self._schedule_prefill(sequence, budgets, batch)
         return True
 
     def _flows_to_admit(self, closed: AbstractSet[Flow]) -> Iterable[Flow]:

@@ -157,6 +157,7 @@ class Sequence:
             or request.token_mask is not None
             or request.sampling.bad_words
             or sampling_state.has_penalties
+            or sampling_state.penalises_repeats
         )
         self.guesses: Guesses | None = None
         self.waits_for_tokens = False
@@ -220,6 +221,7 @@ class Sequence:
             or bool(request.sampling.bad_words)
             or self.waits_for_tokens
             or self.num_unverified_tokens > 0
+            or self.sampling_state.penalises_repeats
         )
         must_wait = depends and self.num_unread_tokens > 0
         return not must_wait and self.num_tokens < self.max_num_tokens

@@ -5,7 +5,7 @@ Knows what each could use and what it costs. Knows nothing of blocks, seats or q
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pagoda_engine.scheduler.sequence import Flow
@@ -14,8 +14,8 @@ from pagoda_engine.scheduler.step_cost import StepCost
 PREFILL_TURNS = 32
 """Turns, about, in which a whole step's prompt tokens are dealt out."""
 MIN_TURN_TOKENS = 16
-SLOWDOWN = 0.75
-"""Of what the lightest flow would lose if N shared time alike: a step of two takes 1.75 times what
+SLOWDOWN = 0.6
+"""Of what the lightest flow would lose if N shared time alike: a step of two takes 1.6 times what
 one of the lightest would, not twice. The rest is for what a line through step times misjudges."""
 ROUNDING = 1e-9
 """Of sums of times, for which no work is refused."""
@@ -32,6 +32,7 @@ class Demand:
         num_decodes: sequences that can decode.
         num_prefill_tokens: tokens of its prompts that could be computed.
         num_importing: sequences whose KV is on its way: they will decode in a moment.
+        is_late: it has waited for others for longer than its share of time.
     """
 
     weight: float
@@ -40,6 +41,7 @@ class Demand:
     num_decodes: int
     num_prefill_tokens: int
     num_importing: int = 0
+    is_late: bool = False
 
     @property
     def last_step(self) -> int:
@@ -77,6 +79,9 @@ def share_step(
     longest ago. A flow's own turns go to its decodes or its prompts, whichever have had less of the
     step, and the first of them to those that were in a step longest ago.
 
+    While a flow is late, others have about one turn each in a step, and what it can use itself goes
+    before more of theirs.
+
     Args:
         demands: of all flows.
         cost: of steps.
@@ -93,17 +98,19 @@ def share_step(
     )
     shares = {flow: Share() for flow in demands}
     turns = [
-        (0.0, flow.is_background, demands[flow].last_step, index)
+        (False, 0.0, flow.is_background, demands[flow].last_step, index)
         for index, flow in enumerate(active)
     ]
     heapq.heapify(turns)
     while turns and dealing.num_tokens:
-        used, is_background, last_step, index = heapq.heappop(turns)
+        _, used, is_background, last_step, index = heapq.heappop(turns)
         flow = active[index]
-        work = dealing.turn(demands[flow], shares[flow])
+        demand = demands[flow]
+        work = dealing.turn(demand, shares[flow])
         if work is not None:
-            used += max(work, ROUNDING) / demands[flow].weight
-            heapq.heappush(turns, (used, is_background, last_step, index))
+            used += max(work, ROUNDING) / demand.weight
+            # Behind everybody's first turn; the late ones' next turns, then others'.
+            heapq.heappush(turns, (not demand.is_late, used, is_background, last_step, index))
     return shares
 
 
@@ -167,11 +174,27 @@ def _work_limit(
     """Return what a step may be longer by than an empty one; infinite for a single flow."""
     if len(active) < 2:
         return math.inf
-    weights = sum(demand.weight for demand in active)
+    weights = total_weight(active)
     limits = []
     for demand in active:
         num_decodes = min(max(demand.num_decodes, min(1, demand.num_importing)), max_num_seqs)
         num_prompt_tokens = min(demand.num_prefill_tokens, max_num_tokens - num_decodes)
         alone = cost.of(num_decodes=num_decodes, num_prefill_tokens=num_prompt_tokens)
-        limits.append(alone * (1 + SLOWDOWN * (weights / demand.weight - 1)))
+        if demand.is_late:
+            limits.append(alone + (len(active) - 1) * cost.per_decode)
+        else:
+            limits.append(alone * slowdown(demand, weights))
     return min(limits) - cost.base
+
+
+def total_weight(demands: Iterable[Demand]) -> float:
+    """Return what flows weigh together."""
+    return sum(demand.weight for demand in demands)
+
+
+def slowdown(demand: Demand, weights: float) -> float:
+    """Return how many times as long as alone a flow's steps may take beside others.
+
+    `weights` are those of all flows together, this one included.
+    """
+    return 1 + SLOWDOWN * (weights / demand.weight - 1)

@@ -16,24 +16,35 @@ from pagoda_engine.config import EngineConfig
 from pagoda_engine.engine import Engine, kv_layout
 from pagoda_engine.errors import CheckpointError, MemoryBudgetError
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.families import read_description
+from pagoda_engine.models.families.registry import read_description
 from pagoda_engine.models.model_folder import (
     LoadedModel,
     load_model,
     resolve_device,
     resolve_dtype,
 )
+from pagoda_engine.models.weight_bytes import weight_bytes
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.start_up.device_memory import CudaMemory, DeviceMemory
-from pagoda_engine.start_up.host_memory import available_bytes, default_pool_bytes
+from pagoda_engine.start_up.host_memory import (
+    available_bytes,
+    default_pool_bytes,
+    give_back_freed,
+)
 from pagoda_engine.start_up.memory_budget import MemoryBudget, format_bytes
 from pagoda_engine.start_up.options import EngineOptions
 from pagoda_engine.start_up.phases import StartUp
 from pagoda_engine.start_up.pool_plan import PoolPlanner
 from pagoda_engine.start_up.profile_memory import budget_before_load, measure_budget
-from pagoda_engine.start_up.step_limits import CPU_LIMITS, StepLimits, cuda_limits
+from pagoda_engine.start_up.step_limits import (
+    CPU_ENOUGH_PROMPT_TOKENS,
+    CPU_LIMITS,
+    StepLimits,
+    cuda_limits,
+)
 from pagoda_engine.start_up.warm_up import warm_engine, warm_kernels
 from pagoda_engine.step.layer_export import OnLayers
+from pagoda_kernels.native.library import native_library
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +85,9 @@ def load_engine(
     try:
         with start_up.phase("loading weights"):
             model = load_model(folder, loading.config, on_progress=start_up.percent)
+            give_back_freed()
+        if loading.shares_processors and model.decoder.is_native:
+            torch.set_num_threads(1)  # what is left to torch is over before its threads are awake
         config = loading.sized_config(model)
         with start_up.phase("allocating KV"):
             kv_cache = None
@@ -114,6 +128,7 @@ class _Loading:
     ) -> None:
         """Choose the limits of a step, and refuse a model that cannot fit before it is read."""
         self._options = options
+        self.shares_processors = _share_processors(options)
         self._read_buffer_bytes = read_buffer_bytes
         self._start_up = start_up
         description = read_description(folder / "config.json")
@@ -128,7 +143,7 @@ class _Loading:
             model_limit=model_limit,
             default_bytes=default_pool_bytes(
                 -(-num_tokens // options.block_size) * block_bytes,
-                description.weight_bytes(torch_dtype),
+                weight_bytes(description, torch_dtype),
                 available_bytes(),
             ),
         )
@@ -140,7 +155,7 @@ class _Loading:
             self._budget = budget_before_load(
                 self._memory,
                 utilization=options.gpu_memory_utilization,
-                weight_bytes=description.weight_bytes(torch_dtype),
+                weight_bytes=weight_bytes(description, torch_dtype),
             )
             limits = step_limits_of(description, torch_dtype, self._budget.pool_bytes)
         self._planner.plan(self._budget)
@@ -215,7 +230,8 @@ def step_limits_of(
     inner = description.intermediate_size
     if description.experts is not None:
         experts = description.experts
-        inner = max(inner, experts.num_experts_per_tok * experts.intermediate_size)
+        routed = experts.num_experts_per_tok * experts.intermediate_size
+        inner = max(inner, routed + experts.shared_size)
     widest = max(2 * q_width + 2 * kv_width, 3 * inner)  # attention; gate, up and their product
     return cuda_limits(
         room_bytes=room_bytes,
@@ -230,6 +246,14 @@ def _device_name(options: EngineOptions) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def _share_processors(options: EngineOptions) -> bool:
+    """Divide processors with other workers, where nobody said how many threads there shall be."""
+    library = native_library()
+    if not options.processor_table or options.num_threads or library is None:
+        return False
+    return library.share_processors(Path(options.processor_table))
+
+
 def _config(options: EngineOptions, device: torch.device, limits: StepLimits) -> EngineConfig:
     """Return the configuration; the number of blocks is not known yet."""
     max_num_seqs = options.max_num_seqs or limits.max_num_seqs
@@ -238,11 +262,13 @@ def _config(options: EngineOptions, device: torch.device, limits: StepLimits) ->
         num_blocks=1,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens or limits.max_num_batched_tokens,
+        enough_prompt_tokens=CPU_ENOUGH_PROMPT_TOKENS if device.type == "cpu" else 0,
         max_model_len=options.max_model_len or UNLIMITED_MODEL_LEN,
         # Whoever feeds the engine counts arrivals; preempted sequences wait beside them.
         max_num_waiting=options.max_num_waiting + max_num_seqs,
         device=str(device),
         dtype=options.dtype,
+        quantization=options.quantization,
         num_threads=options.num_threads,
         enforce_eager=options.enforce_eager,
         graph_batch_sizes=options.graph_batch_sizes or None,

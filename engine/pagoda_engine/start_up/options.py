@@ -16,7 +16,10 @@ class EngineOptions:
         gpu_memory_utilization: share of the whole GPU, in (0, 1].
         device: ``auto`` | ``cpu`` | ``cuda``; auto is cuda if there is one.
         dtype: see `EngineConfig`.
+        quantization: see `EngineConfig`.
         num_threads: see `EngineConfig`.
+        processor_table: on CPU: the file where the workers of this machine share its processors;
+            empty: nobody shares.
         num_blocks: KV blocks in the pool; 0: from `kv_cache_bytes`.
         kv_cache_bytes: of the pool; 0: on CPU room for one longest sequence within an eighth of
             the memory, 256 MiB at least; else what the share leaves.
@@ -38,7 +41,9 @@ class EngineOptions:
     gpu_memory_utilization: float
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     num_threads: int = 0
+    processor_table: str = ""
     num_blocks: int = 0
     kv_cache_bytes: int = 0
     max_model_len: int = 0

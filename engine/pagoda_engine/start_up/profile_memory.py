@@ -28,7 +28,12 @@ stands in for the measurement.
 """
 
 MOST_MEMORY = SamplingParams(
-    max_tokens=1, top_p=0.9, repetition_penalty=1.1, logit_bias={0: 1.0}, num_logprobs=1
+    max_tokens=1,
+    top_p=0.9,
+    top_n_sigma=1.0,
+    repetition_penalty=1.1,
+    logit_bias={0: 1.0},
+    num_logprobs=1,
 )
 """Every change of logits that takes memory of its own."""
 

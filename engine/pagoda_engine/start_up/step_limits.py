@@ -22,6 +22,8 @@ class StepLimits:
 
 
 CPU_LIMITS = StepLimits(max_num_seqs=64, max_num_batched_tokens=512)
+CPU_ENOUGH_PROMPT_TOKENS = 128
+"""From some 60 on products take as long as their arithmetic; see `EngineConfig`."""
 CUDA_LIMITS = StepLimits(max_num_seqs=256, max_num_batched_tokens=8192)
 
 

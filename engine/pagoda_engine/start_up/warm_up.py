@@ -24,6 +24,8 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 SAMPLINGS = (
     GREEDY,
     SamplingParams(max_tokens=1, top_k=8, top_p=0.9, min_p=0.01),
+    SamplingParams(max_tokens=1, top_n_sigma=1.0, typical_p=0.9, xtc_probability=1.0),
+    replace(GREEDY, dry_multiplier=0.8, lz_penalty=0.1),
     replace(GREEDY, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1),
     replace(GREEDY, logit_bias={0: 1.0}, stop_token_ids=(0,), min_tokens=NUM_OUTPUT_TOKENS),
     replace(GREEDY, num_logprobs=2),
@@ -54,6 +56,9 @@ def warm_kernels(
     for sampling in SAMPLINGS:  # prefills beside decodes
         scratch.add(min(2, limit), sampling)
     scratch.finish()
+    for sampling in SAMPLINGS:  # alone: beside others a row's logits may be of another dtype
+        scratch.add(1, sampling)
+        scratch.finish()
     lengths = list(prompt_lengths(limit))
     for done, num_tokens in enumerate(lengths):
         on_progress(done, len(lengths))

@@ -8,7 +8,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 from pagoda_engine.sampling.sampler import SampledToken
-from pagoda_engine.scheduler.scheduler import ScheduledSequence, Scheduler
+from pagoda_engine.scheduler.scheduled import ScheduledSequence
+from pagoda_engine.scheduler.scheduler import Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 from pagoda_engine.step.launched import ReadStep
 from pagoda_engine.step.result import ComputedBlocks, FinishReason, SequenceOutput

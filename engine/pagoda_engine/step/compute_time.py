@@ -5,7 +5,7 @@ Knows sequences. Knows nothing of tensors and clocks.
 
 from collections.abc import Sequence as SequenceOf
 
-from pagoda_engine.scheduler.scheduler import ScheduledSequence
+from pagoda_engine.scheduler.scheduled import ScheduledSequence
 from pagoda_engine.scheduler.sequence import SequenceState
 
 

@@ -15,7 +15,7 @@ import torch
 from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.device import Forward, GraphCapture
 from pagoda_engine.models.decoder import Decoder
-from pagoda_engine.scheduler.scheduler import ScheduledSequence
+from pagoda_engine.scheduler.scheduled import ScheduledSequence
 from pagoda_engine.step.decode_rows import DecodeRows
 from pagoda_engine.step.inputs import KNOWN
 from pagoda_kernels import PAD_SLOT, decode_batch

@@ -7,7 +7,7 @@ Knows nothing of tensors.
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from pagoda_engine.scheduler.scheduler import ScheduledSequence
+from pagoda_engine.scheduler.scheduled import ScheduledSequence
 
 KNOWN = -1
 """Previous row of a token that the host knows."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pagoda_engine.device.queue import LaunchedWork
 from pagoda_engine.sampling import SampledToken, to_prompt_logprobs, to_tokens
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
-from pagoda_engine.scheduler.scheduler import ScheduledSequence
+from pagoda_engine.scheduler.scheduled import ScheduledSequence
 from pagoda_engine.step.result import StepStats
 from pagoda_engine.step.runner import PreparedStep
 

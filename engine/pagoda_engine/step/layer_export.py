@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from pagoda_engine.device.queue import Recorder
-from pagoda_engine.scheduler.scheduler import ScheduledSequence
+from pagoda_engine.scheduler.scheduled import ScheduledSequence
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
 from pagoda_engine.step.result import ComputedLayers
 

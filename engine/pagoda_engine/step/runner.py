@@ -17,7 +17,7 @@ from pagoda_engine.config import EngineConfig
 from pagoda_engine.device import GraphCapture, Recorder, Work
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling import SampleRow, ScoredRows, plan_rows, sample, score
-from pagoda_engine.scheduler.scheduler import ScheduledSequence
+from pagoda_engine.scheduler.scheduled import ScheduledSequence
 from pagoda_engine.step.decode_graphs import DecodeGraphs, Progress, chosen_sizes
 from pagoda_engine.step.inputs import KNOWN, StepInputs, flatten
 from pagoda_kernels import plan_attention

@@ -28,8 +28,9 @@ def sample_rows(sequence: Sequence, num_rows: int, model: LoadedModel) -> list[S
         prompt, output = sequence.token_ids[:num_prompt], sequence.output_token_ids
         state.counts = TokenCounts(prompt, output, model.vocab_size, model.device)
     index = sequence.num_tokens - num_prompt
+    changes = state.repeat_changes(sequence.token_ids, model.vocab_size)
     return [
-        SampleRow(state, i, _allowed(sequence, i, model.vocab_size))
+        SampleRow(state, i, _allowed(sequence, i, model.vocab_size), changes)
         for i in range(index, index + num_rows)
     ]
 

@@ -3,8 +3,8 @@
 Decodes are gathered in groups of one padded length and attend with the query heads of a KV head as
 rows. Prefills attend sequence by sequence, a few rows at a time, skipping the keys after them.
 Masks are views of one small matrix, never ``[T, N]``. Quantised KV is widened as it is gathered.
-Soft caps and sinks, which SDPA has not, take plain matmuls in fp32. A compiled kernel would replace
-`run` alone.
+Soft caps, sinks and ALiBi, which SDPA has not, take plain matmuls in fp32. A compiled kernel would
+replace `run` alone.
 """
 
 from dataclasses import dataclass
@@ -69,21 +69,23 @@ class _Layer:
         num_seqs = group.rows.shape[0]
         q = self.q.index_select(0, group.rows).view(num_seqs, num_kv_heads, -1, head_dim)
         num_rows = q.shape[2]
-        sinks = self._sinks(num_kv_heads, -1)
+        sinks = _by_rows(self.rule.sinks, num_kv_heads, -1)
+        slopes = _by_rows(self.rule.alibi_slopes, num_kv_heads, -1)
         if num_rows == 1:
             # One-row products take a slow path: bf16 SDPA is 3 times faster with two rows.
             q = q.expand(-1, -1, 2, -1)
         k = self._gather("k", self.k_cache, group.slots, num_seqs, self.rule.k_scale)
         v = self._gather("v", self.v_cache, group.slots, num_seqs, self.rule.v_scale)
         bias = self.plan.padding_bias(group, q.dtype)
-        attended = self._attend(q, k, v, bias, sinks)[:, :, :num_rows]
+        attended = self._attend(q, k, v, bias, sinks, slopes)[:, :, :num_rows]
         self.out.index_copy_(0, group.rows, attended.reshape(num_seqs, num_heads, head_dim))
 
     def prefill(self, span: PrefillSpan) -> None:
         """Attend the new tokens of one sequence in equal parts of at most ROWS_PER_SPAN rows."""
         k = self._gather("k", self.k_cache, span.slots, 1, self.rule.k_scale)
         v = self._gather("v", self.v_cache, span.slots, 1, self.rule.v_scale)
-        sinks = self._sinks(self.q.shape[1], 1)
+        sinks = _by_rows(self.rule.sinks, self.q.shape[1], 1)
+        slopes = _by_rows(self.rule.alibi_slopes, self.q.shape[1], 1)
         num_rows = span.end - span.start
         num_parts = -(-num_rows // ROWS_PER_SPAN)
         for part in range(num_parts):
@@ -96,13 +98,9 @@ class _Layer:
             )
             rows = slice(span.start + begin, span.start + end)
             q = self.q[rows].transpose(0, 1)[None]
-            attended = self._attend(q, k[:, :, first:stop], v[:, :, first:stop], bias, sinks)
+            seen = slice(first, stop)
+            attended = self._attend(q, k[:, :, seen], v[:, :, seen], bias, sinks, slopes)
             self.out[rows] = attended[0].transpose(0, 1)
-
-    def _sinks(self, num_heads: int, num_rows: int) -> torch.Tensor | None:
-        """Sinks in the order of a query's heads and rows, ``[num_heads, num_rows, 1]`` fp32."""
-        sinks = self.rule.sinks
-        return None if sinks is None else sinks.float().view(num_heads, num_rows, 1)
 
     def _gather(
         self,
@@ -132,12 +130,18 @@ class _Layer:
         v: torch.Tensor,
         bias: torch.Tensor | None,
         sinks: torch.Tensor | None,
+        slopes: torch.Tensor | None,
     ) -> torch.Tensor:
-        if self.rule.soft_cap is None and sinks is None:
+        if self.rule.soft_cap is None and sinks is None and slopes is None:
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=bias, scale=self.rule.scale, enable_gqa=q.shape[1] != k.shape[1]
             )
-        return _attend_plainly(q, k, v, bias, self.rule, sinks)
+        return _attend_plainly(q, k, v, bias, self.rule, sinks, slopes)
+
+
+def _by_rows(x: torch.Tensor | None, num_heads: int, num_rows: int) -> torch.Tensor | None:
+    """``[H]`` in the order of a query's heads and rows, ``[num_heads, num_rows, 1]`` fp32."""
+    return None if x is None else x.float().view(num_heads, num_rows, 1)
 
 
 def _attend_plainly(
@@ -147,16 +151,22 @@ def _attend_plainly(
     bias: torch.Tensor | None,
     rule: ScoreRule,
     sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None,
 ) -> torch.Tensor:
-    """SDPA in fp32 with scores bounded to ``soft_cap * tanh(score / soft_cap)`` and with sinks.
+    """SDPA in fp32 with scores bounded to ``soft_cap * tanh(score / soft_cap)``, sinks and ALiBi.
 
-    `sinks` ``[H, rows or 1, 1]``: one more column of the softmax, whose value is nothing.
+    `sinks` ``[H, rows or 1, 1]``: one more column of the softmax, whose value is nothing. `slopes`
+    as `sinks`: a row's weights are the same from whichever key distances are counted, so from the
+    first.
     """
     group_size = q.shape[1] // k.shape[1]
     rows = q.reshape(q.shape[0], k.shape[1], group_size, -1, q.shape[-1]).float()
     scores = torch.matmul(rows, k.float()[:, :, None].transpose(-1, -2)).mul_(rule.scale)
     if rule.soft_cap is not None:
         scores = scores.div_(rule.soft_cap).tanh_().mul_(rule.soft_cap)
+    if slopes is not None:
+        by_group = slopes.view(k.shape[1], group_size, -1, 1)
+        scores += by_group * torch.arange(k.shape[2], dtype=torch.float32)
     if bias is not None:
         scores += bias if bias.dim() == 2 else bias[:, :, None]
     if sinks is not None:

@@ -8,7 +8,13 @@ import torch
 from pagoda_kernels.attention import cpu as cpu_attention
 from pagoda_kernels.attention.batch import AttentionBatch
 from pagoda_kernels.attention.score_rule import ScoreRule
-from pagoda_kernels.checks import check_float, check_last_dim_dense, check_shape, checked_out
+from pagoda_kernels.checks import (
+    check_float,
+    check_fp32,
+    check_last_dim_dense,
+    check_shape,
+    checked_out,
+)
 from pagoda_kernels.kv.quantisation import check_cache_dtype
 
 
@@ -24,6 +30,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
     num_splits: int | None = None,
     is_batch_invariant: bool = False,
     out: torch.Tensor | None = None,
@@ -31,8 +38,9 @@ def paged_attention(
     """Causal attention of every new token over its sequence's KV, its own KV included.
 
     ``softmax(cap(scale * q @ k^T)) @ v`` in fp32, where ``cap(s) = soft_cap * tanh(s / soft_cap)``;
-    with sinks, ``exp(sinks[h])`` is added to the softmax's denominator. Query head h reads KV head
-    ``h // (H / HK)``. Reference: `reference.paged_attention`.
+    with sinks, ``exp(sinks[h])`` is added to the softmax's denominator, and with ALiBi
+    ``alibi_slopes[h] * (position of the key - position of the query)`` to the capped score. Query
+    head h reads KV head ``h // (H / HK)``. Reference: `reference.paged_attention`.
 
     Args:
         q: ``[T, H, D]`` fp32, fp16 or bf16; any strides with a dense last dim.
@@ -46,6 +54,7 @@ def paged_attention(
         sinks: ``[H]`` fp32, fp16 or bf16, not capped or scaled; None for no sinks.
         k_scale: ``[1]`` or ``[HK]`` fp32 > 0, cached K times this is K; None for a cache as q.
         v_scale: as `k_scale`, for V.
+        alibi_slopes: ``[H]`` fp32 contiguous, see above; None for no such term. Excludes `sinks`.
         num_splits: parts to cut every decode's KV into, >= 1; None to choose by shape. The CPU path
             never splits.
         is_batch_invariant: cut a decode's KV by its own length alone: same bits for a sequence
@@ -55,7 +64,7 @@ def paged_attention(
     Raises:
         ValueError: shapes, dtypes or devices do not fit.
     """
-    rule = ScoreRule(scale, sliding_window, soft_cap, sinks, k_scale, v_scale)
+    rule = ScoreRule(scale, sliding_window, soft_cap, sinks, k_scale, v_scale, alibi_slopes)
     _check(q, k_cache, v_cache, batch, rule)
     check_splits(num_splits, is_batch_invariant)
     out = checked_out(out, q.shape, "q", q)
@@ -103,6 +112,9 @@ def _check(
         check_shape("sinks", rule.sinks, (q.shape[1],))
         check_float("sinks", rule.sinks)
         check_last_dim_dense("sinks", rule.sinks)
+    if rule.alibi_slopes is not None:
+        check_shape("alibi_slopes", rule.alibi_slopes, (q.shape[1],))
+        check_fp32("alibi_slopes", rule.alibi_slopes, q.device)
     for name, tensor in (("batch", batch.context_lens), ("sinks", rule.sinks)):
         if tensor is not None and tensor.device != q.device:
             raise ValueError(f"{name}: expected on {q.device}, got {tensor.device}")

@@ -22,6 +22,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One sequence at a time: collect its KV, mask, softmax with the sink as one more key."""
     group_size = q.shape[1] // k_cache.shape[2]
@@ -37,6 +38,8 @@ def paged_attention(
             scores = soft_cap * torch.tanh(scores / soft_cap)
         query_at = torch.arange(context - len(rows), context, device=q.device)[:, None]
         key_at = torch.arange(context, device=q.device)[None]
+        if alibi_slopes is not None:
+            scores = scores + alibi_slopes[:, None, None] * (key_at - query_at)
         visible = key_at <= query_at
         if sliding_window is not None:
             visible &= key_at > query_at - sliding_window

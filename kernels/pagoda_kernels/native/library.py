@@ -19,7 +19,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from pagoda_kernels.native.structures import AttentionShape, Decoder, Linear, Step
+from pagoda_kernels.native.seats import NoSeatError, Seat
+from pagoda_kernels.native.structures import AttentionShape, Decoder, Linear, QuantiseJob, Step
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -61,14 +62,18 @@ class NativeLibrary:
         Raises:
             OSError: it cannot be loaded.
         """
+        self.path = path
         self.instruction_set = instruction_set
         self._threads: dict[int, int] = {}
+        self._seat: Seat | None = None
         library = ctypes.CDLL(str(path))
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         linear = ctypes.POINTER(Linear)
         self._open_threads = library.pagoda_open_threads
         self._open_threads.argtypes = [ctypes.c_int, ctypes.c_size_t]
         self._open_threads.restype = pointer
+        self._share = library.pagoda_share_processors
+        self._share.argtypes, self._share.restype = [pointer, pointer, ctypes.c_int], None
         self.packed_bytes = library.pagoda_packed_bytes
         self.packed_bytes.argtypes, self.packed_bytes.restype = [linear], integer
         self.scratch_bytes = library.pagoda_scratch_bytes
@@ -76,6 +81,12 @@ class NativeLibrary:
         self.scratch_bytes.restype = integer
         self.pack = library.pagoda_pack
         self.pack.argtypes, self.pack.restype = [pointer, linear, pointer, pointer], None
+        self.pack_quantised = library.pagoda_pack_quantised
+        self.pack_quantised.argtypes = [pointer, linear, pointer, pointer, pointer]
+        self.pack_quantised.restype = None
+        self.quantise = library.pagoda_quantise
+        self.quantise.argtypes = [pointer, ctypes.POINTER(QuantiseJob)]
+        self.quantise.restype = None
         self.product = library.pagoda_product
         self.product.argtypes = [pointer, linear, pointer, integer, pointer]
         self.product.restype = None
@@ -85,14 +96,30 @@ class NativeLibrary:
         ]  # fmt: skip
         self.layers.restype = None
 
+    def share_processors(self, table: Path) -> bool:
+        """Divide this process's processors with the others at `table`, from now on.
+
+        False without a seat, or without the file: all goes on as before; the log says so.
+        """
+        try:
+            self._seat = Seat(table)
+        except (NoSeatError, OSError) as error:
+            _LOGGER.warning("this worker shares its processors with nobody: %s", error)
+            return False
+        self._threads.clear()
+        return True
+
     def threads(self, num_threads: int) -> int:
         """Return a pool of so many threads, the calling one included, or of as many as may be.
 
-        Made once, never closed.
+        Who shares processors gets one for each of them, of which as many work as are his at the
+        moment. Made once, never closed.
 
         Raises:
             MemoryError: there is no memory.
         """
+        if self._seat is not None:
+            num_threads = len(os.sched_getaffinity(0))
         pool = self._threads.get(num_threads)
         if pool is None:
             pool = self._open_threads(num_threads, SCRATCH_BYTES)
@@ -101,6 +128,8 @@ class NativeLibrary:
                     f"{num_threads} threads for the native operators cannot be started"
                 )
             self._threads[num_threads] = pool
+            if self._seat is not None:
+                self._share(pool, self._seat.table, self._seat.index)
         return pool
 
 

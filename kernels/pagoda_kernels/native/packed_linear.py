@@ -5,17 +5,18 @@ import ctypes
 import torch
 
 from pagoda_kernels.native.library import NativeLibrary, native_library
+from pagoda_kernels.native.quantised_weight import Bits, levels_table, quantise
 from pagoda_kernels.native.structures import Linear
 
 DTYPES = (torch.bfloat16, torch.float32)
 
 
-def can_pack(weight: torch.Tensor) -> bool:
-    """Tell whether a weight ``[N, K]`` can be packed on this machine."""
+def can_pack(weight: torch.Tensor, bits: Bits | None = None) -> bool:
+    """Tell whether a weight ``[N, K]`` can be packed on this machine, as codes of `bits` if any."""
     return (
         weight.device.type == "cpu"
         and weight.dtype in DTYPES
-        and (weight.dtype is torch.float32 or weight.shape[1] % 2 == 0)
+        and (weight.shape[1] % 2 == 0 or (weight.dtype is torch.float32 and bits is None))
         and native_library() is not None
     )
 
@@ -23,10 +24,17 @@ def can_pack(weight: torch.Tensor) -> bool:
 class PackedLinear:
     """One projection. Owns its packed weight."""
 
-    __slots__ = ("_bias", "_library", "_panels", "dtype", "num_outputs", "structure", "width")
+    __slots__ = (
+        "_bias", "_levels", "_library", "_panels", "dtype", "num_outputs", "structure", "width",
+    )  # fmt: skip
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_gated: bool = False
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        is_gated: bool = False,
+        bits: Bits | None = None,
     ) -> None:
         """Pack a weight for which `can_pack` holds.
 
@@ -34,6 +42,7 @@ class PackedLinear:
             weight: ``[N, K]``; with a gate ``[2 * N, K]``: rows of gate, then up.
             bias: as many elements as `weight` has rows, or None.
             is_gated: the result is ``silu(gate) * up``, both rounded before the product.
+            bits: quantise it (see `quantised_weight`); the result has the dtype of `weight` still.
         """
         library = native_library()
         assert library is not None, "can_pack was not asked"
@@ -41,18 +50,28 @@ class PackedLinear:
         self.dtype = weight.dtype
         self.num_outputs, self.width = weight.shape[0] // (1 + is_gated), weight.shape[1]
         self._bias = None if bias is None else bias.contiguous()
+        self._levels = levels_table()
         self.structure = Linear(
             bias=None if self._bias is None else self._bias.data_ptr(),
             num_outputs=self.num_outputs,
             width=self.width,
             is_bf16=self.dtype is torch.bfloat16,
             is_gated=is_gated,
+            bits=bits or 0,
+            levels=self._levels.data_ptr(),
         )
         num_bytes = library.packed_bytes(self.structure)
         self._panels = torch.empty(num_bytes, dtype=torch.uint8)
         self.structure.panels = self._panels.data_ptr()
-        dense = weight.contiguous()
-        library.pack(self._pool(), self.structure, dense.data_ptr(), self._panels.data_ptr())
+        if bits is None:
+            dense = weight.contiguous()
+            library.pack(self._pool(), self.structure, dense.data_ptr(), self._panels.data_ptr())
+            return
+        coded = quantise(weight, bits)
+        library.pack_quantised(
+            self._pool(), self.structure, coded.codes.data_ptr(), coded.scales.data_ptr(),
+            self._panels.data_ptr(),
+        )  # fmt: skip
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[M, N]`` for x ``[M, K]`` of the weight's dtype."""
@@ -64,6 +83,11 @@ class PackedLinear:
         y = torch.empty(len(x), self.num_outputs, dtype=self.dtype)
         self._library.product(self._pool(), self.structure, x.data_ptr(), len(x), y.data_ptr())
         return y
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the packed weight."""
+        return self._panels.nbytes
 
     @property
     def address(self) -> int:

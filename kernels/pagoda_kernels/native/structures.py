@@ -14,6 +14,22 @@ class Linear(ctypes.Structure):
         ("width", c_int64),
         ("is_bf16", c_int32),
         ("is_gated", c_int32),
+        ("bits", c_int32),
+        ("levels", c_void_p),
+    )
+
+
+class QuantiseJob(ctypes.Structure):
+    """A dense weight and room for its codes and scales (quantise.h)."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("levels", c_void_p),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("num_rows", c_int64),
+        ("width", c_int64),
+        ("is_bf16", c_int32),
     )
 
 

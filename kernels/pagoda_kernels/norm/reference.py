@@ -5,19 +5,27 @@ import torch
 from pagoda_kernels.matmul.reference import quantise_fp8
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """As LlamaRMSNorm: rounded before the weight is applied."""
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
+) -> torch.Tensor:
+    """As LlamaRMSNorm, rounded before the weight is applied, or as GemmaRMSNorm, after it."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if unit_offset:
+        return (normed * (1 + weight.float())).to(x.dtype)
     return normed.to(x.dtype) * weight
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    unit_offset: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum in the dtype of x, then `rms_norm`."""
     new_residual = residual + x
-    return rms_norm(new_residual, weight, eps), new_residual
+    return rms_norm(new_residual, weight, eps, unit_offset), new_residual
 
 
 def rms_norm_quantised(

@@ -7,9 +7,9 @@ from pagoda_kernels.sampling.rows import MASS_ONE, SamplingRows
 _LOW32 = 2**32 - 1
 
 
-def philox_uniform(seed: int, index: int) -> float:
-    """Philox4x32-10 with key `seed` and counter (index, 0, 0, 0): 53 bits in [0, 1)."""
-    c0, c1, c2, c3 = index, 0, 0, 0
+def philox_uniform(seed: int, index: int, stream: int = 0) -> float:
+    """Philox4x32-10 with key `seed` and counter (index, stream, 0, 0): 53 bits in [0, 1)."""
+    c0, c1, c2, c3 = index, stream, 0, 0
     k0, k1 = seed & _LOW32, seed >> 32
     for _ in range(10):
         product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
@@ -38,10 +38,22 @@ def _sample_row(logits: torch.Tensor, rows: SamplingRows, row: int) -> int:
     if temperature == 0:
         return int(logits.argmax())
     scaled = (logits - logits.max()) / temperature
+    sigma = logits[logits.isfinite()].double().std(correction=0)
+    if num_sigmas := rows.top_n_sigma[row].item():
+        scaled[logits < logits.max() - num_sigmas * sigma] = -torch.inf
     top_k = int(rows.top_k[row])
     if 0 < top_k < len(scaled):
         scaled[scaled < scaled.sort(descending=True).values[top_k - 1]] = -torch.inf
     probs = scaled.softmax(0)
+    typical_p = int(rows.typical_p[row]) / MASS_ONE
+    if typical_p < 1:
+        information = -probs.double().log()
+        entropy = (probs * information)[probs > 0].sum()
+        distances = (information - entropy).abs()
+        order = distances.argsort()
+        num = int((probs[order].double().cumsum(0) < typical_p).sum()) + 1
+        scaled[distances > distances[order[:num]].max()] = -torch.inf
+        probs = scaled.softmax(0)
     top_p = int(rows.top_p[row]) / MASS_ONE
     if top_p < 1:
         threshold, reached = torch.inf, 0.0
@@ -51,6 +63,9 @@ def _sample_row(logits: torch.Tensor, rows: SamplingRows, row: int) -> int:
             threshold, reached = prob, reached + prob
         probs[probs < threshold] = 0
     probs[probs < probs.max() * rows.min_p[row].float().cpu()] = 0
+    lowest = rows.xtc_threshold[row].item() * probs.sum()
+    if lowest < probs.sum() and (probs >= lowest).any():
+        probs[probs > probs[(probs >= lowest) & (probs > 0)].min()] = 0
     seed = int(rows.seeds[row]) % 2**64
     target = philox_uniform(seed, int(rows.indices[row])) * sum(probs.tolist())
     reached = 0.0

@@ -73,6 +73,11 @@ class CommonSettings(ServiceSettings):
     num_speculative_tokens: int = Field(
         default=7, ge=1, le=64, description="Tokens proposed for a sequence in one step at most"
     )
+    quantization: Literal["none", "int8", "int4"] = Field(
+        default="none",
+        description="Format of the weights in memory, made as they are read, for CPUs; the output "
+        "projection has 8 bits in both",
+    )
     http_port: int = Field(default=8000, ge=1, le=65535, description="Port of the OpenAI API")
     topology: str = Field(
         default="disaggregated",

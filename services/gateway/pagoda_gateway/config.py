@@ -10,7 +10,6 @@ from pydantic_settings import SettingsConfigDict
 from pagoda_runtime.configuration.settings import ModelName, ServiceSettings
 
 MIN_ADMIN_KEY_CHARS = 16
-MIN_USAGE_KEEP_DAYS = 32
 _LEDGER_URL = re.compile(r"sqlite:///(?!:memory:).+|postgres(ql)?(\+psycopg)?://.+")
 
 
@@ -235,7 +234,9 @@ class GatewaySettings(ServiceSettings):
     usage_keep_days: int = Field(
         0,
         ge=0,
-        description="Receipts are forgotten after so many days, sums by day never; 0: none is.",
+        description="Receipts are forgotten after so many days, sums by day never; 0: none is. "
+        "Longer than usage records may wait: one of a forgotten receipt that comes again counts "
+        "again.",
     )
     request_name_keep_days: int = Field(
         30,
@@ -254,16 +255,6 @@ class GatewaySettings(ServiceSettings):
                 "give postgresql://user:password@host:5432/database or sqlite:////absolute/path"
             )
         return url
-
-    @field_validator("usage_keep_days")
-    @classmethod
-    def _check_usage_keep_days(cls, days: int) -> int:
-        if 0 < days < MIN_USAGE_KEEP_DAYS:
-            raise ValueError(
-                f"monthly budgets are summed from a month of usage; give 0 or at least "
-                f"{MIN_USAGE_KEEP_DAYS}"
-            )
-        return days
 
     @field_validator("admin_key")
     @classmethod

@@ -260,7 +260,6 @@ async def open_gateway(
             tasks.start(watch.run(), name="silence watch")
             tasks.start(key_use.run(), name="use of keys")
             tasks.start(money.book.follow(money.prices.all), name="prices")
-            tasks.start(money.retention.run(), name="retention of usage")
             has_tiers = await tenancy.tiers.are_there()
             tasks.start(limiter.run(is_needed=has_tiers), name="limits")
             health.set_ready("limits", True)

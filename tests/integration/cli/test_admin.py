@@ -51,6 +51,7 @@ async def test_a_keys_life(running: Running) -> None:
 
 async def test_a_tiers_life(running: Running) -> None:
     limits = ("--requests-per-minute", "60", "--daily-budget", "2.5", "--on-limit", "queue")
+    limits += ("--weight", "2.5")
     await pagoda(running, "tiers", "create", "gold", *limits)
     await pagoda(running, "organisations", "create", "big", "--tier", "gold")
     await pagoda(running, "tenants", "create", "big-prod", "--organisation", "big")
@@ -65,7 +66,15 @@ async def test_a_tiers_life(running: Running) -> None:
     )
     tier = json.loads(changed.stdout)
     assert (tier["requests_per_minute"], tier["daily_budget_micros"]) == (None, 2_500_000)
-    assert "2.5" in (await pagoda(running, "tiers", "list")).stdout
+    assert tier["weight"] == 2.5
+    (row,) = [
+        line.split()
+        for line in (await pagoda(running, "tiers", "list")).stdout.splitlines()
+        if line.startswith("gold")
+    ]
+    assert (row[4], row[-1]) == ("2.5", "2.5")  # budget of a day, weight
+    lighter = await pagoda(running, "tiers", "update", "gold", "--weight", "0.5", "--json")
+    assert json.loads(lighter.stdout) == {**tier, "weight": 0.5}
     kept = await pagoda(running, "tiers", "delete", "gold", code=1)
     assert "organisations have the tier 'gold', such as 'big'" in kept.stderr
     for noun, name in (("tenants", "big-prod"), ("organisations", "big"), ("keys", key["id"])):

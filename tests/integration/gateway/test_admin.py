@@ -155,6 +155,27 @@ async def test_lists_come_in_pages(admin: Admin) -> None:
     assert [tier["id"] for tier in rest["data"]] == ["page-2", "page-3", "page-4"]
 
 
+async def test_workers_hear_what_a_tenants_tier_weighs(admin: Admin) -> None:
+    assert (await admin.ask("POST", "tiers", {"id": "plain"}))["weight"] == 1.0
+    await admin.ask("POST", "tiers", {"id": "heavy", "weight": 4})
+    await admin.ask("POST", "organisations", {"id": "weighty", "tier": "heavy"})
+    await admin.ask("POST", "tenants", {"id": "weighed", "organisation": "weighty"})
+    key = (await admin.ask("POST", "keys", {"tenant": "weighed", "tier": "plain"}))["key"]
+
+    async def weight() -> float:
+        worker = admin.running.worker
+        worker.requests.clear()
+        assert (await admin.use(key)).status_code == 200
+        (request,) = worker.requests
+        return round(request.weight, 6)
+
+    assert await weight() == 4.0
+    await admin.ask("PATCH", "tiers/heavy", {"weight": 0.01})
+    assert await weight() == 0.01
+    await admin.ask("PATCH", "tenants/weighed", {"tier": "plain"})
+    assert await weight() == 1.0
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "message"),
     [
@@ -172,6 +193,9 @@ async def test_lists_come_in_pages(admin: Admin) -> None:
         ("GET", "keys?limit=0", None, 400, "limit"),
         ("POST", "tiers", {"id": "t", "on_limit": "beg"}, 400, "'on_limit'"),
         ("POST", "tiers", {"id": "t", "requests_per_minute": 0}, 400, "'requests_per_minute'"),
+        ("POST", "tiers", {"id": "t", "weight": 0}, 400, "'weight'"),
+        ("POST", "tiers", {"id": "t", "weight": 101}, 400, "'weight'"),
+        ("POST", "tiers", {"id": "t", "weight": None}, 400, "'weight'"),
         ("GET", "nothing", None, 404, "Not Found"),
     ],
 )

@@ -83,6 +83,31 @@ async def test_lists_of_tokens_reach_the_worker(running: Running) -> None:
     assert [len(top) for top in logprobs["top_logprobs"]] == [3] * 8
 
 
+async def test_every_way_of_sampling_reaches_the_worker(running: Running) -> None:
+    numbers = {
+        "top_n_sigma": 1.5, "typical_p": 0.5, "xtc_threshold": 0.25, "xtc_probability": 0.75,
+        "dry_multiplier": 0.5, "dry_base": 1.5, "dry_allowed_length": 3, "lz_penalty": 0.25,
+    }  # fmt: skip
+    answer = await running.completion(**numbers, dry_sequence_breakers=["ell", "zq"])
+    assert answer.status_code == 200
+    assert "x-pagoda-ignored" not in answer.headers
+    sampling = running.worker.requests[-1].sampling
+    assert {name: getattr(sampling, name) for name in numbers} == numbers
+    holding = set()
+    for text in ("hell", "hello", "q"):  # what holds "ell", and the end of "zq"
+        await running.completion(prompt=text)
+        holding.add(running.worker.requests[-1].prompt_token_ids[-1])
+    assert set(sampling.dry_sequence_breakers) == holding
+
+
+async def test_what_is_wrong_with_sampling_is_said_at_once(running: Running) -> None:
+    answer = await running.completion(typical_p=0, dry_base=0.5, dry_sequence_breakers=[""])
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    for field in ("typical_p", "dry_base", "dry_sequence_breakers"):
+        assert f"'{field}'" in error["message"]
+
+
 @pytest.mark.parametrize("field", ["allowed_token_ids", "logprob_token_ids"])
 async def test_tokens_outside_the_vocabulary_are_named(running: Running, field: str) -> None:
     answer = await running.completion(**{field: [69, 267]})

@@ -1,6 +1,7 @@
 """A gateway dies in the middle of streams: the applier closes them, `/admin` can ask it to."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
             num_published_tokens=5,
             num_computed_prompt_tokens=len(request.prompt_token_ids),
             compute_ns=1000,
+            ended_unix_seconds=time.time(),
             finish_reason="abort",
         )
         await bus.publish_durable(

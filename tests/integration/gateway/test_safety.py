@@ -68,6 +68,7 @@ async def test_a_refused_prompt_reaches_no_worker(start: Start, rules: Path) -> 
             ("/v1/messages", {**asked("damn")}),
             ("/v1/responses", {"input": "damn", "max_output_tokens": 20}),
         ]  # fmt: skip
+        refused = []
         for path, body in bodies:
             answer = await running.http.post(path, json={"model": "tiny", **body})
             assert answer.status_code == 400, (path, answer.text)
@@ -77,8 +78,9 @@ async def test_a_refused_prompt_reaches_no_worker(start: Start, rules: Path) -> 
             if path != "/v1/messages":
                 assert error["code"] == "content_policy_violation"
                 assert error["param"] in ("messages", "prompt", "input")
-            found = await running.http.get(f"/v1/receipts/{answer.headers['x-request-id']}")
-            assert found.status_code == 404  # nothing to pay for
+            refused.append(f"/v1/receipts/{answer.headers['x-request-id']}")
+        found = await asyncio.gather(*map(running.http.get, refused))  # each waits for its record
+        assert [receipt.status_code for receipt in found] == [404] * len(bodies)  # nothing to pay
         assert running.worker.requests == []
         good = await running.chat(**asked("the damn yankees won"))
         assert good.status_code == 200
@@ -273,3 +275,29 @@ async def _ended(http: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
             if found["status"] in ("completed", "failed", "expired", "cancelled"):
                 return found
             await asyncio.sleep(0.02)  # it runs in the background
+
+
+async def test_who_leaves_pays_for_no_token_that_was_held_back(
+    start: Start, bus: Bus, model_folder: Path, rules: Path
+) -> None:
+    tokenizer = ModelTokenizer.load(model_folder)
+    before = tokenizer.encode("good morning ", add_special_tokens=False)
+    held = tokenizer.encode("1234-567", add_special_tokens=False)  # all but a card's last digit
+    assert len(held) > 1
+    ids = [*before, *held]
+    worker = ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]), gate_index=len(ids))
+    async with start(worker, safety_file=rules) as running:
+        body = {"model": "tiny", **asked("hi", stream=True)}
+        async with running.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            await running.tokens_arrived(len(ids))
+            lines = answer.aiter_lines()
+            text = ""
+            while text != "good morning ":
+                line = await anext(lines)
+                if line.startswith("data: "):
+                    text += orjson.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+        await worker.wait_until(lambda: bool(worker.cancels))
+        assert await running.gateway.admission.drain(5)
+        receipt = await running.receipt(answer)
+    assert receipt["outcome"] == "disconnected"
+    assert receipt["output_tokens"] == len(before)

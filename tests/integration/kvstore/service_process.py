@@ -52,11 +52,13 @@ class ServiceProcess:
 
     def is_ready(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{self.health_url}/readyz", timeout=5).status_code == 200
+            return (
+                httpx.get(f"{self.health_url}/readyz", timeout=5, verify=False).status_code == 200
+            )
         return False
 
     def metrics(self) -> str:
-        return httpx.get(f"{self.health_url}/metrics", timeout=5).text
+        return httpx.get(f"{self.health_url}/metrics", timeout=5, verify=False).text
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         assert self._process is not None

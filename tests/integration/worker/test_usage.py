@@ -15,6 +15,7 @@ from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageRecord
 from pagoda_engine import SamplingParams
 from pagoda_runtime.messaging import subjects
+from pagoda_worker import usage_records
 
 pytestmark = pytest.mark.integration
 
@@ -27,12 +28,16 @@ class Records:
 
     def __init__(self) -> None:
         self._of: dict[str, SequenceUsage] = {}
+        self.running: list[SequenceUsage] = []  # of sequences that had not ended
         self._changed = asyncio.Condition()
 
     async def on_record(self, message: UsageRecord, _context: Context) -> None:
         async with self._changed:
             for record in message.batch:
-                self._of[record.sequence.worker_id] = record.sequence
+                if record.sequence.ended_unix_seconds:
+                    self._of[record.sequence.worker_id] = record.sequence
+                else:
+                    self.running.append(record.sequence)
             self._changed.notify_all()
 
     async def of(self, worker_id: str) -> SequenceUsage:
@@ -44,10 +49,6 @@ class Records:
 @pytest_asyncio.fixture
 async def records(cluster: Cluster) -> AsyncIterator[Records]:
     records = Records()
-    await cluster.bus.ensure_stream(
-        subjects.USAGE_STREAM, [subjects.USAGE_ALL],
-        max_bytes=1 << 20, max_age_seconds=None, discard_old=True,
-    )  # fmt: skip
     listening = await cluster.bus.subscribe(
         subjects.USAGE_SEQUENCES, UsageRecord, records.on_record
     )
@@ -72,6 +73,23 @@ async def test_prefill_and_decode_each_say_their_part(cluster: Cluster, records:
     assert first.HasField("cached")
     assert not second.HasField("cached")
     assert first.request_id == second.request_id == answer.request.request_id
+
+
+async def test_while_it_runs_it_says_how_far_it_is(
+    cluster: Cluster, records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_records, "PROGRESS_SECONDS", 0.02)
+    monkeypatch.setattr(usage_records, "BATCH_SECONDS", 0.0)
+    await cluster.start_decode("decode-1")
+    answer = await cluster.generate("decode-1", PROMPT, sampling=LONG)
+    await answer.finished()
+
+    final = await records.of("decode-1")
+    ends = [record.num_published_tokens for record in records.running]
+    assert ends == sorted(set(ends))
+    assert 0 < ends[0] < final.num_published_tokens == LONG.max_tokens
+    assert {record.record_id for record in records.running} == {final.record_id}
+    assert {record.num_computed_prompt_tokens for record in records.running} == {100}
 
 
 async def test_a_later_attempt_begins_where_the_gateway_was(

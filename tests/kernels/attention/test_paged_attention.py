@@ -52,6 +52,25 @@ def test_soft_cap(path, device, dtype, window, assert_close):
     assert_close(case.got(path, **options), case.want(**options))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sliding_window": 40}, {"soft_cap": 3.0}],
+    ids=["alone", "window", "soft-cap"],
+)
+def test_alibi(path, device, dtype, options, assert_close):
+    case = make_case([1, 63, 1], [127, 100, 9], heads=(4, 2), dtype=dtype, device=device)
+    options = {**options, "alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.0], device=device)}
+    assert_close(case.got(path, **options), case.want(**options))
+
+
+def test_alibi_needs_a_slope_for_every_head():
+    case = make_case([3], [3], heads=(4, 2), dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"alibi_slopes: expected shape \[4\], got \[2\]"):
+        case.got("cpu", alibi_slopes=torch.ones(2))
+    with pytest.raises(ValueError, match="sinks, alibi_slopes: expected one of them at most"):
+        case.got("cpu", alibi_slopes=torch.ones(4), sinks=torch.ones(4))
+
+
 def test_takes_q_sliced_and_blocks_apart_in_memory(path, device, dtype, assert_close):
     case = make_case([1, 63], [127, 63], heads=(4, 2), dtype=dtype, device=device)
     wide = torch.randn(64, 8 * 64, device=device).to(dtype)

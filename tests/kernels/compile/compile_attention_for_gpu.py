@@ -61,6 +61,20 @@ def compile_described(
     )
 
 
+def compile_alibi() -> None:
+    """Decode and prefill of MPT's shape, by pointers and by tensor descriptors."""
+    q = torch.zeros(128, 32, 128, dtype=torch.bfloat16)
+    cache = torch.zeros(2, 64, 32, 128, dtype=torch.bfloat16)
+    rule = ScoreRule(0.1, alibi_slopes=torch.zeros(32))
+    batch = batch_of(64)
+
+    def launches() -> None:
+        attention_decode.decode(q, cache, cache, batch, rule, q)
+        attention_prefill.prefill(q, cache, cache, batch, rule, q)
+
+    compile_each("ALiBi", launches, (80, 90))
+
+
 def compile_kv_write(kv_dtype: torch.dtype) -> None:
     """Both KV writes, of Qwen3's shape."""
     qkv = torch.zeros(16, (32 + 16) * 128).bfloat16()
@@ -129,6 +143,7 @@ if __name__ == "__main__":
         compile_described(head_dim, block_size, torch.bfloat16)
     compile_described(128, 64, FP8)
     compile_described(128, 64, torch.bfloat16, window=4096)
+    compile_alibi()
     compile_mla(128, torch.bfloat16)
     compile_mla(16, torch.float16, with_prefill=False)
     compile_wide_prefill()

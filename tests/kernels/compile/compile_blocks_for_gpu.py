@@ -73,6 +73,7 @@ def compile_norms() -> None:
         x = torch.zeros(16, width, dtype=BF16)
         report(f"{width}", lambda x=x: rms_norm(x, x[0], 1e-5, None))
         report(f"add {width}", lambda x=x: add_rms_norm(x, x, x[0], 1e-5))
+        report(f"unit offset {width}", lambda x=x: add_rms_norm(x, x, x[0], 1e-5, True))
         report(f"{width}", lambda x=x: silu_mul_quantised(x))
         report(f"{width}", lambda x=x: add_rms_norm_quantised(x, x, x[0], 1e-5))
     wide = torch.zeros(16, 2 * 28672, dtype=BF16)

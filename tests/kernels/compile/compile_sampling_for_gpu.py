@@ -3,6 +3,8 @@
 Run as a script without TRITON_INTERPRET; prints one JSON object per compiled kernel.
 """
 
+import functools
+
 import torch
 from compile_for_gpu import compile_each
 
@@ -14,9 +16,10 @@ VOCAB_SIZE = 128256
 
 
 def compile_sampling(dtype: torch.dtype) -> None:
-    """Both kernels for two rows."""
+    """All kernels for two rows."""
     logits = torch.zeros(2, VOCAB_SIZE, dtype=dtype)
-    rows = plan_sampling(
+    plan = functools.partial(
+        plan_sampling,
         temperatures=[1.0, 0.0],
         top_ks=[0, 5],
         top_ps=[0.9, 1.0],
@@ -28,7 +31,8 @@ def compile_sampling(dtype: torch.dtype) -> None:
     counts, factors = torch.zeros(2, VOCAB_SIZE), torch.ones(2)
 
     def launches() -> None:
-        sample_tokens(logits, rows)
+        sample_tokens(logits, plan())
+        sample_tokens(logits, plan(typical_ps=[0.9, 1.0]))
         penalise_logits(logits, counts, counts > 0, factors, factors, factors)
 
     compile_each(f"V{VOCAB_SIZE} {dtype}", launches)

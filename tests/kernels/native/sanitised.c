@@ -21,9 +21,22 @@ static void *numbers(long count, int is_bf16) {
 static Linear *linear(Threads *threads, long num_outputs, long width, int is_bf16, int is_gated, void **parts) {
     Linear *made = malloc(sizeof *made);
     const long rows = num_outputs * (1 + is_gated);
-    *made = (Linear){NULL, draw() % 2 ? numbers(rows, is_bf16) : NULL, num_outputs, width, is_bf16, is_gated};
+    static const uint16_t levels[NUM_LEVELS] = {  // -8 to 7
+        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+    *made = (Linear){NULL, draw() % 2 ? numbers(rows, is_bf16) : NULL, num_outputs, width, is_bf16, is_gated,
+                     (int32_t)between(0, 2) * 4, levels};
     void *weight = numbers(rows * width, is_bf16), *panels = malloc((size_t)pagoda_packed_bytes(made));
-    pagoda_pack(threads, made, weight, panels);
+    if (made->bits) {
+        int8_t *codes = malloc((size_t)(rows * width));
+        uint16_t *scales = malloc((size_t)(rows * num_groups(width)) * sizeof *scales);
+        QuantiseJob job = {weight, made->bits == 4 ? levels : NULL, codes, scales, rows, width, is_bf16};
+        pagoda_quantise(threads, &job);
+        pagoda_pack_quantised(threads, made, codes, scales, panels);
+        free(codes), free(scales);
+    } else {
+        pagoda_pack(threads, made, weight, panels);
+    }
     made->panels = panels;
     free(weight);
     parts[0] = made, parts[1] = panels, parts[2] = (void *)made->bias;
@@ -87,10 +100,26 @@ static void one_model(Threads *threads) {
     free(first_task), free(embedding), free(cos_sin), free(k_cache), free(v_cache);
 }
 
+// Others come and go at their seats; the threads that work follow.
+static Seat seats[NUM_SEATS];
+static void others_come_and_go(Threads *threads) {
+    int num_busy = 1;
+    for (int i = 0; i < NUM_SEATS; i++) {
+        const int is_busy = i != 3 && draw() % 8 == 0;
+        if (i != 3) atomic_store(&seats[i].last_task, is_busy ? INT64_MAX : 0);
+        num_busy += is_busy;
+    }
+    one_model(threads);
+    const int share = threads->num_threads / num_busy;
+    if (threads->num_threads > 1 && threads->limit != (share ? share : 1)) abort();
+}
+
 int main(int argc, char **argv) {
     state = argc > 1 ? strtoull(argv[1], NULL, 10) * 2 + 1 : 1;
     Threads *threads = pagoda_open_threads(argc > 2 ? atoi(argv[2]) : 2, 1 << 20);
     for (int i = 0; i < 60; i++) one_model(threads);
+    pagoda_share_processors(threads, seats, 3);
+    for (int i = 0; i < 60; i++) others_come_and_go(threads);
     pagoda_close_threads(threads);
     puts("done");
     return 0;

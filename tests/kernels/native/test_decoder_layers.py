@@ -11,6 +11,7 @@ from pagoda_kernels.attention.batch import AttentionBatch
 from pagoda_kernels.gate import reference as gate_reference
 from pagoda_kernels.native.decoder_layers import DecoderLayers, LayerWeights
 from pagoda_kernels.native.packed_linear import PackedLinear
+from pagoda_kernels.native.quantised_weight import Bits, quantise
 
 CPU = torch.device("cpu")
 NUM_BLOCKS, VOCAB = 60, 50
@@ -30,6 +31,7 @@ class Shape:
     rotary_dim: int | None = None
     block_size: int = 16
     dtype: torch.dtype = torch.float32
+    bits: Bits | None = None
 
 
 SHAPES = {
@@ -42,11 +44,13 @@ SHAPES = {
     "windows": Shape(windows=(5, None, 70), block_size=8),
     "qk-norm": Shape(has_qk_norm=True, head_dim=40),
     "half-turned": Shape(head_dim=32, rotary_dim=16),
+    "int8": Shape(hidden=70, inner=98, bits=8),
+    "int4": Shape(hidden=70, inner=98, bits=4),
 }
 
 
 class Model:
-    """Random weights, plain and packed."""
+    """Random weights, plain (what quantised ones stand for) and packed."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape, dtype = shape, shape.dtype
@@ -82,10 +86,10 @@ class Model:
                     **{name: w[name] for name in ("input_norm", "post_attention_norm")},
                     q_norm=w["q_norm"],
                     k_norm=w["k_norm"],
-                    qkv=PackedLinear(w["qkv"]),
-                    output=PackedLinear(w["output"]),
-                    gate_up=PackedLinear(w["gate_up"], is_gated=True),
-                    down=PackedLinear(w["down"]),
+                    qkv=PackedLinear(w["qkv"], bits=shape.bits),
+                    output=PackedLinear(w["output"], bits=shape.bits),
+                    gate_up=PackedLinear(w["gate_up"], is_gated=True, bits=shape.bits),
+                    down=PackedLinear(w["down"], bits=shape.bits),
                     window=window,
                 )
                 for w, window in zip(self.plain, shape.windows, strict=True)
@@ -99,6 +103,10 @@ class Model:
             eps=1e-5,
         )
         assert self.native.fits
+        if shape.bits is not None:
+            for w in self.plain:
+                for name in ("qkv", "output", "gate_up", "down"):
+                    w[name] = quantise(w[name], shape.bits).dequantised(dtype)
 
     @property
     def rotary_dim(self) -> int:

@@ -9,10 +9,10 @@ EPS = 1e-5
 ADD = {"cpu": add_rms_norm, "triton": triton_rms_norm.add_rms_norm}
 
 
-def norm(path, x, weight, out=None):
+def norm(path, x, weight, out=None, unit_offset=False):
     if path == "cpu":
-        return rms_norm(x, weight, EPS, out=out)
-    return triton_rms_norm.rms_norm(x, weight, EPS, out)
+        return rms_norm(x, weight, EPS, out=out, unit_offset=unit_offset)
+    return triton_rms_norm.rms_norm(x, weight, EPS, out, unit_offset)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,29 @@ def test_add_matches_reference(path, device, dtype, num_tokens, assert_close):
         assert_close(mine, want)
     assert torch.equal(x, before[0])
     assert torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 63])
+def test_unit_offset_matches_reference(path, device, dtype, num_tokens, assert_close):
+    x, residual = torch.randn(2, num_tokens, 100, device=device).to(dtype)
+    weight = (0.1 * torch.randn(100, device=device)).to(dtype)
+    alone = reference.rms_norm(x, weight, EPS, True)
+    assert_close(norm(path, x, weight, unit_offset=True), alone)
+    got = ADD[path](x, residual, weight, EPS, unit_offset=True)
+    want = reference.add_rms_norm(x, residual, weight, EPS, True)
+    for mine, theirs in zip(got, want, strict=True):
+        assert_close(mine, theirs)
+    assert norm(path, x, weight, out=x, unit_offset=True) is x
+    assert_close(x, alone)
+
+
+def test_unit_offset_rounds_once(path, device):
+    x = torch.randn(15, 128, device=device).half()
+    weight = torch.full((128,), 0.0002, device=device).half()  # 1 + that is no fp16
+    wide = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + EPS)
+    want = (wide * (1 + weight.float())).half()
+    differing = (norm(path, x, weight, unit_offset=True) != want).float().mean().item()
+    assert differing < 0.01
 
 
 @pytest.mark.parametrize("width", [5120, 12288, 16384])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pagoda_kernels.sampling import reference as reference_sampling
-from pagoda_kernels.sampling.cpu import philox_mantissa
+from pagoda_kernels.sampling.philox import COIN, philox_mantissa
 from pagoda_kernels.sampling.rows import plan_sampling
 from pagoda_kernels.sampling.sample_tokens import penalise_logits, sample_tokens
 from pagoda_kernels.sampling.triton import penalise_logits as triton_penalties
@@ -39,6 +39,19 @@ def draw_columns(num_rows, seed):
     return {name: [make() for _ in range(num_rows)] for name, make in choices.items()}
 
 
+def draw_more_columns(num_rows, seed):
+    """As `draw_columns`, with the truncations that a kernel of their own does."""
+    rng = random.Random(seed)
+    choices = {
+        "top_n_sigmas": lambda: rng.choice([0.0, 0.0, 0.0, 0.5, 1.0, 3.0]),
+        "typical_ps": lambda: rng.choice([1.0, 1.0, 1.0, 0.1, 0.5, 0.95]),
+        "xtc_thresholds": lambda: rng.choice([0.0, 0.02, 0.1, 0.5]),
+        "xtc_probabilities": lambda: rng.choice([0.0, 0.0, 0.5, 1.0]),
+    }
+    more = {name: [make() for _ in range(num_rows)] for name, make in choices.items()}
+    return draw_columns(num_rows, seed) | more
+
+
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Several tiles to a row, also in the interpreter."""
@@ -56,6 +69,31 @@ def test_matches_reference(path, device, seed, vocab_size):
     assert token_ids.tolist() == want
     assert token_ids.dtype == torch.int64
     assert is_valid.all()
+
+
+@pytest.mark.parametrize("vocab_size", [1, 63, 300])
+def test_truncations_match_reference(path, device, dtype, seed, vocab_size):
+    logits = (3 * torch.randn(5, vocab_size + 9, device=device)).to(dtype)[:, 4 : vocab_size + 4]
+    logits[:, 1::9] = float("-inf")
+    columns = draw_more_columns(5, seed)
+    rows = make_rows(5, device, **columns)
+    token_ids, is_valid = SAMPLE[path](logits, rows)
+    assert token_ids.tolist() == reference_sampling.sample_tokens(logits, rows)[0]
+    assert is_valid.all()
+    for row in range(5):
+        mine = {name: values[row : row + 1] for name, values in columns.items()}
+        alone, _ = SAMPLE[path](logits[row : row + 1], make_rows(1, device, **mine))
+        assert alone.tolist() == token_ids[row : row + 1].tolist()
+
+
+def test_truncation_says_which_rows_are_no_distribution(path, device):
+    logits = torch.randn(4, 70, device=device)
+    logits[0, 69] = float("nan")
+    logits[1] = float("-inf")
+    rows = make_rows(4, device, top_n_sigmas=[1.0, 1.0, 1.0, 0.0], typical_ps=[0.5] * 3 + [1.0])
+    token_ids, is_valid = SAMPLE[path](logits, rows)
+    assert is_valid.tolist() == [False, False, True, True]
+    assert token_ids[2:].tolist() == reference_sampling.sample_tokens(logits, rows)[0][2:]
 
 
 def test_takes_every_dtype_and_rows_apart(path, device, dtype, seed):
@@ -79,7 +117,17 @@ def test_a_row_does_not_depend_on_the_others(path, device, seed):
     assert together.tolist() == alone
 
 
-@pytest.mark.parametrize("options", [{"top_ks": 3}, {"top_ps": 0.5}, {"min_ps": 1.0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_ks": 3},
+        {"top_ps": 0.5},
+        {"min_ps": 1.0},
+        {"top_n_sigmas": 0.1},
+        {"typical_ps": 0.3},
+        {"xtc_thresholds": 0.01, "xtc_probabilities": 1.0, "min_ps": 0.1},
+    ],
+)
 def test_equals_are_kept_together(path, device, options):
     logits = torch.tensor([2.0, -1.0, 2.0, 2.0, -3.0, 2.0, 2.0], device=device).repeat(24, 1)
     rows = make_rows(24, device, indices=range(24), **options)
@@ -176,6 +224,8 @@ def test_uniforms_match_the_reference(seed):
         signed = key - 2**64 if key >> 63 else key  # as the rows hold it
         want = reference_sampling.philox_uniform(key, index)
         assert philox_mantissa(signed, index) * 2.0**-53 == want
+        coin = reference_sampling.philox_uniform(key, index, 1)
+        assert philox_mantissa(signed, index, COIN) * 2.0**-53 == coin != want
 
 
 def draw_penalties(num_rows, device):
@@ -205,9 +255,9 @@ def test_penalties_that_are_off_change_nothing(path, device):
 
 def test_a_plan_is_refilled_in_place(path, device, seed):
     logits = torch.randn(8, 127, device=device)
-    rows = make_rows(8, device)
+    rows = make_rows(8, device, typical_ps=0.5)
     for step in range(3):
-        columns = draw_columns(8, seed + step)
+        columns = (draw_more_columns if step == 1 else draw_columns)(8, seed + step)
         refilled = make_rows(8, device, **columns, into=rows)
         assert refilled is rows
         token_ids, _ = SAMPLE[path](logits, rows)
@@ -217,7 +267,10 @@ def test_a_plan_is_refilled_in_place(path, device, seed):
 
 def test_a_plan_is_one_copy(device):
     rows = make_rows(3, device, seeds=[1, 2**64 - 1, 3], top_ps=0.5)
-    parts = (rows.temperature, rows.min_p, rows.top_k, rows.top_p, rows.seeds, rows.indices)
+    parts = (
+        rows.temperature, rows.min_p, rows.top_n_sigma, rows.xtc_threshold, rows.top_k, rows.top_p,
+        rows.typical_p, rows.seeds, rows.indices,
+    )  # fmt: skip
     storages = {part.untyped_storage().data_ptr() for part in parts}
     assert storages == {rows.storage.untyped_storage().data_ptr()}
     assert rows.seeds.tolist() == [1, -1, 3]
@@ -236,6 +289,9 @@ def test_no_rows_give_no_tokens(path, device):
         ({"temperatures": [-1.0]}, r"temperatures\[0\]: expected 0.0 to inf, got -1.0"),
         ({"temperatures": [float("nan")]}, r"temperatures\[0\]: expected 0.0 to inf, got nan"),
         ({"top_ps": [1.1]}, r"top_ps\[0\]: expected 0.0 to 1.0, got 1.1"),
+        ({"top_n_sigmas": [-1.0]}, r"top_n_sigmas\[0\]: expected 0.0 to inf, got -1.0"),
+        ({"typical_ps": [1.1]}, r"typical_ps\[0\]: expected 0.0 to 1.0, got 1.1"),
+        ({"xtc_probabilities": [2.0]}, r"xtc_probabilities\[0\]: expected 0.0 to 1.0, got 2.0"),
         ({"top_ks": [-1]}, r"top_ks\[0\]: expected 0 to 2147483647, got -1"),
         ({"seeds": [2**64]}, r"seeds\[0\]: expected 0 to 18446744073709551615"),
         ({"indices": [2**32]}, r"indices\[0\]: expected 0 to 4294967295"),
@@ -250,6 +306,8 @@ def test_says_what_does_not_fit():
     rows = make_rows(2, CPU)
     with pytest.raises(ValueError, match="into: expected 3 rows on cpu, got 2 on cpu"):
         make_rows(3, CPU, into=rows)
+    with pytest.raises(ValueError, match="into: expected rows planned with top-n-sigma"):
+        make_rows(2, CPU, into=rows, typical_ps=0.5)
     with pytest.raises(ValueError, match=r"rows\.seeds: expected shape \[3\], got \[2\]"):
         sample_tokens(torch.ones(3, 9), rows)
     with pytest.raises(ValueError, match="logits: expected a vocabulary of at least 1, got 0"):

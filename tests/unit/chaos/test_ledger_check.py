@@ -53,6 +53,13 @@ def test_an_orphan_may_be_lost_but_pays_no_more_than_was_published() -> None:
     assert problems(orphan, row(None, None))
 
 
+def test_what_orphans_had_long_before_is_billed() -> None:
+    orphan = Receivings("r", 30, End.BROKEN, is_orphan=True, num_known=20)
+    for billed, is_right in ((30, True), (20, True), (19, True), (18, False), (0, False)):
+        found = judge([orphan], {"r": row(billed, "reconciled")}, {"r": 30})
+        assert (not found.problems) is is_right, billed
+
+
 def test_a_row_of_nobody_is_closed_and_published() -> None:
     assert judge([], {"r": row(3)}, {"r": 2}).problems
     assert judge([], {"r": row(None, None)}, {}).problems

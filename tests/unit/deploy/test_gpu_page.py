@@ -9,7 +9,8 @@ import torch
 from pagoda_cli.all_settings import all_settings
 from pagoda_decode.config import DecodeSettings
 from pagoda_engine.cache.copy_lanes import DEVICE_CHUNK_BYTES, NUM_LANES
-from pagoda_engine.models.families import read_description
+from pagoda_engine.models.families.registry import read_description
+from pagoda_engine.models.weight_bytes import weight_bytes
 from pagoda_engine.start_up.memory_budget import GIB, MemoryBudget
 from pagoda_engine.start_up.pool_plan import PoolPlanner
 from pagoda_engine.start_up.profile_memory import GRAPH_BYTES
@@ -44,7 +45,7 @@ def budget_and_planner(
 ) -> tuple[MemoryBudget, PoolPlanner]:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     description = read_description(tmp_path / "config.json")
-    weights, context = description.weight_bytes(torch.bfloat16), GIB // 2
+    weights, context = weight_bytes(description, torch.bfloat16), GIB // 2
     tokens, rows = CUDA_LIMITS.max_num_batched_tokens, CUDA_LIMITS.max_num_seqs
     budget = MemoryBudget(
         device="GPU of 80 GiB",
@@ -59,7 +60,7 @@ def budget_and_planner(
         largest_step=str(CUDA_LIMITS),
     )
     block_bytes = description.kv_bytes_per_token(torch.bfloat16) * settings.block_size
-    options = engine_options(CommonSettings(dtype="bfloat16"), settings)
+    options = engine_options(settings, CommonSettings(dtype="bfloat16"))
     return budget, PoolPlanner(options, block_bytes=block_bytes, model_limit=131072)
 
 

@@ -82,6 +82,15 @@ def decode(message: generate_pb2.GenerateRequest) -> SequenceRequest:
             logprob_token_ids=(8, 6),
             allowed_token_ids=(5, 3),
             bad_words=((5,), (3, 5)),
+            top_n_sigma=1.5,
+            typical_p=0.9,
+            xtc_threshold=0.15,
+            xtc_probability=0.3,
+            dry_multiplier=0.8,
+            dry_base=1.75,
+            dry_allowed_length=2,
+            dry_sequence_breakers=(9, 4),
+            lz_penalty=0.2,
         ),
         SamplingParams(max_tokens=0, embed=True),
     ],
@@ -89,6 +98,12 @@ def decode(message: generate_pb2.GenerateRequest) -> SequenceRequest:
 def test_sampling_survives_the_wire(params: SamplingParams) -> None:
     wire = engine_messages.sampling_message(params).SerializeToString()
     assert engine_messages.sampling_params(generate_pb2.SamplingParams.FromString(wire)) == params
+
+
+def test_sequences_share_the_memory_of_equal_breakers() -> None:
+    message = generate_pb2.SamplingParams(max_tokens=3, dry_sequence_breakers=range(1000, 2000))
+    first, second = (engine_messages.sampling_params(message) for _ in range(2))
+    assert first.dry_sequence_breakers is second.dry_sequence_breakers
 
 
 def test_absent_sampling_fields_are_off() -> None:

@@ -9,7 +9,7 @@ from pagoda_engine import EngineOptions, InvalidConfigError, MemoryBudgetError
 from pagoda_prefill.config import PrefillSettings
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import SettingsError
-from pagoda_worker.engine_options import engine_options, settings_errors
+from pagoda_worker.engine_options import COMMON, engine_options, settings_errors
 from pagoda_worker.settings import WorkerSettings
 
 OPTIONS = [field.name for field in fields(EngineOptions)]
@@ -17,12 +17,13 @@ OPTIONS = [field.name for field in fields(EngineOptions)]
 
 def test_every_option_has_the_value_of_its_setting() -> None:
     settings = DecodeSettings(num_blocks=7, graph_batch_sizes=(1, 2), device="cpu")
-    common = CommonSettings(dtype="float32", speculation="off", num_speculative_tokens=3)
-    options = engine_options(common, settings)
+    options = engine_options(
+        settings, CommonSettings(dtype="float32", quantization="int4", speculation="off")
+    )
 
-    for name in OPTIONS:
-        owner = common if name in CommonSettings.model_fields else settings
-        assert getattr(options, name) == getattr(owner, name)
+    assert (options.dtype, options.quantization) == ("float32", "int4")
+    for name in set(OPTIONS) - set(COMMON):
+        assert getattr(options, name) == getattr(settings, name)
 
 
 @pytest.mark.parametrize("settings_class", [DecodeSettings, PrefillSettings])
@@ -33,8 +34,7 @@ def test_a_remedy_names_the_variable(settings_class: type[WorkerSettings], optio
         raise error
 
     prefix = settings_class.model_config["env_prefix"]
-    is_common = option in CommonSettings.model_fields
-    variable = f"{'PAGODA_' if is_common else prefix}{option.upper()}"
+    variable = f"{'PAGODA_' if option in COMMON else prefix}{option.upper()}"
     assert f"no room\n  gpu:\n    0 GiB\n  What helps: raise {variable} to 7; or a device" in str(
         raised.value
     )

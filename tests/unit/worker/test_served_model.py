@@ -18,5 +18,6 @@ def test_card_says_what_is_served(tmp_path: Path) -> None:
     assert list(card.aliases) == ["small"]
     assert len(card.kv_identity) == 16
     assert (card.vocab_size, card.dtype) == (engine.model.vocab_size, "float32")
+    assert card.quantization == "none"
     assert card.embedding_size == engine.model.description.hidden_size
     assert card.block_bytes == engine.kv_cache.block_bytes

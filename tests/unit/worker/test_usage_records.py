@@ -1,4 +1,4 @@
-"""A record at each sequence's end: what it says, and that it waits while nobody takes it."""
+"""A record of each sequence, at its end and before: what it says, and that it waits its turn."""
 
 import asyncio
 
@@ -106,7 +106,7 @@ async def test_records_wait_for_the_log_and_go_together_under_one_id() -> None:
     await stored(recorder)
 
     assert [record.sequence_index for record in log.records] == list(range(5))
-    assert [message_id for message_id, _ in log.messages] == ["epoch-1:5"]
+    assert [message_id for message_id, _ in log.messages] == ["epoch-usage-1"]
     assert len({record.record_id for record in log.records}) == 5
 
 
@@ -134,3 +134,52 @@ async def test_an_aborted_one_waits_for_what_the_engine_says(is_told: bool) -> N
         future.cancel()
     await draining
     assert [record.compute_ns for record in log.records] == [55 if is_told else 1]
+
+
+async def test_those_that_grow_say_so_and_their_end_has_the_same_id() -> None:
+    recorder = make_recorder(log := Log())
+    growing = make_sequence(0, next_index=3, num_output_tokens=3)
+    waiting, ending = make_sequence(1), make_sequence(2, next_index=5, num_output_tokens=5)
+    ending.is_ending = True
+    for num_tokens in (3, 3, 8):
+        growing.num_output_tokens = growing.next_index = num_tokens
+        recorder.add_progress([growing, waiting, ending])
+    recorder.add(growing, "stop")
+    recorder.add(waiting, "abort")
+    await stored(recorder)
+    assert [
+        (r.sequence_index, r.num_published_tokens, r.ended_unix_seconds, r.finish_reason)
+        for r in log.records
+    ] == [(0, 3, 0.0, ""), (0, 8, 0.0, ""), (0, 8, 7.0, "stop"), (1, 0, 7.0, "abort")]
+    first, second, last, other = (record.record_id for record in log.records)
+    assert first == second == last != other
+
+
+async def test_progress_does_not_fill_the_queue_while_nobody_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(usage_records, "MAX_RECORDS", 3)
+    dropped: list[int] = []
+    recorder = make_recorder(log := Log(), dropped)
+    sequences = [make_sequence(index, next_index=1, num_output_tokens=1) for index in range(9)]
+    for _ in range(5):
+        recorder.add_progress(sequences)
+    for sequence in sequences:
+        recorder.add(sequence, "stop")
+    await stored(recorder)
+    assert [record.ended_unix_seconds for record in log.records] == [0.0] * 3 + [7.0] * 9
+    assert len({message_id for message_id, _ in log.messages}) == len(log.messages) == 4
+    assert dropped == []
+
+
+async def test_progress_is_reported_until_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage_records, "PROGRESS_SECONDS", 0.0)
+    recorder = make_recorder(log := Log())
+    reporting = asyncio.create_task(
+        recorder.report_progress([make_sequence(next_index=2, num_output_tokens=2)])
+    )
+    for _ in range(5):
+        await asyncio.sleep(0)
+    reporting.cancel()
+    await stored(recorder)
+    assert [record.num_published_tokens for record in log.records] == [2]

@@ -34,6 +34,7 @@ class LowerTiers:
         parents: of blocks in their chains.
         executor: threads that copy and digest.
         max_bytes: KV of blocks that wait to be written at most; 0: none is written.
+        writes_all: see `WriteThrough`.
         fetch_rate: learns how fast fetches are.
         metrics: count them.
         clock: unix seconds.
@@ -49,6 +50,7 @@ class LowerTiers:
         parents: ParentHashes,
         executor: Executor,
         max_bytes: int,
+        writes_all: bool,
         fetch_rate: Rate,
         metrics: WorkerMetrics,
         clock: Callable[[], float],
@@ -65,6 +67,7 @@ class LowerTiers:
                     kv_identity=model.kv_identity,
                     executor=executor,
                     max_bytes=max_bytes,
+                    writes_all=writes_all,
                     on_dropped=metrics.write_through_dropped.inc,
                 )
         self._block_size = model.block_size
@@ -108,10 +111,20 @@ class LowerTiers:
         if self._write_through is not None:
             self._write_through.mark_known(block_hashes)
 
-    def offer(self, stored: Iterable[tuple[bytes, int]]) -> None:
-        """Write (block hash, block id) of blocks that became reusable."""
+    def offer(self, stored: Iterable[tuple[bytes, int]], evicted: Iterable[bytes] = ()) -> None:
+        """Write (block hash, block id) of blocks that became reusable; others are gone."""
         if self._write_through is not None:
-            self._write_through.offer(stored)
+            self._write_through.offer(stored, evicted)
+
+    def note_reused(self, blocks: Iterable[tuple[bytes, int]]) -> None:
+        """These (block hash, block id) were found on the device by another sequence."""
+        if self._write_through is not None:
+            self._write_through.note_reused(blocks)
+
+    def on_idle(self) -> None:
+        """Nothing is computed now: a moment to write what nobody has used again."""
+        if self._write_through is not None:
+            self._write_through.on_idle()
 
     async def run(self) -> None:
         """Write what was offered, until cancelled."""

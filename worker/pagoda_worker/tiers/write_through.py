@@ -1,6 +1,8 @@
 """Copies finished blocks to the host's kvstore, in the background and within a byte budget.
 
-A block that cannot be written in time is dropped and counted: it is only a later miss.
+All of them at once, or at once only those that are used again: most prompts come once, and where
+the engine computes on the processors that copy, copies cost tokens. The others wait for an idle
+moment. A block that cannot be written in time is dropped and counted: it is only a later miss.
 """
 
 import asyncio
@@ -39,6 +41,7 @@ class WriteThrough:
         kv_identity: 16 bytes.
         executor: threads for reading and digesting.
         max_bytes: KV of queued blocks at most (they stay in the pool meanwhile).
+        writes_all: at once, used again or not.
         on_dropped: told how many blocks were not written.
     """
 
@@ -52,6 +55,7 @@ class WriteThrough:
         kv_identity: bytes,
         executor: Executor,
         max_bytes: int,
+        writes_all: bool = True,
         on_dropped: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._stub = kv_store_pb2_grpc.KvStoreServiceStub(channel)
@@ -61,8 +65,10 @@ class WriteThrough:
         self._kv_identity = kv_identity
         self._executor = executor
         self._max_blocks = max_bytes // kv_cache.block_bytes
+        self._writes_all = writes_all
         self._on_dropped = on_dropped
         self._queue: collections.deque[Block] = collections.deque()
+        self._later: collections.OrderedDict[bytes, int] = collections.OrderedDict()
         self._known: collections.OrderedDict[bytes, None] = collections.OrderedDict()
         self._has_blocks = asyncio.Event()
         self._blocks_per_message = max(1, MESSAGE_BYTES // kv_cache.block_bytes)
@@ -77,11 +83,39 @@ class WriteThrough:
         for block_hash in block_hashes:
             self._known[block_hash] = None
             self._known.move_to_end(block_hash)
+            self._later.pop(block_hash, None)
         while len(self._known) > MAX_REMEMBERED_HASHES:
             self._known.popitem(last=False)
 
-    def offer(self, stored: Iterable[Block]) -> None:
-        """Queue blocks that became reusable, as far as they are new and the budget allows."""
+    def offer(self, stored: Iterable[Block], evicted: Iterable[bytes] = ()) -> None:
+        """Blocks became reusable: queue them, or remember them until they are used or all idle.
+
+        `evicted`: hashes of blocks that were overwritten before.
+        """
+        if self._writes_all:
+            self._enqueue(stored)
+            return
+        for block_hash in evicted:
+            self._later.pop(block_hash, None)
+        for block_hash, block_id in stored:
+            if block_hash not in self._known:
+                self._later[block_hash] = block_id
+                self._later.move_to_end(block_hash)
+        while len(self._later) > MAX_REMEMBERED_HASHES:
+            self._later.popitem(last=False)
+
+    def note_reused(self, blocks: Iterable[Block]) -> None:
+        """Blocks were used again: queue those that waited for that."""
+        if self._later:
+            self._enqueue([block for block in blocks if self._later.get(block[0]) == block[1]])
+
+    def on_idle(self) -> None:
+        """Nothing is computed: queue some of those that wait, the latest first."""
+        free = self._max_blocks - len(self._queue)
+        self._enqueue([self._later.popitem() for _ in range(min(free, len(self._later)))])
+
+    def _enqueue(self, stored: Iterable[Block]) -> None:
+        """Queue blocks as far as they are new and the budget allows."""
         num_dropped = 0
         for block_hash, block_id in stored:
             if block_hash in self._known:

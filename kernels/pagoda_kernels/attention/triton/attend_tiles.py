@@ -52,10 +52,28 @@ def initial_rows(sink_ptr, head, mask, is_first, HAS_SINKS: tl.constexpr, BLOCK_
 
 
 @triton.jit
-def score_factor(scale, HAS_CAP: tl.constexpr):
+def with_distances(scores, scale, slope, position, offs_n, HAS_CAP: tl.constexpr):
+    """Scaled scores [M, N] plus ``slope * (offs_n - position)``: ALiBi, slope and position [M]."""
+    if not HAS_CAP:
+        scores = scores * scale[:, None]
+    return scores + slope[:, None] * (offs_n[None, :] - position[:, None]).to(tl.float32)
+
+
+@triton.jit
+def row_slopes(slope_ptr, head, mask, HAS_SLOPES: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Slope of each row's head, [BLOCK_M]."""
+    slope = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if HAS_SLOPES:
+        # [BLOCK_M]
+        slope = tl.load(slope_ptr + head, mask=mask, other=0.0)
+    return slope
+
+
+@triton.jit
+def score_factor(scale, IS_SCALED: tl.constexpr):
     """What takes scores to units of log2, [M] as `scale`; capped ones are scaled already."""
     factor = tl.maximum(scale * LOG2_E, LEAST_FACTOR)
-    if HAS_CAP:
+    if IS_SCALED:
         factor = tl.zeros_like(scale) + LOG2_E
     return factor
 
@@ -146,6 +164,7 @@ def attend_tiles(
     table_ptr,
     scale,
     soft_cap,
+    slope,
     STRIDE_KB: tl.constexpr,
     STRIDE_KT: tl.constexpr,
     STRIDE_VB: tl.constexpr,
@@ -154,6 +173,7 @@ def attend_tiles(
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     IS_MASKED: tl.constexpr,
     KV_KIND: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -161,15 +181,15 @@ def attend_tiles(
 ):
     """`fold` keys ``[begin, end)`` into ``(acc, row_max, row_sum)``; scores in units of log2.
 
-    Tiles: q [M, BLOCK_D], acc [M, BLOCK_D] fp32, row_max, row_sum, position and scale [M]; q and
-    scale from `query_operand`. `begin` is a multiple of BLOCK_N. A row sees keys up to its position
-    and, if WINDOW > 0, the last WINDOW of those. Without IS_MASKED all rows must see all keys and
-    `end` be a multiple of BLOCK_N too. `k_ptr`, `v_ptr`: of the KV head; a block is dense. Strides
-    are compiled in: they are those of the pool for the life of a process, and an address is then
-    one multiplication. Keys and values are taken to the dtype of q. Products of fp32 are three of
-    tf32, which keeps fp32 accuracy on tensor cores.
+    Tiles: q [M, BLOCK_D], acc [M, BLOCK_D] fp32, row_max, row_sum, position, scale and slope [M];
+    q and scale from `query_operand`. `begin` is a multiple of BLOCK_N. A row sees keys up to its
+    position and, if WINDOW > 0, the last WINDOW of those. Without IS_MASKED all rows must see all
+    keys and `end` be a multiple of BLOCK_N too. `k_ptr`, `v_ptr`: of the KV head; a block is dense.
+    Strides are compiled in: they are those of the pool for the life of a process, and an address is
+    then one multiplication. Keys and values are taken to the dtype of q. Products of fp32 are three
+    of tf32, which keeps fp32 accuracy on tensor cores.
     """
-    factor = score_factor(scale, HAS_CAP)
+    factor = score_factor(scale, HAS_CAP or HAS_SLOPES)
     offs_d = tl.arange(0, BLOCK_D)
     for start in range(begin, end, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N)
@@ -186,6 +206,8 @@ def attend_tiles(
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         if HAS_CAP:
             scores = soft_capped(scores, scale, soft_cap)
+        if HAS_SLOPES:
+            scores = with_distances(scores, scale, slope, position, offs_n, HAS_CAP)
         if IS_MASKED:
             visible = offs_n[None, :] <= position[:, None]
             if WINDOW > 0:
@@ -201,6 +223,7 @@ def attend_described(
     acc,
     row_max,
     row_sum,
+    position,
     begin,
     end,
     k_desc,
@@ -209,8 +232,10 @@ def attend_described(
     table_ptr,
     scale,
     soft_cap,
+    slope,
     BLOCK_SIZE: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     KV_KIND: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -221,7 +246,7 @@ def attend_described(
     BLOCK_D], zeros beyond D. BLOCK_SIZE must be a multiple of BLOCK_N, so that a tile lies in one
     block. The next block id is loaded a tile ahead: the copy that needs it must not wait.
     """
-    factor = score_factor(scale, HAS_CAP)
+    factor = score_factor(scale, HAS_CAP or HAS_SLOPES)
     last = tl.maximum(end - BLOCK_N, 0)
     block_id = tl.load(table_ptr + tl.minimum(begin, last) // BLOCK_SIZE)
     for start in range(begin, end, BLOCK_N):
@@ -235,6 +260,9 @@ def attend_described(
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         if HAS_CAP:
             scores = soft_capped(scores, scale, soft_cap)
+        if HAS_SLOPES:
+            offs_n = start + tl.arange(0, BLOCK_N)
+            scores = with_distances(scores, scale, slope, position, offs_n, HAS_CAP)
         acc, row_max, row_sum = fold(scores, factor, v, acc, row_max, row_sum)
     return acc, row_max, row_sum
 

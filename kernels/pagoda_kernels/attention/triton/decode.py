@@ -16,6 +16,7 @@ from pagoda_kernels.attention.triton.attend_tiles import (
     cache_strides,
     initial_rows,
     query_operand,
+    row_slopes,
 )
 from pagoda_kernels.attention.triton.merge_splits import merge_splits
 from pagoda_kernels.attention.triton.split_slots import num_splits_of, place_of, tokens_per_split
@@ -61,6 +62,7 @@ def decode_kernel(
     context_lens_ptr,
     block_tables_ptr,
     sink_ptr,
+    slope_ptr,
     k_scale_ptr,
     v_scale_ptr,
     scale,
@@ -90,6 +92,7 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     KV_KIND: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -147,6 +150,7 @@ def decode_kernel(
     position = tl.zeros([BLOCK_G], dtype=tl.int32) + (context - 1)
     acc = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
     row_max, row_sum = initial_rows(sink_ptr, head, mask_g, split == 0, HAS_SINKS, BLOCK_G)
+    slope = row_slopes(slope_ptr, head, mask_g, HAS_SLOPES, BLOCK_G)
     if KV_KIND != PLAIN:
         scale = scale * tl.load(k_scale_ptr + kv_head * stride_ks)
     q, scale = query_operand(q, scale, KV_KIND, UPCAST)
@@ -158,13 +162,13 @@ def decode_kernel(
         full_end = end // BLOCK_N * BLOCK_N
         acc, row_max, row_sum = attend_tiles(
             q, acc, row_max, row_sum, position, begin, full_end, k_ptr, v_ptr, table_ptr,
-            scale, soft_cap, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
-            BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, False, KV_KIND, BLOCK_N, BLOCK_D,
+            scale, soft_cap, slope, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
+            BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, HAS_SLOPES, False, KV_KIND, BLOCK_N, BLOCK_D,
         )  # fmt: skip
     acc, row_max, row_sum = attend_tiles(
         q, acc, row_max, row_sum, position, full_end, end, k_ptr, v_ptr, table_ptr,
-        scale, soft_cap, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
-        BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, True, KV_KIND, BLOCK_N, BLOCK_D,
+        scale, soft_cap, slope, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
+        BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, HAS_SLOPES, True, KV_KIND, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     result = attended(acc, row_sum)
     if KV_KIND != PLAIN:
@@ -240,6 +244,7 @@ def decode(
             batch.context_lens,
             batch.block_tables,
             q if rule.sinks is None else rule.sinks,
+            q if rule.alibi_slopes is None else rule.alibi_slopes,
             k_scale,
             v_scale,
             float(rule.scale),
@@ -262,6 +267,7 @@ def decode(
             WINDOW=rule.window or 0,
             HAS_CAP=rule.soft_cap is not None,
             HAS_SINKS=rule.sinks is not None,
+            HAS_SLOPES=rule.alibi_slopes is not None,
             KV_KIND=kv_kind,
             UPCAST=IS_INTERPRETED,
             BLOCK_G=max(16, next_power_of_2(group_size)),

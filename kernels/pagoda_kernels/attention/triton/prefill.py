@@ -17,6 +17,7 @@ from pagoda_kernels.attention.triton.attend_tiles import (
     cache_strides,
     initial_rows,
     query_operand,
+    row_slopes,
 )
 from pagoda_kernels.attention.triton.cache_descriptors import Descriptors, describe
 from pagoda_kernels.triton import launch
@@ -58,6 +59,7 @@ def prefill_kernel(
     context_lens_ptr,
     block_tables_ptr,
     sink_ptr,
+    slope_ptr,
     k_scale_ptr,
     v_scale_ptr,
     k_desc,
@@ -84,6 +86,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     KV_KIND: tl.constexpr,
     IS_DESCRIBED: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -141,33 +144,34 @@ def prefill_kernel(
     q, scale = query_operand(q, scale, KV_KIND, UPCAST)
     position = num_computed + token
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    row_max, row_sum = initial_rows(
-        sink_ptr, head, head < (kv_head + 1) * GROUP_SIZE, True, HAS_SINKS, BLOCK_M
-    )
+    in_group = head < (kv_head + 1) * GROUP_SIZE
+    row_max, row_sum = initial_rows(sink_ptr, head, in_group, True, HAS_SINKS, BLOCK_M)
+    slope = row_slopes(slope_ptr, head, in_group, HAS_SLOPES, BLOCK_M)
     k_ptr = k_cache_ptr + kv_head * STRIDE_KH
     v_ptr = v_cache_ptr + kv_head * STRIDE_VH
     table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_bt
     if WINDOW > 0:
         acc, row_max, row_sum = attend_tiles(
             q, acc, row_max, row_sum, position, begin, full_begin, k_ptr, v_ptr, table_ptr,
-            scale, soft_cap, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
-            BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, True, KV_KIND, BLOCK_N, BLOCK_D,
+            scale, soft_cap, slope, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
+            BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, HAS_SLOPES, True, KV_KIND, BLOCK_N, BLOCK_D,
         )  # fmt: skip
     if IS_DESCRIBED:
         acc, row_max, row_sum = attend_described(
-            q, acc, row_max, row_sum, full_begin, full_end, k_desc, v_desc, tl.program_id(1),
-            table_ptr, scale, soft_cap, BLOCK_SIZE, HAS_CAP, KV_KIND, BLOCK_N, BLOCK_D,
+            q, acc, row_max, row_sum, position, full_begin, full_end, k_desc, v_desc,
+            tl.program_id(1), table_ptr, scale, soft_cap, slope,
+            BLOCK_SIZE, HAS_CAP, HAS_SLOPES, KV_KIND, BLOCK_N, BLOCK_D,
         )  # fmt: skip
     else:
         acc, row_max, row_sum = attend_tiles(
             q, acc, row_max, row_sum, position, full_begin, full_end, k_ptr, v_ptr, table_ptr,
-            scale, soft_cap, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
-            BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, False, KV_KIND, BLOCK_N, BLOCK_D,
+            scale, soft_cap, slope, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
+            BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, HAS_SLOPES, False, KV_KIND, BLOCK_N, BLOCK_D,
         )  # fmt: skip
     acc, row_max, row_sum = attend_tiles(
         q, acc, row_max, row_sum, position, full_end, last_position + 1, k_ptr, v_ptr, table_ptr,
-        scale, soft_cap, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
-        BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, True, KV_KIND, BLOCK_N, BLOCK_D,
+        scale, soft_cap, slope, STRIDE_KB, STRIDE_KT, STRIDE_VB, STRIDE_VT,
+        BLOCK_SIZE, HEAD_DIM, WINDOW, HAS_CAP, HAS_SLOPES, True, KV_KIND, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     out = attended(acc, row_sum)
     if KV_KIND != PLAIN:
@@ -245,6 +249,7 @@ def prefill(
             batch.context_lens,
             batch.block_tables,
             q if rule.sinks is None else rule.sinks,
+            q if rule.alibi_slopes is None else rule.alibi_slopes,
             k_scale,
             v_scale,
             described.k,
@@ -264,6 +269,7 @@ def prefill(
             WINDOW=rule.window or 0,
             HAS_CAP=rule.soft_cap is not None,
             HAS_SINKS=rule.sinks is not None,
+            HAS_SLOPES=rule.alibi_slopes is not None,
             KV_KIND=kv_kind,
             IS_DESCRIBED=described.k is not None,
             UPCAST=IS_INTERPRETED,

@@ -126,13 +126,18 @@ static inline __attribute__((always_inline)) void transpose(vuint r[LANES]) {
 }
 #undef SWAP
 
-// Rows of `num_keys` keys -> panel [steps, TILE_KEYS]; keys that are not there become zeros.
-static inline void pack_keys(const void *const *rows, long num_keys, long width, uint32_t *panel, int is_bf16) {
+// Rows of `num_keys` keys -> panel [steps, TILE_KEYS]; keys that are not there become zeros. Meanwhile memory
+// is asked for the `later` rows, a few lines at a time: all at once they would hold up the loads.
+static inline void pack_keys(const void *const *rows, const void *const *later, long num_keys, long width,
+                             uint32_t *panel, int is_bf16) {
     const long steps = num_steps(width, is_bf16);
     for (long first = 0; first < TILE_KEYS; first += LANES) {
         long step = 0;
         for (; step + LANES <= steps; step += LANES) {
             vuint words[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++)
+                __builtin_prefetch((const uint32_t *)later[first + i] + step, 0, 2);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++)
                 words[i] = first + i < num_keys ? vload_bits((const uint32_t *)rows[first + i] + step) : (vuint){};
@@ -147,10 +152,14 @@ static inline void pack_keys(const void *const *rows, long num_keys, long width,
     }
 }
 
-// Rows of keys' values -> panels [D / PANEL][steps of keys, PANEL].
-static inline void pack_values(const void *const *rows, long num_keys, long width, uint32_t *panels, int is_bf16) {
-    const long key_steps = num_steps(TILE_KEYS, is_bf16);
+// Rows of keys' values -> panels [D / PANEL][steps of keys, PANEL]; `later` as above.
+static inline void pack_values(const void *const *rows, const void *const *later, long num_keys, long width,
+                               uint32_t *panels, int is_bf16) {
+    const long key_steps = num_steps(TILE_KEYS, is_bf16), each = TILE_KEYS / key_steps;
     for (long step = 0; step < key_steps; step++) {
+        for (long key = step * each; key < (step + 1) * each; key++)
+            for (long line = 0; line < width * (is_bf16 ? 2 : 4); line += 64)
+                __builtin_prefetch((const char *)later[key] + line, 0, 2);
         if (!is_bf16) {
             const float *row = step < num_keys ? rows[step] : NULL;
             for (long d = 0; d < width; d += LANES) {
@@ -228,8 +237,16 @@ static inline void weigh(const AttentionJob *job, const AttentionScratch *s, lon
     }
 }
 
-static inline __attribute__((always_inline)) void attend(const AttentionJob *job, long task, int thread,
-                                                         const int is_bf16) {
+// Which tokens of which sequence a task has, and where the keys they see lie.
+typedef struct {
+    long sequence, head;          // of keys and values
+    long num_rows;                // tokens times heads of its group
+    long first_token;             // of the step
+    long position;                // of that token
+    long first_key, end_key;      // that any of its tokens sees
+} Part;
+
+static inline Part part_of(const AttentionJob *job, long task) {
     const AttentionShape *shape = job->shape;
     const Batch *batch = job->batch;
     long low = 0, high = batch->num_seqs - 1;
@@ -238,63 +255,97 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
         if (job->first_task[middle + 1] <= task) low = middle + 1;
         else high = middle;
     }
-    const long sequence = low, width = shape->head_dim, group = shape->num_heads / shape->num_kv_heads;
-    const long nth = task - job->first_task[sequence], head = nth % shape->num_kv_heads;
-    const long each = tokens_per_task(shape), start = batch->cu_seqlens_q[sequence];
-    const long num_new = batch->cu_seqlens_q[sequence + 1] - start, context = batch->context_lens[sequence];
+    const long nth = task - job->first_task[low], each = tokens_per_task(shape);
+    const long start = batch->cu_seqlens_q[low], num_new = batch->cu_seqlens_q[low + 1] - start;
     // The last tokens first: they see most keys, and nobody should wait for one that began late.
     const long parts = (num_new + each - 1) / each, part = parts - 1 - nth / shape->num_kv_heads;
-    const long first_token = num_new * part / parts, end_token = num_new * (part + 1) / parts;
-    const long num_rows = (end_token - first_token) * group, position = context - num_new + first_token;
+    const long first = num_new * part / parts, end = num_new * (part + 1) / parts;
+    const long before = batch->context_lens[low] - num_new;
+    const long position = before + first;
+    return (Part){
+        .sequence = low, .head = nth % shape->num_kv_heads,
+        .num_rows = (end - first) * (shape->num_heads / shape->num_kv_heads),
+        .first_token = start + first, .position = position, .end_key = before + end,
+        .first_key = job->window && position + 1 > job->window ? position + 1 - job->window : 0,
+    };
+}
+
+// Where the keys and values of a tile lie; beyond the last one it stands for the others.
+typedef struct {
+    const void *keys[TILE_KEYS], *values[TILE_KEYS];
+    long num_keys;
+} TileRows;
+
+static inline void find_tile(const AttentionJob *job, const Part *part, long tile, TileRows *rows, int is_bf16) {
+    const AttentionShape *shape = job->shape;
+    const Batch *batch = job->batch;
+    const int32_t *table = batch->block_tables + part->sequence * batch->table_stride;
+    const long width = shape->head_dim, row_stride = shape->num_kv_heads * width;
+    rows->num_keys = part->end_key - tile < TILE_KEYS ? part->end_key - tile : TILE_KEYS;
+    // Blocks before a window may be somebody else's by now: the first key that is seen stands for theirs.
+    const long from = tile < part->first_key ? part->first_key : tile;
+    for (long key = from; key < tile + rows->num_keys;) {
+        const long inside = key % batch->block_size, left = tile + rows->num_keys - key;
+        const long count = batch->block_size - inside < left ? batch->block_size - inside : left;
+        const long first = table[key / batch->block_size] * batch->block_stride + inside * row_stride + part->head * width;
+        for (long i = 0; i < count; i++) {
+            rows->keys[key - tile + i] = at(job->k_cache, first + i * row_stride, is_bf16);
+            rows->values[key - tile + i] = at(job->v_cache, first + i * row_stride, is_bf16);
+        }
+        key += count;
+    }
+    for (long i = 0; i < from - tile; i++)
+        rows->keys[i] = rows->keys[from - tile], rows->values[i] = rows->values[from - tile];
+    for (long i = rows->num_keys; i < TILE_KEYS; i++)
+        rows->keys[i] = rows->keys[rows->num_keys - 1], rows->values[i] = rows->values[rows->num_keys - 1];
+}
+
+static inline __attribute__((always_inline)) void attend(const AttentionJob *job, long task, int thread,
+                                                         const int is_bf16) {
+    const AttentionShape *shape = job->shape;
+    const long width = shape->head_dim, group = shape->num_heads / shape->num_kv_heads;
     const long steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
     const long columns = (width + PANEL - 1) / PANEL * PANEL;
+    const Part part = part_of(job, task);
+    TileRows rows[2];
+    long tile = part.first_key / TILE_KEYS * TILE_KEYS;
+    find_tile(job, &part, tile, &rows[0], is_bf16);
     AttentionScratch s;
     lay_out(shape, scratch_of(job->threads, thread), &s);
-    for (long row = 0; row < num_rows; row++) {
-        const long token = start + first_token + row / group, of = head * group + row % group;
+    for (long row = 0; row < part.num_rows; row++) {
+        const long token = part.first_token + row / group, of = part.head * group + row % group;
         memcpy(s.q + row * steps, at(job->q, token * job->q_stride + of * width, is_bf16), (size_t)steps * 4);
         s.largest[row] = -INFINITY;
         s.total[row] = 0;
     }
-    memset(s.sums, 0, (size_t)(num_rows * columns) * 4);
+    memset(s.sums, 0, (size_t)(part.num_rows * columns) * 4);
     if (columns != width) memset(s.v_panel, 0, (size_t)(key_steps * columns) * 4);
 
-    const long last_key = context - num_new + end_token - 1;
-    const long first_key = job->window && position + 1 > job->window ? position + 1 - job->window : 0;
-    const int32_t *table = batch->block_tables + sequence * batch->table_stride;
-    const long row_stride = shape->num_kv_heads * width, row_bytes = width * (is_bf16 ? 2 : 4);
-    const void *keys[TILE_KEYS], *values[TILE_KEYS];
-    for (long tile = first_key / TILE_KEYS * TILE_KEYS; tile <= last_key; tile += TILE_KEYS) {
-        const long num_keys = last_key + 1 - tile < TILE_KEYS ? last_key + 1 - tile : TILE_KEYS;
-        // Blocks before a window may be somebody else's by now: the first key that is seen stands for theirs.
-        const long from = tile < first_key ? first_key : tile;
-        for (long key = from; key < tile + num_keys;) {
-            const long inside = key % batch->block_size, left = tile + num_keys - key;
-            const long count = batch->block_size - inside < left ? batch->block_size - inside : left;
-            const long at_key = table[key / batch->block_size] * batch->block_stride + inside * row_stride + head * width;
-            for (long i = 0; i < count; i++) {
-                keys[key - tile + i] = at(job->k_cache, at_key + i * row_stride, is_bf16);
-                values[key - tile + i] = at(job->v_cache, at_key + i * row_stride, is_bf16);
-                for (long line = 0; line < row_bytes; line += 64)  // on its way while scores are computed
-                    __builtin_prefetch((const char *)values[key - tile + i] + line);
-            }
-            key += count;
+    for (int now = 0; tile < part.end_key; tile += TILE_KEYS, now = !now) {
+        const TileRows *here = &rows[now], *later = &rows[!now];
+        const long next_task = task + job->threads->num_threads;  // others take those between
+        if (tile + TILE_KEYS < part.end_key) {
+            find_tile(job, &part, tile + TILE_KEYS, &rows[!now], is_bf16);
+        } else if (next_task < job->first_task[job->batch->num_seqs]) {
+            const Part next = part_of(job, next_task);
+            find_tile(job, &next, next.first_key / TILE_KEYS * TILE_KEYS, &rows[!now], is_bf16);
+        } else {
+            later = here;
         }
-        for (long i = 0; i < from - tile; i++) keys[i] = keys[from - tile], values[i] = values[from - tile];
-        pack_keys(keys, num_keys, width, s.k_panel, is_bf16);
-        pack_values(values, num_keys, width, s.v_panel, is_bf16);
-        panel_product(num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, 0, is_bf16);
-        for (long row = 0; row < num_rows; row++) {
-            const long own = position + row / group;
+        pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16);
+        pack_values(here->values, later->values, here->num_keys, width, s.v_panel, is_bf16);
+        panel_product(part.num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
+        for (long row = 0; row < part.num_rows; row++) {
+            const long own = part.position + row / group;
             const long first_seen = job->window && own + 1 > job->window ? own + 1 - job->window : 0;
             weigh(job, &s, row, tile, first_seen, own, columns, is_bf16);
         }
         for (long d = 0; d < columns; d += PANEL)
-            panel_product(num_rows, key_steps, s.weights, key_steps, s.v_panel + d / PANEL * key_steps * PANEL,
-                          s.sums + d, columns, 1, is_bf16);
+            panel_product(part.num_rows, key_steps, s.weights, key_steps, s.v_panel + d / PANEL * key_steps * PANEL,
+                          s.sums + d, columns, s.k_panel, 1, is_bf16);
     }
-    for (long row = 0; row < num_rows; row++) {
-        const long token = start + first_token + row / group, of = head * group + row % group;
+    for (long row = 0; row < part.num_rows; row++) {
+        const long token = part.first_token + row / group, of = part.head * group + row % group;
         const long to = (token * shape->num_heads + of) * width;
         const float total = s.total[row];
         long d = 0;

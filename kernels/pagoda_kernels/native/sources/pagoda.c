@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <sched.h>
 
+#include "quantise.h"
 #include "rows.h"
 
 typedef struct {

@@ -4,17 +4,12 @@
 //
 // Weights are packed once into panels of 64 outputs. bf16: [N / 64][K / 2][64][2], pairs along K side by
 // side as VDPBF16PS wants them; fp32: [N / 64][K][64]. A panel's K is walked in parts that fit the
-// second-level cache; several rows share each load.
+// first-level cache; several rows share each load, and while a part is multiplied the next one comes.
 
 #pragma once
 
+#include "quantised.h"
 #include "threads.h"
-
-#define PANEL 64
-#define VECTORS (PANEL / LANES)
-#define MAX_ROWS 6            // 6 x 4 accumulators, of 32 registers
-#define CHUNK_ROWS 128        // of one task
-#define K_PART_BYTES (128 * 1024)  // of a panel
 
 typedef struct {
     const void *panels;
@@ -23,6 +18,8 @@ typedef struct {
     int64_t width;     // K, even if bf16
     int32_t is_bf16;
     int32_t is_gated;  // a panel has 32 of the gate, then 32 of up; y = silu(gate) * up
+    int32_t bits;      // of a code of quantised panels (quantised.h), 4 or 8; 0: dense
+    const uint16_t *levels;  // 4 bits: [16] bf16 that the codes stand for
 } Linear;
 
 static inline long panel_outputs(const Linear *linear) { return linear->is_gated ? PANEL / 2 : PANEL; }
@@ -33,6 +30,7 @@ static inline long num_panels(const Linear *linear) {
 static inline long num_steps(long width, int is_bf16) { return is_bf16 ? width / 2 : width; }
 
 int64_t pagoda_packed_bytes(const Linear *linear) {
+    if (linear->bits) return num_panels(linear) * num_groups(linear->width) * group_bytes(linear->bits);
     return num_panels(linear) * num_steps(linear->width, linear->is_bf16) * PANEL * 4;
 }
 
@@ -66,6 +64,42 @@ static void pack_task(const void *argument, long panel, int thread) {
     }
 }
 
+typedef struct {
+    const Linear *linear;
+    const int8_t *codes;      // [N, K]; with a gate [2 N, K]
+    const uint16_t *scales;   // [N, groups] bf16
+    uint8_t *panels;
+} PackQuantisedJob;
+
+static void pack_quantised_task(const void *argument, long panel, int thread) {
+    const PackQuantisedJob *job = argument;
+    const Linear *linear = job->linear;
+    const long width = linear->width, groups = num_groups(width), each = panel_outputs(linear);
+    uint8_t *to = job->panels + panel * groups * group_bytes(linear->bits);
+    (void)thread;
+    memset(to, 0, (size_t)(groups * group_bytes(linear->bits)));
+    for (long column = 0; column < PANEL; column++) {
+        const long output = panel * each + column % each;
+        const long row = output + column / each * linear->num_outputs;
+        if (output >= linear->num_outputs) continue;
+        for (long g = 0; g < groups; g++) {
+            uint8_t *group = to + g * group_bytes(linear->bits);
+            memcpy(group + 2 * column, job->scales + row * groups + g, 2);
+            for (long k = g * GROUP; k < width && k < (g + 1) * GROUP; k++)
+                place_code(group + SCALE_BYTES, linear->bits, k % GROUP, column, job->codes[row * width + k]);
+        }
+    }
+}
+
+// Fill `panels` of a quantised weight.
+void pagoda_pack_quantised(
+    Threads *threads, const Linear *linear, const int8_t *codes, const uint16_t *scales, uint8_t *panels) {
+    PackQuantisedJob job = {linear, codes, scales, panels};
+    pthread_mutex_lock(&threads->mutex);
+    in_parallel(threads, pack_quantised_task, &job, num_panels(linear));
+    pthread_mutex_unlock(&threads->mutex);
+}
+
 // Fill `panels` from a dense weight [N, K]; with a gate [2 N, K]: gate, then up.
 void pagoda_pack(Threads *threads, const Linear *linear, const void *weight, uint32_t *panels) {
     PackJob job = {linear, weight, panels};
@@ -76,35 +110,29 @@ void pagoda_pack(Threads *threads, const Linear *linear, const void *weight, uin
 
 // sum += x * w of one step, the same on all lanes of x.
 static inline vfloat step_sum(vfloat sum, uint32_t x, vuint w, int is_bf16) {
-    if (!is_bf16) {
-        float f;
-        memcpy(&f, &x, 4);
-        return vfma(vset(f), (vfloat)w, sum);
-    }
-#if defined(__AVX512BF16__)
-    return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)x), (__m512bh)w);
-#else
-    sum = vfma(vset(widen_bf16((uint16_t)x)), (vfloat)(w << 16), sum);
-    return vfma(vset(widen_bf16((uint16_t)(x >> 16))), (vfloat)(w & 0xffff0000u), sum);
-#endif
+    if (is_bf16) return pair_sum(sum, x, w);
+    float f;
+    memcpy(&f, &x, 4);
+    return vfma(vset(f), (vfloat)w, sum);
 }
 
 // c[m, 64] (+)= rows of x times a panel, along `steps` steps. x_stride and c_stride: words of 32 bits.
+// Meanwhile memory is fetched from `ahead` on, `ahead_stride` words a step.
 static inline __attribute__((always_inline)) void tile_of(
     const int num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
-    long c_stride, const int adds, const int is_bf16) {
+    long c_stride, const uint32_t *ahead, long ahead_stride, const int adds, const int is_bf16) {
     vfloat sums[MAX_ROWS][VECTORS];
 #pragma GCC unroll 6
     for (int m = 0; m < num_rows; m++)
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++)
             sums[m][j] = adds ? vload(c + m * c_stride + j * LANES) : (vfloat){};
-    for (long step = 0; step < steps; step++, panel += PANEL) {
+    for (long step = 0; step < steps; step++, panel += PANEL, ahead += ahead_stride) {
         vuint w[VECTORS];
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             w[j] = vload_bits(panel + j * LANES);
-            __builtin_prefetch(panel + j * LANES + 32 * PANEL);
+            __builtin_prefetch(ahead + j * LANES);
         }
 #pragma GCC unroll 6
         for (int m = 0; m < num_rows; m++)
@@ -118,12 +146,13 @@ static inline __attribute__((always_inline)) void tile_of(
         for (int j = 0; j < VECTORS; j++) vstore(c + m * c_stride + j * LANES, sums[m][j]);
 }
 
-typedef void (*Tile)(long, const uint32_t *, long, const uint32_t *, float *, long);
+typedef void (*Tile)(long, const uint32_t *, long, const uint32_t *, float *, long, const uint32_t *, long);
 
 #define TILE(ROWS, ADDS, BF16)                                                                          \
     static void tile_##ROWS##_##ADDS##_##BF16(long steps, const uint32_t *x, long x_stride,             \
-                                              const uint32_t *panel, float *c, long c_stride) {         \
-        tile_of(ROWS, steps, x, x_stride, panel, c, c_stride, ADDS, BF16);                              \
+                                              const uint32_t *panel, float *c, long c_stride,           \
+                                              const uint32_t *ahead, long ahead_stride) {               \
+        tile_of(ROWS, steps, x, x_stride, panel, c, c_stride, ahead, ahead_stride, ADDS, BF16);         \
     }
 #define TILES(ADDS, BF16)                                                                               \
     TILE(1, ADDS, BF16) TILE(2, ADDS, BF16) TILE(3, ADDS, BF16)                                         \
@@ -138,15 +167,17 @@ TILES(1, 1)
 static const Tile TILE_FUNCTIONS[2][2][MAX_ROWS] = {  // [adds][is_bf16][rows - 1]
     {TILE_ROW(0, 0), TILE_ROW(0, 1)}, {TILE_ROW(1, 0), TILE_ROW(1, 1)}};
 
-// c[rows, 64] (+)= x times a panel: tiles of at most MAX_ROWS rows, as even as they can be.
+// c[rows, 64] (+)= x times a panel: tiles of at most MAX_ROWS rows, as even as they can be. Each fetches its
+// share of the `steps` steps from `ahead` on: what comes next should be near by then, and memory never idle.
 static inline void panel_product(
     long num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
-    long c_stride, int adds, int is_bf16) {
-    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
+    long c_stride, const uint32_t *ahead, int adds, int is_bf16) {
+    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, stride = PANEL / num_tiles;
     for (long tile = 0; tile < num_tiles; tile++) {
         const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
         TILE_FUNCTIONS[adds][is_bf16][end - row - 1](
-            steps, x + row * x_stride, x_stride, panel, c + row * c_stride, c_stride);
+            steps, x + row * x_stride, x_stride, panel, c + row * c_stride, c_stride,
+            ahead + tile * steps * PANEL / num_tiles, stride);
     }
 }
 
@@ -190,13 +221,23 @@ static void product_task(const void *argument, long task, int thread) {
     const int is_bf16 = linear->is_bf16;
     const long panel = task / job->num_chunks, chunk = task % job->num_chunks;
     const long row = job->num_rows * chunk / job->num_chunks, end = job->num_rows * (chunk + 1) / job->num_chunks;
-    const long steps = num_steps(linear->width, is_bf16), part = K_PART_BYTES / (PANEL * 4);
+    const long steps = num_steps(linear->width, is_bf16);
     const uint32_t *weights = (const uint32_t *)linear->panels + panel * steps * PANEL;
     const uint32_t *x = (const uint32_t *)job->x + row * steps;
     float *sums = scratch_of(job->threads, thread);  // [CHUNK_ROWS, PANEL]
-    for (long step = 0; step < steps; step += part)
-        panel_product(end - row, step + part < steps ? part : steps - step, x + step, steps,
-                      weights + step * PANEL, sums, PANEL, step > 0, is_bf16);
+    if (linear->bits) {
+        const long panel_bytes = num_groups(linear->width) * group_bytes(linear->bits);
+        quantised_panel_product(
+            end - row, linear->width, x, (const char *)linear->panels + panel * panel_bytes, linear->bits,
+            linear->levels, is_bf16, sums);
+    } else {
+        const uint32_t *later = weights + job->threads->num_threads * steps * PANEL;  // others take what is between
+        for (long step = 0; step < steps; step += K_PART_STEPS) {
+            const long next = step + K_PART_STEPS, count = (next < steps ? next : steps) - step;
+            const uint32_t *part = weights + step * PANEL, *ahead = next < steps ? weights + next * PANEL : later;
+            panel_product(end - row, count, x + step, steps, part, sums, PANEL, ahead, step > 0, is_bf16);
+        }
+    }
     void *y = (void *)at(job->y, row * linear->num_outputs, is_bf16);
     if (is_bf16) finish_rows(linear, sums, panel, end - row, y, 1);
     else finish_rows(linear, sums, panel, end - row, y, 0);

@@ -1,6 +1,9 @@
 // A few threads that share loops. Tasks are claimed one by one from a counter: a thread that the system
 // takes off its processor costs the others one task, not the loop.
 //
+// Workers of one machine can share its processors: each has a seat, where it says when it computes, and takes
+// as many threads as there are processors for each that does at that moment. Who idles lends his to the others.
+//
 // A ticket is (generation, number of tasks, next task) in one word, so that a claim is one addition, and
 // tells whether there is work without a look at anything that may change.
 
@@ -11,6 +14,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "vectors.h"
@@ -18,8 +22,14 @@
 #define MAX_THREADS 256
 #define SPINS 4000          // looks for work before a helper sleeps: about 50 us
 #define NUM_BITS 24         // of a number of tasks
+#define NUM_SEATS 16
+#define BUSY_NANOSECONDS 5000000  // who began no task for so long does not compute
 
 typedef void (*TaskFunction)(const void *job, long task, int thread);
+
+typedef struct {
+    _Atomic int64_t last_task __attribute__((aligned(64)));  // when one began, in CLOCK_MONOTONIC
+} Seat;
 
 typedef struct Threads {
     _Atomic uint64_t ticket __attribute__((aligned(64)));
@@ -30,6 +40,9 @@ typedef struct Threads {
     _Atomic uint32_t num_asleep;
     _Atomic int is_closing;
     int num_threads;
+    _Atomic int limit;  // threads that work now: those below it. Others sleep on it
+    Seat *seats;        // [NUM_SEATS] or NULL: nobody shares
+    int seat;           // ours
     pthread_mutex_t mutex;  // held by who computes: one at a time
     char *scratch;
     size_t scratch_bytes;  // of each thread
@@ -53,13 +66,38 @@ static inline int has_task(uint64_t ticket) {
     return (ticket & mask) < (ticket >> NUM_BITS & mask);
 }
 
+static inline void wake(void *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0); }
+
+// Say that we compute; return when that was.
+static inline int64_t take_seat(Threads *threads) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const int64_t nanoseconds = now.tv_sec * 1000000000LL + now.tv_nsec;
+    atomic_store_explicit(&threads->seats[threads->seat].last_task, nanoseconds, memory_order_relaxed);
+    return nanoseconds;
+}
+
+// Have as many threads work as are ours now.
+static inline void share(Threads *threads) {
+    const int64_t now = take_seat(threads);
+    int num_busy = 1;
+    for (int i = 0; i < NUM_SEATS; i++)
+        num_busy += i != threads->seat &&
+            now - atomic_load_explicit(&threads->seats[i].last_task, memory_order_relaxed) < BUSY_NANOSECONDS;
+    const int limit = num_busy < threads->num_threads ? threads->num_threads / num_busy : 1;
+    const int before = atomic_exchange(&threads->limit, limit);
+    if (limit > before) wake(&threads->limit);
+}
+
 // Take tasks until there are none; return whether there was one.
 static inline int work(Threads *threads, int thread) {
     int has_worked = 0;
     while (has_task(atomic_load_explicit(&threads->ticket, memory_order_acquire))) {
+        if (thread >= atomic_load_explicit(&threads->limit, memory_order_relaxed)) break;
         uint64_t mine = atomic_fetch_add_explicit(&threads->ticket, 1, memory_order_acq_rel);
         if (!has_task(mine)) break;
         // The loop is not over before this task is: nobody changes function and job.
+        if (threads->seats && !thread) take_seat(threads);
         threads->function(threads->job, (long)(mine & ((1u << NUM_BITS) - 1)), thread);
         atomic_fetch_add_explicit(&threads->num_done, 1, memory_order_release);
         has_worked = 1;
@@ -78,8 +116,11 @@ static void *help(void *argument) {
     Threads *threads = helper.threads;
     for (int spins = 0;;) {
         uint32_t epoch = atomic_load(&threads->epoch);  // before anything that changes with it
+        int limit = atomic_load(&threads->limit);
         if (atomic_load(&threads->is_closing)) return NULL;
-        if (work(threads, helper.thread)) {
+        if (helper.thread >= limit) {
+            syscall(SYS_futex, &threads->limit, FUTEX_WAIT_PRIVATE, limit, NULL, NULL, 0);
+        } else if (work(threads, helper.thread)) {
             spins = 0;
         } else if (++spins < SPINS) {
             pause_briefly();
@@ -99,14 +140,14 @@ static void in_parallel(Threads *threads, TaskFunction function, const void *job
         for (long task = 0; task < num_tasks; task++) function(job, task, 0);
         return;
     }
+    if (threads->seats) share(threads);
     threads->function = function;
     threads->job = job;
     atomic_store_explicit(&threads->num_done, 0, memory_order_relaxed);
     uint64_t generation = (atomic_load_explicit(&threads->ticket, memory_order_relaxed) >> 2 * NUM_BITS) + 1;
     atomic_store(&threads->ticket, generation << 2 * NUM_BITS | (uint64_t)num_tasks << NUM_BITS);
     atomic_fetch_add(&threads->epoch, 1);
-    if (atomic_load(&threads->num_asleep))
-        syscall(SYS_futex, &threads->epoch, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
+    if (atomic_load(&threads->num_asleep)) wake(&threads->epoch);
     work(threads, 0);
     for (int spins = 0; atomic_load_explicit(&threads->num_done, memory_order_acquire) != (uint32_t)num_tasks;)
         if (++spins < SPINS) pause_briefly();
@@ -116,7 +157,9 @@ static void in_parallel(Threads *threads, TaskFunction function, const void *job
 void pagoda_close_threads(Threads *threads) {
     atomic_store(&threads->is_closing, 1);
     atomic_fetch_add(&threads->epoch, 1);
-    syscall(SYS_futex, &threads->epoch, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
+    wake(&threads->epoch);
+    atomic_store(&threads->limit, 0);  // whoever read it before does not sleep on it now
+    wake(&threads->limit);
     for (int i = 1; i < threads->num_threads; i++) pthread_join(threads->helpers[i], NULL);
     free(threads->scratch);
     free(threads);
@@ -130,6 +173,7 @@ Threads *pagoda_open_threads(int num_threads, size_t scratch_bytes) {
         return NULL;
     memset(threads, 0, sizeof *threads);
     threads->num_threads = 1;
+    atomic_store(&threads->limit, MAX_THREADS);
     pthread_mutex_init(&threads->mutex, NULL);
     threads->scratch_bytes = (scratch_bytes + 4095) / 4096 * 4096;
     if (posix_memalign((void **)&threads->scratch, 4096, threads->scratch_bytes * (size_t)num_threads)) {
@@ -146,4 +190,10 @@ Threads *pagoda_open_threads(int num_threads, size_t scratch_bytes) {
         threads->num_threads++;
     }
     return threads;
+}
+
+// From now on share processors with those at the other seats; before the threads' first work.
+void pagoda_share_processors(Threads *threads, Seat *seats, int seat) {
+    threads->seats = seats;
+    threads->seat = seat;
 }

@@ -11,6 +11,11 @@ FLOAT_MASS_OF_ONE: tl.constexpr = tl.constexpr(float(sampling_rows.MASS_ONE))
 
 BITS_OF_INF: tl.constexpr = tl.constexpr(0x7F800000)
 
+# What `threshold` looks for a threshold of.
+OF_ORDERS: tl.constexpr = tl.constexpr(0)
+OF_PROBS: tl.constexpr = tl.constexpr(1)
+OF_CLOSENESS: tl.constexpr = tl.constexpr(2)
+
 
 @triton.jit
 def distances_of(row_ptr, offs, vocab_size, best):
@@ -80,12 +85,13 @@ def tile_threshold(key, weight, wanted):
 
 @triton.jit
 def threshold(
-    row_ptr, vocab_size, best, temperature, lowest_order, norm, wanted,
-    OF_PROBS: tl.constexpr, BLOCK_V: tl.constexpr,
+    row_ptr, vocab_size, best, temperature, lowest_order, norm, mean, wanted,
+    KEYS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """`tile_threshold` of a row, two bits in a pass.
 
-    Of orders, each token weighing 1, or of the bits of probabilities, weighing their mass.
+    Of orders, each token weighing 1; of the bits of probabilities, weighing their mass; or of how
+    close scaled distances are to their mean, weighing the mass too.
     """
     offs_v = tl.arange(0, BLOCK_V)
     found = 0
@@ -96,13 +102,16 @@ def threshold(
         for start in range(0, vocab_size, BLOCK_V):
             offs = start + offs_v
             scaled = scaled_of(row_ptr, offs, vocab_size, best, temperature)
-            if OF_PROBS:
-                probs = probs_of(scaled, lowest_order, norm)
-                key = probs.to(tl.int32, bitcast=True)
-                weight = masses_of(probs, 0.0)
-            else:
+            if KEYS == OF_ORDERS:
                 key = order_of(scaled)
                 weight = (offs < vocab_size).to(tl.int64)
+            else:
+                probs = probs_of(scaled, lowest_order, norm)
+                weight = masses_of(probs, 0.0)
+                if KEYS == OF_PROBS:
+                    key = probs.to(tl.int32, bitcast=True)
+                else:
+                    key = order_of(scaled - mean)
             weights += _reached(key, weight, found, shift)
         found = _extended(found, shift, weights, wanted)
     return found

@@ -1,7 +1,8 @@
 """Sampling, one program per row. Reference: `reference.sample_tokens`.
 
 A row is read once for each pass; a vocabulary's row stays in the L2 cache between them. Thresholds
-would take sixteen passes, so the likeliest tokens are gathered first: mostly they are enough.
+would take sixteen passes, so the likeliest tokens are gathered first: mostly they are enough. Rows
+with top-n-sigma, typical-p or XTC are truncated by a kernel of their own before.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -13,6 +14,8 @@ from pagoda_kernels.sampling.rows import SamplingRows
 from pagoda_kernels.sampling.triton.probabilities import (
     BITS_OF_INF,
     MASS_OF_ONE,
+    OF_ORDERS,
+    OF_PROBS,
     distances_of,
     exponentials_of,
     masses_of,
@@ -24,6 +27,7 @@ from pagoda_kernels.sampling.triton.probabilities import (
     threshold,
     tile_threshold,
 )
+from pagoda_kernels.sampling.triton.truncate_logits import truncate_logits
 from pagoda_kernels.triton.launch import next_power_of_2, on_device_of
 
 BLOCK_V = 2048
@@ -186,16 +190,18 @@ def sample_kernel(
     lowest_order = 0
     if has_top_k:
         lowest_order = threshold(
-            row_ptr, vocab_size, best, temperature, 0, 1.0, top_k.to(tl.int64), False, BLOCK_V
-        )
+            row_ptr, vocab_size, best, temperature, 0, 1.0, 0.0, top_k.to(tl.int64),
+            OF_ORDERS, BLOCK_V,
+        )  # fmt: skip
     norm = norm_of(row_ptr, vocab_size, best, temperature, lowest_order, BLOCK_V)
 
     # The likeliest has exp(0) / norm.
     floor = tl.div_rn(1.0, norm) * min_p
     if top_p < MASS_OF_ONE:
         bits = threshold(
-            row_ptr, vocab_size, best, temperature, lowest_order, norm, top_p, True, BLOCK_V
-        )
+            row_ptr, vocab_size, best, temperature, lowest_order, norm, 0.0, top_p,
+            OF_PROBS, BLOCK_V,
+        )  # fmt: skip
         floor = tl.maximum(floor, bits.to(tl.float32, bitcast=True))
 
     offs_r = tl.arange(0, NUM_RUNS)
@@ -235,15 +241,18 @@ def sample_tokens(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tenso
     if num_rows == 0:
         return token_ids, is_valid
     block_v = min(BLOCK_V, max(16, next_power_of_2(vocab_size)))
+    top_k, top_p, min_p = rows.top_k, rows.top_p, rows.min_p
+    if rows.truncates_more:
+        logits, top_k, top_p, min_p = truncate_logits(logits, rows, block_v)
     distances = torch.empty((num_rows, block_v), dtype=torch.float32, device=logits.device)
     candidates = torch.empty((num_rows, block_v), dtype=torch.int32, device=logits.device)
     with on_device_of(logits):
         sample_kernel[(num_rows,)](
             logits,
             rows.temperature,
-            rows.top_k,
-            rows.top_p,
-            rows.min_p,
+            top_k,
+            top_p,
+            min_p,
             rows.seeds,
             rows.indices,
             distances,

@@ -74,7 +74,7 @@ class Database:
         """Return the first row that a statement finds."""
         return await self.call(lambda connection: connection.execute(statement).mappings().first())
 
-    async def rows(self, statement: sa.Select[Any]) -> list[sa.RowMapping]:
+    async def rows(self, statement: sa.Select[Any] | sa.CompoundSelect[Any]) -> list[sa.RowMapping]:
         """Return all rows that a statement finds."""
         return await self.call(lambda connection: list(connection.execute(statement).mappings()))
 

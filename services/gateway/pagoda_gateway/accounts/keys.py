@@ -59,6 +59,7 @@ class ApiKey:
         organisation: whose tenant that is.
         tiers: of key, tenant and organisation, those that have one.
         scopes: those of the three that have limits.
+        weight: of the tenant, where it shares a worker with others.
     """
 
     api_key_id: str
@@ -68,6 +69,7 @@ class ApiKey:
     organisation: str = ""
     tiers: tuple[str, ...] = ()
     scopes: tuple[LimitScope, ...] = ()
+    weight: float = 1.0
 
     def check_model(self, name: str) -> None:
         """Raise ForbiddenError unless the key may ask for this model."""

@@ -38,7 +38,7 @@ class Tenant(BaseModel):
 
 
 class Tier(BaseModel):
-    """A named set of limits."""
+    """A named set of limits, and what tenants weigh that have it."""
 
     id: str
     object: Literal["tier"] = "tier"
@@ -48,6 +48,7 @@ class Tier(BaseModel):
     daily_budget_micros: int | None
     monthly_budget_micros: int | None
     on_limit: Literal["reject", "queue"]
+    weight: float
     created_at: int
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0  # as workers take it
 _NO_CONTROL = r"^[^\x00-\x1f\x7f]*$"
 MAX_JSON_INTEGER = 2**53 - 1  # JavaScript's numbers are exact up to here
 DAY_SECONDS = 86_400
@@ -15,6 +16,7 @@ ModelName = Annotated[str, Field(min_length=1, max_length=512, pattern=_NO_CONTR
 Models = Annotated[list[ModelName], Field(min_length=1, max_length=64)]
 UnixSeconds = Annotated[int, Field(ge=1, le=LAST_UNIX_SECONDS)]
 Rate = Annotated[int, Field(ge=1, le=MAX_JSON_INTEGER)]
+Weight = Annotated[float, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT)]
 Micros = Annotated[int, Field(ge=0, le=MAX_JSON_INTEGER)]
 
 
@@ -94,7 +96,11 @@ class KeyRotation(AdminBody):
 
 
 class Limits(AdminBody):
-    """What a tier limits an organisation, a tenant or a key to; a limit that is null is none."""
+    """What a tier limits an organisation, a tenant or a key to; a limit that is null is none.
+
+    `weight` is no limit, and says nothing of keys: a tenant's own tier says it, else the tier of
+    its organisation, of each of its tenants.
+    """
 
     requests_per_minute: Rate | None = None
     tokens_per_minute: Rate | None = None
@@ -104,6 +110,9 @@ class Limits(AdminBody):
     )
     monthly_budget_micros: Micros | None = None
     on_limit: Literal["reject", "queue"] = "reject"
+    weight: Weight = Field(
+        1.0, description="Of a tenant's share of a worker: one of weight 2 gets twice what 1 gets."
+    )
 
 
 class NewTier(Limits):

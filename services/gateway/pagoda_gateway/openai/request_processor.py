@@ -14,6 +14,7 @@ from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.errors import InvalidRequestError, Problems
 from pagoda_gateway.openai.answer_form import AnswerForm, AnswerForms
 from pagoda_gateway.openai.sampling_params import (
+    dry_sequence_breakers,
     logit_bias,
     output_budget,
     sampling_params,
@@ -119,6 +120,8 @@ class RequestProcessor(ABC, Generic[Body]):
         ):
             with problems.gathered():
                 model.check_token_ids(token_ids or (), param=param)
+        with problems.gathered():
+            breakers = await self._prompts.breaker_tokens(dry_sequence_breakers(body), model)
         problems.raise_all()
         bad_words = await self._prompts.bad_word_tokens(body.bad_words or ())
         prompts: list[Prompt] = []
@@ -130,6 +133,7 @@ class RequestProcessor(ABC, Generic[Body]):
                 max_tokens=budget,
                 grammar=tokenized.form.grammar,
                 bad_words=bad_words,
+                dry_sequence_breakers=breakers,
             )
             prompts.append(
                 await self._prompts.finish(

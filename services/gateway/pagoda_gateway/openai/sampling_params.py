@@ -13,6 +13,9 @@ from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.served_model import ServedModel
 
+DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
+"""What ends DRY's repetitions where the client does not say; the defaults are llama.cpp's."""
+
 _UINT64 = 2**64 - 1
 
 
@@ -23,6 +26,7 @@ def sampling_params(
     max_tokens: int,
     grammar: str,
     bad_words: Sequence[Sequence[int]],
+    dry_sequence_breakers: Sequence[int],
 ) -> generate_pb2.SamplingParams:
     """Return the engine's parameters, without a seed (each sequence has its own)."""
     return generate_pb2.SamplingParams(
@@ -45,7 +49,24 @@ def sampling_params(
         allowed_token_ids=body.allowed_token_ids,
         bad_words=(generate_pb2.TokenSequence(token_ids=word) for word in bad_words),
         embed=options.embed,
+        top_n_sigma=max(0.0, _or(body.top_n_sigma, 0.0)),
+        typical_p=_or(body.typical_p, 1.0),
+        xtc_threshold=_or(body.xtc_threshold, 0.1),
+        xtc_probability=_or(body.xtc_probability, 0.0),
+        dry_multiplier=_or(body.dry_multiplier, 0.0),
+        dry_base=_or(body.dry_base, 1.75),
+        dry_allowed_length=2 if body.dry_allowed_length is None else body.dry_allowed_length,
+        dry_sequence_breakers=dry_sequence_breakers,
+        lz_penalty=_or(body.lz_penalty, 0.0),
     )
+
+
+def dry_sequence_breakers(body: GenerationBody) -> tuple[str, ...]:
+    """Return the texts that end DRY's repetitions; none where DRY is off."""
+    if not body.dry_multiplier:
+        return ()
+    breakers = body.dry_sequence_breakers
+    return DRY_SEQUENCE_BREAKERS if breakers is None else tuple(breakers)
 
 
 def logit_bias(body: GenerationBody) -> dict[int, float]:

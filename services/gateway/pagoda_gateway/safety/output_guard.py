@@ -7,7 +7,7 @@ whole in what the client gets.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from pagoda_gateway.dialects import (
@@ -43,9 +43,12 @@ class OutputGuard:
             kind: rules.patterns.new_filter(note) for kind in (ContentText, ReasoningText)
         }
         self._arguments: _Arguments | None = None  # of the call that is being written
+        self._num_taken_before = 0  # characters of names, and of calls that are over
         self._last: type[Part] | None = None
         self._judged_before = ""  # end of the text that the moderators have let through
-        self._waiting: deque[Part] = deque()  # for the moderators
+        # For the moderators, each with how much was through the filters when it was.
+        self._waiting: deque[tuple[Part, int]] = deque()
+        self._num_judged = 0  # as much of the output is before those that wait
         self._num_waiting_chars = 0
         self._is_ended = False
         self._wake = asyncio.Event()
@@ -59,6 +62,16 @@ class OutputGuard:
     def is_pending(self) -> bool:
         """Whether the moderators have not judged all of it yet."""
         return bool(self._waiting)
+
+    @property
+    def num_taken(self) -> int:
+        """Characters that filters have got so far, of all parts."""
+        return self._num_taken_before + sum(text.num_taken for text in self._filters())
+
+    @property
+    def num_shown(self) -> int:
+        """How many of those have gone out, or what stands for them."""
+        return self._num_judged if self._waiting else self._num_filtered()
 
     @property
     def parser(self) -> "GuardedParser":
@@ -115,15 +128,16 @@ class OutputGuard:
                     return
                 continue
             num_parts = len(self._waiting)
-            text = self._judged_before + "".join(map(_text, self._waiting))
+            text = self._judged_before + "".join(_text(part) for part, _ in self._waiting)
             if await self._rules.moderate(text, self._note) is not None:
                 self.is_blocked = True
                 self._waiting.clear()
             else:
                 self._judged_before = text[-self._overlap :] if self._overlap else ""
                 for _ in range(num_parts):
-                    self._show(self._waiting.popleft())
-                self._num_waiting_chars = sum(len(_text(part)) for part in self._waiting)
+                    part, self._num_judged = self._waiting.popleft()
+                    self._show(part)
+                self._num_waiting_chars = sum(len(_text(part)) for part, _ in self._waiting)
             if self._is_ended or self._num_waiting_chars >= self._window:
                 self._wake.set()
             on_judged()
@@ -157,6 +171,7 @@ class OutputGuard:
             case CallStart(index, name):
                 self._arguments = _Arguments(index, self._rules.patterns.new_filter(self._note))
                 filtered = self._rules.patterns.new_filter(self._note)
+                self._num_taken_before += len(name)
                 allowed = filtered.push(name)
                 allowed += filtered.flush()
                 self.is_blocked = filtered.is_blocked  # half a name calls something else
@@ -172,7 +187,9 @@ class OutputGuard:
     def _finish_call(self) -> None:
         if self._arguments is not None:
             call, self._arguments = self._arguments, None
-            self._give(CallArguments(call.index, call.flush()), call.filter)
+            text = call.flush()
+            self._num_taken_before += call.filter.num_taken
+            self._give(CallArguments(call.index, text), call.filter)
 
     def _give(self, part: Part, filtered: TextFilter) -> None:
         """Pass on what a filter has let through."""
@@ -185,10 +202,19 @@ class OutputGuard:
         if not self._rules.moderated:
             self._show(part)
             return
-        self._waiting.append(part)
+        self._waiting.append((part, self._num_filtered()))
         self._num_waiting_chars += len(_text(part))
         if self._num_waiting_chars >= self._window:
             self._wake.set()
+
+    def _filters(self) -> Iterator[TextFilter]:
+        yield from self._texts.values()
+        if self._arguments is not None:
+            yield self._arguments.filter
+
+    def _num_filtered(self) -> int:
+        """Return how much of the output is through the filters."""
+        return self.num_taken - sum(text.num_held for text in self._filters())
 
     def _show(self, part: Part) -> None:
         if self._parser is not None:

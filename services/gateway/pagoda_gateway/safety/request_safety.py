@@ -33,13 +33,16 @@ class RequestSafety:
         self.policy = policy
         self.findings = Findings(policy.name)
         self._guards: list[OutputGuard] = []
+        self._unjudged = ""  # what the moderators are to judge of the input
+        self._prompt_field = ""
 
     async def checked(self, body: Body, text_of: TextOf) -> Body:
-        """Return the body as the model may see it; `text_of` decodes prompts sent as token ids.
+        """Return the body as the model may see it by rules of patterns; `judged` asks moderators.
+
+        `text_of` decodes prompts sent as token ids.
 
         Raises:
             ContentPolicyError: a rule refuses it.
-            UnavailableError: a moderator cannot judge, and what it cannot judge is refused.
         """
         rules = self.policy.input
         if rules.is_empty:
@@ -49,11 +52,32 @@ class RequestSafety:
         is_small = num_chars(body) + sum(map(len, decoded)) <= INLINE_CHARS
         body = look() if is_small else await asyncio.to_thread(look)
         if rules.moderated:
-            text = "\n".join([*plain_texts(body), *decoded])
-            refusing = await rules.moderate(text, partial(self.note, "input"))
-            if refusing is not None:
-                raise self.refusal(refusing, body.prompt_field)
+            self._unjudged = "\n".join([*plain_texts(body), *decoded])
+            self._prompt_field = body.prompt_field
         return body
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether no moderator needs to be asked about the input (any more)."""
+        return not self._prompt_field
+
+    async def judge(self) -> None:
+        """Ask the moderators about what `checked` has let through.
+
+        Apart from it, so that a request is within its limits before anybody is asked: moderators
+        cost time and money.
+
+        Raises:
+            ContentPolicyError: a rule refuses it.
+            UnavailableError: a moderator cannot judge, and what it cannot judge is refused.
+        """
+        text, param = self._unjudged, self._prompt_field
+        self._unjudged = self._prompt_field = ""
+        if not param:
+            return
+        refusing = await self.policy.input.moderate(text, partial(self.note, "input"))
+        if refusing is not None:
+            raise self.refusal(refusing, param)
 
     def guarded(self, processed: ProcessedRequest) -> ProcessedRequest:
         """Return the request with its outputs guarded: `guard` has each one's.

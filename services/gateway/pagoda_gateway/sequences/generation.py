@@ -7,7 +7,7 @@ Knows no HTTP.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import orjson
@@ -86,6 +86,7 @@ class Generation:
         self.changed = asyncio.Event()
         self.on_progress: Callable[[], None] = self.changed.set  # there is something to read
         self.gate: Gate | None = None  # to pass before anything else; set before `run`
+        self.judge: Callable[[], Awaitable[None]] | None = None  # of the prompt, behind the gate
         self.failure: GatewayError | None = None
         self.is_disconnected = False
         self.kept_outputs: Sequence[KeptOutput] | None = None  # an answer that needs no worker
@@ -96,7 +97,7 @@ class Generation:
         self._open_log = open_log
         self._max_undelivered_tokens = max_undelivered_tokens
         self._places = asyncio.Semaphore(max_placed)
-        self._is_at_gate = False
+        self._is_at_gate = self._is_being_judged = False
         self._clock = clock
         self._route_ms = 0.0
         self._runner: asyncio.Task[None] | None = None
@@ -109,6 +110,7 @@ class Generation:
             opened=asyncio.Event(),
             on_route=self._note_route,
             tenant_tag=tenant_tag(identity.tenant),
+            weight=identity.weight,
         )
 
     @property
@@ -134,6 +136,8 @@ class Generation:
         """What the request waits for, in a word or a few."""
         if self.gate is not None and self._is_at_gate:
             return self.gate.stage
+        if self._is_being_judged:
+            return "moderation"
         if any(sequence.attempt for sequence in self.sequences):
             return "failover"
         if any(sequence.token_ids for sequence in self.sequences):
@@ -240,6 +244,10 @@ class Generation:
             self._is_at_gate = True
             await self.gate.enter()
             self._is_at_gate = False
+        if self.judge is not None:  # who is refused gives back what the gate took: see `settle`
+            self._is_being_judged = True
+            await self.judge()
+            self._is_being_judged = False
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._open())
             for sequence in self.sequences:

@@ -19,6 +19,14 @@ class OutputGuard(Protocol):
     def is_pending(self) -> bool:
         """Whether some of it waits for a judgement."""
 
+    @property
+    def num_taken(self) -> int:
+        """Characters taken so far."""
+
+    @property
+    def num_shown(self) -> int:
+        """How many of those have gone out, or what stands for them."""
+
     def push(self, text: str) -> str:
         """Take more text; return what can go out now."""
 

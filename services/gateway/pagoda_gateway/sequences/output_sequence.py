@@ -7,6 +7,7 @@ there on would not continue what the client has.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -107,12 +108,17 @@ class OutputSequence:
             and options.num_engine_logprobs is None
             and self.prompt_logprobs is None
         )
+        self._shows_tokens = options.return_token_ids or options.num_logprobs is not None
         self._options = options
         self._on_change = on_change
         self._gap_timeout_seconds = gap_timeout_seconds
         self._clock = clock
         self._early: dict[int, generate_pb2.Frame] = {}
         self._gap_timer: asyncio.TimerHandle | None = None
+        # Where a guard may hold text back: (tokens, characters that the guard had then) of those
+        # that the client may not have yet, and how many tokens it has.
+        self._held: deque[tuple[int, int]] = deque()
+        self._num_shown = 0
         self._texts: list[str] = []
         self._logprobs: list[generate_pb2.PositionLogprobs] = []
         self._num_read = 0
@@ -138,6 +144,17 @@ class OutputSequence:
     def num_unread(self) -> int:
         """Tokens taken but not read yet."""
         return len(self.token_ids) - self._num_read
+
+    @property
+    def num_shown(self) -> int:
+        """Tokens of which nothing is held back of what was read."""
+        guard = self.guard
+        if guard is None or self._has_read_finish or self._shows_tokens:
+            return len(self.token_ids)
+        num_chars = guard.num_shown
+        while self._held and self._held[0][1] <= num_chars:
+            self._num_shown = self._held.popleft()[0]
+        return self._num_shown
 
     @property
     def num_cached_tokens(self) -> int:
@@ -295,6 +312,8 @@ class OutputSequence:
         if text:
             is_guarded = len(self.token_ids) > self._options.min_tokens
             self._show(self._stops.push(text) if is_guarded else text)
+        if self.guard is not None:
+            self._held.append((len(self.token_ids), self.guard.num_taken))
 
     def _show(self, text: str) -> None:
         if text and self.guard is not None:

@@ -38,6 +38,7 @@ class RequestIdentity:
         priority: of its sequences in the workers' queues; lower goes first.
         service_tier: "batch" for a line of a batch, which runs in the background.
         price_id: the price that the request came in under; empty: its model has none.
+        weight: of the tenant's share of a worker, beside 1 of others.
     """
 
     request_id: str
@@ -50,6 +51,7 @@ class RequestIdentity:
     priority: int
     service_tier: ServiceTier = "default"
     price_id: str = ""
+    weight: float = 1.0
 
 
 @dataclass(slots=True)
@@ -61,7 +63,7 @@ class RequestContext:
         model: whose workers are meant.
         priority: see `RequestIdentity`.
         tenant_tag: whose it is, as workers are told, who share themselves among tenants.
-        weight: of the tenant's share of a worker, beside 1 of others.
+        weight: see `RequestIdentity`.
         deadline_unix_seconds: nothing goes on after this.
         trace_context: of gateway.request.
         opened: set once the usage log has the request; no worker is asked before.

@@ -15,6 +15,7 @@ from pagoda_gateway.errors import ContextLengthError, InvalidRequestError
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.bad_words import bad_word_tokens
 from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.sequence_breakers import SequenceBreakers
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime import block_hash
 
@@ -76,6 +77,7 @@ class PromptMaker:
         self.tokenizer = tokenizer
         self._template = template
         self._large = large or large_places()
+        self._breakers = SequenceBreakers(tokenizer)
 
     @property
     def template(self) -> ChatTemplate:
@@ -154,6 +156,18 @@ class PromptMaker:
         """Return the tokens that would spell words, in each way; see `text.bad_words`."""
         return await self._off_loop(
             sum(map(len, words)), lambda: bad_word_tokens(self.tokenizer, words)
+        )
+
+    async def breaker_tokens(self, breakers: tuple[str, ...], model: ServedModel) -> Sequence[int]:
+        """Return the tokens that hold one of the texts; see `text.sequence_breakers`.
+
+        Raises:
+            InvalidRequestError: they are too many.
+        """
+        if not breakers:
+            return ()
+        return await self._off_loop(
+            self.tokenizer.vocab_size, lambda: self._breakers.token_ids(breakers, model.vocab_size)
         )
 
     async def token_texts(self, token_ids: Sequence[int]) -> list[str]:

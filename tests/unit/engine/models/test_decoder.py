@@ -1,31 +1,19 @@
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.held_bytes import held_bytes
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import EngineConfig, LoadedModel, load_model
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.models.decoder import Decoder
+from pagoda_engine.models.weight_bytes import weight_bytes
 from pagoda_kernels import plan_attention
 from pagoda_kernels.native import packed_linear
 
 CPU = torch.device("cpu")
-
-
-def tensors_of(part: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor that a decoder or a part of it holds."""
-    if isinstance(part, torch.Tensor):
-        yield part
-    elif isinstance(part, tuple | list):
-        for item in part:
-            yield from tensors_of(item)
-    elif type(part).__module__.startswith("pagoda_engine.models"):
-        names = getattr(part, "__slots__", None) or vars(part)
-        for name in names:
-            yield from tensors_of(getattr(part, name))
 
 
 @pytest.mark.parametrize(
@@ -49,12 +37,10 @@ def test_weights_take_what_the_description_says(
     overrides: dict[str, Any],
     dtype: str,
 ) -> None:
-    monkeypatch.setattr(packed_linear, "can_pack", lambda weight: False)  # that rounds sizes up
+    monkeypatch.setattr(packed_linear, "can_pack", lambda *_: False)  # that rounds sizes up
     folder = make_tiny_checkpoint(tmp_path, family, **overrides)
     model = load_model(folder, EngineConfig(dtype=dtype, max_model_len=100))
-    held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors_of(model.decoder)}
-    rotation_bytes = 100 * model.description.head_dim * 4
-    assert model.description.weight_bytes(model.dtype) == sum(held.values()) - rotation_bytes
+    assert weight_bytes(model.description, model.dtype) == held_bytes(model.decoder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -7,7 +7,7 @@ from support.tiny_checkpoints import FAMILIES, make_tiny_checkpoint
 
 from pagoda_engine import CheckpointError, UnsupportedModelError
 from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
-from pagoda_engine.models.families import read_description
+from pagoda_engine.models.families.registry import read_description
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -30,7 +30,8 @@ def test_defaults_are_those_of_the_family(tmp_path: Path) -> None:
     description = read(tmp_path)
     assert description.num_kv_heads == 4
     assert description.head_dim == 16
-    assert description.rms_norm_eps == 1e-6
+    assert description.norm_eps == 1e-6
+    assert description.rope is not None
     assert description.rope.theta == 10000.0
     assert not description.tie_word_embeddings
     biases = (description.qkv_bias, description.output_bias, description.mlp_bias)
@@ -42,7 +43,7 @@ def test_every_family_can_be_read(tmp_path: Path, family: str) -> None:
     description = read_description(make_tiny_checkpoint(tmp_path, family) / "config.json")
     assert description.qkv_bias == (family == "qwen2")
     assert not description.output_bias
-    assert description.qk_norm == (family in ("qwen3", "qwen3_moe"))
+    assert description.qk_norm == ("head" if family in ("qwen3", "qwen3_moe") else "none")
     experts = {
         "qwen3_moe": ExpertsDescription(8, 3, 40, True, frozenset({1, 2})),
         "mixtral": ExpertsDescription(4, 2, 96, True, frozenset({0, 1})),
@@ -199,9 +200,8 @@ def test_unknown_architecture_names_the_supported_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"hidden_act": "relu"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "proportional", "factor": 2.0}}, "rope_type"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
 )

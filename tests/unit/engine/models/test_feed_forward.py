@@ -41,7 +41,7 @@ def test_experts_are_those_of_the_reference(
     is_packed: bool,
 ) -> None:
     if not is_packed:
-        monkeypatch.setattr(packed_linear, "can_pack", lambda weight: False)
+        monkeypatch.setattr(packed_linear, "can_pack", lambda *_: False)
     experts, router, gate_up, down = make(seed, dtype, norm_topk_prob)
     x = torch.randn(num_tokens, HIDDEN).to(dtype)
     weights, chosen = reference.route_topk(x @ router.T, PER_TOK, renormalise=norm_topk_prob)

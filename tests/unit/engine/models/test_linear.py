@@ -26,7 +26,7 @@ def test_product_is_right_for_any_number_of_rows(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_products_of_torch(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    monkeypatch.setattr(packed_linear, "can_pack", lambda weight: False)
+    monkeypatch.setattr(packed_linear, "can_pack", lambda *_: False)
     weight, x = torch.randn(16, 8).to(dtype), torch.randn(3, 8).to(dtype)
     assert torch.equal(Linear(weight)(x), F.linear(x, weight))
     assert torch.equal(GatedLinear(weight)(x), silu_mul(F.linear(x, weight)))

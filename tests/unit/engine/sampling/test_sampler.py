@@ -39,7 +39,8 @@ def make_row(
     if state.has_penalties:
         state.counts = TokenCounts(prompt, output, vocab_size, CPU)
     words = None if allowed is None else token_bits(allowed, vocab_size)
-    return SampleRow(state, len(output), words)
+    changes = state.repeat_changes([*prompt, *output], vocab_size)
+    return SampleRow(state, len(output), words, changes)
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
@@ -252,6 +253,24 @@ def test_logit_bias_is_added() -> None:
     assert greedy(logits, logit_bias={best: -100.0}) == int(logits[0].topk(2).indices[1])
 
 
+def test_dry_leaves_what_was_not_said_before() -> None:
+    logits = torch.tensor([[0.0, 3.0, 2.9, 2.8]])
+    params = {"vocab_size": 4, "prompt": (2, 3, 1), "output": (0, 2, 3), "dry_allowed_length": 2}
+    assert greedy(logits, **params) == 1
+    assert greedy(logits, dry_multiplier=0.05, **params) == 1
+    assert greedy(logits, dry_multiplier=0.5, **params) == 2
+    assert greedy(logits, dry_multiplier=0.5, dry_sequence_breakers=(3,), **params) == 1
+
+
+def test_penalties_of_repetitions_and_a_bias_of_the_same_token_add_up() -> None:
+    logits = torch.tensor([[0.0, 3.0, 2.5]])
+    params = {"vocab_size": 3, "prompt": (1, 0), "lz_penalty": 1.0}  # one bit dearer than a literal
+    saved = math.log2(3) - 1
+    assert greedy(logits, **params) == 2
+    assert greedy(logits, logit_bias={1: saved - 0.51}, **params) == 2
+    assert greedy(logits, logit_bias={1: saved - 0.49}, **params) == 1
+
+
 def test_min_tokens_masks_every_stop_token() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, EOS], logits[0, 5], logits[0, 6] = 9.0, 8.0, 7.0
@@ -320,6 +339,11 @@ MIXED: list[dict[str, Any]] = [
     {"logit_bias": {3: 4.0}, "presence_penalty": 0.5},
     {"min_tokens": 3, "stop_token_ids": (1, 2)},
     {"num_logprobs": 2},
+    {"top_n_sigma": 1.0},
+    {"typical_p": 0.5, "top_p": 0.9},
+    {"xtc_threshold": 0.05, "xtc_probability": 0.5, "temperature": 1.5},
+    {"dry_multiplier": 2.0, "dry_base": 2.0, "output": (3, 4, 5, 3, 4)},
+    {"lz_penalty": 0.5, "logit_bias": {3: 1.0, 9: -1.0}, "output": (3, 4, 3)},
 ]
 
 

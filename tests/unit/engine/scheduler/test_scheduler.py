@@ -9,6 +9,7 @@ from support.scheduler_simulation import (
 
 from pagoda_engine import KvSource, SamplingParams
 from pagoda_engine.scheduler import Sequence, SequenceState
+from pagoda_engine.scheduler.step_cost import StepCost
 
 
 def add(
@@ -81,6 +82,32 @@ def test_budget_is_never_exceeded() -> None:
         add(simulation, str(i), 7, first_token=i)
     for _ in range(40):
         assert sum(batch_of(simulation).values()) <= 3
+
+
+def test_a_long_prompt_beside_decodes_makes_steps_twice_as_long_at_most() -> None:
+    simulation = make_simulation(max_num_batched_tokens=64, num_blocks=64)
+    simulation.scheduler.step_cost = StepCost(base=8.0, per_decode=2.0, per_prefill_token=0.25)
+    add(simulation, "short", 20, max_tokens=12)
+    add(simulation, "other", 20, first_token=1, max_tokens=12)
+    simulation.step()
+    add(simulation, "long", 150, first_token=2)
+    # Two decodes take 12 more than nothing; so do 48 tokens of a prompt.
+    assert batch_of(simulation) == {"short": 1, "other": 1, "long": 48}
+    add(simulation, "fits", 14, first_token=3)
+    assert batch_of(simulation) == {"short": 1, "other": 1, "long": 48, "fits": 14}
+    simulation.scheduler.finish(simulation.scheduler.get("short"))
+    simulation.scheduler.finish(simulation.scheduler.get("other"))
+    simulation.scheduler.finish(simulation.scheduler.get("fits"))
+    assert batch_of(simulation) == {"long": 54}  # nobody waits for it
+
+
+def test_no_prompt_joins_a_step_that_has_enough() -> None:
+    simulation = make_simulation(max_num_batched_tokens=64, enough_prompt_tokens=16, num_blocks=64)
+    for number, size in enumerate((10, 10, 40, 10)):
+        add(simulation, f"s{number}", size, first_token=number)
+    assert batch_of(simulation) == {"s0": 10, "s1": 10}
+    assert batch_of(simulation) == {"s0": 1, "s1": 1, "s2": 40}
+    assert batch_of(simulation) == {"s0": 1, "s1": 1, "s2": 1, "s3": 10}
 
 
 def test_admission_is_first_come_first_served() -> None:

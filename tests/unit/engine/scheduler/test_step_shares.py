@@ -14,9 +14,14 @@ COST = StepCost(base=10.0, per_decode=1.0, per_prefill_token=0.5)
 
 
 def demand(
-    num_decodes: int = 0, num_tokens: int = 0, *, weight: float = 1.0, last_step: int = 0
+    num_decodes: int = 0,
+    num_tokens: int = 0,
+    *,
+    weight: float = 1.0,
+    last_step: int = 0,
+    is_late: bool = False,
 ) -> Demand:
-    return Demand(weight, last_step, last_step, num_decodes, num_tokens)
+    return Demand(weight, last_step, last_step, num_decodes, num_tokens, is_late=is_late)
 
 
 def share(
@@ -35,7 +40,18 @@ def test_a_flow_alone_gets_the_whole_step() -> None:
 
 def test_a_step_takes_less_than_twice_what_it_would_take_the_lighter_of_two() -> None:
     shares = share({A: demand(64), B: demand(1)})
-    assert shares == {A: Share(8), B: Share(1)}  # 10 + 9 is below 1.75 * (10 + 1)
+    assert shares == {A: Share(6), B: Share(1)}  # 10 + 7 is below 1.6 * (10 + 1)
+
+
+def test_beside_one_that_is_late_others_have_one_turn_each() -> None:
+    shares = share({A: demand(64), B: demand(3, is_late=True), C: demand(9)})
+    assert shares == {A: Share(1), B: Share(3), C: Share(1)}
+
+
+def test_who_is_late_keeps_nobody_out() -> None:
+    free = StepCost(10.0, 0.0, 0.0)
+    shares = share({A: demand(64, is_late=True), B: demand(3)}, cost=free)
+    assert shares == {A: Share(63), B: Share(1)}
 
 
 def test_where_decodes_cost_nothing_nobody_is_held_back() -> None:
@@ -60,7 +76,7 @@ def test_a_prompt_does_not_stretch_the_steps_of_a_decode() -> None:
 
 def test_a_decode_does_not_keep_a_prompt_from_its_share() -> None:
     shares = share({A: demand(64), B: demand(0, 60)})
-    assert shares == {A: Share(30), B: Share(0, 60)}  # 10 + 60 is 1.75 * (10 + 30)
+    assert shares == {A: Share(25), B: Share(0, 58)}  # 10 + 54 is 1.6 * (10 + 30)
 
 
 def test_a_flows_prompts_go_on_beside_its_own_decodes() -> None:
@@ -90,7 +106,7 @@ def test_who_was_in_a_step_longest_ago_comes_first() -> None:
 
 def test_an_import_shortens_the_steps_of_others() -> None:
     importing = Demand(1.0, 0, 0, 0, 0, num_importing=3)
-    assert share({A: demand(64), B: importing}) == {A: Share(9), B: Share()}
+    assert share({A: demand(64), B: importing}) == {A: Share(7), B: Share()}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -101,7 +117,10 @@ def test_limits_hold_and_everybody_gets_something(seed: int) -> None:
         rows, tokens = rng.randint(1, 64), rng.randint(64, 600)
         demands = {
             Flow(rng.random() < 0.2, bytes([i])): demand(
-                rng.choice([0, 1, 5, 64]), rng.choice([0, 1, 30, 900]), last_step=rng.randint(0, 9)
+                rng.choice([0, 1, 5, 64]),
+                rng.choice([0, 1, 30, 900]),
+                last_step=rng.randint(0, 9),
+                is_late=rng.random() < 0.3,
             )
             for i in range(rng.randint(1, 6))
         }

@@ -14,7 +14,7 @@ from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import Engine, LoadedModel, MemoryBudgetError
 from pagoda_engine.errors import CheckpointError
-from pagoda_engine.models.families import read_description
+from pagoda_engine.models.families.registry import read_description
 from pagoda_engine.start_up import load_engine as module
 from pagoda_engine.start_up.load_engine import load_engine, step_limits_of
 from pagoda_engine.start_up.phases import StartUp

@@ -1,6 +1,7 @@
 import inspect
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from support.engine_driver import hash_block
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import Engine, EngineConfig, KvCache, LoadedModel, load_model
+from pagoda_engine.sampling import sampler
 from pagoda_engine.start_up.warm_up import SAMPLINGS, prompt_lengths, warm_engine, warm_kernels
+from pagoda_kernels import SamplingRows, sample_tokens
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +98,29 @@ def test_blocks_are_copied_in_every_way_and_every_part(
     assert taken == set(itertools.product(ways, (None, 1, 2)))
 
 
+def test_logits_are_sampled_in_each_dtype_that_they_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel is compiled for each. Rows that nothing changes have the model's own, and what is
+    truncated by a kernel of its own is float32 for the one that draws."""
+    model = load_model(make_tiny_checkpoint(tmp_path), EngineConfig(dtype="bfloat16"))
+    seen = set[tuple[torch.dtype, bool]]()
+
+    def record(logits: torch.Tensor, rows: SamplingRows) -> Any:
+        seen.add((logits.dtype, rows.truncates_more))
+        return sample_tokens(logits, rows)
+
+    monkeypatch.setattr(sampler, "sample_tokens", record)
+    warm_kernels(model, EngineConfig(num_blocks=8, max_model_len=64))
+    assert seen >= {(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True)}
+
+
 def test_every_way_of_choosing_a_token_is_among_the_samplings() -> None:
     assert any(s.temperature == 0 for s in SAMPLINGS)
     assert any(s.temperature and s.top_k and s.top_p < 1 and s.min_p for s in SAMPLINGS)
     assert any(s.repetition_penalty != 1 and s.presence_penalty for s in SAMPLINGS)
+    assert any(s.top_n_sigma and s.typical_p < 1 and s.xtc_probability == 1 for s in SAMPLINGS)
+    assert any(s.dry_multiplier and s.lz_penalty for s in SAMPLINGS)
     assert any(s.logit_bias for s in SAMPLINGS)
     assert any(s.min_tokens and s.stop_token_ids for s in SAMPLINGS)
     assert any(s.num_logprobs is not None for s in SAMPLINGS)

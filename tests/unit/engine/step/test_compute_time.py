@@ -8,7 +8,7 @@ from support.engine_driver import EngineDriver
 from support.tiny_engine import OTHER, PROMPT, greedy, make_driver
 
 from pagoda_engine import EngineConfig, LoadedModel
-from pagoda_engine.scheduler.scheduler import ScheduledSequence
+from pagoda_engine.scheduler.scheduled import ScheduledSequence
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 from pagoda_engine.step.compute_time import share_out
 

@@ -10,7 +10,7 @@ from support.tiny_engine import OTHER, PROMPT, greedy, make_driver
 
 from pagoda_engine import EngineConfig, InvalidConfigError, LoadedModel, SamplingParams
 from pagoda_engine.models.decoder import Decoder
-from pagoda_engine.scheduler.scheduler import ScheduledSequence
+from pagoda_engine.scheduler.scheduled import ScheduledSequence
 from pagoda_engine.step.decode_graphs import DecodeGraphs, chosen_sizes
 from pagoda_engine.step.inputs import KNOWN
 from pagoda_kernels import PAD_SLOT

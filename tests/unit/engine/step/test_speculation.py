@@ -120,9 +120,10 @@ def test_no_token_too_many(tiny_model: LoadedModel, max_tokens: int) -> None:
     [
         {"sampling": greedy(60, repetition_penalty=1.01, logit_bias=FEW)},
         {"sampling": greedy(60, bad_words=((3, 4),))},
+        {"sampling": greedy(60, dry_multiplier=0.8, logit_bias=FEW)},
         {"sampling": LONG, "token_mask": AutomatonMask({0: dict.fromkeys(range(30, 40), 0)})},
     ],
-    ids=["penalties", "bad words", "grammar"],
+    ids=["penalties", "bad words", "DRY", "grammar"],
 )
 def test_what_depends_on_the_tokens_before_is_taken_one_by_one(
     tiny_model: LoadedModel, fields: dict[str, object]

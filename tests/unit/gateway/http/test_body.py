@@ -35,6 +35,16 @@ def test_no_json_object(raw: bytes) -> None:
         ("top_p", 0, "top_p", "0"),
         ("top_p", 1.5, "top_p", "1"),
         ("min_p", 1.5, "min_p", "1"),
+        ("top_n_sigma", -2, "top_n_sigma", "-1"),
+        ("typical_p", 0, "typical_p", "0"),
+        ("xtc_threshold", 1.5, "xtc_threshold", "1"),
+        ("xtc_probability", -0.1, "xtc_probability", "0"),
+        ("dry_multiplier", -1, "dry_multiplier", "0"),
+        ("dry_base", 0.5, "dry_base", "1"),
+        ("dry_allowed_length", 51, "dry_allowed_length", "50"),
+        ("dry_sequence_breakers", "\n", "dry_sequence_breakers", "list"),
+        ("dry_sequence_breakers", ["x"] * 33, "dry_sequence_breakers", "32"),
+        ("lz_penalty", 2.5, "lz_penalty", "2"),
         ("frequency_penalty", 2.5, "frequency_penalty", "2"),
         ("presence_penalty", -3, "presence_penalty", "-2"),
         ("repetition_penalty", 0, "repetition_penalty", "0"),
@@ -74,7 +84,8 @@ def test_every_wrong_field_is_named_at_once() -> None:
         "temperature": 9, "n": 17, "stop": 5, "stream_options": {}, "logit_bias": {"x": 1},
         "min_tokens": 6, "max_completion_tokens": 5, "seed": 2**63, "bad_words": [""],
         "top_logprobs": 3, "stream": "yes", "stop_token_ids": [1, "a"], "cache_salt": "",
-        "priority": 1001, "functions": [1], "max_tokens": 0,
+        "priority": 1001, "functions": [1], "max_tokens": 0, "typical_p": 2, "lz_penalty": -1,
+        "dry_sequence_breakers": [""], "xtc_probability": 3,
     }  # fmt: skip
     error = fails(orjson.dumps({**GOOD, **wrong}))
     named = set(wrong) - {"max_completion_tokens", "stream_options"}  # they may be right

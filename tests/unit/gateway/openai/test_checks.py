@@ -76,7 +76,7 @@ def test_former_tools_name_what_replaces_them() -> None:
     [
         {"use_beam_search": False},
         {"response_format": {"type": "text"}},
-        {"bad_words": []},
+        {"bad_words": [], "dry_sequence_breakers": []},
         {"allowed_token_ids": None, "truncate_prompt_tokens": None},
         {"logprob_token_ids": []},
         {"guided_regex": ""},
@@ -102,6 +102,9 @@ def test_values_that_ask_for_nothing_pass(fields: dict[str, Any]) -> None:
         {"bad_words": ["a", " "]},
         {"bad_words": ["x" * 257]},
         {"bad_words": ["x"] * 129},
+        {"dry_sequence_breakers": [""]},
+        {"dry_sequence_breakers": ["x" * 65]},
+        {"dry_sequence_breakers": ["x"] * 33},
         {"truncate_prompt_tokens": 0},
         {"truncate_prompt_tokens": -2},
         {"truncation_side": "middle"},

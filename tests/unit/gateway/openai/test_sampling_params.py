@@ -7,7 +7,12 @@ import pytest
 from pagoda.rpc.v1.generate_pb2 import SamplingParams
 from pagoda_gateway.errors import ContextLengthError
 from pagoda_gateway.openai.output_options import output_options
-from pagoda_gateway.openai.sampling_params import output_budget, sampling_params, sequence_seed
+from pagoda_gateway.openai.sampling_params import (
+    dry_sequence_breakers,
+    output_budget,
+    sampling_params,
+    sequence_seed,
+)
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.served_model import ServedModel
 
@@ -18,7 +23,10 @@ def body(**fields: Any) -> GenerationBody:
 
 def made(**fields: Any) -> SamplingParams:
     options = output_options(body(**fields), num_logprobs=None)
-    return sampling_params(body(**fields), options, max_tokens=5, grammar="", bad_words=[])
+    return sampling_params(
+        body(**fields), options, max_tokens=5, grammar="", bad_words=[],
+        dry_sequence_breakers=[7, 9],
+    )  # fmt: skip
 
 
 def test_defaults_are_openais() -> None:
@@ -30,6 +38,23 @@ def test_defaults_are_openais() -> None:
 
 def test_top_k_minus_one_is_off() -> None:
     assert made(top_k=-1).top_k == 0
+
+
+def test_truncations_and_penalties_of_repetitions_are_off() -> None:
+    params = made()
+    assert (params.top_n_sigma, params.typical_p, params.xtc_probability) == (0, 1, 0)
+    assert (params.dry_multiplier, params.lz_penalty) == (0, 0)
+    assert made(top_n_sigma=-1).top_n_sigma == 0
+
+
+def test_dry_and_xtc_have_the_defaults_that_others_have() -> None:
+    params = made(dry_multiplier=0.8, xtc_probability=0.5)
+    assert params.dry_base == 1.75
+    assert (params.dry_allowed_length, list(params.dry_sequence_breakers)) == (2, [7, 9])
+    assert params.xtc_threshold == pytest.approx(0.1)
+    assert dry_sequence_breakers(body(dry_multiplier=0.8)) == ("\n", ":", '"', "*")
+    assert dry_sequence_breakers(body(dry_multiplier=0.8, dry_sequence_breakers=[])) == ()
+    assert dry_sequence_breakers(body(dry_sequence_breakers=["x"])) == ()
 
 
 def test_what_the_gateway_lets_through_an_engine_takes() -> None:

@@ -177,10 +177,12 @@ async def test_nothing_goes_out_before_it_is_judged() -> None:
         while not judge.texts:  # noqa: ASYNC110  (its task does it)
             await asyncio.sleep(0)
         assert shown == []
+        assert (guard.num_taken, guard.num_shown) == (20, 0)
         judge.gate.set()
         while not shown:  # noqa: ASYNC110  (its task does it)
             await asyncio.sleep(0)
         assert shown == ["12345" * 4]
+        assert guard.num_shown == 20
         assert guard.flush() == ""
         await running
     assert not guard.is_pending
@@ -216,3 +218,18 @@ def test_windows_miss_nothing_that_fits_the_overlap(text: str, window: int, over
     for start in range(len(text)):
         piece = text[start : start + overlap + 1]
         assert any(piece in one for one in windows)
+
+
+@settings(max_examples=100, deadline=None)
+@given(outputs, st.lists(st.integers(0, 200), max_size=8), st.sampled_from(["flag", "redact"]))
+def test_all_that_is_taken_is_shown_in_the_end(output: str, places: list[int], action: str) -> None:
+    guard, reader = OutputGuard(rules(action, "bad"), parser(), lambda *_: None), parser()
+    for piece in cut(output, places):
+        guard.push(piece)
+        assert 0 <= guard.num_shown <= guard.num_taken
+        assert guard.num_taken - guard.num_shown <= (0 if action == "flag" else len("bad"))
+    guard.flush()
+    assert guard.num_shown == guard.num_taken
+    content, thought, calls = reading(parts_of(reader, [output]))
+    names = sum(len(name) for name, _ in calls)
+    assert guard.num_taken >= names + len(content) + len(thought)

@@ -1,5 +1,6 @@
 """A sequence whose text goes through a guard: frames may be cut, repeated and lost as ever."""
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -89,3 +90,39 @@ def test_a_block_in_the_last_frame_needs_no_cancel(make: Make, tokenizer: ModelT
     sequence.take(pb.Frame(token_ids=ids, finish_reason=pb.FINISH_REASON_LENGTH))
     assert sequence.finish_reason == "content_filter"
     assert sequence.is_ended_by_worker
+
+
+def test_what_is_held_back_is_not_shown(make: Make, tokenizer: ModelTokenizer) -> None:
+    sequence = make("redact")
+    texts = ["one ", "da", "mn", " two ", "damn", "s"]
+    num_tokens, shown = [], []
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        num_tokens.append(len(ids))
+        sequence.take(pb.Frame(first_index=len(sequence.token_ids), token_ids=ids))
+        sequence.read()
+        shown.append(sequence.num_shown)
+    # "damn" may become "damns": until something else comes it is held, and "damns" is not.
+    ends = list(itertools.accumulate(num_tokens))
+    assert shown == [ends[0], ends[0], ends[0], ends[3], ends[3], ends[5]]
+
+
+@pytest.mark.parametrize("action", ["redact", "block"])
+def test_shown_tokens_are_those_whose_text_was_read(
+    make: Make, tokenizer: ModelTokenizer, action: str
+) -> None:
+    ids = tokenizer.encode("one da two dam three, and a dammed river", add_special_tokens=False)
+    ends = [
+        len(tokenizer.decode(ids[:count], skip_special_tokens=True))
+        for count in range(len(ids) + 1)
+    ]
+    sequence, text = make(action), ""
+    for index, token_id in enumerate(ids):
+        sequence.take(pb.Frame(first_index=index, token_ids=[token_id]))
+        delta = sequence.read()
+        text += delta.text if delta else ""
+        assert ends[sequence.num_shown] <= len(text)
+        assert sequence.num_shown == len(ids[: index + 1]) or ends[sequence.num_shown + 1] > len(
+            text
+        )
+    assert sequence.num_shown > len(ids) - 3

@@ -46,7 +46,7 @@ class Pool:
 
 
 class Harness:
-    def __init__(self, channel, max_bytes: int) -> None:
+    def __init__(self, channel, max_bytes: int, *, writes_all: bool = True) -> None:
         self.pool = Pool()
         self.resident = ResidentBlocks()
         self.parents = ParentHashes(1000)
@@ -59,16 +59,17 @@ class Harness:
             kv_identity=bytes(16),
             executor=ThreadPoolExecutor(1),
             max_bytes=max_bytes,
+            writes_all=writes_all,
             on_dropped=self._on_dropped,
         )
 
     def _on_dropped(self, count: int) -> None:
         self.num_dropped += count
 
-    def store(self, *numbers: int) -> None:
+    def store(self, *numbers: int, evicted: tuple[int, ...] = ()) -> None:
         stored = tuple((h(number), number) for number in numbers)
         self.resident.after_step(StepResult(stored=stored))
-        self.writer.offer(stored)
+        self.writer.offer(stored, map(h, evicted))
 
 
 def h(number: int) -> bytes:
@@ -104,6 +105,37 @@ async def test_blocks_are_written_once_with_their_parents(served) -> None:
     assert [block.parent_hash for block in blocks] == [h(100), h(1)]
     assert blocks[1].payload == bytes([2]) * BLOCK_BYTES
     assert harness.num_dropped == 0
+
+
+async def test_what_is_used_again_is_written_at_once_and_the_rest_when_idle(served) -> None:
+    store, channel = served
+    harness = Harness(channel, 3 * BLOCK_BYTES, writes_all=False)
+    harness.store(1, 2, 3, 4, 5, 6)
+    await harness.writer.write_queued()
+    assert store.hashes == []
+
+    harness.writer.note_reused([(h(2), 2), (h(3), 77), (h(9), 9)])  # 77: another block by now
+    await harness.writer.write_queued()
+    assert store.hashes == [h(2)]
+    harness.writer.note_reused([(h(2), 2)])
+    harness.store(evicted=(4,))
+    harness.writer.on_idle()
+    assert harness.writer.num_queued_blocks == 3  # as many as the budget allows
+    await harness.writer.write_queued()
+    harness.writer.on_idle()
+    await harness.writer.write_queued()
+    assert sorted(store.hashes) == [h(1), h(2), h(3), h(5), h(6)]
+    assert harness.num_dropped == 0
+
+
+async def test_what_the_kvstore_has_does_not_wait(served) -> None:
+    store, channel = served
+    harness = Harness(channel, 3 * BLOCK_BYTES, writes_all=False)
+    harness.store(1, 2)
+    harness.writer.mark_known([h(1)])
+    harness.writer.on_idle()
+    await harness.writer.write_queued()
+    assert store.hashes == [h(2)]
 
 
 async def test_messages_are_about_one_mebibyte(served) -> None:

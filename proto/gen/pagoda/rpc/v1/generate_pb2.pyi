@@ -123,6 +123,15 @@ class SamplingParams(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BAD_WORDS_FIELD_NUMBER: _builtins.int
     EMBED_FIELD_NUMBER: _builtins.int
+    TOP_N_SIGMA_FIELD_NUMBER: _builtins.int
+    TYPICAL_P_FIELD_NUMBER: _builtins.int
+    XTC_THRESHOLD_FIELD_NUMBER: _builtins.int
+    XTC_PROBABILITY_FIELD_NUMBER: _builtins.int
+    DRY_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    DRY_BASE_FIELD_NUMBER: _builtins.int
+    DRY_ALLOWED_LENGTH_FIELD_NUMBER: _builtins.int
+    DRY_SEQUENCE_BREAKERS_FIELD_NUMBER: _builtins.int
+    LZ_PENALTY_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """output tokens at most, counted from output index 0; 0 only with num_prompt_logprobs or embed"""
     min_tokens: _builtins.int
@@ -153,6 +162,22 @@ class SamplingParams(_message.Message):
     """alternatives per prompt token but the first; absent = none; needs an empty KvPlan"""
     embed: _builtins.bool
     """the prompt's embedding is wanted, and no token: max_tokens is 0; needs an empty KvPlan"""
+    top_n_sigma: _builtins.float
+    """>= 0; 0 = off"""
+    typical_p: _builtins.float
+    """(0, 1]; 1 = off"""
+    xtc_threshold: _builtins.float
+    """[0, 1]; means nothing without xtc_probability"""
+    xtc_probability: _builtins.float
+    """[0, 1]; 0 = off"""
+    dry_multiplier: _builtins.float
+    """>= 0; 0 = off"""
+    dry_base: _builtins.float
+    """>= 1; means nothing without dry_multiplier"""
+    dry_allowed_length: _builtins.int
+    """[1, 50]; means nothing without dry_multiplier"""
+    lz_penalty: _builtins.float
+    """>= 0; 0 = off"""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """token id -> added to its logit"""
@@ -172,6 +197,10 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
         """none of them comes in the output"""
+
+    @_builtins.property
+    def dry_sequence_breakers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """tokens that end every repetition"""
 
     def __init__(
         self,
@@ -196,10 +225,19 @@ class SamplingParams(_message.Message):
         allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         bad_words: _abc.Iterable[Global___TokenSequence] | None = ...,
         embed: _builtins.bool = ...,
+        top_n_sigma: _builtins.float = ...,
+        typical_p: _builtins.float = ...,
+        xtc_threshold: _builtins.float = ...,
+        xtc_probability: _builtins.float = ...,
+        dry_multiplier: _builtins.float = ...,
+        dry_base: _builtins.float = ...,
+        dry_allowed_length: _builtins.int = ...,
+        dry_sequence_breakers: _abc.Iterable[_builtins.int] | None = ...,
+        lz_penalty: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "embed", b"embed", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprob_token_ids", b"logprob_token_ids", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "dry_allowed_length", b"dry_allowed_length", "dry_base", b"dry_base", "dry_multiplier", b"dry_multiplier", "dry_sequence_breakers", b"dry_sequence_breakers", "embed", b"embed", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprob_token_ids", b"logprob_token_ids", "lz_penalty", b"lz_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_n_sigma", b"top_n_sigma", "top_p", b"top_p", "typical_p", b"typical_p", "xtc_probability", b"xtc_probability", "xtc_threshold", b"xtc_threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015

@@ -246,7 +246,7 @@ class SequenceUsage(_message.Message):
     ENDED_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     record_id: _builtins.str
-    """of no other record: <epoch>-<number>"""
+    """of no other attempt on any worker: <epoch>-<number>"""
     request_id: _builtins.str
     sequence_index: _builtins.int
     attempt: _builtins.int
@@ -260,6 +260,7 @@ class SequenceUsage(_message.Message):
     compute_ns: _builtins.int
     """its share of the measured time of every step that computed it"""
     ended_unix_seconds: _builtins.float
+    """0: it runs; a later record of the same id takes this one's place"""
     finish_reason: _builtins.str
     """stop | length | abort | error | invalid; empty: another worker went on"""
     @_builtins.property

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -85,10 +84,8 @@ class Reservation:
         key: ApiKey,
         request: LimitedRequest,
         on_headers: Callable[[dict[str, str]], None],
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """Take nothing yet."""
-        self._clock = clock
         self.stage = "limits"  # what the request waits for
         self._limits = limits
         self._key = key
@@ -182,7 +179,6 @@ class Reservation:
 
     async def _try(self) -> tuple[Excess, ...]:
         """Take all, or return why not."""
-        self._hold.amount = self._most()  # it may have waited for other prices
         answer = await self._limits.limiter.take(self._hold)
         self._on_headers(rate_headers(self._key.scopes, answer.usages))
         if answer.excesses:

@@ -6,29 +6,35 @@ Knows usage and prices; knows no Redis.
 import datetime
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.accounts.limit_scope import LimitScope
+from pagoda_gateway.accounts.money.price import BATCH_TIER
 from pagoda_gateway.accounts.money.price_book import PriceBook, is_billed
+from pagoda_gateway.accounts.money.sealing import DAY_SECONDS
+from pagoda_gateway.accounts.money.tables import USAGE_DAYS
 from pagoda_gateway.accounts.tables import USAGE
 from pagoda_gateway.accounts.tenancy.tables import TENANTS
 from pagoda_gateway.accounts.usage_rows import FINISHED
 
-DAY_SECONDS = 86_400
 # Requests opened within it may be held by a gateway, or were of late: they are looked at one by
 # one. Longer than a request may run and a gateway remembers it.
 RECENT_SECONDS = 1800.0
 
 
-_COST = USAGE.c.cost_micros  # null: not priced yet
+# What is read of the ledger: sums of days, which have all receipts, forgotten ones too; rows that
+# have no receipt yet; and receipts of late, to take those that are held elsewhere out of the sums.
+_SUMS, _UNSEALED, _RECENT = "sums", "unsealed", "recent"
 _COLUMNS = (
     USAGE.c.request_id, USAGE.c.model, USAGE.c.service_tier, USAGE.c.outcome,
     USAGE.c.opened_unix_seconds, USAGE.c.closed_unix_seconds, USAGE.c.opened_prompt_tokens,
     USAGE.c.max_output_tokens, USAGE.c.prompt_tokens, USAGE.c.output_tokens,
-    _COST,
+    USAGE.c.cost_micros,
 )  # fmt: skip
 
 
@@ -66,42 +72,28 @@ class Spending:
         """
         moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
         day = int(at // DAY_SECONDS)
-        day_start = float(day * DAY_SECONDS)
-        month_start = day_start - (moment.day - 1) * DAY_SECONDS
-        recent_start = max(month_start, at - RECENT_SECONDS)
-        of_scope = _condition(scope, key)
-
-        def read(connection: sa.Connection) -> tuple[int, int, list[sa.RowMapping]]:
-            day_spent = month_spent = 0
-            if recent_start > month_start:
-                day_spent, month_spent = self._sums(
-                    connection, of_scope, month_start, day_start, recent_start
-                )
-            recent = sa.select(*_COLUMNS).where(
-                of_scope, USAGE.c.opened_unix_seconds >= recent_start
-            )
-            still_open = sa.select(*_COLUMNS).where(
-                of_scope,
-                USAGE.c.opened_unix_seconds >= month_start,
-                USAGE.c.opened_unix_seconds < recent_start,
-                USAGE.c.closed_unix_seconds.is_(None),
-            )
-            rows = [*connection.execute(recent).mappings()]
-            rows += connection.execute(still_open).mappings()
-            return day_spent, month_spent, rows
-
-        day_spent, month_spent, rows = await self._database.call(read)
+        month_start = day - (moment.day - 1)
+        statement = _statement(
+            scope, key, month_start, day, recent_start=at - RECENT_SECONDS if without else None
+        )
+        day_spent = month_spent = 0
         unfinished = []
-        for row in rows:
-            if row["request_id"] in without:
+        for row in await self._database.rows(statement):
+            is_held = row["request_id"] in without
+            if row["kind"] == _SUMS:
+                cost = int(row["cost_micros"])
+            elif row["kind"] == _RECENT:
+                cost = -int(row["cost_micros"]) if is_held else 0
+            elif is_held:
                 continue
-            opened = row["opened_unix_seconds"]
-            cost = self.cost_of(row)
-            if row["closed_unix_seconds"] is None:
-                unfinished.append((row["request_id"], cost, int(1000 * opened)))
+            elif row["closed_unix_seconds"] is None:
+                opened_ms = int(1000 * row["opened_unix_seconds"])
+                unfinished.append((row["request_id"], self.cost_of(row), opened_ms))
                 continue
+            else:
+                cost = self.cost_of(row)
             month_spent += cost
-            day_spent += cost if opened >= day_start else 0
+            day_spent += cost if row["opened_unix_seconds"] >= day * DAY_SECONDS else 0
         month = (moment.year - 1970) * 12 + moment.month - 1
         return Spent(day, day_spent, month, month_spent, unfinished)
 
@@ -126,67 +118,69 @@ class Spending:
             at=row["opened_unix_seconds"],
         )
 
-    def _sums(
-        self,
-        connection: sa.Connection,
-        of_scope: sa.ColumnElement[bool],
-        month_start: float,
-        day_start: float,
-        end: float,
-    ) -> tuple[int, int]:
-        """Return what requests that were opened from the month's start to `end` cost: (day, month).
 
-        Those of the day are those from `day_start` on.
-        """
-        opened = USAGE.c.opened_unix_seconds
-        is_today = sa.case((opened >= day_start, 1), else_=0)
-        # What is not priced yet is summed up by what its price depends on.
-        statement = (
-            sa.select(
-                is_today.label("is_today"),
-                sa.func.sum(_COST).label("cost"),
-                _COST.is_(None).label("is_unpriced"),
-                USAGE.c.model,
-                USAGE.c.service_tier,
-                sa.func.count().label("num_rows"),
-                sa.func.sum(USAGE.c.prompt_tokens).label("prompt_tokens"),
-                sa.func.sum(USAGE.c.output_tokens).label("output_tokens"),
-                sa.func.max(opened).label("opened"),
-            )
-            .where(
-                of_scope,
-                opened >= month_start,
-                opened < end,
-                USAGE.c.closed_unix_seconds.is_not(None),
-                sa.or_(
-                    _COST.is_not(None),
-                    USAGE.c.outcome == FINISHED,
-                    sa.func.coalesce(USAGE.c.service_tier, "") != "batch",
-                ),
-            )
-            .group_by("is_today", "is_unpriced", USAGE.c.model, USAGE.c.service_tier)
+def _statement(
+    scope: LimitScope, key: ApiKey, month_start: int, day: int, *, recent_start: float | None
+) -> sa.CompoundSelect[Any]:
+    """Return what a scope's spending in a month is made of: see `_SUMS` and its siblings.
+
+    One statement, so that all of it is of one moment: a row that is sealed meanwhile is either
+    among those that are not, or in the sums.
+
+    Args:
+        scope: of the key.
+        key: whose.
+        month_start: the month's first day.
+        day: today.
+        recent_start: Unix seconds from which on sealed rows are wanted too; None: none is.
+    """
+    usage, first = USAGE.c, month_start * DAY_SECONDS
+    days = USAGE_DAYS.c
+    is_today = sa.case((days.day >= day, 1), else_=0)
+    sums = (
+        sa.select(
+            sa.literal(_SUMS).label("kind"),
+            *(
+                sa.cast(sa.func.sum(days.cost_micros), sa.BigInteger).label("cost_micros")
+                if column.name == "cost_micros"
+                else sa.cast(is_today * day * DAY_SECONDS, sa.Double).label(column.name)
+                if column.name == "opened_unix_seconds"
+                else sa.cast(sa.null(), column.type).label(column.name)
+                for column in _COLUMNS
+            ),
         )
-        day_spent = month_spent = 0
-        for row in connection.execute(statement).mappings():
-            cost = int(row["cost"] or 0)
-            if row["is_unpriced"]:
-                cost = self._prices.most_micros(
-                    row["model"] or "",
-                    num_prompt_tokens=int(row["prompt_tokens"] or 0),
-                    num_output_tokens=int(row["output_tokens"] or 0),
-                    service_tier=row["service_tier"] or "",
-                    at=row["opened"],
-                )
-                cost += int(row["num_rows"]) if cost else 0  # each is rounded by itself
-            month_spent += cost
-            day_spent += cost if row["is_today"] else 0
-        return day_spent, month_spent
+        .where(_of_scope(days, scope, key), days.day >= month_start)
+        .group_by(is_today)
+    )
+    unsealed = sa.select(sa.literal(_UNSEALED), *_COLUMNS).where(
+        _of_scope(usage, scope, key),
+        usage.receipt_number.is_(None),
+        usage.opened_unix_seconds >= first,
+        # Not lines of batches that have failed: there may be many. See `is_billed`.
+        sa.or_(
+            usage.closed_unix_seconds.is_(None),
+            usage.outcome == FINISHED,
+            sa.func.coalesce(usage.service_tier, "") != BATCH_TIER,
+        ),
+    )
+    parts = [sums, unsealed]
+    if recent_start is not None:
+        recent = sa.select(sa.literal(_RECENT), *_COLUMNS).where(
+            _of_scope(usage, scope, key),
+            usage.receipt_number.is_not(None),
+            usage.opened_unix_seconds >= max(first, recent_start),
+        )
+        parts.append(recent)
+    return sa.union_all(*parts)
 
 
-def _condition(scope: LimitScope, key: ApiKey) -> sa.ColumnElement[bool]:
+def _of_scope(
+    columns: ReadOnlyColumnCollection[str, sa.Column[Any]], scope: LimitScope, key: ApiKey
+) -> sa.ColumnElement[bool]:
+    """Return the condition that a row of `USAGE` or of `USAGE_DAYS` is a scope's."""
     if scope.kind == "organisation":
         tenants = sa.select(TENANTS.c.tenant).where(TENANTS.c.organisation == scope.name)
-        return USAGE.c.tenant.in_(tenants)
+        return columns.tenant.in_(tenants)
     if scope.kind == "tenant":
-        return USAGE.c.tenant == scope.name
-    return sa.and_(USAGE.c.tenant == key.tenant, USAGE.c.api_key_id == scope.name)
+        return columns.tenant == scope.name
+    return sa.and_(columns.tenant == key.tenant, columns.api_key_id == scope.name)

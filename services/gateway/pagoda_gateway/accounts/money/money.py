@@ -7,7 +7,6 @@ from pagoda_gateway.accounts.money.chains import Chains
 from pagoda_gateway.accounts.money.price_book import PriceBook
 from pagoda_gateway.accounts.money.prices import Prices
 from pagoda_gateway.accounts.money.receipts import Receipts
-from pagoda_gateway.accounts.money.retention import Retention
 from pagoda_gateway.accounts.money.statements import Statements
 from pagoda_gateway.accounts.tenancy.records import Announce
 from pagoda_gateway.config import GatewaySettings
@@ -22,7 +21,6 @@ class Money:
     receipts: Receipts
     chains: Chains
     statements: Statements
-    retention: Retention
 
     @classmethod
     async def of(cls, ledger: Ledger, announce: Announce, settings: GatewaySettings) -> "Money":
@@ -31,7 +29,7 @@ class Money:
         Args:
             ledger: with all tables.
             announce: tells gateways of changed prices.
-            settings: how long receipts wait, and how long they stay.
+            settings: how long receipts wait.
         """
         database = ledger.database
         prices = Prices(database, announce)
@@ -41,9 +39,4 @@ class Money:
             receipts=Receipts(ledger, wait_seconds=settings.receipt_wait_seconds),
             chains=Chains(database),
             statements=Statements(database),
-            retention=Retention(
-                database,
-                usage_days=settings.usage_keep_days,
-                name_days=settings.request_name_keep_days,
-            ),
         )

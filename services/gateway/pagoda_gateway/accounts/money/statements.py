@@ -10,10 +10,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from pagoda_gateway.accounts.database import Database, comparable
-from pagoda_gateway.accounts.money.sealing import DAY_SECONDS, SUM_NAMES
+from pagoda_gateway.accounts.money.sealing import SUM_NAMES
 from pagoda_gateway.accounts.money.tables import USAGE_DAYS
 from pagoda_gateway.accounts.tables import USAGE
-from pagoda_gateway.accounts.tenancy.tables import TENANTS
 
 
 class Statements:
@@ -100,33 +99,6 @@ class Statements:
             return list(connection.execute(statement).mappings())
 
         return await self._database.call(read)
-
-
-def spent_micros(
-    connection: sa.Connection,
-    since_unix_seconds: float,
-    *,
-    api_key_id: str | None = None,
-    tenant: str | None = None,
-    organisation: str | None = None,
-) -> int:
-    """Return what a key, a tenant or an organisation has spent since the beginning of a UTC day."""
-    days = USAGE_DAYS.c
-    conditions = _within(int(since_unix_seconds // DAY_SECONDS), None)
-    if api_key_id is not None:
-        conditions.append(days.api_key_id == api_key_id)
-    if tenant is not None:
-        conditions.append(days.tenant == tenant)
-    if organisation is not None:
-        conditions.append(
-            days.tenant.in_(
-                sa.select(TENANTS.c.tenant).where(TENANTS.c.organisation == organisation)
-            )
-        )
-    total = connection.scalar(
-        sa.select(sa.func.coalesce(sa.func.sum(days.cost_micros), 0)).where(*conditions)
-    )
-    return int(total or 0)
 
 
 def _within(since_day: int | None, until_day: int | None) -> list[sa.ColumnElement[bool]]:

@@ -40,7 +40,7 @@ _FIND = (
         *(
             tier.c[name].label(f"{kind}_{name}")
             for kind, tier in _TIERS.items()
-            for name in ("tier", *_LIMITS)
+            for name in ("tier", "weight", *_LIMITS)
         ),
     )
     .join(TENANTS, TENANTS.c.tenant == API_KEYS.c.tenant)
@@ -285,7 +285,17 @@ def _key_of(row: sa.RowMapping | None) -> ApiKey | None:
         organisation=row["organisation"],
         tiers=tuple(tier for kind in _TIERS if (tier := row[f"{kind}_tier"]) is not None),
         scopes=_scopes_of(row),
+        weight=_weight_of(row),
     )
+
+
+def _weight_of(row: sa.RowMapping) -> float:
+    """Return what the tier of the tenant says, else that of its organisation.
+
+    A key's tier says nothing: workers know tenants alone.
+    """
+    weights = (row[f"{kind}_weight"] for kind in ("tenant", "organisation"))
+    return next((float(weight) for weight in weights if weight is not None), 1.0)
 
 
 def _scopes_of(row: sa.RowMapping) -> tuple[LimitScope, ...]:

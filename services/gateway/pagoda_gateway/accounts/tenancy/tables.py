@@ -31,6 +31,7 @@ TIERS = Table(
     Column("daily_budget_micros", BigInteger),
     Column("monthly_budget_micros", BigInteger),
     Column("on_limit", String(8), nullable=False),  # reject | queue
+    Column("weight", Double, nullable=False, server_default="1"),  # of its tenants at a worker
     Column("created_unix_seconds", Double, nullable=False),
 )
 

@@ -1,4 +1,4 @@
-"""Tiers: named sets of limits. Stores them; whoever admits requests enforces them."""
+"""Tiers: named sets of limits, and a weight. Stores them; who admits or schedules acts on them."""
 
 from typing import Any
 

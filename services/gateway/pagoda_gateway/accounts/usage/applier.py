@@ -1,7 +1,8 @@
 """`python -m pagoda_gateway.accounts.usage.applier`: usage records from JetStream into the ledger.
 
 A process of its own, so that gateways serve and nothing else; several share the work. Each record
-counts once, however often it comes. Once in a while it closes what dead gateways left open.
+counts once, however often it comes. Once in a while it closes what dead gateways left open, and
+forgets what is old.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from pagoda.rpc.v1.usage_pb2 import ReconcileRequest, ReconcileResponse, UsageAp
 from pagoda_gateway import metrics
 from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.money.retention import Retention
 from pagoda_gateway.accounts.usage.forwarder import ensure_usage_stream
 from pagoda_gateway.accounts.usage.reconcile import Reconciler
 from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
@@ -120,8 +122,16 @@ class Applier:
                 stack.push_async_callback(subscription.unsubscribe)
             tasks.start(self._watch_lag(), name="lag of the ledger")
             tasks.start(self._reconcile_forever(settings.reconcile_seconds), name="reconcile")
+            tasks.start(self._retention(settings).run(), name="retention of usage")
             self._health.set_ready("ledger", True)
             yield
+
+    def _retention(self, settings: GatewaySettings) -> Retention:
+        return Retention(
+            self.ledger.database,
+            usage_days=settings.usage_keep_days,
+            name_days=settings.request_name_keep_days,
+        )
 
     async def _on_reconcile(
         self, request: ReconcileRequest, _context: Context

@@ -1,4 +1,7 @@
-"""What workers say that sequences used, in the database: each record once."""
+"""What workers say that sequences used, in the database: the latest record of each attempt.
+
+While an attempt runs its worker says each second how far it is; what it says at its end is final.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
@@ -11,20 +14,36 @@ from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.usage.tables import SEQUENCE_USAGE
 from pagoda_runtime.status import ROLE_NAMES
 
+_CHANGING = (
+    "published_tokens", "computed_prompt_tokens", "compute_ns", "cached_device_tokens",
+    "cached_cpu_tokens", "cached_nvme_tokens", "ended_unix_seconds", "finish_reason", "first_index",
+)  # fmt: skip
+
 
 class SequenceUsages:
     """Records of workers."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._insert = database.insert(SEQUENCE_USAGE).on_conflict_do_nothing()
+        insert = database.insert(SEQUENCE_USAGE)
+        old, new = SEQUENCE_USAGE.c, insert.excluded
+        # Records may come again, and in any order.
+        is_later = sa.or_(
+            new.ended_unix_seconds > 0,
+            new.published_tokens > old.published_tokens,
+        )
+        self._upsert = insert.on_conflict_do_update(
+            index_elements=["request_id", "record_id"],
+            set_={name: new[name] for name in _CHANGING},
+            where=sa.and_(old.ended_unix_seconds == 0, is_later),
+        )
 
     async def apply(self, records: Iterable[SequenceUsage]) -> None:
-        """Write records; each counts once, however often it comes."""
+        """Write records; each counts once, however often and in whatever order they come."""
         # In one order, so that appliers do not wait for each other in a circle.
         rows = sorted(map(_values, records), key=lambda row: str(row["record_id"]))
         if rows:
-            await self._database.call(lambda connection: connection.execute(self._insert, rows))
+            await self._database.call(lambda connection: connection.execute(self._upsert, rows))
 
     async def of_requests(self, request_ids: Collection[str]) -> dict[str, list[sa.RowMapping]]:
         """Return the records of each request that has any, in the order of attempts."""
@@ -43,7 +62,9 @@ class SequenceUsages:
         """Return how long engines computed for a request, all attempts; None: not known (yet)."""
         table = SEQUENCE_USAGE.c
         nanoseconds = await self._database.scalar(
-            sa.select(sa.func.sum(table.compute_ns)).where(table.request_id == request_id)
+            sa.select(sa.func.sum(table.compute_ns)).where(
+                table.request_id == request_id, table.ended_unix_seconds > 0
+            )
         )
         return None if nanoseconds is None else int(nanoseconds) / 1e9
 

@@ -24,6 +24,6 @@ SEQUENCE_USAGE = Table(
     Column("cached_device_tokens", Integer, nullable=False),
     Column("cached_cpu_tokens", Integer, nullable=False),
     Column("cached_nvme_tokens", Integer, nullable=False),
-    Column("ended_unix_seconds", Double, nullable=False),
+    Column("ended_unix_seconds", Double, nullable=False),  # 0: it ran when this was said
     Column("finish_reason", String(16), nullable=False),
 )

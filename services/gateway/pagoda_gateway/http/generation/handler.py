@@ -126,10 +126,12 @@ class GenerationHandler(Generic[Sent, Body]):
             priority=(body.priority or 0) + PRIORITY_OF_TIER[caller.service_tier],
             service_tier=caller.service_tier,
             price_id=gateway.price_book.price_id_at(model.name, caller.arrived_unix_seconds),
+            weight=caller.key.weight,
         )
         is_stream = bool(body.stream)
         generation = self._generation(identity, model, processed, span, policy, is_stream=is_stream)
         if policy is not None:
+            generation.judge = policy.judge
             policy.look_up(generation, processed, scope, is_seeded=body.seed is not None)
         describe_request(generation, body)
         return generation, processed, body, policy

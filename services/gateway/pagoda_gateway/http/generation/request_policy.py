@@ -1,6 +1,6 @@
 """One request under its tenant's policy, on its way through the handler."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from starlette.types import Scope
@@ -37,13 +37,18 @@ class RequestPolicy:
         return None if policy is None else cls(gateway, model, RequestSafety(policy))
 
     async def checked(self, body: Body) -> Body:
-        """Return the body as the model may see it; raises ContentPolicyError if it may not."""
+        """See `RequestSafety.checked`."""
 
         async def text_of(token_ids: Sequence[int]) -> str:
             self._model.check_token_ids(token_ids, param=body.prompt_field)
             return await self._gateway.texts[self._model.name].prompts.text_of(token_ids)
 
         return await self._safety.checked(body, text_of)
+
+    @property
+    def judge(self) -> Callable[[], Awaitable[None]] | None:
+        """What asks the moderators about the prompt: see `RequestSafety.judge`; None: none is."""
+        return None if self._safety.is_judged else self._safety.judge
 
     def guarded(self, processed: ProcessedRequest) -> ProcessedRequest:
         """See `RequestSafety.guarded`."""

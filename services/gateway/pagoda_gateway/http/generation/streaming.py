@@ -167,7 +167,7 @@ class GenerationWriter:
             new_events = self._serializer.events(sequence, delta)
             events += new_events
             if new_events or delta.finish_reason:
-                progress.append((sequence, len(sequence.token_ids)))
+                progress.append((sequence, sequence.num_shown))
         return events, progress
 
     async def _wait(self) -> None:

@@ -14,6 +14,8 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_CHARS = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
+MAX_DRY_SEQUENCE_BREAKERS = 32
+MAX_DRY_SEQUENCE_BREAKER_CHARS = 64
 MAX_LOGIT_BIAS = 4096
 MAX_NAMED_KEYS = 50
 MAX_METADATA = 16
@@ -109,6 +111,24 @@ def check_bad_words(words: list[str] | None) -> None:
                 f"'bad_words' has {shorten(word)}, of {len(word)} characters; each must have 1 to "
                 f"{MAX_BAD_WORD_CHARS}, not all of them spaces",
                 param="bad_words",
+            )
+
+
+def check_dry_sequence_breakers(breakers: list[str] | None) -> None:
+    """Raise InvalidRequestError unless there are only a few breakers, none too long or empty."""
+    breakers = breakers or []
+    if len(breakers) > MAX_DRY_SEQUENCE_BREAKERS:
+        raise InvalidRequestError(
+            f"'dry_sequence_breakers' has {len(breakers)} texts; the limit is "
+            f"{MAX_DRY_SEQUENCE_BREAKERS}",
+            param="dry_sequence_breakers",
+        )
+    for breaker in breakers:
+        if not 1 <= len(breaker) <= MAX_DRY_SEQUENCE_BREAKER_CHARS:
+            raise InvalidRequestError(
+                f"'dry_sequence_breakers' has {shorten(breaker)}, of {len(breaker)} characters; "
+                f"each must have 1 to {MAX_DRY_SEQUENCE_BREAKER_CHARS}",
+                param="dry_sequence_breakers",
             )
 
 

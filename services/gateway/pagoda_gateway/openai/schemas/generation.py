@@ -22,6 +22,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_CACHE_SALT_CHARS = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_ALLOWED_TOKEN_IDS = 16_384
+MAX_DRY_LENGTH = 50  # what workers count
 
 
 class StreamOptions(RequestModel):
@@ -50,6 +51,15 @@ class GenerationBody(RequestBody):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
+    top_n_sigma: float | None = Field(None, ge=-1, le=100)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    xtc_threshold: float | None = Field(None, ge=0, le=1)
+    xtc_probability: float | None = Field(None, ge=0, le=1)
+    dry_multiplier: float | None = Field(None, ge=0, le=100)
+    dry_base: float | None = Field(None, ge=1, le=100)
+    dry_allowed_length: int | None = Field(None, ge=1, le=MAX_DRY_LENGTH)
+    dry_sequence_breakers: Items[str] | None = None
+    lz_penalty: float | None = Field(None, ge=0, le=2)
     logit_bias: dict[str, Bias] | None = None
     seed: int | None = Field(None, ge=checks.INT64_MIN, le=checks.INT64_MAX)
     stop: Stops = None
@@ -164,6 +174,12 @@ class GenerationBody(RequestBody):
     @classmethod
     def _check_bad_words(cls, value: list[str] | None) -> list[str] | None:
         checks.check_bad_words(value)
+        return value
+
+    @field_validator("dry_sequence_breakers")
+    @classmethod
+    def _check_dry_sequence_breakers(cls, value: list[str] | None) -> list[str] | None:
+        checks.check_dry_sequence_breakers(value)
         return value
 
     @field_validator("metadata")

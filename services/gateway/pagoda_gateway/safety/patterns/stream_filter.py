@@ -37,6 +37,13 @@ class StreamFilter:
             self._send(self._decided)
         return self._taken()
 
+    @property
+    def num_held(self) -> int:
+        """Characters of the text that are held back."""
+        if self.is_ended or self._sent >= len(self._text):
+            return 0
+        return len(self._text[self._sent :].decode())
+
     def pause(self) -> str:
         """Return what was held back: something else comes between.
 

@@ -108,6 +108,7 @@ class TextFilter:
 
     Attributes:
         is_blocked: a rule has ended the text.
+        num_taken: characters pushed so far.
     """
 
     def __init__(
@@ -117,11 +118,18 @@ class TextFilter:
         self._redact = redact
         self._flag = flag
         self.is_blocked = False
+        self.num_taken = 0
+
+    @property
+    def num_held(self) -> int:
+        """Characters of what was pushed that are held back."""
+        return sum(f.num_held for f in (self._block, self._redact) if f is not None)
 
     def push(self, text: str) -> str:
         """Take more text; return what is certain now."""
         if self.is_blocked:
             return ""
+        self.num_taken += len(text)
         if self._flag is not None:
             self._flag.push(text)
         if self._block is not None:

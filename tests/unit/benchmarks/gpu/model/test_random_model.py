@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.models.weight_bytes import weight_bytes
 from pagoda_kernels import plan_attention
 
 CPU = torch.device("cpu")
@@ -64,7 +65,7 @@ def test_longest_sequence_is_the_shapes_at_most():
 def test_shapes_have_as_many_parameters_as_published(name, num_parameters):
     from gpu.model.shapes import SHAPES
 
-    assert SHAPES[name].weight_bytes(torch.bfloat16) == 2 * num_parameters
+    assert weight_bytes(SHAPES[name], torch.bfloat16) == 2 * num_parameters
 
 
 def test_fewer_layers_of_a_mixture_keep_their_experts():

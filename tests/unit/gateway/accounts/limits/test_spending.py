@@ -1,14 +1,16 @@
 """What the ledger says was spent, on both databases."""
 
+import asyncio
 import datetime
 
 import pytest
 from support.limits import MICROS_PER_TOKEN, PRICES, apply_usage, hold_of, key_with
 
-from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.accounts.limit_scope import LimitScope
 from pagoda_gateway.accounts.limits.spending import Spending
+from pagoda_gateway.accounts.money.retention import Retention
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
 
 KEY = key_with(tenant={"daily_budget_micros": 1})
@@ -53,6 +55,48 @@ async def test_day_month_and_what_is_open(database: Database, spending: Spending
         ("left-open", 7 * MICROS_PER_TOKEN),
         ("running", 20 * MICROS_PER_TOKEN),
     ]
+
+
+async def test_what_is_forgotten_was_spent_all_the_same(
+    database: Database, spending: Spending
+) -> None:
+    for hours in reversed(range(0, 24 * 21, 7)):
+        await used(database, f"r{hours:03}", ago=3600 * hours + 5, tokens=1 + hours)
+    await used(database, "held", ago=6, tokens=10_000)
+    await used(database, "reconciled", ago=7, tokens=5, outcome="reconciled")  # has no receipt yet
+    before = await spending.of(TENANT, KEY, at=NOON, without={"held"})
+    keeper = Retention(database, usage_days=1, name_days=0, clock=lambda: NOON)
+    assert await keeper.forget_old() == 68
+    assert await spending.of(TENANT, KEY, at=NOON, without={"held"}) == before
+    tokens = [1 + hours for hours in range(0, 24 * 21, 7)]
+    assert before.month_spent == MICROS_PER_TOKEN * (sum(tokens) + 5)
+    assert before.day_spent == MICROS_PER_TOKEN * (sum(tokens[:2]) + 5)
+
+
+@pytest.mark.parametrize("ago", [5.0, DAY / 4])  # of late, and not
+async def test_what_is_applied_meanwhile_counts_once(
+    database: Database, url: str, spending: Spending, ago: float
+) -> None:
+    names = [f"r{number:02}" for number in range(60)]
+    for name in names:
+        await used(database, name, ago=ago, tokens=1, is_open=True)
+    num_open: list[int] = []
+
+    async def close() -> None:
+        async with open_database(url) as other:
+            for name in names:
+                await used(other, name, ago=ago, tokens=1)
+
+    closing = asyncio.create_task(close())
+    while not closing.done():
+        spent = await spending.of(TENANT, KEY, at=NOON, without={"held"})
+        assert spent.day_spent + MICROS_PER_TOKEN * len(spent.open) == 60 * MICROS_PER_TOKEN
+        assert spent.month_spent == spent.day_spent
+        num_open.append(len(spent.open))
+    await closing
+    assert len(set(num_open)) > 5, "nothing was applied meanwhile"
+    held = await spending.of(TENANT, KEY, at=NOON, without={"r00", "r01"})
+    assert held.day_spent == MICROS_PER_TOKEN * (58 if ago < DAY / 8 else 60)
 
 
 async def test_lines_of_batches_count_when_they_are_finished(

@@ -8,8 +8,7 @@ from support.usage_records import closed, opened
 
 from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.money.sealing import DAY_SECONDS
-from pagoda_gateway.accounts.money.statements import Statements, spent_micros
-from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
+from pagoda_gateway.accounts.money.statements import Statements
 
 TENANTS = ("a", "b", "c")
 
@@ -65,32 +64,6 @@ async def test_balances_come_in_pages(ledger: Ledger, set_price: SetPrice) -> No
     assert [[b["tenant"] for b in page] for page in pages] == [["a"], ["b"], ["c"], []]
     (one,) = await statements.balances(tenant="b")
     assert one["tenant"] == "b"
-
-
-async def test_what_was_spent_by_a_key_a_tenant_and_an_organisation(
-    ledger: Ledger, tenancy: Tenancy, set_price: SetPrice, rows: Rows
-) -> None:
-    await set_price()
-    await use(ledger, 4)
-    await tenancy.organisations.create("acme")
-    for tenant in ("a", "b"):
-        await tenancy.tenants.create(tenant, organisation="acme")
-    found = [
-        row for row in (await rows()).values() if row["opened_unix_seconds"] >= 2 * DAY_SECONDS
-    ]
-
-    async def spent(**whose: str) -> int:
-        since = 2.0 * DAY_SECONDS
-        return await ledger.database.call(lambda c: spent_micros(c, since, **whose))
-
-    assert await spent(tenant="a") == sum(r["cost_micros"] for r in found if r["tenant"] == "a")
-    assert await spent(api_key_id="key-2") == sum(
-        r["cost_micros"] for r in found if r["api_key_id"] == "key-2"
-    )
-    assert await spent(organisation="acme") == sum(
-        r["cost_micros"] for r in found if r["tenant"] in "ab"
-    )
-    assert await spent(tenant="nobody") == 0
 
 
 @pytest.mark.parametrize("limit", [1, 7, 100])

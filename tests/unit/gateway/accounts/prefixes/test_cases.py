@@ -1,7 +1,8 @@
 """Classes of labelled cases: mutated prompts made of real documents, each among other requests."""
 
 import pytest
-from support.prefix_cases import MAKERS, NOTHING, scored
+from support.prefix_cases.case import NOTHING
+from support.prefix_cases.scores import MAKERS, scored
 
 from pagoda_gateway.accounts.prefixes.kinds import ADVICE, KINDS
 

@@ -35,6 +35,24 @@ async def test_without_tiers_nothing_is_limited(tenancy: Tenancy) -> None:
     assert (key.tiers, key.scopes) == ((), ())
 
 
+@pytest.mark.parametrize(
+    ("tenant", "organisation", "weight"),
+    [(None, None, 1.0), (None, "heavy", 4.0), ("light", "heavy", 0.5), ("plain", "heavy", 1.0)],
+)
+async def test_a_tenant_weighs_what_the_nearest_tier_says(
+    tenancy: Tenancy, tenant: str | None, organisation: str | None, weight: float
+) -> None:
+    await tenancy.tiers.create("heavy", {"weight": 4.0, **REJECT})
+    await tenancy.tiers.create("light", {"weight": 0.5, **REJECT})
+    await tenancy.tiers.create("plain", REJECT)
+    await tenancy.organisations.create("acme", tier=organisation)
+    await tenancy.tenants.create("t", organisation="acme", tier=tenant)
+    _, secret = await tenancy.api_keys.create("t", tier="heavy")
+    key = await tenancy.api_keys.find_key(hash_key(secret))
+    assert key is not None
+    assert key.weight == weight
+
+
 async def test_a_rotated_key_keeps_its_tier(tenancy: Tenancy) -> None:
     await tenancy.tiers.create("few", {"concurrent_requests": 2, **REJECT})
     await tenancy.tenants.create("t", organisation="default")

@@ -78,7 +78,17 @@ def ended(
         cached=CachedTokens(cpu=cached),
         compute_ns=ns,
         finish_reason=reason,
+        ended_unix_seconds=50.0,
     )
+
+
+def running(final: SequenceUsage, num_tokens: int) -> SequenceUsage:
+    """Return what the same attempt's worker said when it had published so many tokens."""
+    record = SequenceUsage()
+    record.CopyFrom(final)
+    record.num_published_tokens, record.ended_unix_seconds = num_tokens, 0
+    record.finish_reason, record.compute_ns = "", num_tokens
+    return record
 
 
 async def gone(reconciler: Reconciler, now: Now) -> tuple[int, int, int]:
@@ -219,3 +229,31 @@ async def test_replaying_everything_twice_out_of_order_changes_nothing(
             await sequences.apply(parts[start : start + 9])
         assert await ledger.totals("t") == expected
     assert await sequences.compute_seconds("39") == 78e-9
+
+
+async def test_what_a_killed_worker_said_while_it_ran_is_billed(
+    ledger: Ledger, sequences: SequenceUsages, reconciler: Reconciler, now: Now
+) -> None:
+    await ledger.apply([opened()])
+    final = ended(1, 40, cached=4, computed=6)
+    await sequences.apply([running(final, count) for count in (12, 31, 25)])
+    assert await gone(reconciler, now) == (1, 0, 0)
+    receipt = await Receipts(ledger, wait_seconds=0).get("t", "r")
+    assert (receipt["outcome"], receipt["output_tokens"]) == ("reconciled", 1 + 31)
+    assert receipt["finish_reasons"] == ["abort"]
+    assert receipt["cached_tokens"]["cpu"] == 4
+    assert "compute_seconds" not in receipt  # nobody will ever say
+
+
+async def test_the_last_word_of_a_worker_stands_in_any_order(sequences: SequenceUsages) -> None:
+    for number, order in enumerate(permutations(range(4))):
+        name = f"r{number}"
+        final = ended(0, 9, request_id=name, ns=77, reason="length")
+        said = [running(final, 3), running(final, 6), running(final, 9), final]
+        for index in order:
+            await sequences.apply([said[index]])
+        await sequences.apply([said[index] for index in reversed(order)])  # and all of it again
+        ((row,),) = (await sequences.of_requests([name])).values()
+        assert (row["published_tokens"], row["compute_ns"]) == (9, 77)
+        assert (row["finish_reason"], row["ended_unix_seconds"]) == ("length", 50.0)
+        assert await sequences.compute_seconds(name) == 77e-9

@@ -2,14 +2,12 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
 import pytest
 from pydantic import BaseModel, Field
-from support.processes import busy_decode_workers
-from support.stack import Stack, running_stack
+from support.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -208,22 +206,3 @@ def test_a_bad_schema_is_refused_by_name(any_stack: Stack) -> None:
             )
             assert answer.status_code == 400, bad
             assert "response_format" in answer.json()["error"]["param"]
-
-
-def test_a_killed_decode_worker_costs_no_token_of_a_grammar(tmp_path: Path) -> None:
-    """The grammar goes on where the output was cut; what was forced is forced again."""
-    schema = {"type": "array", "items": SCHEMA, "minItems": 12, "maxItems": 12}
-    environ = {"PAGODA_TOPOLOGY": "prefill=1,decode=2", "PAGODA_DTYPE": "float32"}
-    with running_stack(tmp_path / "home", environ) as stack:
-        options = {"response_format": by_schema(schema), "seed": 11, "max_tokens": 1200}
-        undisturbed = chat(stack, **options).choices[0]
-        jsonschema.validate(json.loads(undisturbed.message.content), schema)
-        text, is_killed = "", False
-        for chunk in chat(stack, **options, stream=True):
-            text += chunk.choices[0].delta.content or ""
-            if len(text) > 100 and not is_killed:
-                is_killed = True
-                for worker in busy_decode_workers(stack.process.pid):
-                    worker.kill()
-        assert is_killed
-        assert text == undisturbed.message.content

@@ -11,7 +11,7 @@ from support.stack import PAGODA, Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+README = (Path(__file__).parents[3] / "README.md").read_text()
 
 
 def environ_of(stack: Stack) -> dict[str, str]:
@@ -42,6 +42,6 @@ def test_chat_answers_one_message(any_stack: Stack) -> None:
 
 
 def test_every_file_the_readme_links_to_exists() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     links = re.findall(r"\]\((?!https?://)([^)#]+)", README)
     assert [link for link in links if not (root / link).exists()] == []

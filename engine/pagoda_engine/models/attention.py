@@ -1,0 +1,125 @@
+"""Attention of one layer: from the residual's rows to heads, and back.
+
+Knows weights, rotations and the KV cache of its layer. Knows nothing of residuals.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from pagoda_engine.models.linear import Linear
+from pagoda_engine.models.norm import Norm, RmsNorm
+from pagoda_kernels import AttentionBatch, paged_attention, write_qkv
+
+
+@dataclass(frozen=True, slots=True)
+class QkNorm:
+    """Norms of Q and K before the rotation.
+
+    Attributes:
+        q: of Q.
+        k: of K.
+        is_joined: over all heads at once; else over every head.
+    """
+
+    q: Norm
+    k: Norm
+    is_joined: bool
+
+    @property
+    def weights(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Weights ``[D]`` for `write_qkv`, if that has this norm."""
+        q, k = self.q, self.k
+        if self.is_joined or not (isinstance(q, RmsNorm) and isinstance(k, RmsNorm)):
+            return None
+        return None if q.unit_offset else (q.weight, k.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Grouped-query attention over a paged cache.
+
+    Attributes:
+        qkv: ``[(H + 2 * HK) * D, hidden]``, rows of Q, then K, then V.
+        qk_norm: None: there is none.
+        output: ``[hidden, H * D]``.
+        cos_sin: ``[max_positions, R]`` float32, cosines, then sines, R <= D; None: no rotation.
+        num_heads: H.
+        scale: factor of the scores.
+        window: keys a query sees, itself included; None for all.
+        soft_cap: bound of the scores; None: there is none.
+        alibi_slopes: ``[H]`` float32, see `paged_attention`; None: no ALiBi.
+        clip: bound of absolute values of Q, K and V; None: there is none.
+        eps: of `qk_norm`.
+    """
+
+    qkv: Linear
+    qk_norm: QkNorm | None
+    output: Linear
+    cos_sin: torch.Tensor | None
+    num_heads: int
+    scale: float
+    window: int | None
+    soft_cap: float | None
+    alibi_slopes: torch.Tensor | None
+    clip: float | None
+    eps: float
+
+    def write(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write K and V of ``[T, hidden]`` to their slots, and return Q ``[T, H, D]``."""
+        qkv = self.qkv(hidden)
+        weights = None if self.qk_norm is None else self.qk_norm.weights
+        if self.qk_norm is not None and weights is None:
+            qkv = self._normed(self.qk_norm, qkv, *k_cache.shape[2:])
+        if self.clip is not None:
+            qkv = qkv.clamp(-self.clip, self.clip)
+        q_norm, k_norm = weights or (None, None)
+        return write_qkv(
+            qkv,
+            positions,
+            self.cos_sin,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            num_heads=self.num_heads,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=self.eps,
+        )
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """Return ``[T, H * D]`` for what `write` returned."""
+        return paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            batch,
+            scale=self.scale,
+            sliding_window=self.window,
+            soft_cap=self.soft_cap,
+            alibi_slopes=self.alibi_slopes,
+        ).view(len(q), -1)
+
+    def _normed(
+        self, norm: QkNorm, qkv: torch.Tensor, num_kv_heads: int, head_dim: int
+    ) -> torch.Tensor:
+        """Return a copy of `qkv` with Q and K normed, where `write_qkv` cannot."""
+        widths = self.num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim
+        q, k, v = qkv.split_with_sizes(widths, 1)
+        if norm.is_joined:
+            return torch.cat((norm.q(q), norm.k(k), v), 1)
+        q, k = (x.view(len(x), -1, head_dim) for x in (q, k))
+        return torch.cat((norm.q(q).flatten(1), norm.k(k).flatten(1), v), 1)

@@ -1,0 +1,70 @@
+"""One layer: attention, feed-forward part, and the norms and sums around them.
+
+Knows weights. Knows nothing of embeddings or logits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from pagoda_engine.models.attention import Attention
+from pagoda_engine.models.feed_forward import DenseFeedForward, Experts
+from pagoda_engine.models.norm import Norm, add_normed
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer; the places of its norms are those of `WeightNames`.
+
+    Attributes:
+        attention_in_norm: None: attention reads the residual as it is.
+        attention: its weights.
+        attention_out_norm: None: what attention returns is added as it is.
+        feed_forward_in_norm: None: as `attention_in_norm`; in a parallel block: what attention
+            reads is read.
+        feed_forward: dense or experts.
+        feed_forward_out_norm: as `attention_out_norm`.
+        is_parallel: the feed-forward part reads the residual that attention read.
+        multiplier: of all that is added to the residual.
+    """
+
+    attention_in_norm: Norm | None
+    attention: Attention
+    attention_out_norm: Norm | None
+    feed_forward_in_norm: Norm | None
+    feed_forward: DenseFeedForward | Experts
+    feed_forward_out_norm: Norm | None
+    is_parallel: bool
+    multiplier: float
+
+    def finish(
+        self,
+        attended: torch.Tensor,
+        hidden: torch.Tensor,
+        residual: torch.Tensor,
+        next_norm: Norm | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add both parts to the residual.
+
+        Args:
+            attended: ``[T, H * D]``, what attention found.
+            hidden: ``[T, hidden]``, what it read; only a parallel block needs it.
+            residual: ``[T, hidden]``, not changed.
+            next_norm: of the next layer, or the last norm.
+
+        Returns:
+            The new residual normed, and that itself.
+        """
+        added = self._added(self.attention.output(attended), self.attention_out_norm)
+        if not self.is_parallel:
+            hidden, residual = add_normed(self.feed_forward_in_norm, added, residual)
+            added = self._added(self.feed_forward(hidden), self.feed_forward_out_norm)
+            return add_normed(next_norm, added, residual)
+        if self.feed_forward_in_norm is not None:
+            hidden = self.feed_forward_in_norm(residual)
+        added = added + self._added(self.feed_forward(hidden), self.feed_forward_out_norm)
+        return add_normed(next_norm, added, residual)
+
+    def _added(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        x = x if norm is None else norm(x)
+        return x if self.multiplier == 1 else x * self.multiplier

@@ -1,0 +1,43 @@
+"""Mistral, and Mixtral: with experts, called differently, instead of one feed-forward part."""
+
+from dataclasses import replace
+
+from pagoda_engine.checkpoints.config_reader import ConfigReader
+from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.families.fields import (
+    SLIDING,
+    experts_of,
+    usual_description,
+    windows_of,
+)
+from pagoda_engine.models.rope_scaling import read_rope
+from pagoda_engine.models.weight_names import WeightNames
+
+
+def mistral(config: ConfigReader) -> DecoderDescription:
+    """All layers have the window; a configuration that says nothing of it means 4096."""
+    usual = usual_description(config, read_rope(config))
+    windows = windows_of(config, (SLIDING,) * usual.num_layers, default=4096)
+    return replace(usual, sliding_windows=windows)
+
+
+def mixtral(config: ConfigReader) -> DecoderDescription:
+    """No window unless the configuration says so."""
+    usual = usual_description(config, read_rope(config, default_theta=1e6))
+    return replace(
+        usual,
+        sliding_windows=windows_of(config, (SLIDING,) * usual.num_layers),
+        experts=experts_of(
+            config,
+            usual.num_layers,
+            count="num_local_experts",
+            size="intermediate_size",
+            norm_topk_prob=True,
+        ),
+        names=WeightNames(
+            router="block_sparse_moe.gate",
+            expert="block_sparse_moe.experts.{}.",
+            expert_gate_up=("w1", "w3"),
+            expert_down="w2",
+        ),
+    )

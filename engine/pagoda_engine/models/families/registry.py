@@ -1,0 +1,76 @@
+"""Which families are supported, by the class name in their configuration."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pagoda_engine.checkpoints.config_reader import ConfigReader
+from pagoda_engine.errors import CheckpointError, UnsupportedModelError
+from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.families.bloom import bloom
+from pagoda_engine.models.families.cohere import cohere, cohere2
+from pagoda_engine.models.families.gemma import gemma, gemma2, gemma3
+from pagoda_engine.models.families.glm import glm, glm4
+from pagoda_engine.models.families.gpt2 import gpt2
+from pagoda_engine.models.families.gpt_neox import gpt_neox
+from pagoda_engine.models.families.granite import granite
+from pagoda_engine.models.families.llama import llama
+from pagoda_engine.models.families.mistral import mistral, mixtral
+from pagoda_engine.models.families.mpt import mpt
+from pagoda_engine.models.families.olmo import olmo2, olmo3, olmoe
+from pagoda_engine.models.families.phi import phi3
+from pagoda_engine.models.families.qwen import qwen2, qwen2_moe, qwen3, qwen3_moe
+from pagoda_engine.models.families.smollm import smollm3
+from pagoda_engine.models.families.starcoder import starcoder2
+
+FAMILIES: dict[str, Callable[[ConfigReader], DecoderDescription]] = {
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "MixtralForCausalLM": mixtral,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen2MoeForCausalLM": qwen2_moe,
+    "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+    "SmolLM3ForCausalLM": smollm3,
+    "GraniteForCausalLM": granite,
+    "Phi3ForCausalLM": phi3,
+    "Olmo2ForCausalLM": olmo2,
+    "Olmo3ForCausalLM": olmo3,
+    "OlmoeForCausalLM": olmoe,
+    "GemmaForCausalLM": gemma,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "GlmForCausalLM": glm,
+    "Glm4ForCausalLM": glm4,
+    "CohereForCausalLM": cohere,
+    "Cohere2ForCausalLM": cohere2,
+    "Starcoder2ForCausalLM": starcoder2,
+    "GPTNeoXForCausalLM": gpt_neox,
+    "GPT2LMHeadModel": gpt2,
+    "BloomForCausalLM": bloom,
+    "MptForCausalLM": mpt,
+}
+
+
+def read_description(path: Path) -> DecoderDescription:
+    """Read ``config.json``.
+
+    Raises:
+        UnsupportedModelError: an architecture or option that the decoder does not implement.
+        CheckpointError: the file is missing, or a field is missing or out of range.
+    """
+    config = ConfigReader.open(path)
+    match architectures := config.fields.get("architectures"):
+        case [str() as architecture]:
+            pass
+        case _:
+            raise CheckpointError(
+                path, f"architectures is {architectures!r}, must be a list of one name"
+            )
+    family = FAMILIES.get(architecture)
+    if family is None:
+        raise UnsupportedModelError(path, "architecture", architecture, tuple(FAMILIES))
+    if config.has("quantization_config"):
+        raise UnsupportedModelError(
+            path, "quantization_config", config.fields["quantization_config"], ("none",)
+        )
+    return family(config)

@@ -1,0 +1,31 @@
+"""How much memory a decoder's weights take, before any of them is read."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from pagoda_engine.checkpoints.tensor_part import Part
+from pagoda_engine.models.build_decoder import build_decoder
+from pagoda_engine.models.description import DecoderDescription
+
+
+def weight_bytes(description: DecoderDescription, dtype: torch.dtype) -> int:
+    """Return the size of all weights on the device, every tied one once.
+
+    Counted by what `build_decoder` asks for, so that the two cannot differ.
+    """
+    counting = _Counting()
+    build_decoder(description, counting, max_positions=1, device=torch.device("meta"))
+    return counting.num_elements * dtype.itemsize
+
+
+class _Counting:
+    """A `WeightSource` without weights."""
+
+    def __init__(self) -> None:
+        self.num_elements = 0
+
+    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
+        self.num_elements += math.prod(shape)
+        return torch.empty(shape, device="meta")

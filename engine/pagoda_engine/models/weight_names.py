@@ -1,0 +1,76 @@
+"""What a family calls the tensors of its checkpoints, and how it lays them out.
+
+Knows names. Knows nothing of shapes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+QkvLayout = Literal["joined", "by_head"]
+"""Rows of one tensor with Q, K and V: all of Q, then of K, then of V; or so for every head."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNames:
+    """Names without ``.weight`` and ``.bias``. The defaults are Llama's.
+
+    An empty name: the model has no such tensor. Several tensors of one projection are joined by
+    rows; a checkpoint that has them joined already names one.
+
+    Attributes:
+        embedding: of tokens.
+        positions: embedding of positions, added to that of tokens.
+        embedding_norm: norm of the embeddings.
+        final_norm: norm before the output projection.
+        output: the output projection.
+        layer: prefix of a layer's tensors, with ``{}`` for its index; all further names follow it.
+        attention_in_norm: norm of what attention reads.
+        attention_out_norm: norm of what it adds to the residual.
+        feed_forward_in_norm: as `attention_in_norm`; empty in a parallel block: the same norm.
+        feed_forward_out_norm: as `attention_out_norm`.
+        qkv: projections of Q, K and V.
+        q_norm: norm of Q before RoPE.
+        k_norm: norm of K before RoPE.
+        attention_output: projection back to the residual.
+        gate_up: projections of a dense feed-forward part with a gate, of the gate first.
+        up: that of one without a gate.
+        down: projection back to the residual.
+        router: scores of the experts.
+        expert: prefix of an expert's tensors, with ``{}`` for its index.
+        expert_gate_up: as `gate_up`, after that prefix.
+        expert_down: as `down`, after that prefix.
+        shared_expert: prefix of the shared expert's, which are called as a dense layer's.
+        shared_expert_gate: its weight.
+        qkv_layout: see QkvLayout; for one `qkv` tensor.
+        is_transposed: weights of a layer's projections are stored ``[inputs, outputs]``.
+        optional_prefix: of all names; exports of the bare model leave it out.
+        ignored: ends of names of what is no weight, as masks that old exports carry.
+    """
+
+    embedding: str = "model.embed_tokens"
+    positions: str = ""
+    embedding_norm: str = ""
+    final_norm: str = "model.norm"
+    output: str = "lm_head"
+    layer: str = "model.layers.{}."
+    attention_in_norm: str = "input_layernorm"
+    attention_out_norm: str = ""
+    feed_forward_in_norm: str = "post_attention_layernorm"
+    feed_forward_out_norm: str = ""
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    attention_output: str = "self_attn.o_proj"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts.{}."
+    expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    expert_down: str = "down_proj"
+    shared_expert: str = "mlp.shared_expert."
+    shared_expert_gate: str = "mlp.shared_expert_gate"
+    qkv_layout: QkvLayout = "joined"
+    is_transposed: bool = False
+    optional_prefix: str = ""
+    ignored: tuple[str, ...] = ()

@@ -1,0 +1,72 @@
+"""Where the tensors of a decoder come from, and how what a file holds becomes what is wanted.
+
+Knows names, shapes and orders of rows. Knows nothing of files or layers.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from pagoda_engine.checkpoints.tensor_part import Arrange, Part
+
+
+class WeightSource(Protocol):
+    """Where the tensors of a decoder come from."""
+
+    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
+        """Return tensors joined: the elements of one part after those of another, as `shape`.
+
+        Contiguous, on the engine's device and in its dtype; the caller owns it.
+
+        Args:
+            parts: in order.
+            shape: of the whole, with as many elements as the parts together.
+        """
+        ...
+
+
+def transposed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``[outputs, inputs]`` of a weight that is stored the other way round."""
+    return tensor.t() if tensor.dim() == 2 else tensor
+
+
+def heads_joined(num_heads: int) -> Arrange:
+    """Rows of Q, then K, then V, of a tensor with all three of a head after one another."""
+
+    def arrange(tensor: torch.Tensor) -> torch.Tensor:
+        by_head = tensor.reshape(num_heads, 3, -1, *tensor.shape[1:])
+        return by_head.transpose(0, 1).reshape(tensor.shape)
+
+    return arrange
+
+
+def halves_apart(num_heads: int, head_dim: int, rotary_dim: int) -> Arrange:
+    """Rows of the first heads so that dims which turn as a pair lie half a rotation apart.
+
+    Scores do not change when Q and K are reordered alike, so that a model whose pairs lie side by
+    side needs no other rotation.
+    """
+
+    def arrange(tensor: torch.Tensor) -> torch.Tensor:
+        dims = torch.arange(head_dim, device=tensor.device)
+        turning = dims[:rotary_dim].view(-1, 2).t().flatten()
+        heads = torch.arange(num_heads, device=tensor.device)[:, None] * head_dim
+        rows = (heads + torch.cat((turning, dims[rotary_dim:]))).flatten()
+        rest = torch.arange(num_heads * head_dim, len(tensor), device=tensor.device)
+        return tensor.index_select(0, torch.cat((rows, rest)))
+
+    return arrange
+
+
+def one_after_another(steps: Sequence[Arrange]) -> Arrange | None:
+    """All of them, in order; None for none."""
+    if not steps:
+        return None
+
+    def arrange(tensor: torch.Tensor) -> torch.Tensor:
+        for step in steps:
+            tensor = step(tensor)
+        return tensor
+
+    return arrange

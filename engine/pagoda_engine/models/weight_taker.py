@@ -1,0 +1,81 @@
+"""Takes tables, norms and projections of a decoder from a WeightSource.
+
+Knows how a description lays them out. Knows nothing of what stands where in a layer.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from pagoda_engine.checkpoints.tensor_part import Arrange, Part
+from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.norm import LayerNorm, Norm, RmsNorm
+from pagoda_engine.models.weight_source import WeightSource, one_after_another, transposed
+from pagoda_kernels.native.quantised_weight import Bits
+
+
+class WeightTaker:
+    """A source, and the description that says what it holds."""
+
+    def __init__(
+        self, description: DecoderDescription, source: WeightSource, bits: Bits | None = None
+    ) -> None:
+        """Begin with nothing taken. `bits`: of the projections; None: as they are."""
+        self.description = description
+        self.source = source
+        self.bits = bits
+
+    def table(self, name: str, num_rows: int) -> torch.Tensor:
+        """Return ``[num_rows, hidden]`` of one tensor."""
+        shape = (num_rows, self.description.hidden_size)
+        return self.source.take([Part(f"{name}.weight", shape)], shape)
+
+    def norm(self, name: str, prefix: str = "") -> Norm:
+        """Return a norm of the residual's width."""
+        shape = (self.description.hidden_size,)
+        weight = self.source.take([Part(f"{prefix}{name}.weight", shape)], shape)
+        eps, kind = self.description.norm_eps, self.description.norm
+        if kind != "layer":
+            return RmsNorm(weight, eps, unit_offset=kind == "rms_unit_offset")
+        bias = None
+        if self.description.norm_bias:
+            bias = self.source.take([Part(f"{prefix}{name}.bias", shape)], shape)
+        return LayerNorm(weight, bias, eps)
+
+    def optional_norm(self, name: str, prefix: str = "") -> Norm | None:
+        """As `norm`; None without a name."""
+        return self.norm(name, prefix) if name else None
+
+    def weights(
+        self,
+        names: Sequence[str],
+        num_rows: Sequence[int],
+        num_columns: int,
+        *,
+        has_bias: bool,
+        arranges: Sequence[Sequence[Arrange]] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the joined weight ``[N, K]`` of projections, and their joined bias or None.
+
+        Args:
+            names: of the projections; one for several if the checkpoint has them joined.
+            num_rows: outputs of each.
+            num_columns: inputs of all.
+            has_bias: they have biases.
+            arranges: for each name, what brings rows into order.
+        """
+        total = sum(num_rows)
+        rows = num_rows if len(names) == len(num_rows) else [total]
+        steps = arranges or [()] * len(names)
+        weights, biases = [], []
+        for name, count, arrange in zip(names, rows, steps, strict=True):
+            if self.description.names.is_transposed:
+                shape = (num_columns, count)
+                part = Part(f"{name}.weight", shape, one_after_another((transposed, *arrange)))
+            else:
+                shape = (count, num_columns)
+                part = Part(f"{name}.weight", shape, one_after_another(arrange))
+            weights.append(part)
+            biases.append(Part(f"{name}.bias", (count,), one_after_another(arrange)))
+        weight = self.source.take(weights, (total, num_columns))
+        return weight, self.source.take(biases, (total,)) if has_bias else None

@@ -1,0 +1,61 @@
+"""What the next step computes of whom. Knows sequences, and not why they were chosen."""
+
+from dataclasses import dataclass
+
+from pagoda_engine.scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """Compute tokens [first_token, first_token + num_new_tokens) of a sequence.
+
+    Attributes:
+        sequence: its counts change when the step is launched, and again when it is read.
+        first_token: the first token whose KV is missing.
+        num_new_tokens: at least 1.
+        is_prefill: the tokens were known at admission; else it is the decode of one sampled token
+            and of those that a grammar forced after it.
+        samples: the chunk reaches the last token, so its logits give the next one.
+        proposed: tokens computed behind it, to be verified: each gives one more if it is right.
+    """
+
+    sequence: Sequence
+    first_token: int
+    num_new_tokens: int
+    is_prefill: bool
+    samples: bool
+    proposed: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that are sampled: the next one, and one behind each proposed token."""
+        return 1 + len(self.proposed) if self.samples else 0
+
+    @property
+    def num_context_tokens(self) -> int:
+        """KV tokens that its attention reads, the new ones included."""
+        return self.first_token + self.num_new_tokens
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the hidden state of its last token is asked for."""
+        return self.samples and self.sequence.request.sampling.embed
+
+    @property
+    def scored(self) -> range:
+        """Prompt tokens whose logprobs its logits give: each token's come from the one before."""
+        sequence = self.sequence
+        if not self.is_prefill or sequence.request.sampling.num_prompt_logprobs is None:
+            return range(0)
+        return range(
+            self.first_token + 1, min(self.num_context_tokens + 1, sequence.num_prompt_tokens)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """What one step computes, and whom it admitted or preempted on the way."""
+
+    batch: tuple[ScheduledSequence, ...]
+    reserved: tuple[Sequence, ...]
+    num_preempted: int

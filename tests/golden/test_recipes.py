@@ -1,0 +1,211 @@
+"""Families whose checkpoints transformers makes: logits, greedy tokens and memory, in float32.
+
+How the engine schedules is tested with other families; here, that each one's recipe is right.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.engine_driver import EngineDriver
+from support.family_checkpoints import FAMILY_CONFIGS, make_family_checkpoint
+from support.held_bytes import held_bytes
+from support.oracle import Oracle
+from support.random_tokens import random_tokens
+from support.tiny_checkpoints import make_tiny_checkpoint
+
+from pagoda_engine import EngineConfig, SamplingParams, load_model
+from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.models.decoder import Decoder
+from pagoda_engine.models.families.registry import FAMILIES
+from pagoda_engine.models.weight_bytes import weight_bytes
+from pagoda_kernels import plan_attention
+from pagoda_kernels.native import packed_linear
+
+pytestmark = pytest.mark.slow
+
+TOLERANCE = 1e-4
+BLOCK_SIZE = 8
+CPU = torch.device("cpu")
+SEQUENCES = [random_tokens(70), random_tokens(41), random_tokens(5)]
+SCHEDULES = {
+    "whole": [[70, 0, 0], [0, 41, 0], [0, 0, 5]],
+    "chunked": [[33, 0, 0], [30, 41, 0], [7, 0, 5]],
+    "decode": [[60, 35, 1], *[[1, 1, 1]] * 4, *[[1, 1, 0]] * 2, *[[1, 0, 0]] * 4],
+    "mixed": [[40, 0, 4], [1, 17, 1], [28, 1, 0], [1, 23, 0]],
+}
+"""Steps: how many tokens each sequence goes on by."""
+
+
+@pytest.fixture(scope="module", params=FAMILY_CONFIGS)
+def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    folder = tmp_path_factory.mktemp(request.param)
+    return Oracle(make_family_checkpoint(folder, request.param))
+
+
+def logits_of(
+    decoder: Decoder, sequences: Sequence[Sequence[int]], steps: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
+    """Return ``[T, V]`` of each sequence, whose blocks lie in no particular order."""
+    shape = decoder.description
+    layout = KvLayout(
+        shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, torch.float32
+    )
+    num_blocks = max(-(-len(tokens) // BLOCK_SIZE) for tokens in sequences)
+    kv_cache = KvCache(layout, num_blocks * len(sequences), CPU)
+    blocks = list(range(len(sequences) * num_blocks))
+    tables = [blocks[i :: len(sequences)] for i in range(len(sequences))]
+    starts, found = [0] * len(sequences), [[] for _ in sequences]  # type: ignore[var-annotated]
+    for step in steps:
+        active = [i for i, count in enumerate(step) if count]
+        ends = [start + count for start, count in zip(starts, step, strict=True)]
+        plan = plan_attention(
+            seqlens_q=[step[i] for i in active],
+            context_lens=[ends[i] for i in active],
+            block_tables=[tables[i][::-1] for i in active],
+            block_size=BLOCK_SIZE,
+            device=CPU,
+        )
+        positions = torch.cat([torch.arange(starts[i], ends[i]) for i in active])
+        ids = [token for i in active for token in sequences[i][starts[i] : ends[i]]]
+        with torch.inference_mode():
+            logits = decoder.forward(torch.tensor(ids), positions, plan, kv_cache, None)
+        for i, rows in zip(active, logits.split([step[i] for i in active]), strict=True):
+            found[i].append(rows)
+        starts = ends
+    return [torch.cat(rows) for rows in found]
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    error = ((found - expected).norm() / expected.norm()).item()
+    assert error < TOLERANCE, f"relative error {error:.2e}"
+
+
+def test_every_family_has_a_checkpoint() -> None:
+    of_transformers = {fields["model_type"] for fields in FAMILY_CONFIGS.values()}
+    ours = {name.split("For")[0].removesuffix("LMHeadModel").lower() for name in FAMILIES}
+    made_without = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3moe"}
+    named = {name.replace("_text", "").replace("_", "") for name in of_transformers}
+    assert named | made_without == ours
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_logits_are_close(oracle: Oracle, schedule: str) -> None:
+    found = logits_of(oracle.model.decoder, SEQUENCES, SCHEDULES[schedule])
+    for logits, tokens in zip(found, SEQUENCES, strict=True):
+        assert_close(logits, oracle.logits(tokens))
+
+
+def test_greedy_tokens_over_64_steps(oracle: Oracle) -> None:
+    config = EngineConfig(
+        block_size=8,
+        num_blocks=128,
+        dtype="float32",
+        max_model_len=512,
+        max_num_batched_tokens=24,
+    )
+    driver = EngineDriver(oracle.model, config)
+    sampling = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    expected = [oracle.greedy(tokens, 64) for tokens in SEQUENCES]
+    assert driver.generate(SEQUENCES, sampling=sampling) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_and_kv_take_what_was_reckoned(
+    oracle: Oracle, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_linear, "can_pack", lambda weight: False)  # that rounds sizes up
+    model = load_model(oracle.folder, EngineConfig(dtype=dtype, max_model_len=100))
+    shape = model.description
+    assert weight_bytes(shape, model.dtype) == held_bytes(model.decoder)
+    layout = KvLayout(shape.num_layers, 16, shape.num_kv_heads, shape.head_dim, model.dtype)
+    assert shape.kv_bytes_per_token(model.dtype) * 16 == layout.block_bytes
+
+
+@pytest.mark.parametrize("max_model_len", [512, 600], ids=["short", "long"])
+def test_longrope_turns_as_the_longest_sequence_does(tmp_path: Path, max_model_len: int) -> None:
+    oracle = Oracle(make_family_checkpoint(tmp_path, "phi3_long"))
+    config = EngineConfig(dtype="float32", max_model_len=max_model_len)
+    decoder = load_model(tmp_path, config).decoder
+    tokens = random_tokens(max_model_len)
+    found = logits_of(decoder, [tokens], [[300], [max_model_len - 300]])
+    assert_close(found[0], oracle.logits(tokens))
+
+
+def test_dynamic_rope_turns_as_the_longest_sequence_does(tmp_path: Path) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    oracle = Oracle(make_tiny_checkpoint(tmp_path, rope_scaling=scaling))
+    decoder = load_model(tmp_path, EngineConfig(dtype="float32", max_model_len=700)).decoder
+    tokens = random_tokens(700)
+    found = logits_of(decoder, [tokens], [[300], [400]])
+    assert_close(found[0], oracle.logits(tokens))
+    assert decoder.description.max_position_embeddings == 1024
+
+
+@pytest.mark.parametrize(
+    ("family", "differing", "equal"),
+    [("phi3_long", (512, 513), (513, 2048)), ("phi3", (), (100, 512))],
+)
+def test_kv_of_another_rotation_has_another_identity(
+    tmp_path: Path, family: str, differing: tuple[int, ...], equal: tuple[int, ...]
+) -> None:
+    folder = make_family_checkpoint(tmp_path, family)
+
+    def identities(lengths: tuple[int, ...]) -> set[bytes]:
+        configs = [EngineConfig(max_model_len=length) for length in lengths]
+        return {load_model(folder, config).fingerprint for config in configs}
+
+    assert len(identities(differing)) == len(differing)
+    assert len(identities(equal)) == 1
+
+
+def test_dynamic_rope_has_an_identity_for_every_length(tmp_path: Path) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    folder = make_tiny_checkpoint(tmp_path, rope_scaling=scaling)
+    configs = [EngineConfig(max_model_len=length) for length in (300, 512, 700, 701)]
+    identities = [load_model(folder, config).fingerprint for config in configs]
+    assert identities[0] == identities[1]
+    assert len(set(identities)) == 3
+
+
+def test_gpt2_of_a_bare_model(tmp_path: Path) -> None:
+    """As the first one is published: no prefix, and a mask that is no weight."""
+    oracle = Oracle(make_family_checkpoint(tmp_path, "gpt2"))
+    path = tmp_path / "model.safetensors"
+    weights = {name.removeprefix("transformer."): t for name, t in load_file(path).items()}
+    weights["h.0.attn.bias"] = torch.ones(1, 1, 512, 512).tril()
+    save_file(weights, path)
+    model = load_model(tmp_path, EngineConfig(dtype="float32"))
+    found = logits_of(model.decoder, [SEQUENCES[2]], [[5]])
+    assert_close(found[0], oracle.logits(SEQUENCES[2]))
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("gemma3", {"final_logit_softcapping": 2.0}),
+        ("gemma2", {"attention_bias": True, "query_pre_attn_scalar": 256}),
+        ("cohere", {"use_qk_norm": False, "attention_bias": True}),
+        ("cohere", {"num_key_value_heads": 4, "rope_parameters": {
+            "rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}}),
+        ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+        ("smollm3", {"no_rope_layers": [0, 1], "use_sliding_window": False}),
+        ("olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
+        ("olmoe", {"clip_qkv": None, "norm_topk_prob": True}),
+        ("qwen2_moe", {"mlp_only_layers": [], "norm_topk_prob": True}),
+        ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 9}),
+        ("glm", {"partial_rotary_factor": 1.0, "attention_bias": False}),
+        ("starcoder2", {"use_bias": False, "sliding_window": None}),
+        ("gpt_neox", {"attention_bias": False, "rotary_pct": 1.0, "tie_word_embeddings": True}),
+        ("gpt2", {"n_inner": None, "activation_function": "gelu"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_change_logits_as_in_transformers(
+    tmp_path: Path, family: str, overrides: dict[str, object]
+) -> None:
+    oracle = Oracle(make_family_checkpoint(tmp_path, family, **overrides))
+    found = logits_of(oracle.model.decoder, SEQUENCES[:1], [[40], [30]])
+    assert_close(found[0], oracle.logits(SEQUENCES[0]))

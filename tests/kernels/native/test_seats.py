@@ -1,0 +1,76 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagoda_kernels.native.library import NativeLibrary
+from pagoda_kernels.native.packed_linear import PackedLinear
+from pagoda_kernels.native.seats import NUM_SEATS, NoSeatError, Seat
+
+SIT_DOWN = """
+import sys, time
+from pathlib import Path
+from pagoda_kernels.native.seats import Seat
+seat = Seat(Path(sys.argv[1]))
+print(seat.index, flush=True)
+time.sleep(100)
+"""
+
+
+def index_of(process: "subprocess.Popen[bytes]") -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+def test_a_killed_process_leaves_its_seat(tmp_path: Path) -> None:
+    table = tmp_path / "run" / "processors"
+    command = [sys.executable, "-c", SIT_DOWN, str(table)]
+    others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        taken = [index_of(other) for other in others]
+        assert set(taken) == {0, 1}
+        assert Seat(table).index == 2
+        others[1].kill()
+        others[1].wait()
+        others.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        assert index_of(others[2]) == taken[1]
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+            assert other.stdout is not None
+            other.stdout.close()
+
+
+def test_no_seat_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_taken(*_: object) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr("pagoda_kernels.native.seats.fcntl.lockf", is_taken)
+    with pytest.raises(NoSeatError, match=f"{NUM_SEATS} workers"):
+        Seat(tmp_path / "processors")
+
+
+def test_products_are_the_same_whoever_shares(native: NativeLibrary, tmp_path: Path) -> None:
+    weight, x = torch.randn(300, 128), torch.randn(9, 128)
+    library = NativeLibrary(Path(native.path), native.instruction_set)
+    before = PackedLinear(weight)(x)
+    assert library.share_processors(tmp_path / "processors")
+    pool = library.threads(1)
+    assert library.threads(5) == pool  # one of all processors, whatever was asked for
+    packed = PackedLinear(weight)
+    y = torch.empty(9, 300)
+    library.product(pool, packed.structure, x.data_ptr(), 9, y.data_ptr())
+    assert torch.equal(y, before)
+
+
+def test_without_the_file_nothing_changes(
+    native: NativeLibrary, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    library = NativeLibrary(Path(native.path), native.instruction_set)
+    assert not library.share_processors(tmp_path / "file" / "processors")
+    assert "shares its processors with nobody" in caplog.text
+    assert library.threads(1) != library.threads(2)

@@ -1,0 +1,184 @@
+"""Tiny random models of families, made and saved by transformers: its names, its configuration.
+
+Every parameter is random, biases and norms included, so that a part which the loader forgets
+changes the output. A new family is one entry of FAMILY_CONFIGS.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from support.tiny_checkpoints import BOS_TOKEN_ID, EOS_TOKEN_ID, VOCAB_SIZE, write_byte_tokenizer
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": BOS_TOKEN_ID,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": 260,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3],
+    "long_factor": [1.5, 3.0, 7.0],
+    "original_max_position_embeddings": 512,
+}
+
+FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
+    # the second layer does not rotate, and has a window
+    "smollm3": {
+        "model_type": "smollm3",
+        "no_rope_layer_interval": 2,
+        "use_sliding_window": True,
+        "sliding_window": 19,
+    },
+    "granite": {
+        "model_type": "granite",
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 3.0,
+    },
+    "phi3": {
+        "model_type": "phi3",
+        "sliding_window": 33,
+    },
+    # half of a head's dims turn; sequences beyond 512 tokens would turn otherwise
+    "phi3_long": {
+        "model_type": "phi3",
+        "max_position_embeddings": 2048,
+        "original_max_position_embeddings": 512,
+        "rope_parameters": {**_LONGROPE, "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+    },
+    "olmo2": {"model_type": "olmo2"},
+    "olmo3": {
+        "model_type": "olmo3",
+        "sliding_window": 21,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
+    "gemma": {"model_type": "gemma", "head_dim": 16, "hidden_act": "gelu"},
+    "gemma2": {
+        "model_type": "gemma2",
+        "head_dim": 16,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 21,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 4.0,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "head_dim": 16,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 21,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
+        },
+    },
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [0],
+    },
+    "olmoe": {
+        "model_type": "olmoe",
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 24,
+        "clip_qkv": 1.5,
+    },
+    "glm": {"model_type": "glm", "head_dim": 16},
+    "glm4": {"model_type": "glm4", "head_dim": 16},
+    "cohere": {"model_type": "cohere", "logit_scale": 0.5, "use_qk_norm": True},
+    "cohere2": {
+        "model_type": "cohere2",
+        "logit_scale": 0.5,
+        "sliding_window": 21,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "starcoder2": {"model_type": "starcoder2", "sliding_window": 21},
+    "gpt_neox": {"model_type": "gpt_neox", "hidden_size": 64, "num_key_value_heads": None},
+    "gpt_neox_sequential": {
+        "model_type": "gpt_neox",
+        "hidden_size": 64,
+        "num_key_value_heads": None,
+        "hidden_act": "gelu_new",
+        "use_parallel_residual": False,
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 48,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 512,
+        "n_inner": 64,
+    },
+    # three heads: no power of two, whose slopes are another series
+    "bloom": {"model_type": "bloom", "n_head": 3, "n_layer": 2, "seq_length": 512},
+    "mpt": {
+        "model_type": "mpt",
+        "d_model": 48,
+        "n_heads": 4,
+        "n_layers": 2,
+        "max_seq_len": 512,
+        "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.2},
+    },
+}
+
+
+def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a model and its tokenizer; returns the folder, made if missing.
+
+    Args:
+        folder: of the model.
+        family: one of FAMILY_CONFIGS.
+        seed: of the weights.
+        overrides: fields of the configuration.
+    """
+    fields = {**_COMMON, **FAMILY_CONFIGS[family], **overrides}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if fields["model_type"] in ("gpt2", "bloom", "mpt"):  # which have names of their own for these
+        fields = {name: fields[name] for name in fields if name not in _RENAMED}
+    if family == "bloom":
+        fields["hidden_size"] = _COMMON["hidden_size"]
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(_drawn(name, parameter, generator))
+    model.save_pretrained(folder)
+    write_byte_tokenizer(folder)
+    return folder
+
+
+_RENAMED = {
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+}
+
+
+def _drawn(name: str, parameter: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    noise = torch.randn(parameter.shape, generator=generator)
+    if "norm" in name or "ln_" in name:  # around what it is before training
+        return parameter.mean() + 0.2 * noise
+    if parameter.dim() == 1:
+        return 0.3 * noise
+    # Wide enough that attention is peaked and the likeliest tokens lie well apart.
+    return 1.5 * noise * parameter.shape[-1] ** -0.5

@@ -1,0 +1,25 @@
+"""How much memory a decoder's weights really take."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from pagoda_engine.models.decoder import Decoder
+
+
+def held_bytes(decoder: Decoder) -> int:
+    """Return the bytes of a decoder's weights, each once: all tensors but rotations and slopes."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in _tensors_of(decoder)}.values())
+
+
+def _tensors_of(part: Any) -> Iterator[torch.Tensor]:
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, tuple | list):
+        for item in part:
+            yield from _tensors_of(item)
+    elif type(part).__module__.startswith("pagoda_engine.models"):
+        for name in getattr(part, "__slots__", None) or vars(part):
+            if name not in ("cos_sin", "alibi_slopes"):
+                yield from _tensors_of(getattr(part, name))

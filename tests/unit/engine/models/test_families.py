@@ -1,0 +1,164 @@
+"""What families read from their configurations, beside what the comparison of logits can tell."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_checkpoints import make_tiny_checkpoint
+
+from pagoda_engine import CheckpointError, EngineConfig, UnsupportedModelError, load_model
+from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.families.registry import FAMILIES, read_description
+from pagoda_kernels.native.library import native_library
+
+PAGE = Path(__file__).parents[4] / "docs" / "howto" / "model.md"
+SHAPES: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+
+
+def read(folder: Path, architecture: str, **fields: Any) -> DecoderDescription:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**SHAPES, "architectures": [architecture], **fields}))
+    return read_description(path)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_family_is_on_the_page(architecture: str) -> None:
+    assert f"`{architecture}`" in PAGE.read_text()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "is_tied"),
+    [
+        ("LlamaForCausalLM", False),
+        ("SmolLM3ForCausalLM", True),
+        ("Gemma2ForCausalLM", True),
+        ("CohereForCausalLM", True),
+        ("Starcoder2ForCausalLM", True),
+        ("GPTNeoXForCausalLM", False),
+    ],
+)
+def test_embeddings_are_tied_where_the_field_is_absent(
+    tmp_path: Path, architecture: str, is_tied: bool
+) -> None:
+    assert read(tmp_path, architecture).tie_word_embeddings is is_tied
+
+
+def test_older_gemma3_fields_mean_what_newer_ones_say(tmp_path: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    older = read(
+        tmp_path,
+        "Gemma3ForCausalLM",
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+        rope_scaling=scaling,
+        sliding_window=7,
+        sliding_window_pattern=2,
+    )
+    newer = read(
+        tmp_path,
+        "Gemma3ForCausalLM",
+        rope_parameters={
+            "full_attention": {**scaling, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
+    assert older == newer
+    assert older.sliding_windows == (7, None, 7, None)
+
+
+@pytest.mark.parametrize(("name", "value"), [("type", "su"), ("type", "yarn")])
+def test_older_names_of_phi_3s_long_rope(tmp_path: Path, name: str, value: str) -> None:
+    scaling = {name: value, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    fields = {"rope_scaling": scaling, "original_max_position_embeddings": 64}
+    rope = read(tmp_path, "Phi3ForCausalLM", **fields).rope
+    assert rope is not None
+    assert (rope.rope_type, rope.factor) == ("longrope", 4.0)
+    assert rope.original_max_position_embeddings == 64
+
+
+def test_older_gpt_neox_fields_of_the_rotation(tmp_path: Path) -> None:
+    rope = read(tmp_path, "GPTNeoXForCausalLM", rotary_pct=0.5, rotary_emb_base=500.0).rope
+    assert rope is not None
+    assert (rope.theta, rope.rotary_factor) == (500.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "message"),
+    [
+        (
+            "Phi3ForCausalLM",
+            {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0] * 8}},
+            "short_factor has 1 numbers, must have 8",
+        ),
+        (
+            "Phi3ForCausalLM",
+            {"rope_scaling": {"type": "su", "short_factor": 1.0, "long_factor": [1.0] * 8}},
+            "short_factor is 1.0, must be a list of numbers",
+        ),
+        ("LlamaForCausalLM", {"partial_rotary_factor": 1.5}, "1.5, must be at most 1"),
+        ("LlamaForCausalLM", {"partial_rotary_factor": 0.2}, "cannot turn: 3 is no even number"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 2, 1]}, "must have 0 or 1 for 4 layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "must have 0 or 1 for 4 layers"),
+        ("GPT2LMHeadModel", {"n_embd": 0, "hidden_size": None}, "n_embd is 0, must be a positive"),
+        ("GPT2LMHeadModel", {"hidden_size": None}, "n_embd is missing"),
+        ("GraniteForCausalLM", {"logits_scaling": 0}, "logits_scaling is 0, must be a positive"),
+    ],
+)
+def test_wrong_fields_are_named(
+    tmp_path: Path, architecture: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read(tmp_path, architecture, **fields)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "what"),
+    [
+        (
+            "GPT2LMHeadModel",
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx",
+        ),
+        ("GPT2LMHeadModel", {"scale_attn_weights": False}, "scale_attn_weights"),
+        (
+            "Gemma3ForCausalLM",
+            {"use_bidirectional_attention": True},
+            "use_bidirectional_attention",
+        ),
+        ("OlmoeForCausalLM", {"hidden_act": "gelu"}, "hidden_act of experts"),
+    ],
+)
+def test_what_the_decoder_has_not_is_refused(
+    tmp_path: Path, architecture: str, fields: dict[str, Any], what: str
+) -> None:
+    if architecture == "OlmoeForCausalLM":
+        fields = {**fields, "num_experts": 4, "num_experts_per_tok": 2}
+    with pytest.raises(UnsupportedModelError) as error:
+        read(tmp_path, architecture, **fields)
+    assert error.value.what == what
+
+
+@pytest.mark.skipif(native_library() is None, reason="no native library on this machine")
+@pytest.mark.parametrize(("family", "lines"), [("llama", 0), ("mixtral", 1)])
+def test_the_log_says_what_the_native_forward_has_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, lines: int
+) -> None:
+    with caplog.at_level(logging.INFO, "pagoda_engine.models.native_layers"):
+        load_model(make_tiny_checkpoint(tmp_path, family), EngineConfig(dtype="float32"))
+    messages = [record.getMessage() for record in caplog.records]
+    expected = (
+        "MixtralForCausalLM is computed layer by layer: the native forward has no mixture of "
+        "experts"
+    )
+    assert messages == [expected] * lines
