@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+SPECULATIONS = ("off", "ngram")
+"""Who may propose tokens: nobody, or the sequence's own earlier ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -30,6 +33,9 @@ class EngineConfig:
             chosen up to max_num_seqs.
         num_layer_groups: parts in which a prefill_only sequence's KV is reported while its forward
             runs (see `Engine`); 1: not before the forward has ended.
+        speculation: ``off`` | ``ngram``: propose tokens that followed the same ones before, and
+            verify several in one step. Outputs stay the same.
+        num_speculative_tokens: proposed for a sequence in one step at most.
     """
 
     block_size: int = 16
@@ -47,3 +53,15 @@ class EngineConfig:
     enforce_eager: bool = False
     graph_batch_sizes: tuple[int, ...] | None = None
     num_layer_groups: int = 1
+    speculation: str = "off"
+    num_speculative_tokens: int = 7
+
+    @property
+    def max_num_rows(self) -> int:
+        """Rows of logits in one step at most, those of proposed tokens included.
+
+        On a GPU memory was measured for one of each sequence.
+        """
+        if self.speculation == "off" or not self.device.startswith("cpu"):
+            return self.max_num_seqs
+        return max(self.max_num_seqs, 1 + self.num_speculative_tokens)

@@ -27,9 +27,10 @@ from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
 from pagoda_engine.scheduler.scheduler import Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
+from pagoda_engine.scheduler.speculator import Speculator
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
-from pagoda_engine.step.commit import commit_step, fail, final_output, take_token
+from pagoda_engine.step.commit import commit_step, fail, final_output, take_tokens
 from pagoda_engine.step.compute_time import share_out
 from pagoda_engine.step.decode_graphs import Progress
 from pagoda_engine.step.launched import LaunchedStep
@@ -43,7 +44,7 @@ from pagoda_engine.step.result import (
     StepStats,
 )
 from pagoda_engine.step.runner import Runner
-from pagoda_engine.step.sample_row import sample_row
+from pagoda_engine.step.sample_row import sample_rows
 from pagoda_engine.validation import check_config, check_import, check_request
 
 
@@ -113,7 +114,6 @@ class Engine:
             hash_block=hash_block,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self._scheduler = Scheduler(config, self._blocks)
         self._queue, graph_capture = device_parts(
             model.device,
             queue,
@@ -121,6 +121,11 @@ class Engine:
             enforce_eager=config.enforce_eager,
             clock=clock,
         )
+        speculator = None
+        if config.speculation != "off":
+            overlaps = self._queue.lag > 0
+            speculator = Speculator(config.num_speculative_tokens, overlaps=overlaps)
+        self._scheduler = Scheduler(config, self._blocks, speculator)
         with self._queue.preparing():
             self._runner = Runner(
                 model,
@@ -335,7 +340,7 @@ class Engine:
         sampled_rows = iter(step.row_of)
         for entry in batch:
             row = next(sampled_rows) if entry.samples else None
-            entry.sequence.launch(entry.num_new_tokens, row=row)
+            entry.sequence.launch(entry.num_new_tokens, row=row, num_proposed=len(entry.proposed))
         work = self._queue.submit(step.work)
         times = (started, scheduled_at, self._clock())
         self._in_flight.append(LaunchedStep(batch, step, work, times))
@@ -349,7 +354,7 @@ class Engine:
         for entry in batch:
             try:
                 if entry.samples:
-                    rows.append(sample_row(entry.sequence, self.model))
+                    rows.extend(sample_rows(entry.sequence, entry.num_rows, self.model))
                 kept.append(entry)
             except TokenMaskError as error:
                 failed = fail(self._scheduler, entry.sequence, FinishReason.INVALID, str(error))
@@ -367,12 +372,17 @@ class Engine:
         )
         unclaimed_ns = share_out(launched.batch, stats.compute_ns)  # before any of them ends
         outputs, computed = commit_step(self._scheduler, launched.batch, read)
-        stats = replace(stats, unclaimed_ns=unclaimed_ns, commit_seconds=self._clock() - read_at)
+        stats = replace(
+            stats,
+            num_accepted_tokens=sum(len(tokens) - 1 for tokens in read.tokens),
+            unclaimed_ns=unclaimed_ns,
+            commit_seconds=self._clock() - read_at,
+        )
         self._previous = launched
         return outputs, computed, stats
 
     def _take_first_token(self, sequence: Sequence, token_id: int) -> None:
-        output = take_token(sequence, token_id)
+        output = take_tokens(sequence, [token_id])
         rest = replace(output, first_index=output.first_index + 1, token_ids=output.token_ids[1:])
         if rest.token_ids or rest.finish_reason is not None:
             self._pending_outputs.append(rest)

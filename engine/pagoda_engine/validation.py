@@ -6,7 +6,7 @@ Knows requests, limits and what an import says. Changes nothing.
 import itertools
 import math
 
-from pagoda_engine.config import EngineConfig
+from pagoda_engine.config import SPECULATIONS, EngineConfig
 from pagoda_engine.errors import InvalidConfigError, InvalidSequenceError
 from pagoda_engine.sampling.repeat_penalties import MAX_DRY_LENGTH
 from pagoda_engine.sampling_params import SamplingParams
@@ -29,10 +29,13 @@ def check_config(config: EngineConfig) -> None:
         "max_model_len",
         "max_num_waiting",
         "num_layer_groups",
+        "num_speculative_tokens",
     ):
         value = getattr(config, name)
         if value < 1:
             raise InvalidConfigError(name, value, "at least 1")
+    if config.speculation not in SPECULATIONS:
+        raise InvalidConfigError("speculation", config.speculation, " or ".join(SPECULATIONS))
     if config.num_threads < 0:
         raise InvalidConfigError("num_threads", config.num_threads, "at least 0")
     sizes = config.graph_batch_sizes

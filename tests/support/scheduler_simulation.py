@@ -9,6 +9,7 @@ whatever it might change.
 """
 
 import hashlib
+import random
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -19,9 +20,11 @@ from pagoda_engine.sampling.sampler import SampledToken
 from pagoda_engine.sampling.sampling_state import SamplingState
 from pagoda_engine.scheduler import ScheduledStep, Scheduler, Sequence
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
+from pagoda_engine.scheduler.speculator import Speculator
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
+from pagoda_engine.speculation import MakeProposer
 from pagoda_engine.step.commit import commit_step
-from pagoda_engine.step.launched import ReadStep
+from pagoda_engine.step.launched import ReadStep, verified
 from pagoda_engine.step.result import ComputedBlocks
 from pagoda_engine.token_mask import TokenBits
 from support.engine_driver import hash_block
@@ -72,12 +75,27 @@ def expected_output(request: SequenceRequest, max_model_len: int) -> list[int]:
             return tokens[num_prompt + len(request.output_token_ids) :]
 
 
+class OftenRight:
+    """Proposes what the imaginary model says, but for some tokens, and now and then nothing."""
+
+    def __init__(self, token_ids: SequenceOf[int], rng: random.Random) -> None:
+        self.token_ids, self.rng = token_ids, rng
+
+    def propose(self, max_tokens: int) -> SequenceOf[int]:
+        tokens = [*self.token_ids]
+        for _ in range(self.rng.randint(0, max_tokens)):
+            is_right = self.rng.random() < 0.8
+            tokens.append(next_token(tokens) if is_right else self.rng.randrange(VOCAB_SIZE))
+        return tokens[len(self.token_ids) :]
+
+
 @dataclass(frozen=True)
 class Row:
     """What the device was told of one sequence."""
 
     sequence: Sequence
     known_tokens: list[int]
+    proposed: tuple[int, ...]
     block_ids: list[int]
     first_token: int
     end: int
@@ -92,6 +110,9 @@ class Simulation:
     outputs: dict[str, list[SequenceOutput]] = field(default_factory=dict)
     computed: list[ComputedBlocks] = field(default_factory=list)
     lag: int = 0
+    make_proposer: MakeProposer | None = None
+    num_accepted: int = 0
+    num_proposed: int = 0
     num_preempted: int = 0
     num_arrivals: int = 0
     in_flight: deque[tuple[ScheduledStep, list[Row]]] = field(default_factory=deque)
@@ -105,7 +126,14 @@ class Simulation:
             hash_block=hash_block,
             enable_prefix_caching=self.config.enable_prefix_caching,
         )
-        self.scheduler = Scheduler(self.config, blocks)
+        speculator = None
+        if self.make_proposer is not None:
+            speculator = Speculator(
+                self.config.num_speculative_tokens,
+                overlaps=self.lag > 0,
+                make_proposer=self.make_proposer,
+            )
+        self.scheduler = Scheduler(self.config, blocks, speculator)
         self.slots = [[b""] * self.config.block_size for _ in range(self.config.num_blocks)]
 
     def add(self, request: SequenceRequest) -> Sequence:
@@ -140,28 +168,44 @@ class Simulation:
 
     def launch(self, scheduled: ScheduledStep) -> list[Row]:
         rows = []
+        num_tokens = sum(entry.num_new_tokens for entry in scheduled.batch)
+        assert num_tokens <= self.config.max_num_batched_tokens
+        assert sum(entry.num_rows for entry in scheduled.batch) <= self.config.max_num_rows
         for i, entry in enumerate(scheduled.batch):
             sequence, end = entry.sequence, entry.num_context_tokens
             assert sequence.num_unread_tokens <= self.lag
             known, block_ids = sequence.token_ids[:end], list(sequence.block_ids)
-            rows.append(Row(sequence, known, block_ids, entry.first_token, end, entry.samples))
-            sequence.launch(entry.num_new_tokens, row=i if entry.samples else None)
+            proposed = entry.proposed
+            rows.append(
+                Row(sequence, known, proposed, block_ids, entry.first_token, end, entry.samples)
+            )
+            row = i if entry.samples else None
+            sequence.launch(entry.num_new_tokens, row=row, num_proposed=len(proposed))
         return rows
 
     def read(self, scheduled: ScheduledStep, rows: list[Row]) -> None:
         """Compute a step and tell the host what was sampled."""
-        sampled = {}
+        sampled, accepted = {}, []
         for row in rows:
             tokens = row.known_tokens
-            if len(tokens) < row.end:
+            if len(tokens) + len(row.proposed) < row.end:
                 tokens = [*tokens, self.sampled[row.sequence]]
+            num_known = len(tokens)
+            tokens = [*tokens, *row.proposed]
             assert len(tokens) == row.end
             self.check_kv(tokens[: row.first_token], row.block_ids)
             self.write_kv(tokens, row.block_ids, row.first_token)
             if row.samples:
-                sampled[row.sequence] = token_after(row.sequence.request, tokens)
+                ends = range(num_known, len(tokens) + 1)
+                found = [
+                    SampledToken(token_after(row.sequence.request, tokens[:end])) for end in ends
+                ]
+                accepted.append(verified(row.proposed, found))
+                sampled[row.sequence] = found[0].token_id
+                self.num_proposed += len(row.proposed)
+                self.num_accepted += len(accepted[-1]) - 1
         self.sampled = sampled
-        read = ReadStep([SampledToken(token) for token in sampled.values()], [], [])
+        read = ReadStep(accepted, [], [])
         outputs, computed = commit_step(self.scheduler, scheduled.batch, read)
         for output in outputs:
             self.outputs.setdefault(output.sequence_id, []).append(output)
@@ -206,7 +250,12 @@ class Simulation:
         return tokens
 
 
-def make_simulation(*, lag: int = 0, **fields: object) -> Simulation:
+def make_simulation(
+    *, lag: int = 0, make_proposer: MakeProposer | None = None, **fields: object
+) -> Simulation:
     """Return a simulation of a small pool; `fields` are settings of the engine."""
     values = {"block_size": 4, "num_blocks": 32, "max_num_seqs": 8, "max_model_len": 64}
-    return Simulation(EngineConfig(**{**values, **fields}), lag=lag)
+    if make_proposer is not None:
+        values["speculation"] = "ngram"  # of whose proposer the other one takes the place
+    config = EngineConfig(**{**values, **fields})
+    return Simulation(config, lag=lag, make_proposer=make_proposer)

@@ -14,7 +14,7 @@ from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import ModelFolderError, SettingsError
 from pagoda_worker.settings import WorkerSettings
 
-COMMON = ("dtype", "quantization")
+COMMON = ("dtype", "quantization", "speculation", "num_speculative_tokens")
 """Options that are settings of the whole system."""
 
 

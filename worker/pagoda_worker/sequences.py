@@ -59,6 +59,8 @@ class LiveSequence:
         num_output_tokens: published from here; the last of them before `next_index`.
         compute_ns: of the engine, for this sequence.
         num_prefilled_tokens: computed here as prefill.
+        num_proposed_tokens: verified here.
+        num_accepted_tokens: of them, those that are output.
         record_id: of its usage record, once it has one.
         num_recorded_tokens: published from here, as a record said that was made before its end.
     """
@@ -83,6 +85,8 @@ class LiveSequence:
     step_links: list[Link] = field(default_factory=list)
     compute_ns: int = 0
     num_prefilled_tokens: int = 0
+    num_proposed_tokens: int = 0
+    num_accepted_tokens: int = 0
     record_id: str = ""
     num_recorded_tokens: int = 0
 
@@ -91,6 +95,8 @@ class LiveSequence:
         if output is not None:
             self.compute_ns = output.compute_ns
             self.num_prefilled_tokens = output.num_prefilled_tokens
+            self.num_proposed_tokens = output.num_proposed_tokens
+            self.num_accepted_tokens = output.num_accepted_tokens
 
     @property
     def num_known_tokens(self) -> int:

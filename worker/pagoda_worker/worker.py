@@ -336,7 +336,9 @@ class Worker(Generic[S]):
         self.speed.steps.add(stats)
         self.metrics.unclaimed_seconds.inc(stats.unclaimed_ns / 1e9)
         self.metrics.prefill_tokens.inc(stats.num_prefill_tokens)
-        self.metrics.decode_tokens.inc(stats.num_decode_tokens)
+        self.metrics.decode_tokens.inc(stats.num_decode_tokens + stats.num_accepted_tokens)
+        self.metrics.proposed_tokens.inc(stats.num_proposed_tokens)
+        self.metrics.accepted_tokens.inc(stats.num_accepted_tokens)
 
     def _on_failure(self, failure: EngineFailedError) -> None:
         self.is_draining = True

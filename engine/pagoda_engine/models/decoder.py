@@ -62,6 +62,11 @@ class Decoder:
         """Whether all layers are one native call."""
         return self._native is not None
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a token's result is the same to the bit whatever is computed beside it."""
+        return self._native is not None
+
     def forward(
         self,
         token_ids: torch.Tensor,

@@ -16,6 +16,7 @@ class ScheduledSequence:
         is_prefill: the tokens were known at admission; else it is the decode of one sampled token
             and of those that a grammar forced after it.
         samples: the chunk reaches the last token, so its logits give the next one.
+        proposed: tokens computed behind it, to be verified: each gives one more if it is right.
     """
 
     sequence: Sequence
@@ -23,6 +24,12 @@ class ScheduledSequence:
     num_new_tokens: int
     is_prefill: bool
     samples: bool
+    proposed: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that are sampled: the next one, and one behind each proposed token."""
+        return 1 + len(self.proposed) if self.samples else 0
 
     @property
     def num_context_tokens(self) -> int:

@@ -18,8 +18,9 @@ from pagoda_engine.scheduler.lateness import Lateness
 from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
 from pagoda_engine.scheduler.sequence import Flow, Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
+from pagoda_engine.scheduler.speculator import Speculator
 from pagoda_engine.scheduler.step_cost import StepCost
-from pagoda_engine.scheduler.step_shares import Demand, Share, share_step
+from pagoda_engine.scheduler.step_shares import Demand, Share, share_step, unclaimed_work
 from pagoda_engine.scheduler.victims import Holdings, block_victims, growth_victim, seat_victim
 
 MAX_PASSED = 64
@@ -63,12 +64,16 @@ class Scheduler:
     tokens: each of them is in a step sooner or later. Held ones are in none and do not count.
     """
 
-    def __init__(self, config: EngineConfig, blocks: SequenceBlocks) -> None:
+    def __init__(
+        self, config: EngineConfig, blocks: SequenceBlocks, speculator: Speculator | None = None
+    ) -> None:
         self.blocks = blocks
+        self._speculator = speculator
         self.step_cost = StepCost()
         # No more decodes than one step can take, or the last would never be in one.
         self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._max_num_rows = config.max_num_rows
         self._enough_prompt_tokens = config.enough_prompt_tokens or config.max_num_batched_tokens
         self._sequences: dict[str, Sequence] = {}
         self._flows = Flows()
@@ -104,7 +109,8 @@ class Scheduler:
         victims = self._make_room() if self._flows.are_several else []
         demands = self._demands() if self._flows.are_several else None
         shares = self._share_step(demands) if demands is not None else None
-        budgets = self._schedule_decodes(batch, shares, victims)
+        unclaimed = math.inf if shares is None else self._unclaimed(demands or {}, shares)
+        budgets = self._schedule_decodes(batch, shares, unclaimed, victims)
         # Who was just preempted would be admitted at once and preempted again.
         closed = {victim.flow for victim in victims}
         prefills = [s for s in self.running if s.is_prefilling]
@@ -234,17 +240,31 @@ class Scheduler:
             max_num_tokens=self._max_num_batched_tokens,
         )
 
+    def _unclaimed(self, demands: dict[Flow, Demand], shares: dict[Flow, Share]) -> float:
+        """Return the time of a step that is in no share."""
+        if self._speculator is None:
+            return 0.0
+        return unclaimed_work(
+            demands,
+            shares,
+            self.step_cost,
+            max_num_seqs=self._max_num_seqs,
+            max_num_tokens=self._max_num_batched_tokens,
+        )
+
     def _schedule_decodes(
         self,
         batch: list[ScheduledSequence],
         shares: dict[Flow, Share] | None,
+        unclaimed: float,
         victims: list[Sequence],
     ) -> Counter[Flow]:
-        """Give decodes their token; forced ones come out of what nobody has a share of.
+        """Give decodes their token; forced and proposed ones come out of what is nobody's share.
 
         Args:
             batch: gets them.
             shares: of the step; None for a flow that is alone.
+            unclaimed: time of the step that is in no share.
             victims: gets those who lost their blocks to a decode.
 
         Returns:
@@ -261,12 +281,56 @@ class Scheduler:
                 if not self.blocks.grow(sequence):
                     victims.append(growth_victim(self._holdings(), self.running))
                     self._preempt(victims[-1])
+        decodes = [s for s in decodes if s.state is SequenceState.RUNNING]
+        proposals = self._propose(decodes, spare, unclaimed)
         for sequence in decodes:
-            if sequence.state is SequenceState.RUNNING:
-                spare -= self._schedule_chunk(sequence, spare + 1, batch) - 1
+            proposed = proposals.get(sequence, ())
+            spare -= self._schedule_chunk(sequence, spare + 1, batch, tuple(proposed)) - 1
         if shares is None:
             budgets.update(dict.fromkeys(self._flows, spare))
         return budgets
+
+    def _propose(
+        self, decodes: list[Sequence], spare: int, unclaimed: float
+    ) -> dict[Sequence, SequenceOf[int]]:
+        """Return the proposed tokens that this step verifies: fewer where others need the room.
+
+        They take nobody's blocks, and half of what prompts could have at most. Of two flows each
+        gets half of the time that neither claims.
+        """
+        num_rows = min(self._max_num_seqs, len(self.running) + len(self.waiting))
+        if self._speculator is None or not decodes:
+            return {}
+        if num_rows >= self._max_num_rows:
+            for sequence in decodes:
+                sequence.waits_for_tokens = False
+            return {}
+        proposals = self._speculator.propose(decodes, self.step_cost)
+        if not proposals:
+            return proposals
+        if self.waiting or any(s.is_prefilling for s in self.running):
+            spare //= 2
+        spare -= sum(s.num_uncomputed_tokens - 1 for s in decodes)  # forced ones come first
+        room = min(spare, self._max_num_rows - num_rows)
+        rooms: dict[Flow, int] = {}
+        if not math.isinf(unclaimed):
+            flows = {sequence.flow for sequence in proposals}
+            cost = self.step_cost.per_proposed_token * max(1, len(flows))
+            rooms = {flow: int(min(unclaimed / cost, room) if cost else room) for flow in flows}
+        for sequence in proposals:
+            flow = sequence.flow
+            wanted = min(len(proposals[sequence]), room, rooms.get(flow, room))
+            num_slots = self.blocks.num_free_slots(sequence)
+            # Who waits may wait for a block.
+            while num_slots < wanted and not self.waiting and self.blocks.grow(sequence):
+                num_slots = self.blocks.num_free_slots(sequence)
+            wanted = max(0, min(wanted, num_slots))
+            proposals[sequence] = proposals[sequence][:wanted]
+            sequence.waits_for_tokens &= wanted > 0
+            room -= wanted
+            if flow in rooms:
+                rooms[flow] -= wanted
+        return proposals
 
     def _take_turns(self, decodes: list[Sequence], shares: dict[Flow, Share]) -> list[Sequence]:
         """Return as many of each flow's decodes as it has a share of: those that waited longest."""
@@ -299,9 +363,13 @@ class Scheduler:
             budgets[flow] = 0
 
     def _schedule_chunk(
-        self, sequence: Sequence, budget: int, batch: list[ScheduledSequence]
+        self,
+        sequence: Sequence,
+        budget: int,
+        batch: list[ScheduledSequence],
+        proposed: tuple[int, ...] = (),
     ) -> int:
-        missing = sequence.num_uncomputed_tokens
+        missing = sequence.num_uncomputed_tokens + len(proposed)
         num_new_tokens = min(missing, budget)
         sequence.last_step = self._num_steps
         is_prefill = sequence.is_prefilling
@@ -313,6 +381,7 @@ class Scheduler:
                 num_new_tokens=num_new_tokens,
                 is_prefill=is_prefill,
                 samples=num_new_tokens == missing,
+                proposed=proposed,
             )
         )
         return num_new_tokens
@@ -321,6 +390,8 @@ class Scheduler:
         """Take the blocks of a running sequence away."""
         self.running.remove(victim)
         self.blocks.free(victim)
+        victim.guesses = None  # those who wait are many, and it is soon made again
+        victim.waits_for_tokens = False
         victim.state = SequenceState.WAITING
         self._queue(victim)
 
@@ -458,13 +529,21 @@ class Scheduler:
         size = self.blocks.block_size
         num_tokens, num_computed = sequence.num_tokens, sequence.num_computed_tokens
         num_launched = sequence.num_launched_tokens
-        assert num_launched <= len(sequence.block_ids) * size, "KV without a block"
+        num_written = num_launched + sequence.num_unverified_tokens
+        assert num_written <= len(sequence.block_ids) * size, "KV without a block"
         assert num_computed <= min(num_launched, len(sequence.token_ids))
         assert sequence.num_registered_blocks * size <= num_computed
         if sequence.state is SequenceState.WAITING:
             assert not sequence.block_ids
-            assert num_launched == 0
+            assert num_written == 0
+            assert sequence.guesses is None
             return
+        if not sequence.has_ended:
+            num_needed = max(num_tokens, num_written)
+            assert len(sequence.block_ids) <= self.blocks.num_blocks_for(num_needed), "a block more"
+        if sequence.num_unverified_tokens:
+            assert sequence.can_speculate
+            assert sequence.num_unread_tokens, "what was read has no proposals left"
         assert len(set(sequence.block_ids)) == len(sequence.block_ids)
         assert num_launched < num_tokens or sequence.has_ended, "nothing left to compute"
         # With max_tokens 0 one token is sampled all the same.

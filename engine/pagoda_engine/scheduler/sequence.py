@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pagoda_engine.sampling.sampling_state import SamplingState
 from pagoda_engine.sequence_request import SequenceRequest
+from pagoda_engine.speculation import Guesses
 
 MAX_INTERACTIVE_PRIORITY = 1000
 """Sequences with a higher number are in the background: those of batches."""
@@ -53,6 +54,8 @@ class Sequence:
             unread.
         num_launched_tokens: leading tokens whose KV is in the blocks once the launched steps have
             run.
+        num_unverified_tokens: proposed tokens behind them whose KV a launched step writes too;
+            which of them are kept is known once it was read.
         num_computed_tokens: leading tokens whose KV is in the blocks.
         num_cached_tokens: leading tokens whose KV was reused at the latest admission.
         prefill_end: tokens that the latest admission found; computing up to there is prefill.
@@ -68,17 +71,28 @@ class Sequence:
         is_import_pending: the next admission waits for the caller to write KV.
         compute_ns: its shares of the measured time of the steps that were read.
         num_prefilled_tokens: computed by those steps as prefill; again after a preemption.
+        can_speculate: what its tokens are chosen by follows from the tokens before, or from
+            nothing: so several can be chosen in one step. Penalties count on the device what each
+            step has chosen, grammars go forward only.
+        guesses: its proposals; None until it is decoded, and while it waits.
+        waits_for_tokens: it sits out a step whenever its last token is unread, so that something
+            can be proposed.
+        num_proposed_tokens: verified by the steps that were read.
+        num_accepted_tokens: of them, those that are in the output.
     """
 
     __slots__ = (
         "block_hashes",
         "block_ids",
+        "can_speculate",
         "compute_ns",
         "flow",
+        "guesses",
         "has_ended",
         "is_import_pending",
         "last_step",
         "max_num_tokens",
+        "num_accepted_tokens",
         "num_announced_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -86,8 +100,10 @@ class Sequence:
         "num_launched_tokens",
         "num_prefilled_tokens",
         "num_prompt_tokens",
+        "num_proposed_tokens",
         "num_registered_blocks",
         "num_unread_tokens",
+        "num_unverified_tokens",
         "prefill_end",
         "rank",
         "request",
@@ -96,6 +112,7 @@ class Sequence:
         "stop_token_ids",
         "token_ids",
         "unread_row",
+        "waits_for_tokens",
         "was_reserved",
     )
 
@@ -121,6 +138,7 @@ class Sequence:
         self.num_unread_tokens = 0
         self.unread_row = 0
         self.num_launched_tokens = 0
+        self.num_unverified_tokens = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.prefill_end = len(self.token_ids)
@@ -134,6 +152,17 @@ class Sequence:
         self.is_import_pending = is_import_pending
         self.compute_ns = 0
         self.num_prefilled_tokens = 0
+        self.can_speculate = not (
+            request.prefill_only
+            or request.token_mask is not None
+            or request.sampling.bad_words
+            or sampling_state.has_penalties
+            or sampling_state.penalises_repeats
+        )
+        self.guesses: Guesses | None = None
+        self.waits_for_tokens = False
+        self.num_proposed_tokens = 0
+        self.num_accepted_tokens = 0
         self.sampling_state = sampling_state
         self.stop_token_ids = frozenset(sampling_state.stop_token_ids)
 
@@ -181,7 +210,8 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether a step can compute what was sampled last, or forced since, and sample one more.
 
-        An end by length is foreseen; a stop token is not, and costs one row of one more step.
+        An end by length is foreseen; a stop token is not, and costs one row of one more step. What
+        a step verifies may be several tokens or one, so it is read first.
         """
         if self.is_prefilling or self.request.prefill_only:
             return False
@@ -189,6 +219,8 @@ class Sequence:
         depends = (
             request.token_mask is not None
             or bool(request.sampling.bad_words)
+            or self.waits_for_tokens
+            or self.num_unverified_tokens > 0
             or self.sampling_state.penalises_repeats
         )
         must_wait = depends and self.num_unread_tokens > 0
@@ -199,14 +231,16 @@ class Sequence:
         """Whether its blocks may be taken away: never while someone else may be reading them."""
         return not self.request.prefill_only
 
-    def launch(self, num_new_tokens: int, *, row: int | None) -> None:
+    def launch(self, num_new_tokens: int, *, row: int | None, num_proposed: int = 0) -> None:
         """Note that a step was launched that computes tokens.
 
         Args:
             num_new_tokens: how many.
             row: of the token that it samples, in the step's tokens; None if it samples none.
+            num_proposed: how many of the new tokens, the last ones, are proposed.
         """
-        self.num_launched_tokens += num_new_tokens
+        self.num_launched_tokens += num_new_tokens - num_proposed
+        self.num_unverified_tokens = num_proposed
         if row is not None:
             self.num_unread_tokens += 1
             self.unread_row = row
@@ -214,4 +248,5 @@ class Sequence:
     def leave_steps(self, state: SequenceState) -> None:
         """Enter a state in which nothing is sampled any more; device memory for it is dropped."""
         self.state = state
+        self.guesses = None
         self.sampling_state.leave_device()

@@ -96,6 +96,18 @@ class SequenceBlocks:
         """Tell whether the KV of the sequence's last token has no block yet."""
         return sequence.num_tokens > len(sequence.block_ids) * self.block_size
 
+    def num_free_slots(self, sequence: Sequence) -> int:
+        """Return the slots of its blocks behind its last token."""
+        return len(sequence.block_ids) * self.block_size - sequence.num_tokens
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back the blocks behind its last token, taken for tokens that did not come."""
+        num_blocks = self.num_blocks_for(sequence.num_tokens)
+        if num_blocks < len(sequence.block_ids):
+            self.pool.free(sequence.block_ids[num_blocks:])
+            # Another list, as after a preemption: what was told of the old one is void.
+            sequence.block_ids = sequence.block_ids[:num_blocks]
+
     def grow(self, sequence: Sequence) -> bool:
         """Take one more block. Returns False if none is free."""
         block_ids = self.pool.allocate((), 1)
@@ -132,6 +144,7 @@ class SequenceBlocks:
         self.pool.free(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_computed_tokens = sequence.num_launched_tokens = 0
+        sequence.num_unverified_tokens = 0
         sequence.num_registered_blocks = 0
 
     def _no_longer_producing(self, sequence: Sequence, block_hash: bytes) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 class StepCost:
     """A step takes base + per_decode * decodes + per_prefill_token * tokens of prompts.
 
+    And per_proposed_token for each proposed token that it verifies.
+
     Only what they are to each other matters, so the unit is whoever's who measured. The defaults
     are about those of a CPU; they hold until something was measured.
     """
@@ -14,6 +16,7 @@ class StepCost:
     base: float = 8.0
     per_decode: float = 1.0
     per_prefill_token: float = 0.35
+    per_proposed_token: float = 0.5
 
     def of(self, *, num_decodes: int, num_prefill_tokens: int) -> float:
         """Return the time of a step."""

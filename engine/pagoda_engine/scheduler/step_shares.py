@@ -114,6 +114,20 @@ def share_step(
     return shares
 
 
+def unclaimed_work(
+    demands: Mapping[Flow, Demand],
+    shares: Mapping[Flow, Share],
+    cost: StepCost,
+    *,
+    max_num_seqs: int,
+    max_num_tokens: int,
+) -> float:
+    """Return what a step that was dealt out may still be longer by, though nobody claims it."""
+    active = [demand for demand in demands.values() if demand.is_active]
+    used = sum(cost.work(s.num_decodes, s.num_prefill_tokens) for s in shares.values())
+    return max(0.0, _work_limit(active, cost, max_num_seqs, max_num_tokens) - used)
+
+
 @dataclass(slots=True)
 class _Dealing:
     """A step that is being dealt out: what is left of it."""

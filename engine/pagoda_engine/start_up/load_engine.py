@@ -188,7 +188,10 @@ class _Loading:
                 max_model_len,
                 model.max_position_embeddings,
             )
-        return replace(self.config, num_blocks=pool.num_blocks, max_model_len=max_model_len)
+        config = replace(self.config, num_blocks=pool.num_blocks, max_model_len=max_model_len)
+        if self._options.speculation == "auto" and model.decoder.is_batch_invariant:
+            config = replace(config, speculation="ngram")
+        return config
 
     def capture(self, engine: Engine) -> None:
         """Capture the graphs, if the device has any, and say what they took."""
@@ -271,4 +274,6 @@ def _config(options: EngineOptions, device: torch.device, limits: StepLimits) ->
         graph_batch_sizes=options.graph_batch_sizes or None,
         num_layer_groups=options.num_layer_groups
         or (CUDA_LAYER_GROUPS if device.type == "cuda" else 1),
+        speculation="off" if options.speculation == "auto" else options.speculation,
+        num_speculative_tokens=options.num_speculative_tokens,
     )

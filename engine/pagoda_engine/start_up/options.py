@@ -30,6 +30,10 @@ class EngineOptions:
         enforce_eager: see `EngineConfig`.
         graph_batch_sizes: see `EngineConfig`; empty: chosen up to `max_num_seqs`.
         num_layer_groups: see `EngineConfig`; 0: by the device.
+        speculation: see `EngineConfig`; ``auto`` is ``ngram`` where a token's result does not
+            depend on what is computed beside it, so that no output changes: on a CPU, for dense
+            models.
+        num_speculative_tokens: see `EngineConfig`.
     """
 
     block_size: int
@@ -48,3 +52,5 @@ class EngineOptions:
     enforce_eager: bool = False
     graph_batch_sizes: tuple[int, ...] = ()
     num_layer_groups: int = 0
+    speculation: str = "auto"
+    num_speculative_tokens: int = 7

@@ -17,28 +17,31 @@ from pagoda_engine.step.result import ComputedBlocks, FinishReason, SequenceOutp
 _NOT_FINITE = "the model's logits are not finite"
 
 
-def take_token(sequence: Sequence, token_id: int) -> SequenceOutput:
-    """Append a token and those that its grammar forces after it, up to the end."""
-    first, first_index = len(sequence.token_ids), sequence.num_output_tokens
-    reason = _append(sequence, token_id)
+def take_tokens(sequence: Sequence, token_ids: SequenceOf[int]) -> SequenceOutput:
+    """Append tokens and those that its grammar forces after them, up to the end."""
+    first = len(sequence.token_ids)
+    reason = None
+    for token_id in token_ids:
+        reason = _append(sequence, token_id)
+        if reason is not None:
+            break
     if reason is None:
         for forced_id in _forced_next(sequence):
             reason = _append(sequence, forced_id)
             sequence.sampling_state.counts = None  # they lack it: a step counts what it samples
             if reason is not None:
                 break
-    return SequenceOutput(
-        sequence_id=sequence.sequence_id,
-        first_index=first_index,
+    return replace(
+        final_output(sequence, reason),
+        first_index=first - sequence.num_prompt_tokens,
         token_ids=tuple(sequence.token_ids[first:]),
-        finish_reason=reason,
         matched_stop_token_id=sequence.token_ids[-1] if reason is FinishReason.STOP else None,
-        compute_ns=sequence.compute_ns,
-        num_prefilled_tokens=sequence.num_prefilled_tokens,
     )
 
 
-def final_output(sequence: Sequence, reason: FinishReason, *, error: str = "") -> SequenceOutput:
+def final_output(
+    sequence: Sequence, reason: FinishReason | None, *, error: str = ""
+) -> SequenceOutput:
     """Return the end of a sequence that brings no token."""
     return SequenceOutput(
         sequence_id=sequence.sequence_id,
@@ -48,6 +51,8 @@ def final_output(sequence: Sequence, reason: FinishReason, *, error: str = "") -
         error=error,
         compute_ns=sequence.compute_ns,
         num_prefilled_tokens=sequence.num_prefilled_tokens,
+        num_proposed_tokens=sequence.num_proposed_tokens,
+        num_accepted_tokens=sequence.num_accepted_tokens,
     )
 
 
@@ -80,25 +85,30 @@ def commit_step(
     embeddings = iter(read.embeddings)
     for scheduled in batch:
         sequence = scheduled.sequence
-        token = next(tokens) if scheduled.samples else None
+        sampled = next(tokens) if scheduled.samples else ()
         embedding = next(embeddings) if scheduled.embeds else b""
         scored = scheduled.scored
         logprobs = tuple(itertools.islice(scores, len(scored)))
         if sequence.state is SequenceState.FINISHED:
             continue
-        if token is not None:
+        if sampled:
             sequence.num_unread_tokens -= 1
-            if not token.is_valid:
+            sequence.num_unverified_tokens = 0
+            sequence.num_proposed_tokens += len(scheduled.proposed)
+            if not sampled[0].is_valid and scheduled.proposed:
+                _try_alone(scheduler, scheduled)
+                continue
+            if not sampled[0].is_valid:
                 # KV that may hold NaN must not be reused. Nor what earlier chunks left: attention
                 # passes a NaN on to the tokens before it, where its weight is 0.
                 scheduler.blocks.forget(sequence)
                 outputs.append(fail(scheduler, sequence, FinishReason.ERROR, _NOT_FINITE))
                 continue
         if sequence.state is SequenceState.RUNNING:
-            sequence.num_computed_tokens += scheduled.num_new_tokens
+            sequence.num_computed_tokens += scheduled.num_new_tokens - len(scheduled.proposed)
             scheduler.blocks.register_computed(sequence)
             if sequence.request.prefill_only:
-                computed.extend(_export(scheduler, sequence, is_last=token is not None))
+                computed.extend(_export(scheduler, sequence, is_last=bool(sampled)))
         if logprobs:
             outputs.append(
                 SequenceOutput(
@@ -109,25 +119,59 @@ def commit_step(
                     prompt_logprobs=logprobs,
                 )
             )
-        if token is not None:
-            outputs.append(_commit_token(scheduler, sequence, token, embedding))
+        if sampled:
+            outputs.append(_commit_tokens(scheduler, scheduled, sampled, embedding))
     return outputs, computed
 
 
-def _commit_token(
-    scheduler: Scheduler, sequence: Sequence, token: SampledToken, embedding: bytes
+def _try_alone(scheduler: Scheduler, scheduled: ScheduledSequence) -> None:
+    """Compute a token again, with nothing proposed behind it.
+
+    A NaN in the KV of what is proposed reaches the tokens before it, which are not to blame.
+    """
+    sequence = scheduled.sequence
+    sequence.can_speculate = sequence.waits_for_tokens = False
+    sequence.guesses = None
+    if sequence.state is SequenceState.RUNNING:
+        sequence.num_launched_tokens = sequence.num_computed_tokens
+        scheduler.blocks.trim(sequence)
+
+
+def _commit_tokens(
+    scheduler: Scheduler,
+    scheduled: ScheduledSequence,
+    sampled: SequenceOf[SampledToken],
+    embedding: bytes,
 ) -> SequenceOutput:
+    sequence = scheduled.sequence
     if embedding:
         output = replace(final_output(sequence, FinishReason.STOP), embedding=embedding)
     elif sequence.request.sampling.max_tokens:
-        output = take_token(sequence, token.token_id)
+        output = take_tokens(sequence, [token.token_id for token in sampled])
     else:
         output = final_output(sequence, FinishReason.LENGTH)
-    if token.logprobs is not None and output.token_ids:
-        output = replace(output, logprobs=(token.logprobs,))
+    if output.token_ids and sampled[0].logprobs is not None:
+        logprobs = (token.logprobs for token in sampled[: len(output.token_ids)])
+        output = replace(output, logprobs=tuple(filter(None, logprobs)))
+    if scheduled.proposed:
+        output = _keep_accepted(scheduler, sequence, output)
     sequence.has_ended = output.finish_reason is not None
     _leave_steps(scheduler, sequence)
     return output
+
+
+def _keep_accepted(
+    scheduler: Scheduler, sequence: Sequence, output: SequenceOutput
+) -> SequenceOutput:
+    """Count the proposed tokens that are output, whose KV is there; what the others had is free."""
+    num_accepted = len(output.token_ids) - 1  # the last one was not computed
+    sequence.num_accepted_tokens += num_accepted
+    if sequence.state is SequenceState.RUNNING:
+        sequence.num_launched_tokens += num_accepted
+        sequence.num_computed_tokens += num_accepted
+        scheduler.blocks.register_computed(sequence)
+        scheduler.blocks.trim(sequence)
+    return replace(output, num_accepted_tokens=sequence.num_accepted_tokens)
 
 
 def _append(sequence: Sequence, token_id: int) -> FinishReason | None:

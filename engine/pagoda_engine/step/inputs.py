@@ -25,7 +25,8 @@ class StepInputs:
         seqlens_q: new tokens of each sequence.
         context_lens: KV tokens of each sequence, the new ones included.
         block_tables: of each sequence. Not copied: to be read before the step loop goes on.
-        logit_rows: R of the T rows.
+        logit_rows: R of the T rows: of each sequence that samples its last known token's, and those
+            of its proposed tokens.
         scored_rows: those of the T rows whose next token is of the prompt, and asked for.
         scored_token_ids: the next token of each scored row.
         scored_nums: alternatives that each scored row asks for.
@@ -64,7 +65,10 @@ def flatten(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
             inputs.scored_nums.extend([num or 0] * len(scored))
         inputs.token_ids.extend(known)
         inputs.previous_rows.extend([KNOWN] * len(known))
-        if len(known) < entry.num_new_tokens:  # a decode of a token that is still on the device
+        if entry.proposed:
+            inputs.token_ids.extend(entry.proposed)
+            inputs.previous_rows.extend([KNOWN] * len(entry.proposed))
+        elif len(known) < entry.num_new_tokens:  # a decode of a token still on the device
             inputs.token_ids.append(0)
             inputs.previous_rows.append(sequence.unread_row)
         inputs.positions.extend(range(entry.first_token, end))
@@ -74,5 +78,6 @@ def flatten(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
         if entry.embeds:
             inputs.embedded.append(len(inputs.logit_rows))
         if entry.samples:
-            inputs.logit_rows.append(len(inputs.token_ids) - 1)
+            num_tokens = len(inputs.token_ids)
+            inputs.logit_rows.extend(range(num_tokens - entry.num_rows, num_tokens))
     return inputs

@@ -1,5 +1,6 @@
 """A step between its launch and the reading of its tokens."""
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from pagoda_engine.device.queue import LaunchedWork
@@ -15,12 +16,13 @@ class ReadStep:
     """What the device found, in the order of the batch.
 
     Attributes:
-        tokens: of each entry with ``samples``.
+        tokens: of each entry with ``samples`` those that are its next ones: where nothing was
+            proposed a single one; see `verified`.
         prompt_logprobs: of what each entry has ``scored``.
         embeddings: of each entry that ``embeds``; see `SequenceOutput`.
     """
 
-    tokens: list[SampledToken]
+    tokens: list[SequenceOf[SampledToken]]
     prompt_logprobs: list[TokenLogprobs]
     embeddings: list[bytes]
 
@@ -55,7 +57,13 @@ class LaunchedStep:
         if not prepared.rows:
             return ReadStep([], scores, embeddings)
         by_row = to_tokens(tensors, prepared.rows)
-        return ReadStep([by_row[row] for row in prepared.row_of], scores, embeddings)
+        sampled = zip(
+            (entry for entry in self.batch if entry.samples), prepared.row_of, strict=True
+        )
+        tokens = [
+            verified(entry.proposed, by_row[row : row + entry.num_rows]) for entry, row in sampled
+        ]
+        return ReadStep(tokens, scores, embeddings)
 
     def stats(
         self,
@@ -74,11 +82,14 @@ class LaunchedStep:
         started, scheduled, launched = self.times
         forward_seconds, sample_seconds = self.work.times()
         num_decodes = sum(not s.is_prefill for s in self.batch)
+        num_proposed = sum(len(s.proposed) for s in self.batch)
+        num_new = sum(s.num_new_tokens for s in self.batch)
         gap_seconds = 0.0 if previous is None else self.work.gap_after(previous.work)
         return StepStats(
             num_sequences=len(self.batch),
-            num_prefill_tokens=sum(s.num_new_tokens for s in self.batch) - num_decodes,
+            num_prefill_tokens=num_new - num_decodes - num_proposed,
             num_decode_tokens=num_decodes,
+            num_proposed_tokens=num_proposed,
             num_context_tokens=sum(s.num_context_tokens for s in self.batch),
             num_preempted=num_preempted,
             started=started,
@@ -90,3 +101,24 @@ class LaunchedStep:
             gap_seconds=gap_seconds,
             is_graph=self.prepared.is_graph,
         )
+
+
+def verified(
+    proposed: SequenceOf[int], sampled: SequenceOf[SampledToken]
+) -> SequenceOf[SampledToken]:
+    """Return the tokens that come next, whatever was proposed: at least one.
+
+    The token sampled behind a proposed one counts if that one is what was sampled in its place. A
+    draw depends on seed and index alone, so these are the tokens of as many steps of one each. What
+    has no valid token behind it is left for a step of its own.
+
+    Args:
+        proposed: K tokens.
+        sampled: K + 1 tokens, the first behind what is known.
+    """
+    num_tokens = 1
+    for token_id, token, following in zip(proposed, sampled, sampled[1:], strict=False):
+        if token.token_id != token_id or not (token.is_valid and following.is_valid):
+            break
+        num_tokens += 1
+    return sampled[:num_tokens]

@@ -24,16 +24,17 @@ class FinishReason(enum.Enum):
 class SequenceOutput:
     """New tokens of one sequence; ``first_index`` is the output index of ``token_ids[0]``.
 
-    There are several where a grammar leaves no choice after a token. An imported first token is not
-    reported, but what a grammar forces after it is.
+    There are several where a grammar leaves no choice after a token, and where proposed tokens were
+    right. An imported first token is not reported, but what a grammar forces after it is.
 
     Logprobs of the prompt come as it is computed, in outputs without tokens, from prompt token
     ``first_prompt_index`` on; what a preempted sequence computes again comes again.
 
     The embedding of a prompt comes with the end: float32, little endian, of length 1.
 
-    ``compute_ns`` and ``num_prefilled_tokens`` are what was computed for the sequence up to here;
-    outputs of the prompt's logprobs do not say it.
+    ``compute_ns``, ``num_prefilled_tokens`` and ``num_proposed_tokens`` are what was computed for
+    the sequence up to here, ``num_accepted_tokens`` what of the latter is output; outputs of the
+    prompt's logprobs do not say it.
 
     A sequence's last output has ``finish_reason``; it may carry no token (abort, error, invalid,
     max_tokens 0, or the end by an imported first token). The one token of a ``prefill_only``
@@ -53,6 +54,8 @@ class SequenceOutput:
     embedding: bytes = b""
     compute_ns: int = 0
     num_prefilled_tokens: int = 0
+    num_proposed_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ class StepStats:
         num_sequences: in the batch.
         num_prefill_tokens: new tokens of prompts, and those that grammars forced.
         num_decode_tokens: one for each decode.
+        num_proposed_tokens: that it verified.
+        num_accepted_tokens: of them, those that were right.
         num_context_tokens: KV tokens read, all sequences.
         num_preempted: sequences that lost their blocks since the last result.
         started: the engine's clock when the host began to schedule.
@@ -140,6 +145,8 @@ class StepStats:
     num_sequences: int = 0
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
+    num_proposed_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_context_tokens: int = 0
     num_preempted: int = 0
     started: float = 0.0

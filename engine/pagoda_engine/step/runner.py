@@ -3,6 +3,7 @@
 Knows tensors, the model and the KV cache. Knows nothing of queues or budgets.
 """
 
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ class PreparedStep:
         work: for the device's queue; returns the tensors of `sample`, float32 ``[E, hidden]``
             embeddings if there are any, and then the tensors of `score`.
         rows: as sampled, in the order of the step's tokens.
-        row_of: of each entry with ``samples``, in the order of the batch, its row.
+        row_of: of each entry with ``samples``, in the order of the batch, its first row; those of
+            its proposed tokens follow.
         num_embedded: E, entries that ``embeds``.
         scored: prompt tokens whose logprobs are wanted; None if there are none.
         is_graph: the forward is a replay.
@@ -78,7 +80,7 @@ class Runner:
         self._kv_cache = kv_cache
         # Start-up has measured what the logits of so many rows take.
         self._max_scored_rows = min(config.max_num_seqs, MAX_SCORED_ROWS)
-        self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=model.device)
+        self._last_tokens = torch.zeros(config.max_num_rows, dtype=torch.int64, device=model.device)
         self._graphs = None
         if capture is not None:
             self._graphs = DecodeGraphs(
@@ -107,7 +109,7 @@ class Runner:
 
         Args:
             batch: not launched yet.
-            rows: one for each entry with ``samples``, in order.
+            rows: ``num_rows`` for each entry, in order.
             on_layer: called by the work after each layer; only without a graph.
         """
         if self._graphs is not None and on_layer is None and self._graphs.fits(batch):
@@ -118,7 +120,9 @@ class Runner:
         inputs = flatten(batch)
         scored = ScoredRows.of(inputs.scored_token_ids, inputs.scored_nums, self._device)
         work = self._work(self._eager(inputs, scored, on_layer), rows)
-        row_of, num_embedded = list(range(len(rows))), len(inputs.embedded)
+        starts = itertools.accumulate((entry.num_rows for entry in batch), initial=0)
+        row_of = [row for row, entry in zip(starts, batch, strict=False) if entry.samples]
+        num_embedded = len(inputs.embedded)
         return PreparedStep(work, rows, row_of, num_embedded, scored=scored, is_graph=False)
 
     def _eager(

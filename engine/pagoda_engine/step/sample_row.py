@@ -12,8 +12,13 @@ from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.token_mask import TokenBits, token_bits
 
 
-def sample_row(sequence: Sequence, model: LoadedModel) -> SampleRow:
-    """Return a row for the next token; puts token counts on the device where they are missing.
+def sample_rows(sequence: Sequence, num_rows: int, model: LoadedModel) -> list[SampleRow]:
+    """Return rows for the next tokens; puts token counts on the device where they are missing.
+
+    Args:
+        sequence: that samples.
+        num_rows: 1, and one for each of its proposed tokens; see `Sequence.can_speculate`.
+        model: that it is sampled from.
 
     Raises:
         TokenMaskError: no next token is allowed, or the grammar cannot tell which.
@@ -24,7 +29,10 @@ def sample_row(sequence: Sequence, model: LoadedModel) -> SampleRow:
         state.counts = TokenCounts(prompt, output, model.vocab_size, model.device)
     index = sequence.num_tokens - num_prompt
     changes = state.repeat_changes(sequence.token_ids, model.vocab_size)
-    return SampleRow(state, index, _allowed(sequence, index, model.vocab_size), changes)
+    return [
+        SampleRow(state, i, _allowed(sequence, i, model.vocab_size), changes)
+        for i in range(index, index + num_rows)
+    ]
 
 
 def _allowed(sequence: Sequence, index: int, vocab_size: int) -> TokenBits | None:

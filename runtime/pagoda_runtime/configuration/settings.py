@@ -64,6 +64,15 @@ class CommonSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Number format of weights and KV; auto: the model's own"
     )
+    speculation: Literal["auto", "ngram", "off"] = Field(
+        default="auto",
+        description="ngram: decode workers propose tokens that followed the same ones before in a "
+        "prompt or its output, and verify several in one step. auto: where that changes no bit of "
+        "an output, which is on a CPU with AVX-512, for dense models",
+    )
+    num_speculative_tokens: int = Field(
+        default=7, ge=1, le=64, description="Tokens proposed for a sequence in one step at most"
+    )
     quantization: Literal["none", "int8", "int4"] = Field(
         default="none",
         description="Format of the weights in memory, made as they are read, for CPUs; the output "

@@ -151,6 +151,8 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
             error=error,
             compute_ns=sequence.compute_ns,
             num_prefilled_tokens=sequence.num_prefilled_tokens,
+            num_proposed_tokens=sequence.num_proposed_tokens,
+            num_accepted_tokens=sequence.num_accepted_tokens,
         )
         self.on_output(sequence, output)
 

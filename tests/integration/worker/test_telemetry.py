@@ -72,6 +72,40 @@ async def test_every_stage_is_a_span_under_the_gateways(
 
 
 @pytest.mark.parametrize("prefill_worker_id", ["", "prefill-1"])
+async def test_speculation_is_counted_and_traced(
+    cluster: Cluster, tmp_path: Path, prefill_worker_id: str
+) -> None:
+    cluster.common = cluster.common.model_copy(update={"speculation": "ngram"})
+    worker = await cluster.start_decode("decode-1")
+    await cluster.start_prefill("prefill-1")
+    common = cluster.common.model_copy(update={"trace_dir": tmp_path / "traces"})
+    setup_telemetry("test", common, instance_id="1")
+    few = SamplingParams(
+        max_tokens=100, temperature=0.0, ignore_eos=True, logit_bias={30: 60.0, 31: 60.0}
+    )
+    try:
+        answer = await cluster.generate(
+            "decode-1", [30, 31] * 8, prefill_worker_id=prefill_worker_id, sampling=few
+        )
+        await answer.finished()
+        await cluster.idle(worker)
+    finally:
+        shutdown_telemetry()
+
+    assert len(answer.token_ids) == 100
+    proposed = worker.metric("pagoda_speculation_proposed_tokens_total")
+    accepted = worker.metric("pagoda_speculation_accepted_tokens_total")
+    assert 10 < accepted <= proposed
+    num_tokens = 99 if prefill_worker_id else 100
+    num_decoded = worker.metric("pagoda_decode_tokens_total")
+    assert num_decoded == 99, "the first token comes with the prompt's last"
+    (span,) = (s for s in read_spans(tmp_path / "traces") if s["name"] == "decode.generate")
+    assert span["attributes"]["pagoda.output_tokens"] == num_tokens
+    assert span["attributes"]["pagoda.proposed_tokens"] == proposed
+    assert span["attributes"]["pagoda.accepted_tokens"] == accepted
+
+
+@pytest.mark.parametrize("prefill_worker_id", ["", "prefill-1"])
 async def test_one_step_in_n_is_a_trace_linked_with_its_requests(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, prefill_worker_id: str
 ) -> None:

@@ -17,6 +17,7 @@ MIN_STEPS = 8
 REFIT_STEPS = 16  # a fit takes some 100 us, so `add` is content with one this many steps old
 MIN_PREFILL_TOKENS = 16
 PRIOR_BASE = StepCost().base / StepCost().per_decode  # decodes that take as long as an empty step
+PRIOR_PROPOSED = StepCost().per_proposed_token / StepCost().per_decode  # of a decode, likewise
 PRIOR_WEIGHT = 1e-6  # of that, beside what was measured: it decides where all steps were as large
 MAX_SMALL_SEQUENCES = 2  # of steps that are remembered apart from larger ones
 SMALL_DECAY = 0.999  # of those, per larger step: a half-life of about 700 steps
@@ -25,18 +26,25 @@ MAX_OUTLIER_RATIO = 8.0  # a step this many times slower than predicted says not
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a decode step = base + per_sequence * S + per_context_token * context tokens."""
+    """Seconds of a decode step = base + per_sequence * S + per_context_token * context tokens.
+
+    And per_proposed_token for each proposed token that it verifies.
+    """
 
     base: float = 0.0
     per_sequence: float = 0.0
     per_context_token: float = 0.0
+    per_proposed_token: float = 0.0
 
-    def predict(self, num_sequences: int, num_context_tokens: int) -> float:
+    def predict(
+        self, num_sequences: int, num_context_tokens: int, num_proposed_tokens: int = 0
+    ) -> float:
         """Return seconds for one step."""
         return (
             self.base
             + self.per_sequence * num_sequences
             + self.per_context_token * num_context_tokens
+            + self.per_proposed_token * num_proposed_tokens
         )
 
 
@@ -65,8 +73,8 @@ class _Sums:
     """What a least-squares fit needs of steps; old ones count less and less."""
 
     def __init__(self) -> None:
-        self.gram: npt.NDArray[np.float64] = np.zeros((3, 3))
-        self.moment: npt.NDArray[np.float64] = np.zeros(3)
+        self.gram: npt.NDArray[np.float64] = np.zeros((4, 4))
+        self.moment: npt.NDArray[np.float64] = np.zeros(4)
 
     def add(self, features: npt.NDArray[np.float64]) -> None:
         """Count one step."""
@@ -84,9 +92,10 @@ class SpeedModel:
     """Prefill tokens per second and step time, online.
 
     Decode-only steps feed a least-squares fit whose coefficients cannot be negative (three of them,
-    so every subset is tried). Small ones are forgotten slowly by larger ones: while a large batch
-    runs there are none, and what one takes would be a guess from far away. Steps with prefill feed
-    the prefill rate, less what their decodes are predicted to cost.
+    four where tokens are proposed, so every subset is tried). Small ones are forgotten slowly by
+    larger ones: while a large batch runs there are none, and what one takes would be a guess from
+    far away. Steps with prefill feed the prefill rate, less what their decodes are predicted to
+    cost.
     """
 
     def __init__(self) -> None:
@@ -105,7 +114,9 @@ class SpeedModel:
             self._add_decode(stats, seconds)
         elif stats.num_prefill_tokens >= MIN_PREFILL_TOKENS:
             if stats.num_decode_tokens:
-                decodes = self._recent_step_time().predict(stats.num_decode_tokens, 0)
+                decodes = self._recent_step_time().predict(
+                    stats.num_decode_tokens, 0, stats.num_proposed_tokens
+                )
                 seconds -= min(decodes, 0.9 * seconds)
             self._prefill.add(stats.num_prefill_tokens, seconds)
 
@@ -113,10 +124,10 @@ class SpeedModel:
         # Each step weighs in relative error, else the few largest batches decide alone.
         if self._num_steps >= MIN_STEPS:
             recent = self._recent_step_time()
-            predicted = recent.predict(stats.num_sequences, stats.num_context_tokens)
+            predicted = recent.predict(*_amounts(stats))
             seconds = min(seconds, MAX_OUTLIER_RATIO * predicted) if predicted else seconds
         is_small = stats.num_sequences <= MAX_SMALL_SEQUENCES
-        features = np.array([1.0, stats.num_sequences, stats.num_context_tokens]) / seconds
+        features = np.array([1.0, *_amounts(stats)]) / seconds
         if is_small:
             self._small.add(features)
         else:
@@ -161,27 +172,37 @@ class SpeedModel:
             per_prefill_token=(
                 1 / rate if rate else per_decode * prior.per_prefill_token / prior.per_decode
             ),
+            per_proposed_token=(
+                time.per_proposed_token if gram[3, 3] else per_decode * PRIOR_PROPOSED
+            ),
         )
 
 
-def _fit(
-    gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]
-) -> tuple[float, float, float]:
-    """Return the non-negative least-squares solution of ``gram x = moment``."""
-    prior = np.array([1.0, -PRIOR_BASE, 0.0])
-    gram = gram + PRIOR_WEIGHT * gram[0, 0] * np.outer(prior, prior)
+def _amounts(stats: StepStats) -> tuple[int, int, int]:
+    return stats.num_sequences, stats.num_context_tokens, stats.num_proposed_tokens
+
+
+def _fit(gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]) -> list[float]:
+    """Return the non-negative least-squares solution of ``gram x = moment``.
+
+    Of as many coefficients as anything was measured of: the last one's amount may always be 0.
+    """
+    num = len(moment) if gram[-1, -1] else len(moment) - 1
+    priors = np.array([[1.0, -PRIOR_BASE, 0.0, 0.0], [0.0, PRIOR_PROPOSED, 0.0, -1.0]])[:, :num]
+    gram, moment = gram[:num, :num], moment[:num]
+    gram = gram + PRIOR_WEIGHT * gram[0, 0] * priors[: num - 2].T @ priors[: num - 2]
     scale = 1.0 / np.sqrt(np.maximum(np.diag(gram), 1e-30))
-    scaled = gram * np.outer(scale, scale) + 1e-9 * np.eye(3)
+    scaled = gram * np.outer(scale, scale) + 1e-9 * np.eye(num)
     target = moment * scale
-    best, best_loss = np.zeros(3), np.inf
-    for size in (3, 2, 1):
-        for subset in itertools.combinations(range(3), size):
+    best, best_loss = np.zeros(num), np.inf
+    for size in range(num, 0, -1):
+        for subset in itertools.combinations(range(num), size):
             index = list(subset)
             part = np.linalg.solve(scaled[np.ix_(index, index)], target[index])
             loss = float(-target[index] @ part)  # up to a constant, the squared error
             if (part >= 0).all() and loss < best_loss:
-                best = np.zeros(3)
+                best = np.zeros(num)
                 best[index] = part
                 best_loss = loss
-    base, per_sequence, per_context_token = (best * scale).tolist()
-    return base, per_sequence, per_context_token
+    coefficients: list[float] = (best * scale).tolist()
+    return coefficients

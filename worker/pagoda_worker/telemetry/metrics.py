@@ -83,6 +83,14 @@ class WorkerMetrics:
             "pagoda_prefill_tokens", "Prompt tokens computed", registry=registry
         )
         self.decode_tokens = Counter("pagoda_decode_tokens", "Output tokens", registry=registry)
+        self.proposed_tokens = Counter(
+            "pagoda_speculation_proposed_tokens", "Proposed tokens verified", registry=registry
+        )
+        self.accepted_tokens = Counter(
+            "pagoda_speculation_accepted_tokens",
+            "Proposed tokens that were right",
+            registry=registry,
+        )
         self.preemptions = Counter("pagoda_preemptions", "Sequences preempted", registry=registry)
         self.sequences_ended = Counter(
             "pagoda_sequences_ended", "Sequences by finish reason", ["reason"], registry=registry

@@ -127,6 +127,8 @@ class StageRecorder:
             stages.ended,
             {
                 "pagoda.output_tokens": sequence.num_output_tokens,
+                "pagoda.proposed_tokens": sequence.num_proposed_tokens,
+                "pagoda.accepted_tokens": sequence.num_accepted_tokens,
                 "pagoda.finish_reason": finish_reason,
             },
             sequence.step_links,

@@ -119,6 +119,8 @@ class StepTimeline:
                 "pagoda.step.sequences": stats.num_sequences,
                 "pagoda.step.prefill_tokens": stats.num_prefill_tokens,
                 "pagoda.step.decode_tokens": stats.num_decode_tokens,
+                "pagoda.step.proposed_tokens": stats.num_proposed_tokens,
+                "pagoda.step.accepted_tokens": stats.num_accepted_tokens,
                 "pagoda.step.context_tokens": stats.num_context_tokens,
                 "pagoda.step.preempted": stats.num_preempted,
                 "pagoda.step.is_graph": stats.is_graph,

@@ -5,9 +5,14 @@ from collections import Counter
 
 import pytest
 from support.engine_driver import make_request
-from support.scheduler_simulation import ForcesRuns, expected_output, make_simulation
+from support.scheduler_simulation import (
+    ForcesRuns,
+    OftenRight,
+    expected_output,
+    make_simulation,
+)
 
-from pagoda_engine import KvSource, SamplingParams
+from pagoda_engine import KvSource, SamplingParams, StepCost
 from pagoda_engine.scheduler import Sequence, SequenceState
 
 
@@ -15,19 +20,32 @@ class RandomCaller:
     """Adds, aborts, imports and releases at random, and remembers what must come out."""
 
     def __init__(
-        self, seed: int, *, lag: int, enable_prefix_caching: bool, num_tenants: int = 1
+        self,
+        seed: int,
+        *,
+        lag: int,
+        enable_prefix_caching: bool,
+        num_tenants: int = 1,
+        speculates: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
+        proposer_rng = random.Random(seed)
         self.tenants = [bytes([i]) for i in range(num_tenants)]
         self.idle_steps: Counter[Sequence] = Counter()
         self.simulation = make_simulation(
             num_blocks=self.rng.choice([12, 16, 24]),
-            max_num_seqs=self.rng.choice([2, 5, 9]),
-            max_num_batched_tokens=self.rng.choice([3, 8, 40]),
+            max_num_seqs=self.rng.choice([5, 9, 16] if speculates else [2, 5, 9]),
+            max_num_batched_tokens=self.rng.choice([8, 40] if speculates else [3, 8, 40]),
             max_model_len=44,
             enable_prefix_caching=enable_prefix_caching,
+            num_speculative_tokens=self.rng.choice([3, 9]),
+            make_proposer=(lambda ids, _: OftenRight(ids, proposer_rng)) if speculates else None,
             lag=lag,
         )
+        if speculates:  # wherever there is room
+            self.simulation.scheduler.step_cost = StepCost(per_proposed_token=0.01)
+        self.arrivals = 0.2 if speculates else 0.4  # a step
+        self.most_tokens = 24 if speculates else 14
         self.sequences: dict[str, Sequence] = {}
         self.aborted: set[str] = set()
         self.prompts: list[list[int]] = []
@@ -35,7 +53,7 @@ class RandomCaller:
     def run(self, num_sequences: int, max_steps: int) -> None:
         scheduler = self.simulation.scheduler
         for _ in range(max_steps):
-            if len(self.sequences) < num_sequences and self.rng.random() < 0.4:
+            if len(self.sequences) < num_sequences and self.rng.random() < self.arrivals:
                 self.add()
             if self.rng.random() < 0.03:
                 self.abort()
@@ -86,7 +104,7 @@ class RandomCaller:
                 sequence_id,
                 prompt,
                 block_size=4,
-                sampling=SamplingParams(max_tokens=rng.randint(3, 14)),
+                sampling=SamplingParams(max_tokens=rng.randint(3, self.most_tokens)),
                 output_token_ids=tuple(rng.randrange(49) for _ in range(rng.choice([0, 0, 2]))),
                 kv_source=KvSource.IMPORT if kind < 0.25 else KvSource.COMPUTE,
                 prefill_only=0.2 < kind < 0.4,
@@ -96,6 +114,16 @@ class RandomCaller:
                 weight=1.0 + 2.0 * (tenant == self.tenants[-1] != self.tenants[0]),
             )
         )
+
+    def check(self) -> None:
+        """All blocks are free, and every output is what it is alone, or its beginning."""
+        simulation = self.simulation
+        assert simulation.pool.num_free_blocks == simulation.config.num_blocks
+        for sequence_id, sequence in self.sequences.items():
+            expected = expected_output(sequence.request, 44)
+            found = simulation.tokens(sequence_id)
+            num_expected = len(found) if sequence_id in self.aborted else len(expected)
+            assert found == expected[:num_expected]
 
     def abort(self) -> None:
         alive = [s for s in self.sequences.values() if s.state is not SequenceState.FINISHED]
@@ -117,13 +145,26 @@ def test_random_runs_keep_every_invariant(
         seed, lag=lag, enable_prefix_caching=enable_prefix_caching, num_tenants=num_tenants
     )
     caller.run(num_sequences=300, max_steps=6000)
-    simulation = caller.simulation
-    assert simulation.pool.num_free_blocks == simulation.config.num_blocks
-    for sequence_id, sequence in caller.sequences.items():
-        expected = expected_output(sequence.request, 44)
-        found = simulation.tokens(sequence_id)
-        num_expected = len(found) if sequence_id in caller.aborted else len(expected)
-        assert found == expected[:num_expected]
+    caller.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
+@pytest.mark.parametrize("num_tenants", [1, 3])
+@pytest.mark.parametrize("number", range(6))
+def test_random_runs_that_speculate_keep_every_invariant(
+    seed: int, number: int, num_tenants: int, lag: int
+) -> None:
+    caller = RandomCaller(
+        seed + number,
+        lag=lag,
+        enable_prefix_caching=number != 0,
+        num_tenants=num_tenants,
+        speculates=True,
+    )
+    caller.run(num_sequences=200, max_steps=6000)
+    caller.check()
+    assert 5 < caller.simulation.num_accepted < caller.simulation.num_proposed
 
 
 @pytest.mark.slow

@@ -101,6 +101,24 @@ def test_limits_that_are_set_win(folder: Path) -> None:
     assert config.enforce_eager
 
 
+@pytest.mark.parametrize(
+    ("family", "speculation", "expected"),
+    [
+        ("llama", "auto", "ngram"),
+        ("llama", "off", "off"),
+        ("qwen3_moe", "auto", "off"),
+        ("qwen3_moe", "ngram", "ngram"),
+    ],
+)
+def test_speculation_is_on_by_itself_only_where_it_changes_no_bit(
+    tmp_path: Path, family: str, speculation: str, expected: str
+) -> None:
+    engine = load(make_tiny_checkpoint(tmp_path, family), speculation=speculation)
+    if expected != speculation:
+        assert engine.model.decoder.is_batch_invariant == (expected == "ngram")
+    assert engine.config.speculation == expected
+
+
 def test_the_arithmetic_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         load(folder)

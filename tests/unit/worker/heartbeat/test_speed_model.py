@@ -166,6 +166,49 @@ def test_step_cost_has_a_decodes_context_and_the_prompts_rate() -> None:
     assert cost.per_prefill_token == pytest.approx(1e-3, rel=0.01)
 
 
+def proposing_step(num_sequences: int, num_proposed: int, seconds: float) -> StepStats:
+    return StepStats(
+        num_sequences=num_sequences,
+        num_decode_tokens=num_sequences,
+        num_context_tokens=100 * num_sequences,
+        num_proposed_tokens=num_proposed,
+        forward_seconds=seconds,
+    )
+
+
+def test_step_cost_has_what_a_proposed_token_adds() -> None:
+    model = SpeedModel()
+    rng = random.Random(5)
+    for _ in range(200):
+        s, k = rng.randint(1, 16), rng.randint(0, 7)
+        model.add(proposing_step(s, s * k, 4e-3 + 2e-4 * s + 5e-5 * s * k))
+    cost = model.step_cost
+    assert cost is not None
+    assert cost.base == pytest.approx(4e-3, rel=0.02)
+    assert cost.per_decode == pytest.approx(2e-4, rel=0.02)
+    assert cost.per_proposed_token == pytest.approx(5e-5, rel=0.02)
+    assert model.step_time.predict(4, 400, 28) == pytest.approx(6.2e-3, rel=0.02)
+
+
+def test_without_proposals_a_proposed_token_has_the_usual_proportion() -> None:
+    model = SpeedModel()
+    train(model, 4e-3, 2e-4, 0.0)
+    cost = model.step_cost
+    assert cost is not None
+    assert cost.per_proposed_token == pytest.approx(0.5 * cost.per_decode)
+    assert model.step_time.per_proposed_token == 0
+
+
+def test_steps_that_all_propose_as_much_leave_the_usual_proportion() -> None:
+    model = SpeedModel()
+    for _ in range(100):
+        model.add(proposing_step(1, 7, 12.5e-3))
+    cost = model.step_cost
+    assert cost is not None
+    assert cost.base == pytest.approx(8e-3, rel=0.6)
+    assert 0.2e-3 < cost.per_proposed_token < 0.8e-3
+
+
 def test_rate_weighs_by_amount() -> None:
     rate = Rate(decay=1.0)
     rate.add(1000, 1.0)

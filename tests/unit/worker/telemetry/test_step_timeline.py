@@ -147,6 +147,8 @@ def test_a_traced_step_is_a_tree_of_its_own_on_the_wall_clock(sink: OtlpSink) ->
         "pagoda.step.sequences": 3,
         "pagoda.step.prefill_tokens": 40,
         "pagoda.step.decode_tokens": 2,
+        "pagoda.step.proposed_tokens": 0,
+        "pagoda.step.accepted_tokens": 0,
         "pagoda.step.context_tokens": 900,
         "pagoda.step.preempted": 1,
         "pagoda.step.is_graph": True,

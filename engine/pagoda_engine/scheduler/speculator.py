@@ -1,0 +1,84 @@
+"""How many proposed tokens of whom a step should verify: as long as each saves more than it costs.
+
+Knows sequences, their proposers and what steps cost. Knows nothing of blocks, shares or budgets.
+"""
+
+from collections.abc import Sequence as SequenceOf
+
+from pagoda_engine.scheduler.sequence import Sequence
+from pagoda_engine.scheduler.step_cost import StepCost
+from pagoda_engine.speculation import Guesses, MakeProposer, NgramProposer
+
+MARGIN = 1.5
+"""A proposed token must be expected to save so many times what it costs: both are estimates."""
+LEAST_OVERLAPPED = 1.25
+"""Proposals that must be right on average where a sequence sits out a step to be verified."""
+
+
+class Speculator:
+    """Chooses proposals for the decodes of one step.
+
+    A token that a step verifies makes it longer by what `StepCost.per_proposed_token` says. If it
+    is right, its sequence needs one step less: that saves a decode, and its part of what a step
+    takes anyway. So one row alone has many proposals verified, and one of a large batch few that
+    are nearly certain.
+    """
+
+    def __init__(
+        self, max_tokens: int, *, overlaps: bool, make_proposer: MakeProposer = NgramProposer
+    ) -> None:
+        """Speculate.
+
+        Args:
+            max_tokens: proposed for a sequence in one step at most.
+            overlaps: a step is launched before the tokens of the one before are read. Proposals
+                follow known tokens, so a sequence that has any sits out every other step.
+            make_proposer: of each sequence.
+        """
+        self._max_tokens = max_tokens
+        self._overlaps = overlaps
+        self._make_proposer = make_proposer
+
+    def propose(
+        self, decodes: SequenceOf[Sequence], cost: StepCost
+    ) -> dict[Sequence, SequenceOf[int]]:
+        """Return the tokens that are worth being verified, for those that have any.
+
+        Args:
+            decodes: all that could be in the step.
+            cost: of steps.
+        """
+        saved = cost.base / max(1, len(decodes)) + cost.per_decode
+        least = MARGIN * cost.per_proposed_token / saved if saved else 1.0
+        if least >= 1.0:
+            return {}
+        proposals = {}
+        for sequence in decodes:
+            guesses = sequence.guesses
+            if guesses is None:
+                if not sequence.can_speculate:
+                    continue
+                guesses = self._start(sequence)
+            elif guesses.num_rests:
+                guesses.num_rests -= 1
+                continue
+            if tokens := self._of(sequence, guesses, max(least, 1e-9)):
+                proposals[sequence] = tokens
+            guesses.rest(is_useful=bool(tokens) or sequence.waits_for_tokens)
+        return proposals
+
+    def _start(self, sequence: Sequence) -> Guesses:
+        proposer = self._make_proposer(sequence.token_ids, sequence.max_num_tokens)
+        sequence.guesses = Guesses(sequence.token_ids, proposer)
+        return sequence.guesses
+
+    def _of(self, sequence: Sequence, guesses: Guesses, least: float) -> SequenceOf[int]:
+        # One token more is sampled, which may be the last.
+        room = sequence.max_num_tokens - sequence.num_tokens - 1
+        found = guesses.look(min(self._max_tokens, room), counts_none=sequence.waits_for_tokens)
+        if self._overlaps:
+            is_worth_it = guesses.num_expected(self._max_tokens) >= LEAST_OVERLAPPED
+            sequence.waits_for_tokens = is_worth_it
+            if not is_worth_it or sequence.num_unread_tokens:
+                return ()
+        return found[: guesses.num_likely(least)]

@@ -1,0 +1,123 @@
+"""Proposes what followed the same few tokens the last time: prompt lookup, by n-grams.
+
+Saxena, "Prompt Lookup Decoding" (2023). Free of any model: good where an output repeats its prompt
+or itself, as in edits, extraction, code and quotes. Knows tokens. Knows nothing of their meaning.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+LONG, SHORT = 4, 2
+"""Tokens of the suffixes that are looked for; the long one is asked first."""
+MAX_TABLE_BITS = 14
+"""A table has 2**14 entries of 4 bytes at most, so a proposer's two have 128 KiB."""
+MIN_MANY = 64
+"""New tokens from which numpy is faster than a loop."""
+
+_NOWHERE = -1
+# Of the last token, the one before it, and so on: odd, below 2**31, so that 4 products fit 64 bits.
+_FACTORS = (0x1E3779B1, 0x45EBCA77, 0x42B2AE3D, 0x27D4EB2F)
+_LOW_BITS = 12  # of the sum, which few tokens have a part in
+
+
+class NgramProposer:
+    """The place in the tokens so far that ends as they do, and what stands behind it.
+
+    As long as what stands there comes, the place moves along; else the longest n-gram that ends the
+    tokens is looked up, at its latest place. Tables are of fixed size and hold places, not tokens:
+    a newer n-gram with the same hash takes an older one's entry, and what is found is compared. So
+    a token takes constant time, about a microsecond, and a sequence constant memory.
+    """
+
+    __slots__ = ("_long", "_mask", "_match", "_num_seen", "_short", "_slots", "_token_ids")
+
+    def __init__(self, token_ids: Sequence[int], max_num_tokens: int) -> None:
+        """Begin to follow.
+
+        Args:
+            token_ids: of a sequence; read again at each call.
+            max_num_tokens: how many they may become.
+        """
+        size = 1 << min(MAX_TABLE_BITS, max(4, (2 * max_num_tokens).bit_length()))
+        self._token_ids = token_ids
+        self._long = array("i", [_NOWHERE]) * size
+        self._short = array("i", [_NOWHERE]) * size
+        self._mask = size - 1
+        self._num_seen = 0
+        self._match = _NOWHERE  # the tokens before this place are the last ones
+        self._slots = (_NOWHERE, _NOWHERE)  # of the n-grams that end the tokens: long, short
+
+    def propose(self, max_tokens: int) -> Sequence[int]:
+        """See `Proposer`. A run that reaches the end goes on with itself: a loop is a loop."""
+        if self._num_seen < len(self._token_ids):
+            self._catch_up()
+        if self._match == _NOWHERE:
+            return ()
+        found = list(self._token_ids[self._match : self._match + max_tokens])
+        if len(found) < max_tokens:
+            period = self._num_seen - self._match
+            found.extend(found[i % period] for i in range(len(found), max_tokens))
+        return found
+
+    def _catch_up(self) -> None:
+        tokens, num_tokens = self._token_ids, len(self._token_ids)
+        if num_tokens - self._num_seen >= MIN_MANY:
+            self._index_many(num_tokens)
+            return
+        for place in range(self._num_seen, num_tokens):
+            long_slot, short_slot = self._slots
+            # The n-grams that ended before this token have a follower now.
+            if short_slot != _NOWHERE:
+                self._short[short_slot] = place
+                if long_slot != _NOWHERE:
+                    self._long[long_slot] = place
+            is_right = self._match != _NOWHERE and tokens[self._match] == tokens[place]
+            self._slots = self._slots_at(place + 1)
+            self._match = self._match + 1 if is_right else self._look_up(place + 1)
+        self._num_seen = num_tokens
+
+    def _index_many(self, num_tokens: int) -> None:
+        """Index all n-grams but those that end with the last token, and look that one up."""
+        start = max(0, self._num_seen - LONG)
+        ids = np.array(self._token_ids[start:], np.uint64)
+        for table, size in ((self._long, LONG), (self._short, SHORT)):
+            places = np.arange(max(self._num_seen, start + size), num_tokens)
+            sums = np.zeros(len(places), np.uint64)
+            for back, factor in enumerate(_FACTORS[:size]):
+                sums += ids[places - start - 1 - back] * np.uint64(factor)
+            slots = (sums >> np.uint64(_LOW_BITS)) & np.uint64(self._mask)
+            np.frombuffer(table, np.int32)[slots.astype(np.int64)] = places  # the last one stays
+        self._num_seen = num_tokens
+        self._slots = self._slots_at(num_tokens)
+        self._match = self._look_up(num_tokens)
+
+    def _slots_at(self, end: int) -> tuple[int, int]:
+        """Return the entries of the n-grams that end before `end`; NOWHERE where it is too early.
+
+        Written out: this is most of what a token takes.
+        """
+        tokens, mask = self._token_ids, self._mask
+        if end < SHORT:
+            return _NOWHERE, _NOWHERE
+        total = tokens[end - 1] * _FACTORS[0] + tokens[end - 2] * _FACTORS[1]
+        short_slot = total >> _LOW_BITS & mask
+        if end < LONG:
+            return _NOWHERE, short_slot
+        total += tokens[end - 3] * _FACTORS[2] + tokens[end - 4] * _FACTORS[3]
+        return total >> _LOW_BITS & mask, short_slot
+
+    def _look_up(self, end: int) -> int:
+        """Return the latest place behind the longest n-gram that ends the tokens."""
+        tokens = self._token_ids
+        long_slot, short_slot = self._slots
+        if long_slot != _NOWHERE:
+            place = self._long[long_slot]
+            if place != _NOWHERE and tokens[place - LONG : place] == tokens[end - LONG : end]:
+                return place
+        if short_slot != _NOWHERE:
+            place = self._short[short_slot]
+            if place != _NOWHERE and tokens[place - SHORT : place] == tokens[end - SHORT : end]:
+                return place
+        return _NOWHERE
