@@ -1,11 +1,11 @@
 """Steps of the engine on a CPU beside what this machine can do at most: bytes read, bf16 products.
 
-    PYTHONPATH=tests python benchmarks/cpu_steps.py [--threads 2] [--output benchmarks/results]
+    OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests python benchmarks/cpu_steps.py [--threads 1 2]
 
 A random Llama of 126M parameters in bf16: decodes at batch 1, 8 and 32 with about 288 tokens of
 context, prompts of 256 and 4,000 tokens. A step's floor is the larger of its bytes over the read
 bandwidth and its operations over the matmul rate, both measured in this run. Medians; the least
-beside them. Nothing else should run meanwhile.
+beside them. Nothing else should run meanwhile; torch's threads that spin would take a processor.
 """
 
 import argparse

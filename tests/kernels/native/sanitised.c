@@ -1,6 +1,7 @@
 // Random steps over arrays of exactly their size, for the compiler's sanitizers to watch. The seed is the
 // first argument; the number of threads the second.
 
+#define _GNU_SOURCE
 #include <stdio.h>
 
 #include "pagoda.c"

@@ -1,7 +1,9 @@
 // The layers of a decoder in one call: what pagoda_engine.models.decoder does with an operator after the
 // other. Compiled once for every instruction set (see library.py).
 
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <sched.h>
 
 #include "quantise.h"

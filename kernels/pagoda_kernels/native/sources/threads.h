@@ -11,6 +11,7 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -43,6 +44,8 @@ typedef struct Threads {
     _Atomic int limit;  // threads that work now: those below it. Others sleep on it
     Seat *seats;        // [NUM_SEATS] or NULL: nobody shares
     int seat;           // ours
+    cpu_set_t processors;  // that may be used
+    int main_processor;    // which helpers keep away from; -1: none yet
     pthread_mutex_t mutex;  // held by who computes: one at a time
     char *scratch;
     size_t scratch_bytes;  // of each thread
@@ -134,12 +137,26 @@ static void *help(void *argument) {
     }
 }
 
+// A helper that is woken is often put on the processor of whoever woke it, and waits there for the loop to end
+// that it should share. So helpers may not use that one.
+static inline void keep_away(Threads *threads) {
+    const int processor = sched_getcpu();
+    if (processor == threads->main_processor || processor < 0) return;
+    threads->main_processor = processor;
+    cpu_set_t others = threads->processors;
+    CPU_CLR(processor, &others);
+    if (!CPU_COUNT(&others)) return;
+    for (int i = 1; i < threads->num_threads; i++)
+        pthread_setaffinity_np(threads->helpers[i], sizeof others, &others);
+}
+
 // Do function(job, i) for i in [0, num_tasks) on all threads; what it wrote is there on return.
 static void in_parallel(Threads *threads, TaskFunction function, const void *job, long num_tasks) {
     if (num_tasks <= 1 || threads->num_threads == 1) {
         for (long task = 0; task < num_tasks; task++) function(job, task, 0);
         return;
     }
+    keep_away(threads);
     if (threads->seats) share(threads);
     threads->function = function;
     threads->job = job;
@@ -173,6 +190,8 @@ Threads *pagoda_open_threads(int num_threads, size_t scratch_bytes) {
         return NULL;
     memset(threads, 0, sizeof *threads);
     threads->num_threads = 1;
+    threads->main_processor = -1;
+    sched_getaffinity(0, sizeof threads->processors, &threads->processors);
     atomic_store(&threads->limit, MAX_THREADS);
     pthread_mutex_init(&threads->mutex, NULL);
     threads->scratch_bytes = (scratch_bytes + 4095) / 4096 * 4096;
