@@ -15,7 +15,7 @@ import math
 import multiprocessing
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from pagoda_engine import EngineConfig, load_model
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.checkpoints.tensor_part import Part
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.description import DecoderDescription
@@ -44,12 +45,12 @@ SHAPE = DecoderDescription(
     num_kv_heads=2,
     head_dim=64,
     max_position_embeddings=4096,
-    rms_norm_eps=1e-6,
+    norm_eps=1e-6,
     rope=RopeDescription(theta=1e6),
     qkv_bias=True,
     output_bias=False,
     mlp_bias=False,
-    qk_norm=False,
+    qk_norm="none",
     sliding_windows=(None,) * 24,
     tie_word_embeddings=True,
     dtype="bfloat16",
@@ -65,7 +66,7 @@ class RandomWeights:
         self._dtype = dtype
         self._generator = torch.Generator().manual_seed(1)
 
-    def take(self, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
         """See `WeightSource`."""
         drawn = torch.randn(shape, generator=self._generator)
         return (1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5).to(self._dtype)

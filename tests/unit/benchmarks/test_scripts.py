@@ -1,0 +1,30 @@
+"""Scripts that no other test runs can at least be imported: what they name is there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+IMPORT_ALL = """
+import importlib.util, sys
+from pathlib import Path
+for path in sorted(Path(sys.argv[1]).glob("*.py")):
+    spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    print(path.stem)
+"""
+
+
+def test_every_script_can_be_imported() -> None:
+    paths = [str(BENCHMARKS), str(BENCHMARKS / "serving"), str(BENCHMARKS.parent / "tests")]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, str(BENCHMARKS)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "quantised_weights" in done.stdout.split()
