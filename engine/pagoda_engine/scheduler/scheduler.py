@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.scheduler.flows import Flows
+from pagoda_engine.scheduler.invariants import check_sequence
 from pagoda_engine.scheduler.lateness import Lateness
 from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
 from pagoda_engine.scheduler.sequence import Flow, Sequence, SequenceState
@@ -516,43 +517,7 @@ class Scheduler:
         assert [*self.waiting] == sorted(self.waiting, key=_BY_RANK), "the queue lost its order"
         assert self.running == sorted(self.running, key=_BY_RANK), "the batch lost its order"
         assert len(self.running) + len(self.importing) <= self._max_num_seqs
-        ref_counts: dict[int, int] = {}
         for sequence in queued:
-            self._check_sequence(sequence)
-            for block_id in sequence.block_ids:
-                ref_counts[block_id] = ref_counts.get(block_id, 0) + 1
+            check_sequence(sequence, self.blocks)
         self._flows.check_invariants(queued)
         self.blocks.check_invariants(queued)
-        self.blocks.pool.check_invariants(ref_counts)
-
-    def _check_sequence(self, sequence: Sequence) -> None:
-        size = self.blocks.block_size
-        num_tokens, num_computed = sequence.num_tokens, sequence.num_computed_tokens
-        num_launched = sequence.num_launched_tokens
-        num_written = num_launched + sequence.num_unverified_tokens
-        assert num_written <= len(sequence.block_ids) * size, "KV without a block"
-        assert num_computed <= min(num_launched, len(sequence.token_ids))
-        assert sequence.num_registered_blocks * size <= num_computed
-        if sequence.state is SequenceState.WAITING:
-            assert not sequence.block_ids
-            assert num_written == 0
-            assert sequence.guesses is None
-            return
-        if not sequence.has_ended:
-            num_needed = max(num_tokens, num_written)
-            assert len(sequence.block_ids) <= self.blocks.num_blocks_for(num_needed), "a block more"
-        if sequence.num_unverified_tokens:
-            assert sequence.can_speculate
-            assert sequence.num_unread_tokens, "what was read has no proposals left"
-        assert len(set(sequence.block_ids)) == len(sequence.block_ids)
-        assert num_launched < num_tokens or sequence.has_ended, "nothing left to compute"
-        # With max_tokens 0 one token is sampled all the same.
-        assert num_tokens <= max(sequence.max_num_tokens, sequence.num_prompt_tokens + 1)
-        if sequence.state is SequenceState.RUNNING and not sequence.is_prefilling:
-            has_forced = sequence.num_uncomputed_tokens > 1
-            assert not has_forced or sequence.request.token_mask, "a decode fell behind"
-        assert sequence.num_cached_tokens % size == 0
-        assert sequence.num_cached_tokens <= num_computed
-        # Blocks that this sequence may still write are its own.
-        for block_id in sequence.block_ids[num_computed // size :]:
-            assert self.blocks.pool.ref_count(block_id) == 1, f"block {block_id} is shared"

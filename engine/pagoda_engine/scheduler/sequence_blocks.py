@@ -151,8 +151,12 @@ class SequenceBlocks:
         if self._producers.get(block_hash) is sequence:
             del self._producers[block_hash]
 
-    def check_invariants(self, sequences: Iterable[Sequence]) -> None:
-        """Recount: each block on its way has a producer that holds blocks and has not made it."""
+    def check_invariants(self, sequences: SequenceOf[Sequence]) -> None:
+        """Recount: who holds blocks, and that what is on its way is yet to be made by one of them.
+
+        `sequences`: all.
+        """
+        self.pool.check_invariants(Counter(i for s in sequences for i in s.block_ids))
         holders = {id(s): s for s in sequences if s.block_ids}
         for block_hash, producer in self._producers.items():
             assert id(producer) in holders, "a block is made by nobody"

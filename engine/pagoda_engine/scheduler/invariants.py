@@ -1,0 +1,38 @@
+"""What is true of a sequence and its blocks between any two steps, recounted."""
+
+from pagoda_engine.scheduler.sequence import Sequence, SequenceState
+from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
+
+
+def check_sequence(sequence: Sequence, blocks: SequenceBlocks) -> None:
+    """Raise AssertionError unless counts, tokens and blocks of a sequence fit each other."""
+    size = blocks.block_size
+    num_tokens, num_computed = sequence.num_tokens, sequence.num_computed_tokens
+    num_launched = sequence.num_launched_tokens
+    num_written = num_launched + sequence.num_unverified_tokens
+    assert num_written <= len(sequence.block_ids) * size, "KV without a block"
+    assert num_computed <= min(num_launched, len(sequence.token_ids))
+    assert sequence.num_registered_blocks * size <= num_computed
+    if sequence.state is SequenceState.WAITING:
+        assert not sequence.block_ids
+        assert num_written == 0
+        assert sequence.guesses is None
+        return
+    if not sequence.has_ended:
+        num_needed = max(num_tokens, num_written)
+        assert len(sequence.block_ids) <= blocks.num_blocks_for(num_needed), "a block more"
+    if sequence.num_unverified_tokens:
+        assert sequence.can_speculate
+        assert sequence.num_unread_tokens, "what was read has no proposals left"
+    assert len(set(sequence.block_ids)) == len(sequence.block_ids)
+    assert num_launched < num_tokens or sequence.has_ended, "nothing left to compute"
+    # With max_tokens 0 one token is sampled all the same.
+    assert num_tokens <= max(sequence.max_num_tokens, sequence.num_prompt_tokens + 1)
+    if sequence.state is SequenceState.RUNNING and not sequence.is_prefilling:
+        has_forced = sequence.num_uncomputed_tokens > 1
+        assert not has_forced or sequence.request.token_mask, "a decode fell behind"
+    assert sequence.num_cached_tokens % size == 0
+    assert sequence.num_cached_tokens <= num_computed
+    # Blocks that this sequence may still write are its own.
+    for block_id in sequence.block_ids[num_computed // size :]:
+        assert blocks.pool.ref_count(block_id) == 1, f"block {block_id} is shared"
