@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 from support.greedy_oracle import GreedyOracle
 from support.processes import busy_decode_workers
+from support.report_schema import REPORT
 from support.stack import running_stack
 from support.tiny_checkpoints import make_tiny_checkpoint
 
@@ -15,16 +16,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 MAX_TOKENS = 1500  # long enough to be killed in the middle
 PROMPT = list(range(40))
-REPORT: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "mood": {"enum": ["merry", "grave"]},
-        "losses": {"type": "integer", "minimum": 0, "maximum": 9999},
-        "names": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
-    },
-    "required": ["mood", "losses", "names"],
-    "additionalProperties": False,
-}
 
 
 def test_a_killed_decode_worker_costs_no_token(tmp_path: Path) -> None:

@@ -7,21 +7,12 @@ from typing import Any, Literal
 import jsonschema
 import pytest
 from pydantic import BaseModel, Field
+from support.report_schema import REPORT
 from support.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 QUESTION = [{"role": "user", "content": "What news from the battle, good my lord?"}]
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "mood": {"enum": ["merry", "grave"]},
-        "losses": {"type": "integer", "minimum": 0, "maximum": 9999},
-        "names": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
-    },
-    "required": ["mood", "losses", "names"],
-    "additionalProperties": False,
-}
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -64,21 +55,21 @@ def by_schema(schema: dict[str, Any]) -> dict[str, Any]:
 def test_a_schema_holds_whatever_the_model_would_say(any_stack: Stack) -> None:
     for seed in range(8):
         choice = chat(
-            any_stack, response_format=by_schema(SCHEMA), temperature=1.5, seed=seed
+            any_stack, response_format=by_schema(REPORT), temperature=1.5, seed=seed
         ).choices[0]
         assert choice.finish_reason == "stop", (seed, choice.message.content)
-        jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+        jsonschema.validate(json.loads(choice.message.content), REPORT)
 
 
 def test_streamed_is_whole_and_logprobs_are_of_every_token(any_stack: Stack) -> None:
-    options = {"response_format": by_schema(SCHEMA), "temperature": 1, "seed": 5}
+    options = {"response_format": by_schema(REPORT), "temperature": 1, "seed": 5}
     whole = chat(any_stack, **options)
     chunks = list(chat(any_stack, **options, stream=True))
     text = "".join(c.choices[0].delta.content or "" for c in chunks)
     assert text == whole.choices[0].message.content
     explained = chat(any_stack, **options, logprobs=True)
     choice = explained.choices[0]
-    jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+    jsonschema.validate(json.loads(choice.message.content), REPORT)
     assert len(choice.logprobs.content) == explained.usage.completion_tokens
 
 
@@ -114,9 +105,9 @@ def test_completions_take_formats_too(any_stack: Stack) -> None:
         model=any_stack.model,
         prompt="KING:",
         max_tokens=200,
-        extra_body={"response_format": by_schema(SCHEMA)},
+        extra_body={"response_format": by_schema(REPORT)},
     )
-    jsonschema.validate(json.loads(answer.choices[0].text), SCHEMA)
+    jsonschema.validate(json.loads(answer.choices[0].text), REPORT)
 
 
 @pytest.mark.parametrize("stream", [False, True])
