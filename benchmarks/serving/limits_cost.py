@@ -152,7 +152,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
     with tempfile.TemporaryDirectory() as name:
-        folder, port = Path(name), pick_port(())
+        folder, port = Path(name), pick_port()
         command = [str(BIN / "redis-server"), "--port", str(port), "--save", "", "--dir", name]
         with started(folder / "redis.log", command, {}) as redis:
             wait(lambda: listens(port), redis, folder / "redis.log")

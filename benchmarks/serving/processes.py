@@ -59,7 +59,7 @@ def running_stack(
 
     Each worker has `num_threads`; 0: they share the processors.
     """
-    port = pick_port(())
+    port = pick_port()
     variables = {
         "PAGODA_HOME": str(home),
         "PAGODA_HTTP_PORT": str(port),
@@ -116,7 +116,7 @@ def gateway_alone(
     `further`: settings of the gateway.
     """
     home.mkdir(parents=True, exist_ok=True)
-    nats_port, port, token = pick_port(()), pick_port(()), secrets.token_hex(8)
+    nats_port, port, token = pick_port(), pick_port(), secrets.token_hex(8)
     key = f"sk-pagoda-{secrets.token_hex(16)}"
     variables = {
         "PAGODA_HOME": str(home),

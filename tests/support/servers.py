@@ -18,15 +18,18 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from pagoda_cli.up.ports import pick_port
+from pagoda_cli.up.ports import Ports
 from pagoda_runtime.configuration.settings import CommonSettings
 
 START_SECONDS = 20.0
 
 
+_ports = Ports()
+
+
 def free_port() -> int:
-    """A loopback port that nobody listens on, and that no outgoing connection is given."""
-    return pick_port(())
+    """A loopback port that nobody listens on, and that nobody else draws during this session."""
+    return _ports.pick()
 
 
 def binary(name: str) -> str:

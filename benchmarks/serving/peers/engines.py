@@ -57,7 +57,7 @@ def vllm(home: Path, model: Path, cache: Path, num_threads: int) -> Engine:
         installed("vLLM CPU", venv / "lib" / "libiomp5.so"),
     ]
     cores = sorted(os.sched_getaffinity(0))[:num_threads]
-    port = pick_port(())
+    port = pick_port()
     command = [str(program), "serve", str(model), "--served-model-name", MODEL_NAME]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"]
     command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS)]
@@ -86,7 +86,7 @@ def openvino(home: Path, model: Path, cache: Path, num_threads: int) -> Engine:
         command = [str(exporter), "export", "openvino", "--model", str(model)]
         command += ["--task", "text-generation-with-past", "--weight-format", "fp16"]
         convert("OpenVINO GenAI", command, exported)
-    port = pick_port(())
+    port = pick_port()
     command = [str(python), "-P", str(HERE / "openvino_front.py"), "--model", str(exported)]
     command += ["--tokenizer", str(model / "tokenizer.json"), "--name", MODEL_NAME]
     command += ["--port", str(port), "--threads", str(num_threads)]
@@ -103,7 +103,7 @@ def llama_cpp(home: Path, model: Path, cache: Path, num_threads: int) -> Engine:
     if is_older(weights, model):
         command = [str(python), "-P", str(HERE / "to_gguf.py"), "--llama-cpp", str(source)]
         convert("llama.cpp", [*command, "--model", str(model), "--output"], weights)
-    port = pick_port(())
+    port = pick_port()
     num_slots = MAX_NUM_SEQS // 2  # each has its own part of the KV cache: 32 run at once
     command = [str(program), "-m", str(weights), "--alias", MODEL_NAME]
     command += ["--host", "127.0.0.1", "--port", str(port), "--no-webui", "--log-disable"]

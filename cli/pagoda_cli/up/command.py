@@ -1,6 +1,7 @@
 """`pagoda up`: the whole system on this machine, in the foreground."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -38,8 +39,10 @@ def run_up(environ: Mapping[str, str]) -> int:
     try:
         plan = make_plan(environ)
         require_free(plan.http_port)
-        with lock_home(plan.home):
-            stack = Stack(plan, load_secrets(plan.home), environ)
+        with (
+            lock_home(plan.home),
+            contextlib.closing(Stack(plan, load_secrets(plan.home), environ)) as stack,
+        ):
             _say(stack.disk.explanation)
             return asyncio.run(_run(plan, stack))
     except (SettingsError, ModelFolderError) as error:

@@ -2,6 +2,7 @@
 
 import random
 import socket
+import sys
 from collections.abc import Collection
 
 from pagoda_cli.up.errors import PortInUseError, StackError
@@ -12,13 +13,59 @@ FIRST_PORT, LAST_PORT = 10240, 32767
 NUM_TRIES = 1000
 
 
-def pick_port(taken: Collection[int]) -> int:
-    """Return a port that nobody listens on and that is not in `taken`."""
-    for _ in range(NUM_TRIES):
-        port = random.randint(FIRST_PORT, LAST_PORT)
-        if port not in taken and _why_not(port) is None:
-            return port
-    raise StackError(f"no free port between {FIRST_PORT} and {LAST_PORT}")
+class Ports:
+    """Draws ports that nobody has, each once; `taken` are never drawn.
+
+    On Linux each stays bound here, without listening, until `close`: a server that allows the reuse
+    of addresses, as all of ours do, can listen on it, but another `pagoda up` draws another one,
+    even before that server has started or while it starts again.
+    """
+
+    def __init__(self, taken: Collection[int] = ()) -> None:
+        self._taken = {*taken}
+        self._held: list[socket.socket] = []
+
+    def pick(self) -> int:
+        """Return a port that was not drawn before.
+
+        Raises:
+            StackError: none is free.
+        """
+        for _ in range(NUM_TRIES):
+            port = random.randint(FIRST_PORT, LAST_PORT)
+            if port not in self._taken and self._hold(port):
+                self._taken.add(port)
+                return port
+        raise StackError(f"no free port between {FIRST_PORT} and {LAST_PORT}")
+
+    def close(self) -> None:
+        """Let others draw them."""
+        for held in self._held:
+            held.close()
+        self._held.clear()
+
+    def _hold(self, port: int) -> bool:
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", port))
+        except OSError:
+            held.close()
+            return False
+        if sys.platform == "linux":
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._held.append(held)
+        else:
+            held.close()
+        return True
+
+
+def pick_port() -> int:
+    """Return a port that nobody has now, for a caller who takes it at once."""
+    ports = Ports()
+    try:
+        return ports.pick()
+    finally:
+        ports.close()
 
 
 def require_free(port: int) -> None:
@@ -27,15 +74,9 @@ def require_free(port: int) -> None:
     Raises:
         PortInUseError: it cannot.
     """
-    if (cause := _why_not(port)) is not None:
-        raise PortInUseError(port, cause)
-
-
-def _why_not(port: int) -> str | None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            return error.strerror
-    return None
+            raise PortInUseError(port, error.strerror or str(error)) from error

@@ -11,7 +11,7 @@ from pagoda_cli.up.child import ChildSpec
 from pagoda_cli.up.disk import plan_disk
 from pagoda_cli.up.home import Secrets
 from pagoda_cli.up.infrastructure import nats_spec, redis_spec
-from pagoda_cli.up.ports import pick_port
+from pagoda_cli.up.ports import Ports
 from pagoda_cli.up.topology import StackSettings, Topology, parse_topology
 from pagoda_runtime.configuration.model_folder import resolve_model_folder
 from pagoda_runtime.configuration.names import PREFIX, SERVICE_PREFIXES, variable_names
@@ -86,7 +86,7 @@ class Stack:
         self._bare_environment = {
             name: value for name, value in environ.items() if not name.startswith(PREFIX)
         }
-        self._ports = {plan.http_port}
+        self._ports = Ports(taken={plan.http_port, *_given_ports(environ)})
         self._nats_passwords: dict[str, str] = {}  # empty: the user's own server
         self._infrastructure: list[ChildSpec] = []
         self._kvstore_port = self._port("PAGODA_KVSTORE_GRPC_PORT")
@@ -251,9 +251,20 @@ class Stack:
     def _port(self, variable: str) -> int:
         """Return the port that the user gave in `variable`, else a free one."""
         given = int(self._user.get(variable) or 0) if variable else 0
-        port = given or pick_port(self._ports)
-        self._ports.add(port)
-        return port
+        return given or self._ports.pick()
+
+    def close(self) -> None:
+        """Let go of the ports, once nothing runs on them."""
+        self._ports.close()
+
+
+def _given_ports(environ: Mapping[str, str]) -> set[int]:
+    """Every port that a setting names, used or not."""
+    return {
+        int(value)
+        for name, value in environ.items()
+        if name.startswith(PREFIX) and name.endswith("_PORT") and value.isdecimal()
+    }
 
 
 def _names_of(service: str) -> set[str]:

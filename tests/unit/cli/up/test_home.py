@@ -3,9 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from pagoda_cli.up.errors import HomeInUseError, PortInUseError
+from pagoda_cli.up.errors import HomeInUseError
 from pagoda_cli.up.home import load_secrets, lock_home, write_environment
-from pagoda_cli.up.ports import pick_port, require_free
 
 
 def mode_of(path: Path) -> int:
@@ -46,24 +45,3 @@ def test_the_environment_file_can_be_sourced(tmp_path: Path) -> None:
 
     assert (tmp_path / "env").read_text() == "A=http://x/v1\nB='two words'\n"
     assert mode_of(tmp_path / "env") == 0o600
-
-
-def test_a_port_in_use_is_refused() -> None:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        with pytest.raises(PortInUseError, match="PAGODA_HTTP_PORT"):
-            require_free(port)
-
-
-def test_picked_ports_are_free_and_distinct() -> None:
-    taken: set[int] = set()
-    for _ in range(20):
-        taken.add(pick_port(taken))
-
-    assert len(taken) == 20
-    for port in taken:
-        require_free(port)

@@ -1,3 +1,5 @@
+import contextlib
+import itertools
 import os
 from pathlib import Path
 
@@ -5,6 +7,7 @@ import pytest
 
 from pagoda_cli.up.child import ChildSpec
 from pagoda_cli.up.home import load_secrets, lock_home
+from pagoda_cli.up.ports import pick_port
 from pagoda_cli.up.stack import Stack, make_plan
 from pagoda_runtime.errors import ModelFolderError, SettingsError
 
@@ -20,8 +23,21 @@ def environ(tmp_path: Path) -> dict[str, str]:
 def build(environ: dict[str, str]) -> tuple[Stack, dict[str, ChildSpec]]:
     plan = make_plan(environ)
     lock_home(plan.home).close()
-    stack = Stack(plan, load_secrets(plan.home), environ)
-    return stack, {spec.name: spec for spec in stack.specs()}
+    with contextlib.closing(Stack(plan, load_secrets(plan.home), environ)) as stack:
+        return stack, {spec.name: spec for spec in stack.specs()}
+
+
+def test_no_port_is_drawn_that_a_setting_names(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one that is read after others are drawn."""
+    port = pick_port()
+    drawn = itertools.count(port)
+    monkeypatch.setattr("pagoda_cli.up.ports.random.randint", lambda *_: next(drawn))
+    _, specs = build(environ | {"PAGODA_ROUTER_HEALTH_PORT": str(port)})
+
+    assert specs["router"].environ["PAGODA_ROUTER_HEALTH_PORT"] == str(port)
+    assert specs["kvstore"].environ["PAGODA_KVSTORE_GRPC_PORT"] != str(port)
 
 
 def test_the_default_is_one_prefill_and_one_decode_worker(environ: dict[str, str]) -> None:
