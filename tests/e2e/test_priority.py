@@ -33,7 +33,7 @@ def test_a_later_request_of_a_lower_number_is_served_first(topology: str, tmp_pa
 
         def ask(priority: int) -> None:
             stack.openai().completions.create(
-                model=stack.model, prompt=f"number {priority}", max_tokens=16,
+                model=stack.model, prompt=f"number {priority}", max_tokens=400,
                 extra_body={"priority": priority, "ignore_eos": True},
             )  # fmt: skip
             with lock:

@@ -1,28 +1,26 @@
-"""Fixtures of the kernel tests: fresh random inputs, poisoned memory, and which path to run.
+"""Fixtures of the kernel tests: random inputs, poisoned memory, and which path to run.
 
 Without CUDA the Triton kernels run in Triton's interpreter, chosen here before they are defined.
 """
 
 import os
-import secrets
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from support.seeds import seed_of_tests
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-SEED_VARIABLE = "PAGODA_TEST_SEED"
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
 """Largest ``|got - want| / |want|`` in Frobenius norms; bf16 is truncated when interpreted."""
 
 
 @pytest.fixture(autouse=True)
 def seed() -> int:
-    """Seed torch afresh; pytest shows the seed of a failed test, SEED_VARIABLE repeats it."""
-    value = int(os.environ.get(SEED_VARIABLE) or secrets.randbits(32))
-    print(f"{SEED_VARIABLE}={value}")
+    """Seed torch, see `support.seeds`."""
+    value = seed_of_tests()
     torch.manual_seed(value)
     return value
 

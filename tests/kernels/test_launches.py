@@ -2,12 +2,12 @@
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.seeds import seed_of_tests
 from support.triton_modules import triton_modules
 from triton.runtime.autotuner import Autotuner, Heuristics
 
@@ -19,8 +19,7 @@ FAMILIES = ("dense", "quantised", "mixture", "adapters", "latent", "others", "tr
 @pytest.fixture(scope="module")
 def launched():
     """What the script reports, by family; it fails if anything asks the device for a value."""
-    seed = os.environ.get("PAGODA_TEST_SEED") or str(secrets.randbits(32))
-    print(f"PAGODA_TEST_SEED={seed}")
+    seed = str(seed_of_tests())
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), *sys.path])
     done = subprocess.run(

@@ -9,10 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from support.seeds import seed_of_tests
 from support.stack import running_stack
 
 HERE = Path(__file__).parent
-SEED = 7  # PAGODA_TEST_SEED names another
 MAX_EXAMPLES = 8  # of each operation, when it is fuzzed
 MAX_SECONDS = 300.0
 CHECKS = (
@@ -35,8 +35,7 @@ LIMITS = {  # so that no request takes long
 
 def main(schemathesis: str) -> int:
     """Return schemathesis's exit code; `schemathesis` is its command."""
-    seed = int(os.environ.get("PAGODA_TEST_SEED") or SEED)
-    print(f"PAGODA_TEST_SEED={seed}", flush=True)
+    seed = seed_of_tests()
     with tempfile.TemporaryDirectory() as home, running_stack(Path(home), LIMITS) as stack:
         environ = {
             **os.environ,

@@ -1,4 +1,3 @@
-import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -6,6 +5,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from support.fixtures import *  # noqa: F403
+from support.seeds import seed_of_tests
 from support.servers import Server, settings_for
 from support.thread_queue import ThreadQueue
 from support.tiny_checkpoints import make_tiny_checkpoint
@@ -39,8 +39,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         init(self, *args, queue=queues[-1], **kwargs)
 
     if request.param == "overlapped":
-        seed = secrets.randbits(32)
-        print(f"seed of the queues: {seed}")
+        seed = seed_of_tests()
         monkeypatch.setattr(Engine, "__init__", init_overlapped)
     yield
     for queue in queues:

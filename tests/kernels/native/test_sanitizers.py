@@ -1,11 +1,11 @@
 """The C sources under the compiler's sanitizers, at random shapes."""
 
-import secrets
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from support.seeds import seed_of_tests
 
 from pagoda_kernels.native.library import (
     FLAGS,
@@ -31,8 +31,7 @@ def test_nothing_is_found(check: str, tmp_path: Path) -> None:
     command += [f"-fsanitize={CHECKS[check]}", "-fno-sanitize-recover=all", f"-I{SOURCES}"]
     command += ["-o", str(program), str(PROGRAM), "-lm"]
     subprocess.run(command, check=True, timeout=120)
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")
+    seed = seed_of_tests()
     for num_threads in (1, 3):
         ran = subprocess.run(
             [str(program), str(seed), str(num_threads)],

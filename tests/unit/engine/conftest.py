@@ -1,10 +1,9 @@
 """One tiny model for all engine tests; no test changes it."""
 
-import os
-import secrets
 from pathlib import Path
 
 import pytest
+from support.seeds import seed_of_tests
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import EngineConfig, LoadedModel, load_model
@@ -22,7 +21,4 @@ def tiny_model(tiny_folder: Path) -> LoadedModel:
 
 @pytest.fixture
 def seed() -> int:
-    """Return a fresh seed; pytest shows that of a failed test, PAGODA_TEST_SEED repeats it."""
-    value = int(os.environ.get("PAGODA_TEST_SEED") or secrets.randbits(32))
-    print(f"PAGODA_TEST_SEED={value}")
-    return value
+    return seed_of_tests()

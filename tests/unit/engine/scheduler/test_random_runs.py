@@ -164,6 +164,12 @@ def test_random_runs_that_speculate_keep_every_invariant(
     )
     caller.run(num_sequences=200, max_steps=6000)
     caller.check()
+
+
+@pytest.mark.slow
+def test_random_runs_do_speculate_and_are_wrong() -> None:
+    caller = RandomCaller(1, lag=1, enable_prefix_caching=True, speculates=True)
+    caller.run(num_sequences=200, max_steps=6000)
     assert 5 < caller.simulation.num_accepted < caller.simulation.num_proposed
 
 
