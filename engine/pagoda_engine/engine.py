@@ -23,6 +23,7 @@ from pagoda_engine.errors import (
 )
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling import SampleRow, SamplingState
+from pagoda_engine.scheduler.rest import SharedProcessors, rest_after
 from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
 from pagoda_engine.scheduler.scheduler import Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
@@ -77,6 +78,7 @@ class Engine:
         kv_cache: KvCache | None = None,
         queue: DeviceQueue | None = None,
         graph_capture: GraphCapture | None = None,
+        shared_processors: SharedProcessors | None = None,
     ) -> None:
         """Allocate all KV blocks, unless they are given.
 
@@ -93,6 +95,7 @@ class Engine:
             kv_cache: of ``config.num_blocks`` blocks in this model's layout.
             queue: to the model's device; None for its usual one.
             graph_capture: for the same device; None for its usual one, if it has one.
+            shared_processors: None: nobody else is known to use them.
 
         Raises:
             InvalidConfigError: a limit is out of range.
@@ -144,6 +147,8 @@ class Engine:
             )
         self._in_flight: deque[LaunchedStep] = deque()
         self._previous: LaunchedStep | None = None  # read last, unless the device idled since
+        self._shared_processors = shared_processors
+        self._last_step = (0.0, 0.0)  # its begin and end, by the clock
         self._num_arrivals = 0
         self._pending_outputs: list[SequenceOutput] = []
 
@@ -289,14 +294,11 @@ class Engine:
         stored, evicted = self._pool.take_events()
         if not self.has_work():
             self._previous = None
+        ended = self._clock()
+        if scheduled.batch:
+            self._last_step = started, ended
         return StepResult(
-            reserved,
-            tuple(outputs),
-            tuple(computed),
-            stored,
-            evicted,
-            stats,
-            self._clock() - started,
+            reserved, tuple(outputs), tuple(computed), stored, evicted, stats, ended - started
         )
 
     def has_work(self) -> bool:
@@ -306,6 +308,25 @@ class Engine:
             or self._pool.has_events
             or self._scheduler.has_work()
         )
+
+    def rest_seconds(self) -> float:
+        """Return for how long the next step should be put off; any change may make that less.
+
+        More than 0 only while nothing but decodes is to be done here, and other workers of
+        this machine compute: they have its processors meanwhile, and a step is of more decodes.
+        """
+        joining, running = len(self._scheduler.importing), len(self._scheduler.running)
+        if self._shared_processors is None or not joining:
+            return 0.0
+        if self._pending_outputs or self._in_flight or not self._scheduler.has_only_decodes():
+            return 0.0
+        started, ended = self._last_step
+        rest = rest_after(ended - started, num_running=running, num_joining=joining)
+        rest -= self._clock() - ended
+        if rest <= 0 or not self._shared_processors.others_compute():
+            return 0.0
+        self._shared_processors.rest()
+        return rest
 
     def set_step_cost(self, cost: StepCost) -> None:
         """Say how long steps take, as measured: tenants share a step's time by it."""

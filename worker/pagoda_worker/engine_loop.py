@@ -32,6 +32,10 @@ class SteppedEngine(Protocol):
         """Compute one step."""
         ...
 
+    def rest_seconds(self) -> float:
+        """Return for how long a step should be put off; commands may make that less."""
+        ...
+
 
 E = TypeVar("E", bound=SteppedEngine)
 T = TypeVar("T")
@@ -146,7 +150,10 @@ class EngineLoop(Generic[E]):
             self._to_event_loop(self._fail, failure)
 
     def _run_commands(self) -> bool:
-        """Run what is queued; sleep while there is nothing at all to do. False: stop."""
+        """Run what is queued; sleep while there is nothing to do, or a step is put off.
+
+        False: stop.
+        """
         is_observed = False
         while True:
             with self._wakeup:
@@ -155,7 +162,10 @@ class EngineLoop(Generic[E]):
                 command = self._commands.popleft() if self._commands else None
                 if command is None:
                     if self._engine.has_work():
-                        return True
+                        if (rest := self._engine.rest_seconds()) <= 0:
+                            return True
+                        self._wakeup.wait(rest)
+                        continue
                     if is_observed:
                         self._wakeup.wait()
                         continue

@@ -18,6 +18,7 @@ from pagoda_engine.cache.copy_lanes import (
 from pagoda_engine.cache.shared_memory import ByteArray, SharedMemory
 from pagoda_kernels import copy_blocks, digest_pool, gather_blocks, scatter_blocks
 from pagoda_kernels.host_copy import to_device
+from pagoda_kernels.huge_pages import huge_zeros
 from pagoda_kernels.kv.block_digest import DIGEST_BYTES
 
 
@@ -94,12 +95,14 @@ class KvCache:
         self.num_blocks = num_blocks
         self.memory = memory
         shape = layout.pool_shape(num_blocks)
-        if memory is None:
-            # Zeros, not empty: a masked slot times a NaN that lies there would still be a NaN.
+        # Zeros, not empty: a masked slot times a NaN that lies there would still be a NaN.
+        if memory is None and device.type == "cuda":
             self.tensor = torch.zeros(shape, dtype=layout.dtype, device=device)
         else:
             num_bytes = num_blocks * layout.block_bytes
-            self.tensor = memory.tensor[:num_bytes].view(layout.dtype).view(shape)
+            # Written at once: memory that is not there should be missed now, not in a step.
+            pool = huge_zeros(num_bytes).zero_() if memory is None else memory.tensor[:num_bytes]
+            self.tensor = pool.view(layout.dtype).view(shape)
         if lanes is None and device.type == "cuda":
             lanes = CopyLanes(device, staging_bytes=max(STAGING_BYTES, layout.block_bytes))
             torch.cuda.current_stream(device).synchronize()  # no import is written before the zeros

@@ -171,6 +171,10 @@ class Scheduler:
         """Tell whether `schedule` would choose or admit anything."""
         return bool(self.running) or self._can_admit()
 
+    def has_only_decodes(self) -> bool:
+        """Tell whether all that `schedule` would choose are decodes."""
+        return not self._can_admit() and not any(s.is_prefilling for s in self.running)
+
     def _make_room(self) -> list[Sequence]:
         """Let flows that hold much give to the one whose turn it is to be let in; return who gave.
 

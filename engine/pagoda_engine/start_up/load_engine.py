@@ -45,6 +45,7 @@ from pagoda_engine.start_up.step_limits import (
 from pagoda_engine.start_up.warm_up import warm_engine, warm_kernels
 from pagoda_engine.step.layer_export import OnLayers
 from pagoda_kernels.native.library import native_library
+from pagoda_kernels.native.seats import Seat
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ def load_engine(
         with start_up.phase("loading weights"):
             model = load_model(folder, loading.config, on_progress=start_up.percent)
             give_back_freed()
-        if loading.shares_processors and model.decoder.is_native:
+        if loading.seat is not None and model.decoder.is_native:
             torch.set_num_threads(1)  # what is left to torch is over before its threads are awake
         config = loading.sized_config(model)
         with start_up.phase("allocating KV"):
@@ -101,6 +102,7 @@ def load_engine(
                 on_evict=on_evict,
                 on_layers=on_layers,
                 kv_cache=kv_cache,
+                shared_processors=loading.seat if model.decoder.is_native else None,
             )
         loading.capture(engine)
         with start_up.phase("warming up"):
@@ -128,7 +130,7 @@ class _Loading:
     ) -> None:
         """Choose the limits of a step, and refuse a model that cannot fit before it is read."""
         self._options = options
-        self.shares_processors = _share_processors(options)
+        self.seat = _share_processors(options)
         self._read_buffer_bytes = read_buffer_bytes
         self._start_up = start_up
         description = read_description(folder / "config.json")
@@ -246,11 +248,11 @@ def _device_name(options: EngineOptions) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _share_processors(options: EngineOptions) -> bool:
+def _share_processors(options: EngineOptions) -> Seat | None:
     """Divide processors with other workers, where nobody said how many threads there shall be."""
     library = native_library()
     if not options.processor_table or options.num_threads or library is None:
-        return False
+        return None
     return library.share_processors(Path(options.processor_table))
 
 

@@ -96,18 +96,18 @@ class NativeLibrary:
         ]  # fmt: skip
         self.layers.restype = None
 
-    def share_processors(self, table: Path) -> bool:
+    def share_processors(self, table: Path) -> Seat | None:
         """Divide this process's processors with the others at `table`, from now on.
 
-        False without a seat, or without the file: all goes on as before; the log says so.
+        None without a seat, or without the file: all goes on as before; the log says so.
         """
         try:
             self._seat = Seat(table)
         except (NoSeatError, OSError) as error:
             _LOGGER.warning("this worker shares its processors with nobody: %s", error)
-            return False
+            return None
         self._threads.clear()
-        return True
+        return self._seat
 
     def threads(self, num_threads: int) -> int:
         """Return a pool of so many threads, the calling one included, or of as many as may be.

@@ -4,6 +4,7 @@ import ctypes
 
 import torch
 
+from pagoda_kernels.huge_pages import huge_zeros
 from pagoda_kernels.native.library import NativeLibrary, native_library
 from pagoda_kernels.native.quantised_weight import Bits, levels_table, quantise
 from pagoda_kernels.native.structures import Linear
@@ -61,7 +62,7 @@ class PackedLinear:
             levels=self._levels.data_ptr(),
         )
         num_bytes = library.packed_bytes(self.structure)
-        self._panels = torch.empty(num_bytes, dtype=torch.uint8)
+        self._panels = huge_zeros(num_bytes)
         self.structure.panels = self._panels.data_ptr()
         if bits is None:
             dense = weight.contiguous()

@@ -8,10 +8,14 @@ import ctypes
 import fcntl
 import mmap
 import os
+import struct
+import time
 from pathlib import Path
 
 NUM_SEATS = 16  # as in threads.h
 SEAT_BYTES = 64
+BUSY_NANOSECONDS = 5_000_000  # as there
+_LAST_TASK = struct.Struct("=q")
 
 
 class NoSeatError(Exception):
@@ -34,6 +38,19 @@ class Seat:
         self.index = self._take()
         self._memory = mmap.mmap(self._file, NUM_SEATS * SEAT_BYTES)
         self.table = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    def others_compute(self) -> bool:
+        """Whether somebody else began a task just now."""
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        return any(
+            now - _LAST_TASK.unpack_from(self._memory, index * SEAT_BYTES)[0] < BUSY_NANOSECONDS
+            for index in range(NUM_SEATS)
+            if index != self.index
+        )
+
+    def rest(self) -> None:
+        """Say that we compute nothing, before others would see it."""
+        _LAST_TASK.pack_into(self._memory, self.index * SEAT_BYTES, 0)
 
     def _take(self) -> int:
         for index in range(NUM_SEATS):

@@ -1,5 +1,7 @@
+import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,9 @@ import torch
 
 from pagoda_kernels.native.library import NativeLibrary
 from pagoda_kernels.native.packed_linear import PackedLinear
-from pagoda_kernels.native.seats import NUM_SEATS, NoSeatError, Seat
+from pagoda_kernels.native.seats import BUSY_NANOSECONDS, NUM_SEATS, SEAT_BYTES, NoSeatError, Seat
+
+CLOCK = time.CLOCK_MONOTONIC
 
 SIT_DOWN = """
 import sys, time
@@ -51,6 +55,26 @@ def test_no_seat_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("pagoda_kernels.native.seats.fcntl.lockf", is_taken)
     with pytest.raises(NoSeatError, match=f"{NUM_SEATS} workers"):
         Seat(tmp_path / "processors")
+
+
+def test_whether_others_compute_and_rest_of_our_own(tmp_path: Path) -> None:
+    table = tmp_path / "processors"
+    seat = Seat(table)
+    assert not seat.others_compute()
+
+    def computes(index: int, nanoseconds_ago: int) -> None:
+        with table.open("r+b") as file:
+            file.seek(index * SEAT_BYTES)
+            file.write(struct.pack("=q", time.clock_gettime_ns(CLOCK) - nanoseconds_ago))
+
+    computes(NUM_SEATS - 1, -(10**12))
+    assert seat.others_compute()
+    computes(NUM_SEATS - 1, BUSY_NANOSECONDS)
+    assert not seat.others_compute()
+    computes(seat.index, -(10**12))
+    assert not seat.others_compute()
+    seat.rest()
+    assert table.read_bytes()[seat.index * SEAT_BYTES :][:8] == bytes(8)
 
 
 def test_products_are_the_same_whoever_shares(native: NativeLibrary, tmp_path: Path) -> None:

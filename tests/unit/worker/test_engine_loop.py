@@ -17,6 +17,7 @@ class CountingEngine:
         self.sequences: dict[str, int] = {}
         self.num_has_work_calls = 0
         self.failure: Exception | None = None
+        self.rest = 0.0  # seconds
         self.thread_ids: set[int] = set()
 
     def add(self, sequence_id: str) -> None:
@@ -29,6 +30,12 @@ class CountingEngine:
     def has_work(self) -> bool:
         self.num_has_work_calls += 1
         return bool(self.sequences)
+
+    def rest_seconds(self) -> float:
+        rest = self.rest
+        if rest < 1.0:
+            self.rest = 0.0  # it is over when we are asked again
+        return rest
 
     def step(self) -> StepResult:
         self.thread_ids.add(threading.get_ident())
@@ -109,6 +116,26 @@ async def test_abort_takes_effect_before_the_next_step() -> None:
     await harness.loop.stop()
 
     assert sum(len(result.outputs) for result in harness.results) == num_emitted
+
+
+async def test_a_step_is_put_off_until_something_changes() -> None:
+    harness = Harness()
+    harness.loop.start()
+    harness.engine.rest = 1000.0
+    harness.loop.post(lambda engine: engine.add("a"))
+    await harness.loop.call(lambda engine: None)
+    assert not harness.results
+
+    def end_rest(engine: CountingEngine) -> None:
+        engine.rest = 0.0
+
+    harness.loop.post(end_rest)
+    await harness.wait_for(lambda: len(harness.results) >= 3)
+    harness.engine.rest = 0.001
+    num_results = len(harness.results)
+    await harness.wait_for(lambda: len(harness.results) >= num_results + 3)
+    harness.engine.rest = 1000.0
+    await harness.loop.stop()
 
 
 async def test_idle_loop_sleeps() -> None:
