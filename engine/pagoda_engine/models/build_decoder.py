@@ -11,6 +11,7 @@ from pagoda_engine.models.attention import Attention, QkNorm
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.embedding import Embedding
 from pagoda_engine.models.feed_forward import DenseFeedForward, Experts, SharedExpert
 from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear
 from pagoda_engine.models.norm import LayerNorm, RmsNorm
@@ -49,17 +50,19 @@ def build_decoder(
     layers = tuple(_layer(taker, i, cos_sin, slopes) for i in range(description.num_layers))
     final_norm = taker.norm(names.final_norm)
     is_tied = description.tie_word_embeddings
-    # On CPU a tied tensor is held twice, plain for look-ups and packed for products: those with a
-    # plain one take 1.3 to 8 times as long (V = 32000, 1 to 32 rows, fp32 and bf16).
-    output = embedding if is_tied else taker.table(names.output, description.vocab_size)
+    # Tied or not, on CPU products are with a packed one: with a plain one they take 1.3 to 8 times
+    # as long (V = 32000, 1 to 32 rows, fp32 and bf16).
+    table = embedding if is_tied else taker.table(names.output, description.vocab_size)
+    output = Linear(table, None, quantization.output)
+    held_once = output.packed if is_tied and quantization.output is None else None
     return Decoder(
         description,
-        embedding=embedding,
+        embedding=Embedding(embedding if held_once is None else held_once),
         positions=positions,
         embedding_norm=embedding_norm,
         layers=layers,
         final_norm=final_norm,
-        output=Linear(output, None, quantization.output),
+        output=output,
         max_positions=max_positions,
     )
 

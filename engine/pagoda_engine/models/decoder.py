@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.embedding import Embedding
 from pagoda_engine.models.linear import Linear
 from pagoda_engine.models.native_layers import native_layers
 from pagoda_engine.models.norm import Norm
@@ -24,7 +25,7 @@ class Decoder:
         self,
         description: DecoderDescription,
         *,
-        embedding: torch.Tensor,
+        embedding: Embedding,
         positions: torch.Tensor | None,
         embedding_norm: Norm | None,
         layers: tuple[DecoderLayer, ...],
@@ -36,7 +37,7 @@ class Decoder:
 
         Args:
             description: shapes and options.
-            embedding: ``[V, hidden]``.
+            embedding: by token id.
             positions: ``[>= max_positions, hidden]``, or None where no positions are learned.
             embedding_norm: None: the embeddings are the residual.
             layers: in order.
@@ -144,7 +145,7 @@ class Decoder:
 
     def _embedded(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the first residual, ``[T, hidden]``."""
-        embedded = F.embedding(token_ids, self._embedding)
+        embedded = self._embedding(token_ids)
         if self._multiplier != 1:
             embedded = embedded * self._multiplier
         if self._positions is not None:

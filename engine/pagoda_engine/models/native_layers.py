@@ -6,10 +6,9 @@ Knows what the native forward has. Knows nothing of how it computes.
 import logging
 from collections.abc import Sequence
 
-import torch
-
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.embedding import Embedding
 from pagoda_engine.models.feed_forward import DenseFeedForward
 from pagoda_engine.models.linear import GatedLinear
 from pagoda_engine.models.norm import Norm, RmsNorm
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 def native_layers(
     description: DecoderDescription,
     layers: Sequence[DecoderLayer],
-    embedding: torch.Tensor,
+    embedding: Embedding,
     final_norm: Norm,
 ) -> DecoderLayers | None:
     """Return all layers as one call, if every projection is packed for it and it has all parts.
@@ -45,7 +44,7 @@ def native_layers(
         return None
     native = DecoderLayers(
         packed,
-        embedding=embedding,
+        embedding=embedding.weight,
         final_norm=final_norm.weight,
         cos_sin=cos_sin,
         num_heads=description.num_heads,

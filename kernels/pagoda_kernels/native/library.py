@@ -87,6 +87,9 @@ class NativeLibrary:
         self.quantise = library.pagoda_quantise
         self.quantise.argtypes = [pointer, ctypes.POINTER(QuantiseJob)]
         self.quantise.restype = None
+        self.unpack_rows = library.pagoda_unpack_rows
+        self.unpack_rows.argtypes = [linear, pointer, integer, pointer]
+        self.unpack_rows.restype = None
         self.product = library.pagoda_product
         self.product.argtypes = [pointer, linear, pointer, integer, pointer]
         self.product.restype = None

@@ -85,6 +85,17 @@ class PackedLinear:
         self._library.product(self._pool(), self.structure, x.data_ptr(), len(x), y.data_ptr())
         return y
 
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return rows ``[R, K]`` of the weight at ``[R]`` int64; it has no gate and no codes."""
+        if self.structure.bits or self.structure.is_gated:
+            raise ValueError("a weight with a gate or codes is not looked up")
+        indices = indices.contiguous()
+        found = torch.empty(len(indices), self.width, dtype=self.dtype)
+        self._library.unpack_rows(
+            self.structure, indices.data_ptr(), len(indices), found.data_ptr()
+        )
+        return found
+
     @property
     def num_bytes(self) -> int:
         """Memory of the packed weight."""

@@ -88,6 +88,7 @@ class Decoder(ctypes.Structure):
         ("rotary_dim", c_int64),
         ("cos_sin", c_void_p),
         ("embedding", c_void_p),
+        ("tied", c_void_p),
         ("final_norm", c_void_p),
         ("layers", ctypes.POINTER(Layer)),
     )

@@ -47,11 +47,11 @@ static Linear *linear(Threads *threads, long num_outputs, long width, int is_bf1
 static void one_model(Threads *threads) {
     const int is_bf16 = (int)between(0, 1);
     const long kv_heads = between(1, 3), heads = kv_heads * between(1, 5), width = 2 * between(1, 60);
-    const long hidden = 2 * between(1, 60), inner = 2 * between(1, 60), vocab = 17;
+    const long hidden = 2 * between(1, 60), inner = 2 * between(1, 60), vocab = between(1, 150);
     const long block_size = between(1, 20), num_seqs = between(1, 5), max_blocks = between(1, 20);
     const long row = (heads + 2 * kv_heads) * width, block = block_size * kv_heads * width;
     const long num_blocks = num_seqs * max_blocks, rotary = between(1, width / 2) * 2;
-    void *parts[12], *norms[4] = {numbers(hidden, is_bf16), numbers(hidden, is_bf16), numbers(width, is_bf16),
+    void *parts[15], *norms[4] = {numbers(hidden, is_bf16), numbers(hidden, is_bf16), numbers(width, is_bf16),
                                   numbers(width, is_bf16)};
     const int has_qk_norm = (int)between(0, 1);
     Layer layer = {norms[0], norms[1], has_qk_norm ? norms[2] : NULL, has_qk_norm ? norms[3] : NULL,
@@ -60,8 +60,9 @@ static void one_model(Threads *threads) {
                    linear(threads, inner, hidden, is_bf16, 1, parts + 6),
                    linear(threads, hidden, inner, is_bf16, 0, parts + 9), between(0, 1) * between(1, 90)};
     void *embedding = numbers(vocab * hidden, is_bf16), *cos_sin = numbers(block_size * max_blocks * rotary, 0);
+    const Linear *output = linear(threads, vocab, hidden, is_bf16, 0, parts + 12);
     Decoder decoder = {{heads, kv_heads, width, 0.3f, is_bf16}, hidden, 1, 1e-5f, rotary, cos_sin, embedding,
-                       norms[0], &layer};
+                       output->bits ? NULL : output, norms[0], &layer};
     if (pagoda_scratch_bytes(&decoder.shape) > (int64_t)threads->scratch_bytes) abort();
     void *k_cache = numbers(num_blocks * block, is_bf16), *v_cache = numbers(num_blocks * block, is_bf16);
 
@@ -95,7 +96,7 @@ static void one_model(Threads *threads) {
     pagoda_layers(threads, &decoder, &step, 0, 1);
 
     for (int i = 0; i < 6; i++) free(room[i]);
-    for (int i = 0; i < 12; i++) free(parts[i]);
+    for (int i = 0; i < 15; i++) free(parts[i]);
     for (int i = 0; i < 4; i++) free(norms[i]);
     free(starts), free(contexts), free(tables), free(ids), free(slots), free(wanted), free(positions);
     free(first_task), free(embedding), free(cos_sin), free(k_cache), free(v_cache);

@@ -32,6 +32,7 @@ class Shape:
     block_size: int = 16
     dtype: torch.dtype = torch.float32
     bits: Bits | None = None
+    is_tied: bool = False
 
 
 SHAPES = {
@@ -44,6 +45,7 @@ SHAPES = {
     "windows": Shape(windows=(5, None, 70), block_size=8),
     "qk-norm": Shape(has_qk_norm=True, head_dim=40),
     "half-turned": Shape(head_dim=32, rotary_dim=16),
+    "tied": Shape(is_tied=True),
     "int8": Shape(hidden=70, inner=98, bits=8),
     "int4": Shape(hidden=70, inner=98, bits=4),
 }
@@ -94,7 +96,7 @@ class Model:
                 )
                 for w, window in zip(self.plain, shape.windows, strict=True)
             ],
-            embedding=self.embedding,
+            embedding=PackedLinear(self.embedding) if shape.is_tied else self.embedding,
             final_norm=self.final_norm,
             cos_sin=self.cos_sin,
             num_heads=shape.num_heads,

@@ -29,6 +29,24 @@ def test_product(dtype: torch.dtype, shape: tuple[int, int]) -> None:
             assert errors(found, expected) < (5e-6 if dtype is torch.float32 else 4e-3)
 
 
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("shape", [(1, 2), (64, 64), (65, 130), (200, 34)], ids=str)
+@DTYPES
+def test_rows_are_found_again(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape).to(dtype)
+    indices = torch.cat([torch.randint(shape[0], (9,)), torch.tensor([shape[0] - 1, 0])])
+    assert torch.equal(PackedLinear(weight).rows(indices), weight[indices])
+    assert PackedLinear(weight).rows(indices[:0]).shape == (0, shape[1])
+
+
+@pytest.mark.usefixtures("native")
+def test_rows_of_codes_and_gates_are_refused() -> None:
+    weight, indices = torch.randn(64, 64), torch.tensor([0])
+    for linear in (PackedLinear(weight, bits=8), PackedLinear(weight, is_gated=True)):
+        with pytest.raises(ValueError, match="not looked up"):
+            linear.rows(indices)
+
+
 @pytest.mark.usefixtures("native", "num_threads")
 @pytest.mark.parametrize("shape", [(2, 2), (64, 64), (130, 34), (222, 96)], ids=str)
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no-bias"])

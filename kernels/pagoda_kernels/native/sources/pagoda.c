@@ -28,7 +28,8 @@ typedef struct {
     float eps;
     int64_t rotary_dim;
     const float *cos_sin;
-    const void *embedding;
+    const void *embedding;  // or NULL: see `tied`
+    const Linear *tied;     // the output projection that is the embedding, too
     const void *final_norm;
     const Layer *layers;
 } Decoder;
@@ -79,6 +80,7 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
         NormJob look_up = norm_job;
         look_up.token_ids = step->token_ids;
         look_up.embedding = decoder->embedding;
+        look_up.tied = decoder->tied;
         look_up.weight = decoder->layers[0].input_norm;
         norm(threads, &look_up);
     }

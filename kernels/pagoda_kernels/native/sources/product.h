@@ -108,6 +108,19 @@ void pagoda_pack(Threads *threads, const Linear *linear, const void *weight, uin
     pthread_mutex_unlock(&threads->mutex);
 }
 
+// One row [K] of a dense weight without a gate, out of its panel.
+static inline void unpack_row(const Linear *linear, long row, void *out) {
+    const long steps = num_steps(linear->width, linear->is_bf16);
+    const uint32_t *from = (const uint32_t *)linear->panels + row / PANEL * steps * PANEL + row % PANEL;
+    for (long step = 0; step < steps; step++) ((uint32_t *)out)[step] = from[step * PANEL];
+}
+
+// Rows [n, K] of such a weight.
+void pagoda_unpack_rows(const Linear *linear, const int64_t *rows, int64_t num_rows, void *out) {
+    const long steps = num_steps(linear->width, linear->is_bf16);
+    for (long i = 0; i < num_rows; i++) unpack_row(linear, rows[i], (uint32_t *)out + i * steps);
+}
+
 // sum += x * w of one step, the same on all lanes of x.
 static inline vfloat step_sum(vfloat sum, uint32_t x, vuint w, int is_bf16) {
     if (is_bf16) return pair_sum(sum, x, w);

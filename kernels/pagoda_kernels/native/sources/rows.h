@@ -8,9 +8,10 @@
 #define TASK_TOKENS 8  // of one task
 
 typedef struct {
-    const void *x;          // [T, width]; NULL: rows of `embedding` at `token_ids`
+    const void *x;          // [T, width]; NULL: rows of `embedding`, or of `tied`, at `token_ids`
     const int64_t *token_ids;
     const void *embedding;  // [V, width]
+    const Linear *tied;
     void *residual;         // [T, width]: x is added to it; with token_ids it is set
     const void *weight;     // [width]
     void *out;              // [T, width]
@@ -49,9 +50,9 @@ static inline __attribute__((always_inline)) void norm_rows(const NormJob *job, 
     for (long row = task * TASK_TOKENS; row < end; row++) {
         const long at_row = row * width;
         if (job->token_ids) {
-            const size_t bytes = (size_t)width * (is_bf16 ? 2 : 4);
-            memcpy((char *)job->residual + (size_t)row * bytes,
-                   (const char *)job->embedding + (size_t)job->token_ids[row] * bytes, bytes);
+            void *residual = (void *)at(job->residual, at_row, is_bf16);
+            if (job->tied) unpack_row(job->tied, job->token_ids[row], residual);
+            else memcpy(residual, at(job->embedding, job->token_ids[row] * width, is_bf16), (size_t)width * (is_bf16 ? 2 : 4));
         } else {
             long i = 0;
             for (; i + LANES <= width; i += LANES)
