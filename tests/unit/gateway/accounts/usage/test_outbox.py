@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from support.seeds import seed_of_tests
 
 from pagoda.rpc.v1.usage_pb2 import UsageOpen, UsageRecord
 from pagoda_gateway.accounts.usage import outbox as outbox_module
@@ -75,8 +76,7 @@ async def test_those_that_wait_share_a_sync(
 
 
 def test_records_come_back_up_to_a_torn_end_wherever_it_is_torn(tmp_path: Path) -> None:
-    rng = random.Random(seed := random.randrange(2**32))
-    print(f"seed {seed}")
+    rng = random.Random(seed_of_tests())
     records = [rng.randbytes(rng.randrange(60)) for _ in range(12)]
     data = b"".join(map(segments.framed, records))
     ends = [len(b"".join(map(segments.framed, records[:i]))) for i in range(len(records) + 1)]
