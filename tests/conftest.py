@@ -1,11 +1,24 @@
 """What one test session has once, whichever folders it runs, and which tests share a process."""
 
+import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+from support import seeds
 from support.postgres import Postgres, postgres_server
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+
+# As `support.seeds` has it: the same examples in every run, unless a seed is named. None of them
+# is judged by how long it takes: a busy machine decides that.
+hypothesis.settings.register_profile(
+    "tests",
+    derandomize=seeds.VARIABLE not in os.environ,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tests")
 
 SHARED_STACK = "tests/e2e/shared_stack/"
 COMPILED = "tests/kernels/compile/"

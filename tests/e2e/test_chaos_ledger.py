@@ -1,10 +1,10 @@
 """The short form of `python -m chaos.ledger`: kills of each kind, and the ledger is right."""
 
-import time
 from pathlib import Path
 
 import pytest
 from chaos.ledger import DATABASE, PAIR, Options, run_ledger
+from support.seeds import seed_of_tests
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(400)]
 
@@ -18,9 +18,8 @@ async def test_no_token_is_lost_or_billed_twice(tmp_path: Path) -> None:
         num_tokens=20,
         max_wait_seconds=0.3,
         outage_seconds=(0.5, 1.0),
-        seed=int(time.time()),
+        seed=seed_of_tests(),
     )
-    print(f"seed {options.seed}")
     result = await run_ledger(options, tmp_path / "stack", print)
     assert not result["problems"], result
     assert len(result["injected"]) == len(faults)
@@ -31,9 +30,8 @@ async def test_no_token_is_lost_or_billed_twice(tmp_path: Path) -> None:
 async def test_a_gateway_killed_with_its_workers_loses_the_last_seconds(tmp_path: Path) -> None:
     options = Options(
         faults=(PAIR,), num_faults=2, num_streams=12, num_tokens=400, max_wait_seconds=5.0,
-        seed=int(time.time()),
+        seed=seed_of_tests(),
     )  # fmt: skip
-    print(f"seed {options.seed}")
     result = await run_ledger(options, tmp_path / "stack", print)
     assert not result["problems"], result
     assert result["counts"]["orphan"] > 0

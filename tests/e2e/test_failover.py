@@ -1,30 +1,60 @@
-"""A decode worker killed in the middle of a stream: the stream goes on with the same tokens."""
+"""Processes killed in the middle: streams and batches go on with the same tokens."""
 
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import openai
+import psutil
 import pytest
+from openai.types import Batch
+from support.batch_files import answers, numbered
 from support.greedy_oracle import GreedyOracle
 from support.processes import busy_decode_workers
 from support.report_schema import REPORT
-from support.stack import running_stack
+from support.stack import Stack, running_stack
 from support.tiny_checkpoints import make_tiny_checkpoint
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
 
 MAX_TOKENS = 1500  # long enough to be killed in the middle
 PROMPT = list(range(40))
+NUM_LINES = 60
+LINE = {"model": "demo", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+TWO_DECODE_WORKERS = {"PAGODA_TOPOLOGY": "prefill=1,decode=2", "PAGODA_DTYPE": "float32"}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The demo model, float32: equal prompts have equal tokens in any batch."""
+    with running_stack(tmp_path_factory.mktemp("demo"), TWO_DECODE_WORKERS) as stack:
+        yield stack
+
+
+@pytest.fixture
+def whole_demo(demo: Stack) -> Iterator[Stack]:
+    """All of its workers run, also those that another test killed."""
+    wanted = 4.0  # the kvstore among them
+    found = demo.wait_metric("router", "pagoda_router_workers", lambda n: n == wanted, 60)
+    assert found == wanted
+    yield demo
+    demo.close_clients()
+
+
+def kill_a_busy_decode_worker(stack: Stack) -> None:
+    deadline = time.monotonic() + 10
+    while not (workers := busy_decode_workers(stack.process.pid)):
+        assert time.monotonic() < deadline, "all ended before it could be disturbed"
+        time.sleep(0.01)  # a poll of other processes: there is no event to wait on
+    workers[0].kill()
 
 
 def test_a_killed_decode_worker_costs_no_token(tmp_path: Path) -> None:
     checkpoint = make_tiny_checkpoint(tmp_path / "model", "llama", max_position_embeddings=2048)
-    environ = {
-        "PAGODA_MODEL": str(checkpoint),
-        "PAGODA_DTYPE": "float32",
-        "PAGODA_TOPOLOGY": "prefill=1,decode=2",
-    }
+    environ = {**TWO_DECODE_WORKERS, "PAGODA_MODEL": str(checkpoint)}
     with running_stack(tmp_path / "home", environ) as stack, stack.http() as http:
         body = {
             "model": stack.model,
@@ -49,8 +79,7 @@ def test_a_killed_decode_worker_costs_no_token(tmp_path: Path) -> None:
                 usages += [chunk["usage"]] if chunk.get("usage") else []
                 if len(tokens) >= 10 and not is_killed:
                     is_killed = True
-                    for worker in busy_decode_workers(stack.process.pid):
-                        worker.kill()
+                    kill_a_busy_decode_worker(stack)
             request_id = response.headers["x-request-id"]
         receipt = http.get(f"/v1/receipts/{request_id}").json()
     assert tokens == GreedyOracle(checkpoint).greedy(PROMPT, MAX_TOKENS)
@@ -60,30 +89,74 @@ def test_a_killed_decode_worker_costs_no_token(tmp_path: Path) -> None:
     assert receipt["output_tokens"] == MAX_TOKENS
 
 
-def test_a_killed_decode_worker_costs_no_token_of_a_grammar(tmp_path: Path) -> None:
+def test_a_killed_decode_worker_costs_no_token_of_a_grammar(whole_demo: Stack) -> None:
     """The grammar goes on where the output was cut; what was forced is forced again."""
     schema = {"type": "array", "items": REPORT, "minItems": 12, "maxItems": 12}
-    environ = {"PAGODA_TOPOLOGY": "prefill=1,decode=2", "PAGODA_DTYPE": "float32"}
-    with running_stack(tmp_path / "home", environ) as stack:
-        asked: dict[str, Any] = {
-            "model": stack.model,
-            "messages": [{"role": "user", "content": "What news from the battle, good my lord?"}],
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "x", "strict": True, "schema": schema},
-            },
-            "seed": 11,
-            "max_tokens": 1200,
-        }
-        chats = stack.openai().chat.completions
-        undisturbed = chats.create(**asked).choices[0]
-        jsonschema.validate(json.loads(undisturbed.message.content), schema)
-        text, is_killed = "", False
-        for chunk in chats.create(**asked, stream=True):
-            text += chunk.choices[0].delta.content or ""
-            if len(text) > 100 and not is_killed:
-                is_killed = True
-                for worker in busy_decode_workers(stack.process.pid):
-                    worker.kill()
-        assert is_killed
-        assert text == undisturbed.message.content
+    asked: dict[str, Any] = {
+        "model": whole_demo.model,
+        "messages": [{"role": "user", "content": "What news from the battle, good my lord?"}],
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "strict": True, "schema": schema},
+        },
+        "seed": 11,
+        "max_tokens": 1200,
+    }
+    chats = whole_demo.openai().chat.completions
+    undisturbed = chats.create(**asked).choices[0]
+    jsonschema.validate(json.loads(undisturbed.message.content), schema)
+    text, is_killed = "", False
+    for chunk in chats.create(**asked, stream=True):
+        text += chunk.choices[0].delta.content or ""
+        if len(text) > 100 and not is_killed:
+            is_killed = True
+            kill_a_busy_decode_worker(whole_demo)
+    assert is_killed
+    assert text == undisturbed.message.content
+
+
+def gateway_of(stack: Stack) -> psutil.Process:
+    return next(
+        process
+        for process in psutil.Process(stack.process.pid).children(recursive=True)
+        if "pagoda_gateway" in process.cmdline()
+    )
+
+
+def wait(client: openai.OpenAI, batch_id: str, num_answers: int) -> Batch:
+    """Poll until so many lines are answered or the batch has ended."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            batch = client.batches.retrieve(batch_id)
+        except Exception:  # the gateway is being started again
+            time.sleep(0.1)
+            continue
+        assert batch.request_counts is not None
+        assert batch.request_counts.failed == 0
+        if batch.completed_at or batch.request_counts.completed >= num_answers:
+            return batch
+        time.sleep(0.05)  # another process
+    raise AssertionError(f"{batch_id} has not {num_answers} answers after two minutes")
+
+
+def test_a_batch_survives_whatever_is_killed(whole_demo: Stack) -> None:
+    client = whole_demo.openai()
+    file = client.files.create(file=("in.jsonl", numbered(NUM_LINES, **LINE)), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    wait(client, batch.id, 10)
+    gateway_of(whole_demo).kill()
+    wait(client, batch.id, 25)
+    kill_a_busy_decode_worker(whole_demo)
+    ended = wait(client, batch.id, NUM_LINES + 1)
+    assert ended.status == "completed"
+    found = answers(client.files.content(ended.output_file_id or "").content)
+    assert [line["custom_id"] for line in found] == [f"line-{i}" for i in range(NUM_LINES)]
+    for line in (found[0], found[NUM_LINES // 2], found[-1]):
+        asked = {**LINE, "prompt": line["custom_id"]}
+        with whole_demo.http() as http:
+            direct = http.post("/v1/completions", json=asked).json()
+        body = line["response"]["body"]
+        assert body["choices"][0]["text"] == direct["choices"][0]["text"]

@@ -1,8 +1,9 @@
 """Blocks that left the device come back from the kvstore unchanged; a damaged one never does."""
 
 import shutil
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.greedy_oracle import GreedyOracle
@@ -49,34 +50,34 @@ def push_out(stack: Stack, seed: int, rounds: int = 4) -> None:
         complete(stack, prompt_of(200, seed + i))
 
 
-@pytest.fixture(scope="module")
-def stack(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with tiered(tmp_path_factory.mktemp("home"), checkpoint, cpu_blocks=4000) as stack:
-        yield stack
+@dataclass(frozen=True)
+class Stopped:
+    """A stack that was stopped with `PROMPT`'s blocks on NVMe, and what it answered of them."""
 
-
-def test_blocks_come_back_from_cpu_memory(stack: Stack, oracle: GreedyOracle) -> None:
-    prompt = prompt_of(160, 1)
-    complete(stack, prompt)
-    push_out(stack, seed=100)
-    tokens, receipt = complete(stack, prompt)
-    assert tokens == oracle.greedy(prompt, MAX_TOKENS)
-    assert receipt["cached_tokens"]["cpu"] > 0
+    home: Path
+    tokens: list[int]
+    receipt: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def stopped(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home of a stack that was stopped with `PROMPT`'s blocks on NVMe."""
+def stopped(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    """Asked for `PROMPT` twice, the second time when the workers had evicted its blocks."""
     home = tmp_path_factory.mktemp("stopped")
     with tiered(home, checkpoint, cpu_blocks=4000) as stack:
         complete(stack, PROMPT)
-    return home
+        push_out(stack, seed=100)
+        return Stopped(home, *complete(stack, PROMPT))
+
+
+def test_blocks_come_back_from_cpu_memory(oracle: GreedyOracle, stopped: Stopped) -> None:
+    assert stopped.tokens == oracle.greedy(PROMPT, MAX_TOKENS)
+    assert stopped.receipt["cached_tokens"]["cpu"] > 0
 
 
 def test_blocks_come_back_from_nvme_after_a_restart(
-    checkpoint: Path, oracle: GreedyOracle, stopped: Path, tmp_path: Path
+    checkpoint: Path, oracle: GreedyOracle, stopped: Stopped, tmp_path: Path
 ) -> None:
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(stopped.home, tmp_path, dirs_exist_ok=True)
     with tiered(tmp_path, checkpoint, cpu_blocks=4000) as stack:
         tokens, receipt = complete(stack, PROMPT)
     assert tokens == oracle.greedy(PROMPT, MAX_TOKENS)
@@ -84,9 +85,9 @@ def test_blocks_come_back_from_nvme_after_a_restart(
 
 
 def test_flipped_byte_on_nvme_is_found_recomputed_and_counted(
-    checkpoint: Path, oracle: GreedyOracle, stopped: Path, tmp_path: Path
+    checkpoint: Path, oracle: GreedyOracle, stopped: Stopped, tmp_path: Path
 ) -> None:
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(stopped.home, tmp_path, dirs_exist_ok=True)
     segments = [
         path
         for path in (tmp_path / "kvstore").rglob("*")

@@ -94,3 +94,15 @@ def guarded_memory() -> Iterator[None]:
 
     with guarded_launches():
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_interpreter() -> Iterator[None]:
+    """Have the interpreter look its names up once."""
+    if torch.cuda.is_available():
+        yield
+        return
+    from support.interpreter_names import names_looked_up_once
+
+    with names_looked_up_once():
+        yield

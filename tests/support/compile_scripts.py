@@ -17,18 +17,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from support.compiled_kernel import EVERYTHING_VARIABLE, MAIN_CAPABILITY, SHARED_BYTES
+from support.compiled_kernel import (
+    EVERYTHING_VARIABLE,
+    MAIN_CAPABILITY,
+    SHARED_BYTES,
+    STREAMING,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "kernels" / "compile"
 SPILLED_BYTES = 16
 """Stack per thread that is tolerated: a few addresses, no tile."""
-
-STREAMING = {
-    "decode_kernel", "mla_decode_kernel", "fp8_matmul_kernel", "int8_matmul_kernel",
-    "int4_matmul_kernel", "moe_gate_up_kernel", "moe_down_kernel", "lora_shrink_kernel",
-}  # fmt: skip
-"""Kernels whose floor is what they read, at decodes."""
 
 H200_BYTES_PER_CYCLE = 4.8e12 / 132 / 1.755e9
 """What the memory of an H200 delivers to each of its processors: 4.8 TB/s, at 1.755 GHz."""

@@ -31,6 +31,13 @@ MAIN_CAPABILITY = 90
 
 EVERYTHING_VARIABLE = "PAGODA_COMPILE_EVERYTHING"
 
+STREAMING = {
+    "decode_kernel", "mla_decode_kernel", "fp8_matmul_kernel", "int8_matmul_kernel",
+    "int4_matmul_kernel", "moe_gate_up_kernel", "moe_down_kernel", "lora_shrink_kernel",
+}  # fmt: skip
+"""Kernels whose floor is what they read, at decodes: only their loops are disassembled, and for
+the main capability, unless everything is asked. That takes as long as to compile them."""
+
 SHARED_BYTES = {80: 166912, 89: 101376, 90: 232448, 100: 232448}
 """Shared memory one block may use; Triton compiles kernels that want more."""
 
@@ -96,7 +103,9 @@ def compile_launch(
     with patch.object(target_info, "current_target", current_target):
         compiled = triton.compile(source, target=target, options=options)
     copies_async = "cp.async" in compiled.asm["ptx"]
-    loops = innermost_loops(compiled.asm["cubin"]) if copies_async else []
+    is_judged = kernel.__name__ in STREAMING and capability == MAIN_CAPABILITY
+    is_looked_at = copies_async and (is_judged or os.environ.get(EVERYTHING_VARIABLE))
+    loops = innermost_loops(compiled.asm["cubin"]) if is_looked_at else []
     return {
         "kernel": kernel.__name__,
         **labels,

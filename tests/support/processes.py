@@ -1,15 +1,20 @@
 """Processes of a stack, found from outside."""
 
+import httpx
 import psutil
 
 
 def busy_decode_workers(parent_pid: int) -> list[psutil.Process]:
-    """The decode process that generates now: the one with the most CPU time lately."""
-    workers = [
+    """The decode processes that generate now, as they say themselves."""
+    return [
         process
         for process in psutil.Process(parent_pid).children(recursive=True)
-        if "pagoda_decode" in " ".join(process.cmdline())
+        if "pagoda_decode" in " ".join(process.cmdline()) and _num_running(process) > 0
     ]
-    for worker in workers:
-        worker.cpu_percent()
-    return sorted(workers, key=lambda worker: worker.cpu_percent(interval=0.1))[-1:]
+
+
+def _num_running(process: psutil.Process) -> float:
+    port = process.environ()["PAGODA_DECODE_HEALTH_PORT"]
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30, verify=False).text
+    lines = [line for line in text.splitlines() if line.startswith("pagoda_num_requests_running")]
+    return sum(float(line.split()[-1]) for line in lines)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class StepCost:
     """A step takes base + per_decode * decodes + per_prefill_token * tokens of prompts.
 
-    And per_proposed_token for each proposed token that it verifies.
+    And per_proposed_token for each proposed token that it verifies. per_prefill_token is above 0.
 
     Only what they are to each other matters, so the unit is whoever's who measured. The defaults
     are about those of a CPU; they hold until something was measured.

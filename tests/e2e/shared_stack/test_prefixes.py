@@ -108,7 +108,11 @@ def test_equal_prompts_at_a_time_are_prefilled_once(any_stack: Stack) -> None:
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         receipts = list(pool.map(lambda _: ask(any_stack, system, "Who is Puck?"), range(4)))
     kinds = [receipt["prefix"] and receipt["prefix"]["class"] for receipt in receipts]
-    assert kinds.count("never_seen") == 1
-    for receipt, kind in zip(receipts, kinds, strict=True):
-        if kind != "never_seen":
-            assert kind == (None if receipt["cached_tokens"]["total"] else "concurrent")
+    computed = [
+        kind
+        for receipt, kind in zip(receipts, kinds, strict=True)
+        if not receipt["cached_tokens"]["total"]
+    ]
+    # Who came to the gateway first may have come to the worker second.
+    assert computed in (["never_seen"], ["concurrent"])
+    assert kinds.count(None) == len(kinds) - 1

@@ -24,6 +24,7 @@ from support.scripted_worker import (
     running_router,
     running_worker,
 )
+from support.seeds import seed_of_tests
 from support.servers import free_port
 
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
@@ -108,9 +109,7 @@ async def test_no_line_is_lost_or_delivered_or_billed_twice(
         records.append(record)
 
     listening = await bus.subscribe(subjects.USAGE_ALL, UsageRecord, note)
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    moments = sorted(random.Random(seed).sample(range(5, NUM_LINES - 30), len(ENDS)))
+    moments = sorted(random.Random(seed_of_tests()).sample(range(5, NUM_LINES - 30), len(ENDS)))
     port = free_port()
     environ = gateway_environment(nats_common, model_folder, port)
     url = f"http://127.0.0.1:{port}"

@@ -198,7 +198,7 @@ async def test_a_client_that_left_before_the_first_token_is_forgotten(
                 "/v1/chat/completions", json=chat(RULES, "Who?"), timeout=httpx.Timeout(5, read=0.3)
             )
         await worker.wait_until(lambda: worker.num_running == 0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while running.gateway.prefixes.memory.num_bytes:  # noqa: ASYNC110  (its task's end)
                 await asyncio.sleep(0.01)
         worker.open_gate()
@@ -219,7 +219,7 @@ async def test_a_request_cancelled_while_it_is_explained_is_billed(
 
         monkeypatch.setattr(running.gateway.prefixes, "explain", hang)
         answer = await running.chat()
-        (await asyncio.wait_for(explaining, 5)).cancel()
+        (await asyncio.wait_for(explaining, 30)).cancel()
         headers = running.http.headers  # the connection went with the task
         async with httpx.AsyncClient(base_url=running.url, headers=headers) as http:
             name = answer.headers["x-request-id"]

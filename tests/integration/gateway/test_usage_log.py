@@ -157,10 +157,9 @@ async def test_requests_flow_while_nats_stores_nothing_and_nothing_is_lost(
         async with (
             Bus.connect(common, name="workers") as bus,
             running_gateway(
-                common, bus, model_folder, ScriptedWorker(bus),
-                usage_log_bytes=1 << 20, usage_timeout_seconds=0.5,
+                common, bus, model_folder, ScriptedWorker(bus), usage_log_bytes=1 << 20
             ) as running,
-        ):  # fmt: skip
+        ):
             small_disk.fill()
             num_asked = 0
             async with asyncio.timeout(30):

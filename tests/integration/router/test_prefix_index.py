@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,15 +102,14 @@ async def test_slow_redis_is_not_waited_for_and_then_not_asked(
     await blocker.ping()
     index = make_index(client, timeout_seconds=0.05)
     await index.match([SetGroup(("a",))], hashes([0]))
-    sleeping = asyncio.create_task(blocker.execute_command("DEBUG", "SLEEP", "0.6"))
+    sleeping = asyncio.create_task(blocker.execute_command("DEBUG", "SLEEP", "2"))
     await asyncio.sleep(0)
-    started = time.perf_counter()
     for _ in range(2):
         with pytest.raises(IndexUnavailableError, match="did not answer"):
             await index.match([SetGroup(("a",))], hashes([0]))
     with pytest.raises(IndexUnavailableError, match="breaker"):
         await index.match([SetGroup(("a",))], hashes([0]))
-    assert time.perf_counter() - started < 0.4
+    assert not sleeping.done()
     await sleeping
     index.breaker.record(has_succeeded=True)
     assert (await index.match([SetGroup(("a",))], hashes([0]))) == (0,)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.engine_driver import hash_block, make_request
+from support.seeds import seed_of_tests
 
 from pagoda_engine import Engine, EngineConfig, SamplingParams, SequenceRequest, load_model
 
@@ -15,9 +16,7 @@ GREEDY = SamplingParams(max_tokens=6, temperature=0.0, num_logprobs=0, ignore_eo
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_cold_and_warm_are_the_same(tiny_folder: Path, dtype: str) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"{seed=}")
-    rng = random.Random(seed)
+    rng = random.Random(seed_of_tests())
     prompts = [
         [rng.randrange(1, 250) for _ in range(rng.randint(20, 90))] for _ in range(NUM_PROMPTS)
     ]

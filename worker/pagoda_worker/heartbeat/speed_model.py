@@ -164,18 +164,28 @@ class SpeedModel:
         gram = self._small.gram + self._large.gram
         num_context_tokens = gram[1, 2] / gram[1, 1]  # of a decode, on average
         per_decode = time.per_sequence + float(time.per_context_token * num_context_tokens)
-        prior = StepCost()
         rate = self.prefill_tokens_per_second
         return StepCost(
             base=time.base,
             per_decode=per_decode,
-            per_prefill_token=(
-                1 / rate if rate else per_decode * prior.per_prefill_token / prior.per_decode
-            ),
+            per_prefill_token=1 / rate
+            if rate
+            else _guessed_per_prefill_token(time.base, per_decode),
             per_proposed_token=(
                 time.per_proposed_token if gram[3, 3] else per_decode * PRIOR_PROPOSED
             ),
         )
+
+
+def _guessed_per_prefill_token(base: float, per_decode: float) -> float:
+    """Return what a token of a prompt takes beside decodes that were measured; above 0.
+
+    Where large steps took no longer than small ones, a decode seems to take nothing.
+    """
+    prior = StepCost()
+    if per_decode:
+        return per_decode * prior.per_prefill_token / prior.per_decode
+    return base * prior.per_prefill_token / prior.base
 
 
 def _amounts(stats: StepStats) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from redis.asyncio import Redis
 from support.limits import MICROS_PER_TOKEN, counters_on, hold_of, key_with, limiter_on
+from support.seeds import seed_of_tests
 
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.limits.hold import Amount
@@ -49,9 +50,7 @@ async def test_twenty_calls_at_a_budget_for_four(
 async def test_random_load_on_two_gateways_while_redis_loses_everything(
     client: Redis, database: Database
 ) -> None:
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = random.Random(seed_of_tests())
     limits = {"concurrent_requests": 7, "daily_budget_micros": 100_000}
     key = key_with(key={"concurrent_requests": 5}, tenant=limits, organisation=limits)
     limiters = [limiter_on(client, database, grace_seconds=0.3) for _ in range(2)]

@@ -8,6 +8,7 @@ import pytest_asyncio
 from redis.asyncio import Redis
 from support.clocks import Now
 from support.limits import counters_on, hold_of, key_with
+from support.seeds import seed_of_tests
 
 from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.accounts.limits.counters import LEASE_SECONDS, Counters, CountersError, Usage
@@ -208,9 +209,7 @@ async def test_budget_that_is_held_may_come_back_and_one_that_is_spent_does_not(
 
 async def test_months_are_those_of_the_calendar(counters: Counters, now: Now) -> None:
     key = key_with(tenant={"monthly_budget_micros": 10})
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = random.Random(seed_of_tests())
     for number in range(60):
         start = datetime.datetime(
             rng.randint(2026, 2105), rng.randint(1, 12), 1, tzinfo=datetime.UTC

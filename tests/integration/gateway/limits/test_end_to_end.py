@@ -330,7 +330,7 @@ async def test_queued_streams_hear_why_and_run_in_turn(replicas: Replicas) -> No
             assert await anext(lines) == ": keep-alive limits: running of the tenant"
             await in_flight(replicas, 1)
             third = asyncio.create_task(client.ask())
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while replicas.first.gateway.limits.lines.num_waiting(client.tenant) < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             full = await client.ask()
@@ -354,7 +354,7 @@ async def test_queued_client_that_leaves_frees_its_place(replicas: Replicas) -> 
             async with client.stream() as waiting:
                 assert waiting.status_code == 200
                 assert lines.num_waiting(client.tenant) == 1
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while lines.num_waiting(client.tenant):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         open_gates(replicas)
@@ -375,7 +375,7 @@ async def test_a_changed_tier_counts_at_once_on_both(replicas: Replicas) -> None
     assert (await client.ask()).status_code == 200
     assert (await client.ask(second=True)).status_code == 429
     await replicas.admin("PATCH", f"tiers/{client.tier}", {"requests_per_minute": 100})
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(5):
         while (await client.ask(second=True)).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert (await client.ask()).status_code == 200

@@ -119,7 +119,7 @@ async def test_who_leaves_while_the_prompt_is_judged_holds_nothing(moderated: Mo
     server, limiter = moderated.server, moderated.running.gateway.limits.limiter
     server.gate.clear()
     asking = asyncio.ensure_future(moderated.ask("a good question"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not server.num_asking:  # noqa: ASYNC110  (another server's)
             await asyncio.sleep(0.001)
         (generation,) = moderated.running.gateway.admission._generations

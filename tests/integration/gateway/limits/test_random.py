@@ -18,6 +18,7 @@ from support.limits import (
     key_with,
     limiter_on,
 )
+from support.seeds import seed_of_tests
 
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.keys import ApiKey
@@ -119,9 +120,7 @@ def names() -> Iterator[str]:
 async def test_no_limit_is_exceeded_and_nothing_stays_held(
     client: Redis, database: Database, now: Now, has_faults: bool
 ) -> None:
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = random.Random(seed_of_tests())
     limiters = [limiter_on(client, database, now) for _ in range(2)]
     keys = [key_named(name) for name in KEYS]
     model, name, num_taken, num_refused = Model(), names(), 0, 0

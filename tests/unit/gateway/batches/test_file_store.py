@@ -5,6 +5,7 @@ import random
 import pytest
 import sqlalchemy as sa
 from support.batch_files import LIMITS, Clock
+from support.seeds import seed_of_tests
 
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.batches.file_store import CHUNK_BYTES, UPLOAD_SECONDS, FileStore
@@ -45,9 +46,7 @@ async def check_invariants(database: Database) -> None:
 
 
 async def test_random_work_keeps_the_count(database: Database, files: FileStore) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seed_of_tests())
     kept: dict[str, tuple[str, bytes]] = {}
     for _ in range(40):
         tenant = rng.choice("ab")

@@ -4,6 +4,8 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 
+from support.seeds import seed_of_tests
+
 from pagoda_gateway.batches.line_reader import Line, read_lines
 
 
@@ -16,9 +18,7 @@ async def lines_of(data: bytes, cuts: list[int], max_bytes: int) -> list[Line]:
 
 
 async def test_any_chunks_make_the_same_lines() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seed_of_tests())
     for _ in range(200):
         texts = [bytes(rng.choices(b"ab ", k=rng.randrange(9))) for _ in range(rng.randrange(8))]
         data = b"\n".join(texts) + rng.choice([b"", b"\n"])

@@ -4,6 +4,7 @@ import contextlib
 import random
 
 import pytest
+from support.seeds import seed_of_tests
 
 from pagoda_gateway.errors import GatewayError, InvalidRequestError, MediaTypeError
 from pagoda_gateway.http.batches.multipart import MAX_FIELD_BYTES, MAX_PARTS, FormParser
@@ -28,9 +29,7 @@ def read(body: bytes) -> FormParser:
 
 
 async def test_any_cuts_give_the_same_form() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seed_of_tests())
     for _ in range(100):
         data = b"".join(rng.choices([b"\r\n", b"--edge", b"--", b"x", b"\r", b"\n"], k=30))
         while b"\r\n--edge" in data:  # that would be the end
@@ -77,9 +76,7 @@ def test_names_are_cut_and_never_empty() -> None:
 
 
 def test_random_bytes_are_refused_in_our_words() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seed_of_tests())
     form = part("file", b"abc", "a") + part("purpose", b"batch") + END
     for _ in range(500):
         broken = bytearray(form)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from support.router_workers import SETTINGS, SPEEDS, decode, make_request, prefill
+from support.seeds import seed_of_tests
 
 from pagoda_router.placement.candidate import PrefixMatch, RouteOutcome
 from pagoda_router.placement.planner import PlacementSettings, compare
@@ -88,9 +89,7 @@ def test_without_a_usable_prefill_worker_decode_prefills(
 
 def test_a_sequence_stays_with_the_workers_of_its_model() -> None:
     """Whatever the others' prefix hits, load and number: names and identities cross each other."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of_tests())
     kinds = [(name, identity * 16) for name in ("a", "b") for identity in (b"x", b"y")]
     num_placed = 0
     for _ in range(200):

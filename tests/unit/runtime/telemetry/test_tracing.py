@@ -163,6 +163,7 @@ def silent_port() -> Iterator[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("collector", ["refusing", "silent"])
 def test_a_dead_collector_delays_nothing(
     collector: str, silent_port: int, monkeypatch: pytest.MonkeyPatch

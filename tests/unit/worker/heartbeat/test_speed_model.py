@@ -166,6 +166,19 @@ def test_step_cost_has_a_decodes_context_and_the_prompts_rate() -> None:
     assert cost.per_prefill_token == pytest.approx(1e-3, rel=0.01)
 
 
+def test_a_token_of_a_prompt_costs_something_where_a_decode_seems_to_cost_nothing() -> None:
+    """As on a busy machine, whose small steps took longer than its large ones."""
+    model = SpeedModel()
+    for _ in range(50):
+        model.add(decode_step(1, 100, 5e-3))
+        model.add(decode_step(8, 800, 4e-3))
+    cost = model.step_cost
+    assert cost is not None
+    assert cost.per_decode == 0
+    assert cost.per_prefill_token == pytest.approx(cost.base * 0.35 / 8)
+    assert cost.base > 3e-3
+
+
 def proposing_step(num_sequences: int, num_proposed: int, seconds: float) -> StepStats:
     return StepStats(
         num_sequences=num_sequences,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from support.seeds import seed_of_tests
 
 from pagoda.rpc.v1.usage_pb2 import UsageOpen, UsageRecord
 from pagoda_gateway.accounts.usage import outbox as outbox_module
@@ -75,8 +76,7 @@ async def test_those_that_wait_share_a_sync(
 
 
 def test_records_come_back_up_to_a_torn_end_wherever_it_is_torn(tmp_path: Path) -> None:
-    rng = random.Random(seed := random.randrange(2**32))
-    print(f"seed {seed}")
+    rng = random.Random(seed_of_tests())
     records = [rng.randbytes(rng.randrange(60)) for _ in range(12)]
     data = b"".join(map(segments.framed, records))
     ends = [len(b"".join(map(segments.framed, records[:i]))) for i in range(len(records) + 1)]
@@ -159,7 +159,7 @@ async def test_a_full_disk_refuses_what_opens_and_keeps_what_closes(
         outbox.append(b"another")
 
     writer.is_full = False
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await closing
     await outbox.append(b"later")
     assert states[-1] == (True, "")
@@ -178,7 +178,7 @@ async def test_a_disk_is_found_well_without_anything_to_write(
     with pytest.raises(OutboxError):
         await outbox.append(b"open")
     writer.is_full = False
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not states or not states[-1][0]:  # noqa: ASYNC110  (told by a thread)
             await asyncio.sleep(0)
     await outbox.append(b"open")
@@ -243,7 +243,7 @@ async def test_what_is_stored_after_its_client_was_refused_is_closed(
     with pytest.raises(UnavailableError, match=r"longer than 0\.01 s"):
         await log.open(UsageOpen(request_id="r"))
     writer.goes_on.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(found := read_copy(lock.folder)) < 2:  # noqa: ASYNC110  (told by a thread)
             await asyncio.sleep(0)
     assert [UsageRecord.FromString(data).WhichOneof("record") for data in found] == [
