@@ -99,7 +99,8 @@ def log_prompts(request_id: str, prompts: Iterable[Prompt], tokenizer: ModelToke
 
 
 def describe_outcome(generation: Generation, record: UsageClose) -> None:
-    """Note how it ended and what the client got."""
+    """Note how it was placed, how it ended and what the client got."""
+    generation.describe_routes()
     generation.span.set_attributes(
         {
             "pagoda.outcome": record.outcome,
