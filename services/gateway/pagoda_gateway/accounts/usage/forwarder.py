@@ -19,7 +19,12 @@ from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway import metrics
 from pagoda_gateway.accounts.usage.folder_lock import FolderLock, folders_of
 from pagoda_gateway.accounts.usage.outbox import Outbox
-from pagoda_gateway.accounts.usage.segments import Batch, SegmentReader, segment_path
+from pagoda_gateway.accounts.usage.segments import (
+    Batch,
+    SegmentReader,
+    segment_numbers,
+    segment_path,
+)
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -117,7 +122,12 @@ class Forwarder:
 
     async def _adopt(self, lock: FolderLock) -> None:
         folder, is_sent, num_records = lock.folder, False, 0
-        reader = SegmentReader(folder, lambda n: _size(segment_path(folder, n)), is_last=True)
+        reader = SegmentReader(
+            folder,
+            lambda n: _size(segment_path(folder, n)),
+            lambda: segment_numbers(folder),
+            is_last=True,
+        )
         try:
             while (batch := await asyncio.to_thread(reader.next)) is not None:
                 await self._send(batch)
