@@ -118,8 +118,9 @@ class RequestProcessor(ABC, Generic[Body]):
             ("allowed_token_ids", body.allowed_token_ids),
             ("logprob_token_ids", body.logprob_token_ids),
         ):
-            with problems.gathered():
-                model.check_token_ids(token_ids or (), param=param)
+            if token_ids:
+                with problems.gathered():
+                    model.check_token_ids(token_ids, param=param)
         with problems.gathered():
             breakers = await self._prompts.breaker_tokens(dry_sequence_breakers(body), model)
         problems.raise_all()
