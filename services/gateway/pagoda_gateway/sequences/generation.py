@@ -269,6 +269,9 @@ class Generation:
             for sequence in self.sequences:
                 tasks.create_task(self._run_sequence(sequence))
             if self.meanwhile is not None:
+                # The open record's thread needs the interpreter, and sequences that were placed
+                # wait for it; then for their workers, most of the time to the first token.
+                await self._request.opened.wait()
                 for _ in range(TURNS_TO_SEND):
                     await asyncio.sleep(0)
                 self.meanwhile()
