@@ -2,12 +2,14 @@
 
     python benchmarks/serving/gateway_cost.py                            # 1, 64, 512, 2048 streams
     python benchmarks/serving/gateway_cost.py --streams 512 --minutes 10   # memory over time
+    python benchmarks/serving/gateway_cost.py --stages                     # of a first token
 
 The engine computes nothing (`null_worker.py`); its first token comes at once, the others at even
 steps, slow enough that one core carries all streams. The gateway has a core of its own; NATS, the
 null worker and the client share the others. TTFT is compared with a client that asks the same
 worker over the bus (route, generate, first frame), in turn with the gateway's. A token's delay is
-from its frame on the bus, heard by the client's own process, to its event at the same client.
+from its frame on the bus, heard by the client's own process, to its event at the same client. A
+request's CPU is that of one whose answer is a single token.
 """
 
 import argparse
@@ -19,8 +21,10 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import uvloop
@@ -39,6 +43,7 @@ LEAST_STEP_SECONDS = 0.01
 PROMPT = list(range(300, 556))
 VOCAB = 2048
 SAMPLE_SECONDS = 10.0
+SHORT_REQUESTS = 300  # of one token each: CPU clocks tick every 10 ms, and these take half a second
 MIB = 1 << 20
 
 
@@ -61,13 +66,15 @@ def load_of(num_streams: int, seconds: float) -> StreamLoad:
 
 
 @contextlib.contextmanager
-def gateway_apart(model: Path, num_streams: int) -> Iterator[GatewayAlone]:
+def gateway_apart(
+    model: Path, num_streams: int, *, trace_dir: Path | None = None
+) -> Iterator[GatewayAlone]:
     """Start a gateway and a null worker for so many streams; the gateway has a core to itself."""
     with (
         tempfile.TemporaryDirectory() as home,
         gateway_alone(
             Path(home), model=model, step_ms=1e3 * step_seconds(num_streams), vocab=VOCAB,
-            first_at_once=True,
+            first_at_once=True, trace_dir=trace_dir,
         ) as alone,
     ):  # fmt: skip
         apart(alone)
@@ -131,6 +138,7 @@ def measure(model: Path, num_streams: int, *, seconds: float, repeats: int) -> d
             delays += new_delays
             num_tokens += len(times.answers) * load.num_tokens
             num_failed += times.num_failed
+        request_seconds = cpu_per_request(alone, num_streams)
     gateway, engine, token = quantiles(through), quantiles(direct), quantiles(delays)
     return {
         "streams": num_streams,
@@ -142,9 +150,68 @@ def measure(model: Path, num_streams: int, *, seconds: float, repeats: int) -> d
         "ttft_direct_ms": [round(value, 2) for value in engine],
         "added_ttft_ms": [round(a - b, 2) for a, b in zip(gateway, engine, strict=True)],
         "token_delay_ms": [round(value, 2) for value in token],
+        "cpu_us_per_request": round(1e6 * request_seconds),
         "cpu_us_per_token": round(1e6 * cpu / num_tokens, 1),
         "core_used": round(statistics.mean(loads), 2),
     }
+
+
+def cpu_per_request(alone: GatewayAlone, num_streams: int) -> float:
+    """Return the CPU seconds of a request whose answer is a single token."""
+    num_requests = max(SHORT_REQUESTS, 2 * num_streams)
+    load = StreamLoad(num_streams, num_requests, 1, step_seconds(num_streams))
+    before = cpu_seconds(alone.gateway_pid)
+    uvloop.run(through_gateway(alone.endpoint, PROMPT, load))
+    return (cpu_seconds(alone.gateway_pid) - before) / num_requests
+
+
+def measure_stages(model: Path) -> dict[str, object]:
+    """Return p50 and p99 of the stages of a first token, one request at a time, by its spans."""
+    with tempfile.TemporaryDirectory() as home:
+        with gateway_apart(model, 1, trace_dir=Path(home)) as alone:
+            load = StreamLoad(1, SHORT_REQUESTS, 1, LEAST_STEP_SECONDS)
+            uvloop.run(through_gateway(alone.endpoint, PROMPT, load))
+        stages = stages_of(spans_in(Path(home)))
+    return {"stages_ms": {n: [round(v, 2) for v in quantiles(s)] for n, s in stages.items()}}
+
+
+def stages_of(spans: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return each request's seconds in the stages up to its first token.
+
+    `rest` has what no span names: the open record, the worker's admission, the frame's way back.
+    """
+    traces: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for span in spans:
+        traces[span["traceId"]][span["name"]] = span
+    stages: defaultdict[str, list[float]] = defaultdict(list)
+    for named in traces.values():
+        request = named["gateway.request"]
+        (route,) = request["events"]
+        seconds = {name: span_seconds(named[f"gateway.{name}"]) for name in ("admit", "tokenize")}
+        seconds["route"] = number(route, "pagoda.route.milliseconds") / 1e3
+        seconds["rest"] = number(request, "pagoda.ttft_ms") / 1e3 - sum(seconds.values())
+        for name, value in seconds.items():
+            stages[name].append(value)
+    return stages
+
+
+def spans_in(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the spans of a folder of span files."""
+    for path in folder.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            for resource in json.loads(line)["resourceSpans"]:
+                for scope in resource["scopeSpans"]:
+                    yield from scope["spans"]
+
+
+def span_seconds(span: dict[str, Any]) -> float:
+    """Return how long a span took."""
+    return (int(span["endTimeUnixNano"]) - int(span["startTimeUnixNano"])) / 1e9
+
+
+def number(owner: dict[str, Any], name: str) -> float:
+    """Return an attribute of a span or an event."""
+    return next(float(a["value"]["doubleValue"]) for a in owner["attributes"] if a["key"] == name)
 
 
 def watch_memory(model: Path, num_streams: int, minutes: float) -> None:
@@ -178,10 +245,14 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 64, 512, 2048])
     parser.add_argument("--seconds", type=float, default=8.0, help="of one run")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--stages", action="store_true", help="of a first token, by its spans")
     parser.add_argument("--minutes", type=float, default=0.0, help="watch memory for so long")
     arguments = parser.parse_args()
     cores = os.sched_getaffinity(0)
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
+    if arguments.stages:
+        print(json.dumps(measure_stages(arguments.model)), flush=True)
+        return
     for num_streams in arguments.streams:
         os.sched_setaffinity(0, cores)
         if arguments.minutes:

@@ -50,7 +50,11 @@ def _record(span: Any, service: str) -> dict[str, Any]:
         "end_unix_seconds": span.end_time_unix_nano / 1e9,
         "attributes": _attributes(span.attributes),
         "events": [
-            {"name": event.name, "attributes": _attributes(event.attributes)}
+            {
+                "name": event.name,
+                "unix_seconds": event.time_unix_nano / 1e9,
+                "attributes": _attributes(event.attributes),
+            }
             for event in span.events
         ],
         "links": [

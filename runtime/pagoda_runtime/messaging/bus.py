@@ -30,7 +30,6 @@ from pagoda_runtime.messaging.stream_repair import OnState
 from pagoda_runtime.messaging.streams import ConsumerProgress, Streams
 from pagoda_runtime.messaging.subscription import Subscription
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
-from pagoda_runtime.tasks.cancellation import cancellation_kept
 from pagoda_runtime.telemetry.metrics import BUS_HANDLER_ERRORS
 from pagoda_runtime.telemetry.tracing import attached, extract
 
@@ -124,14 +123,10 @@ class Bus:
         payload = message.SerializeToString()
         headers = make_headers(context, time.time() + timeout_seconds)
         try:
-            with cancellation_kept():
-                async with asyncio.timeout(timeout_seconds):
-                    await self._connection.wait()
-                    limit = self._client.max_payload
-                    with translated(subject, len(payload), limit, timeout_seconds):
-                        answer = await self._client.request(
-                            subject, payload, timeout=timeout_seconds, headers=headers
-                        )
+            async with asyncio.timeout(timeout_seconds):
+                await self._connection.wait()
+                with translated(subject, len(payload), self._client.max_payload):
+                    answer = await self._connection.replies.ask(subject, payload, headers)
         except TimeoutError:
             raise RequestTimeoutError(subject, timeout_seconds) from None
         if answer.headers and ERROR_HEADER in answer.headers:

@@ -10,14 +10,11 @@ from pagoda_runtime.errors import (
     BusError,
     MessageTooLargeError,
     NoResponderError,
-    RequestTimeoutError,
 )
 
 
 @contextlib.contextmanager
-def translated(
-    subject: str, size_bytes: int = 0, max_bytes: int = 0, timeout_seconds: float = 0.0
-) -> Iterator[None]:
+def translated(subject: str, size_bytes: int = 0, max_bytes: int = 0) -> Iterator[None]:
     """Raise our error in place of the client's."""
     try:
         yield
@@ -25,8 +22,6 @@ def translated(
         raise MessageTooLargeError(subject, size_bytes, max_bytes) from error
     except nats.errors.NoRespondersError as error:
         raise NoResponderError(subject) from error
-    except nats.errors.TimeoutError as error:
-        raise RequestTimeoutError(subject, timeout_seconds) from error
     except nats.errors.OutboundBufferLimitError as error:
         raise BusDisconnectedError(
             f"NATS is unreachable and the buffer of unsent messages is full: {subject} not sent"

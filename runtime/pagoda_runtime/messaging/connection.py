@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from pagoda_runtime.errors import BusConnectError, BusDisconnectedError, BusError
 from pagoda_runtime.messaging.codec import kind_of
 from pagoda_runtime.messaging.permissions import inbox_prefix
+from pagoda_runtime.messaging.replies import Replies
 from pagoda_runtime.telemetry.metrics import BUS_DROPPED, BUS_RECONNECTS
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class Connection:
         self, url: str, *, user: str = "", clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.client = Client()
+        self.replies = Replies(self.client)
         self._url = url
         self._user = user
         self._clock = clock
@@ -92,6 +94,7 @@ class Connection:
         self._has_connected = True
         self._connected.set()
         await self.client.subscribe(self._echo_subject, cb=self._on_echo)
+        await self.replies.open()
 
     def begin_closing(self) -> None:
         """Report no outage from now on."""

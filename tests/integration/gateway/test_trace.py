@@ -55,6 +55,9 @@ async def test_spans_of_a_request(
     assert attributes["gen_ai.usage.output_tokens"] == 8
     assert attributes["gen_ai.usage.input_tokens"] == answer.json()["usage"]["prompt_tokens"]
     route = next(event for event in root["events"] if event["name"] == "pagoda.route")
+    # Written down at the end, it tells when it was.
+    settled = by_name["gateway.settle"]["start_unix_seconds"]
+    assert root["start_unix_seconds"] < route["unix_seconds"] < settled
     explanation = json.loads(route["attributes"]["pagoda.route.explanation"])
     assert explanation["candidates"][0]["is_chosen"] is True
     failed = [

@@ -91,6 +91,24 @@ async def test_a_log_smaller_than_all_records_never_refuses_a_request(
         assert (await running.gateway.ledger.totals("default"))[1] == 2 * NUM_REQUESTS
 
 
+async def test_records_that_come_within_a_moment_go_in_one_message(
+    tmp_path: Path, own_nats: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However fast the disk is: a message a record costs NATS and the applier too much."""
+    monkeypatch.setattr(forwarder, "GATHER_SECONDS", 0.5)
+    async with (
+        Bus.connect(settings_for(own_nats, home=tmp_path), name="gateway") as bus,
+        asyncio.timeout(20),
+    ):
+        async with sending(bus, tmp_path / "outboxes", "g") as (log, outbox):
+            await log.close(closed("first"))
+            await outbox.is_drained.wait()  # at once
+            for number in range(20):
+                await log.close(closed(f"r{number}"))
+            await outbox.is_drained.wait()
+        assert 2 <= await num_logged(bus) < 10
+
+
 async def test_records_of_an_older_gateway_are_applied(tmp_path: Path, own_nats: Server) -> None:
     """It sent one a message, and what it stored before the upgrade is in the stream."""
     common = settings_for(own_nats, home=tmp_path)

@@ -118,8 +118,9 @@ class RequestProcessor(ABC, Generic[Body]):
             ("allowed_token_ids", body.allowed_token_ids),
             ("logprob_token_ids", body.logprob_token_ids),
         ):
-            with problems.gathered():
-                model.check_token_ids(token_ids or (), param=param)
+            if token_ids:
+                with problems.gathered():
+                    model.check_token_ids(token_ids, param=param)
         with problems.gathered():
             breakers = await self._prompts.breaker_tokens(dry_sequence_breakers(body), model)
         problems.raise_all()
@@ -147,7 +148,8 @@ class RequestProcessor(ABC, Generic[Body]):
                     body.seed, sequence_index=len(sampling), num_choices=options.num_choices
                 )
                 sampling.append(params)
-            await asyncio.sleep(0)  # many prompts: others have their turn between them
+            if len(prompts) < len(tokenized.prompts):
+                await asyncio.sleep(0)  # others have their turn between them
         options = replace(options, kept_token_ids=tokenized.form.kept_token_ids)
         return ProcessedRequest(prompts, sampling, options, tokenized.echo_texts, tokenized.form)
 

@@ -29,6 +29,7 @@ from pagoda_gateway.served_model import ServedModel
 logger = logging.getLogger(__name__)
 
 MAX_EXPLAINED_CANDIDATES = 16
+TURNS_TO_SEND = 3  # of the event loop, until what tasks just made have to send is on its way
 
 
 class Gate(Protocol):
@@ -89,6 +90,7 @@ class Generation:
         self.judge: Callable[[], Awaitable[None]] | None = None  # of the prompt, behind the gate
         self.failure: GatewayError | None = None
         self.is_disconnected = False
+        self.meanwhile: Callable[[], None] | None = None  # nobody waits for it: see `_run_all`
         self.kept_outputs: Sequence[KeptOutput] | None = None  # an answer that needs no worker
         self.opened: UsageOpen | None = None  # was sent, so a close record must follow
         self._gateway_id = gateway_id
@@ -100,6 +102,7 @@ class Generation:
         self._is_at_gate = self._is_being_judged = False
         self._clock = clock
         self._route_ms = 0.0
+        self._routes: list[tuple[int, dict[str, float], RouteResponse]] = []
         self._runner: asyncio.Task[None] | None = None
         self._request = RequestContext(
             request_id=identity.request_id,
@@ -239,6 +242,19 @@ class Generation:
         times = [s.first_token_seconds for s in self.sequences if s.first_token_seconds]
         return min(times) - self.identity.arrived_unix_seconds if times else None
 
+    def describe_routes(self) -> None:
+        """Note on the span how its sequences were placed; to write that takes long: once, late."""
+        routes, self._routes = self._routes, []
+        if not self.span.is_recording():
+            return
+        for nanoseconds, place, answer in routes:
+            del answer.candidates[MAX_EXPLAINED_CANDIDATES:]
+            explanation = MessageToDict(answer, preserving_proto_field_name=True)
+            text = orjson.dumps(explanation).decode()
+            self.span.add_event(
+                "pagoda.route", {**place, "pagoda.route.explanation": text}, nanoseconds
+            )
+
     async def _run_all(self) -> None:
         if self.gate is not None:
             self._is_at_gate = True
@@ -252,6 +268,13 @@ class Generation:
             tasks.create_task(self._open())
             for sequence in self.sequences:
                 tasks.create_task(self._run_sequence(sequence))
+            if self.meanwhile is not None:
+                # The open record's thread needs the interpreter, and sequences that were placed
+                # wait for it; then for their workers, most of the time to the first token.
+                await self._request.opened.wait()
+                for _ in range(TURNS_TO_SEND):
+                    await asyncio.sleep(0)
+                self.meanwhile()
 
     async def _run_sequence(self, sequence: OutputSequence) -> None:
         async with self._places:
@@ -291,19 +314,12 @@ class Generation:
         self._route_ms += milliseconds
         if sequence.first_token_seconds is None:
             sequence.route = answer
-        if not self.span.is_recording():
-            return
-        del answer.candidates[MAX_EXPLAINED_CANDIDATES:]
-        explanation = MessageToDict(answer, preserving_proto_field_name=True)
-        self.span.add_event(
-            "pagoda.route",
-            {
-                "pagoda.sequence_index": sequence.index,
-                "pagoda.attempt": sequence.attempt,
-                "pagoda.route.milliseconds": milliseconds,
-                "pagoda.route.explanation": orjson.dumps(explanation).decode(),
-            },
-        )
+        place = {
+            "pagoda.sequence_index": sequence.index,
+            "pagoda.attempt": sequence.attempt,
+            "pagoda.route.milliseconds": milliseconds,
+        }
+        self._routes.append((time.time_ns(), place, answer))
 
     def _expire(self) -> None:
         self.fail(

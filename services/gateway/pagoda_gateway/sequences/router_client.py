@@ -91,6 +91,8 @@ class RouterClient:
 
     def _excluded(self, model: str, refused: set[str]) -> list[str]:
         """Leave out who failed this request; one that is alive only if another one is too."""
+        if not refused:
+            return []
         alive = {
             status.worker_id
             for status in self._directory.alive(Role.ROLE_DECODE)

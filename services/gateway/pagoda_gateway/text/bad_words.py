@@ -11,6 +11,8 @@ def bad_word_tokens(tokenizer: ModelTokenizer, words: Sequence[str]) -> list[lis
     The second only where the space changes the word's own tokens: else the first is its end. Other
     tokens may spell a word too, and are not found.
     """
+    if not words:
+        return []
     plain = [word.lstrip() for word in words]
     at_begin = tokenizer.encode_all(plain, add_special_tokens=False)
     after_space = tokenizer.encode_all([f" {word}" for word in plain], add_special_tokens=False)

@@ -40,15 +40,22 @@ class ByteLevelDetokenizer:
         self._token_bytes = token_bytes
         self._skipped = skipped
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_within = False  # a character, of which some bytes have come
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes."""
         if token_id in self._skipped or token_id >= len(self._token_bytes):
             return ""
-        return self._decoder.decode(self._token_bytes[token_id])
+        new = self._token_bytes[token_id]
+        if not self._is_within and new.isascii():  # nearly every token of most texts
+            return new.decode()
+        text = self._decoder.decode(new)
+        self._is_within = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         """Return U+FFFD for a character whose bytes never came."""
+        self._is_within = False
         return self._decoder.decode(b"", True)
 
 

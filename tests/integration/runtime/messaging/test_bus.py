@@ -60,6 +60,62 @@ async def test_request_and_answer(bus: Bus, peer: Bus, subject: str) -> None:
     assert answer.message == "r"
 
 
+async def test_each_request_gets_its_own_answer_whatever_comes_first(
+    bus: Bus, peer: Bus, subject: str
+) -> None:
+    num_requests, have_come = 50, asyncio.Event()
+    waiting: list[asyncio.Event] = []
+
+    async def last_first(request: CancelRequest, context: Context) -> GenerateResponse:
+        turn = asyncio.Event()
+        waiting.append(turn)
+        if len(waiting) == num_requests:
+            have_come.set()
+        await turn.wait()
+        waiting.pop()
+        if waiting:
+            waiting[-1].set()
+        return await echo(request, context)
+
+    async def ask(name: str) -> str:
+        answer = await bus.request(
+            subject, CancelRequest(request_id=name), GenerateResponse, timeout_seconds=10
+        )
+        return answer.message
+
+    await peer.serve(subject, CancelRequest, last_first)
+    names = [f"r{i}" for i in range(num_requests)]
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(ask(name)) for name in names]
+        await have_come.wait()
+        waiting[-1].set()
+    assert [task.result() for task in asked] == names
+
+
+async def test_requests_that_end_badly_leave_nothing_that_waits(
+    bus: Bus, peer: Bus, subject: str
+) -> None:
+    has_come = asyncio.Event()
+
+    async def never(_request: CancelRequest, _context: Context) -> GenerateResponse:
+        has_come.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def ask(to: str, seconds: float) -> asyncio.Task[GenerateResponse]:
+        request = bus.request(to, CancelRequest(), GenerateResponse, timeout_seconds=seconds)
+        return asyncio.create_task(request)
+
+    await peer.serve(subject, CancelRequest, never)
+    asked = [ask(subject, 0.05), ask(f"{subject}.nobody", 5), ask(subject, 60)]
+    await has_come.wait()
+    asked[2].cancel()
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    kinds = [RequestTimeoutError, NoResponderError, asyncio.CancelledError]
+    assert [type(result) for result in results] == kinds
+    assert not bus._connection.replies._waiting
+
+
 async def test_nobody_listens(bus: Bus, subject: str) -> None:
     with pytest.raises(NoResponderError, match=subject):
         await bus.request(subject, CancelRequest(), GenerateResponse, timeout_seconds=5)

@@ -135,6 +135,13 @@ def explain(
     return _below_one_block(prompt, relatives, outcome, decode) or NEVER_SEEN
 
 
+def explain_alone(outcome: Outcome) -> PrefixMiss | None:
+    """Return why a prompt missed that no earlier one is like; as `explain` does, at once."""
+    if miss := _not_kept(outcome):
+        return miss
+    return None if outcome.num_cached_tokens or outcome.num_known_tokens else NEVER_SEEN
+
+
 def _not_kept(outcome: Outcome) -> PrefixMiss | None:
     """Explain equal blocks that were not there."""
     cached, expected = outcome.num_cached_tokens, outcome.num_known_tokens

@@ -167,9 +167,16 @@ class PrefixMemory:
             num_inherited_blocks=num_ready,
             num_bytes=PROMPT_BYTES + 4 * len(token_ids) + len(hashes) + outline.num_bytes,
         )
-        family = [n for n in relatives if overlaps[n] >= MIN_FAMILY_OVERLAP]
+        # Of many that are computed at once and repeat each other, too, and of short ones that are
+        # equal: comparing with all of them would take each newcomer longer than the one before.
+        family = [
+            n
+            for n, overlap in overlaps.items()
+            if overlap >= MIN_FAMILY_OVERLAP
+            or overlap == len(marks) == len(known.prompts[n].sketch)
+        ]
         if len(family) >= MAX_OF_FAMILY:
-            known.forget(min(family))
+            known.forget(min(replaced or family))
         self._remember(known, number, prompt, block_hashes)
         self._num_bytes += known.num_bytes - bytes_before
         self._keep_within(known)

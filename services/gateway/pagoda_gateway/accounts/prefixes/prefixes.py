@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 from pagoda_gateway import metrics
 from pagoda_gateway.accounts.prefixes.explanation import (
-    NEVER_SEEN,
     Compared,
     Decode,
     Outcome,
     PrefixMiss,
     explain,
+    explain_alone,
 )
 from pagoda_gateway.accounts.prefixes.memory import PrefixMemory
 
@@ -61,9 +61,8 @@ class Prefixes:
             outcome: of it.
             decode: see `explanation.explain`.
         """
-        if not relatives and outcome.num_known_tokens <= outcome.num_cached_tokens:
-            is_new = not outcome.num_cached_tokens and not outcome.num_known_tokens
-            return NEVER_SEEN if is_new else None
+        if not relatives:
+            return explain_alone(outcome)
         if self._num_waiting >= MAX_WAITING:
             metrics.PREFIXES_UNEXPLAINED.inc()
             return None

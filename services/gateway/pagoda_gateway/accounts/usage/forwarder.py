@@ -1,8 +1,9 @@
 """Sends what outboxes have to JetStream: this process's own, and those of dead ones on this host.
 
 Several records go in one message, one message at a time, so order is kept and what comes meanwhile
-goes together. What was sent and not yet forgotten when a process died is sent again: the ledger
-counts each record once. Knows no record's meaning beyond its message.
+goes together; who has sent all waits a moment for more. What was sent and not yet forgotten when a
+process died is sent again: the ledger counts each record once. Knows no record's meaning beyond its
+message.
 """
 
 import asyncio
@@ -18,7 +19,12 @@ from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway import metrics
 from pagoda_gateway.accounts.usage.folder_lock import FolderLock, folders_of
 from pagoda_gateway.accounts.usage.outbox import Outbox
-from pagoda_gateway.accounts.usage.segments import Batch, SegmentReader, segment_path
+from pagoda_gateway.accounts.usage.segments import (
+    Batch,
+    SegmentReader,
+    segment_numbers,
+    segment_path,
+)
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -27,6 +33,7 @@ from pagoda_runtime.tasks.retry import retry_delay
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
+GATHER_SECONDS = 0.05  # a message a request costs the gateway, NATS and the applier more than this
 ADOPT_SECONDS = 5.0
 
 OnState = Callable[[bool, str], None]
@@ -101,17 +108,26 @@ class Forwarder:
             await asyncio.sleep(retry_delay(ADOPT_SECONDS))
 
     async def _send_own(self) -> None:
+        """Send what there is, then at once what comes after a pause, else after a moment."""
+        rests_until = 0.0
         while True:
             batch = self._outbox.next_batch()
             if batch is None:
                 await self._outbox.has_more.wait()
+                await asyncio.sleep(rests_until - self._clock())
                 continue
+            rests_until = self._clock() + GATHER_SECONDS
             await self._send(batch)
             self._outbox.done(batch)
 
     async def _adopt(self, lock: FolderLock) -> None:
         folder, is_sent, num_records = lock.folder, False, 0
-        reader = SegmentReader(folder, lambda n: _size(segment_path(folder, n)), is_last=True)
+        reader = SegmentReader(
+            folder,
+            lambda n: _size(segment_path(folder, n)),
+            lambda: segment_numbers(folder),
+            is_last=True,
+        )
         try:
             while (batch := await asyncio.to_thread(reader.next)) is not None:
                 await self._send(batch)

@@ -64,7 +64,10 @@ class Outbox:
         self._writer = writer or SegmentWriter(lock.folder)
         self._event_loop = asyncio.get_running_loop()
         self._ends: dict[int, int] = {}  # synced bytes of each segment
-        self._reader = SegmentReader(lock.folder, self._ends.get, is_last=False)
+        # The folder is its own: it need not look there for what it has written itself.
+        self._reader = SegmentReader(
+            lock.folder, self._ends.get, lambda: sorted(self._ends), is_last=False
+        )
         self._trouble = ""  # of the disk
         self._full = ""
         self._queue: list[_Entry] = []

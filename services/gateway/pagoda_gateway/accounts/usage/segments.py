@@ -121,12 +121,21 @@ class SegmentReader:
     Args:
         folder: to read.
         end_of: bytes of a segment that may be read by now; None: not known, none.
+        numbers: of the segments that may be there, in order.
         is_last: nothing will be added to any segment.
     """
 
-    def __init__(self, folder: Path, end_of: Callable[[int], int | None], *, is_last: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        end_of: Callable[[int], int | None],
+        numbers: Callable[[], Iterable[int]],
+        *,
+        is_last: bool,
+    ) -> None:
         self._folder = folder
         self._end_of = end_of
+        self._numbers = numbers
         self._is_last = is_last
         self._segment = 0
         self._offset = 0
@@ -158,13 +167,13 @@ class SegmentReader:
 
     def _advance(self) -> bool:
         """Go to the next segment, if there is one: then nothing is added to this one any more."""
-        numbers = segment_numbers(self._folder)
-        later = [n for n in numbers if n > self._segment and self._end_of(n) is not None]
-        if self._segment and (later or self._is_last):
+        numbers = (n for n in self._numbers() if n > self._segment)
+        later = next((n for n in numbers if self._end_of(n) is not None), None)
+        if self._segment and (later is not None or self._is_last):
             segment_path(self._folder, self._segment).unlink(missing_ok=True)
-        if not later:
+        if later is None:
             return False
-        self._segment, self._offset = later[0], 0
+        self._segment, self._offset = later, 0
         return True
 
 

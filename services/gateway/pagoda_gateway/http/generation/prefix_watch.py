@@ -46,16 +46,21 @@ class PrefixWatch:
     def __init__(
         self, prefixes: Prefixes, generation: Generation, body: Body, tokenizer: ModelTokenizer
     ) -> None:
-        """Remember the prompts of a request that has just come, but those that use no cache."""
+        """Watch the prompts of a request once it has passed its limits and runs."""
         self._prefixes = prefixes
         self._generation = generation
+        self._body = body
         self._tokenizer = tokenizer
         self._watched: list[_Watched] = []
+        if prefixes.is_on and generation.kept_outputs is None:
+            generation.meanwhile = self._begin
+
+    def _begin(self) -> None:
+        """Remember its prompts, but those that use no cache."""
         try:
-            if prefixes.is_on and generation.kept_outputs is None:
-                self._begin_all(body)
+            self._begin_all()
         except Exception:  # an explanation must not cost the request
-            logger.exception("request %s: its prefix", generation.identity.request_id)
+            logger.exception("request %s: its prefix", self._generation.identity.request_id)
 
     async def settle(self, record: UsageClose) -> None:
         """Explain what missed and add it to the close record; to be called once."""
@@ -66,15 +71,15 @@ class PrefixWatch:
         except Exception:  # an explanation must not cost the account
             logger.exception("request %s: its prefix", self._generation.identity.request_id)
 
-    def _begin_all(self, body: Body) -> None:
+    def _begin_all(self) -> None:
         sequences = first_sequences(self._generation.sequences)
         for index, sequence in enumerate(sequences[:MAX_WATCHED]):
             sampling = sequence.sampling
             if not (sampling.embed or sampling.HasField("num_prompt_logprobs")):
                 name = "prompt" if len(sequences) == 1 else f"prompt[{index}]"
-                self._watched.append(self._begin(sequence, _outline(body, name)))
+                self._watched.append(self._begun(sequence, _outline(self._body, name)))
 
-    def _begin(self, sequence: OutputSequence, outline: Outline) -> _Watched:
+    def _begun(self, sequence: OutputSequence, outline: Outline) -> _Watched:
         model, prompt = self._generation.model, sequence.prompt
         key = CacheKey(model.name, model.kv_identity, "", prompt.cache_root)
         arrival = self._prefixes.memory.arrive(

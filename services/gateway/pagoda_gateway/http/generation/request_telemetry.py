@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import orjson
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from starlette.requests import Request
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose
@@ -19,7 +19,7 @@ from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.text.prompts import Prompt
 from pagoda_gateway.text.tokenizer import ModelTokenizer
-from pagoda_runtime.telemetry.tracing import extract, tracer
+from pagoda_runtime.telemetry.tracing import attached, extract, tracer
 
 MAX_USER_CHARS = 128
 logger = logging.getLogger(__name__)
@@ -56,14 +56,13 @@ def stage_span(
     What ends it is noted in short on gateway.request; a recorded exception would hold the client's
     own values, and a traceback of any length.
     """
-    with tracer().start_as_current_span(
-        name,
-        context=context,
-        start_time=None if start_seconds is None else unix_nanoseconds(start_seconds),
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span:
-        yield span
+    start_time = None if start_seconds is None else unix_nanoseconds(start_seconds)
+    span = tracer().start_span(name, context=context, start_time=start_time)
+    try:
+        with attached(set_span_in_context(span, context)):
+            yield span
+    finally:
+        span.end()
 
 
 def unix_nanoseconds(unix_seconds: float) -> int:
@@ -99,7 +98,8 @@ def log_prompts(request_id: str, prompts: Iterable[Prompt], tokenizer: ModelToke
 
 
 def describe_outcome(generation: Generation, record: UsageClose) -> None:
-    """Note how it ended and what the client got."""
+    """Note how it was placed, how it ended and what the client got."""
+    generation.describe_routes()
     generation.span.set_attributes(
         {
             "pagoda.outcome": record.outcome,

@@ -7,11 +7,12 @@ from pagoda_gateway.embeddings.schemas import EmbeddingList, EmbeddingsBody
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.generation.handler import GenerationHandler
 from pagoda_gateway.http.openapi import described
+from pagoda_gateway.http.routes.plain_route import PlainRoute
 
 
 def make_router(gateway: Gateway) -> APIRouter:
     """Return the route."""
-    router = APIRouter(tags=["embeddings"])
+    router = APIRouter(tags=["embeddings"], route_class=PlainRoute)
     handler = GenerationHandler(gateway, gateway.embeddings)
 
     @router.post(

@@ -6,6 +6,7 @@ from starlette.responses import Response
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.generation.handler import GenerationHandler
 from pagoda_gateway.http.openapi import described
+from pagoda_gateway.http.routes.plain_route import PlainRoute
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.completions import CompletionBody
 from pagoda_gateway.openai.schemas.responses import (
@@ -18,7 +19,7 @@ from pagoda_gateway.openai.schemas.responses import (
 
 def make_router(gateway: Gateway) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(tags=["generation"])
+    router = APIRouter(tags=["generation"], route_class=PlainRoute)
     chat = GenerationHandler(gateway, gateway.chat)
     completion = GenerationHandler(gateway, gateway.completions)
 

@@ -72,6 +72,28 @@ def test_blocks_count_as_ready_from_the_first_token_on() -> None:
     assert (other.num_ready_blocks, other.num_known_blocks) == (3, 3)
 
 
+def test_of_many_equal_prompts_at_once_a_few_are_kept_and_the_first_still_counts() -> None:
+    requests, rng = Requests(), random.Random(3)
+    prompt = drawn(rng, 100)
+    first = requests.arrive(prompt)
+    twins = [requests.arrive(prompt) for _ in range(10 * MAX_OF_FAMILY)]
+    assert len(requests.memory._tenants["t"].prompts) <= MAX_OF_FAMILY
+    assert [(twin.num_ready_blocks, twin.num_known_blocks) for twin in twins] == [(0, 6)] * len(
+        twins
+    )
+    requests.computed.add(first.number)
+    assert requests.arrive(prompt).num_ready_blocks == 6
+
+
+@pytest.mark.parametrize("num_tokens", [SIZE - 4, 3 * SIZE])
+def test_of_equal_prompts_a_few_are_kept_however_little_they_say(num_tokens: int) -> None:
+    """Short ones, and those of a single token over and over, have hardly any marks."""
+    requests = Requests()
+    for _ in range(10 * MAX_OF_FAMILY):
+        requests.serve([7] * num_tokens)
+    assert len(requests.memory._tenants["t"].prompts) <= MAX_OF_FAMILY
+
+
 def test_a_prompt_that_was_never_computed_is_forgotten() -> None:
     requests, rng = Requests(), random.Random(3)
     prompt = drawn(rng, 100)

@@ -21,6 +21,9 @@ def compared(token_ids: Sequence[int]) -> Compared:
     return Compared(KEY, np.asarray(token_ids, np.uint32), Outline())
 
 
+UNLIKE = [compared(range(1000, 1100))]  # without any, nothing is compared, and nothing waits
+
+
 def decode(token_ids: Sequence[int]) -> str:
     return " ".join(map(str, token_ids))
 
@@ -37,7 +40,7 @@ async def test_no_more_than_a_few_wait_and_a_cancelled_one_frees_its_place() -> 
         return compared(token_ids)
 
     def explain() -> asyncio.Task[object]:
-        return asyncio.create_task(prefixes.explain(range(100), blocked, [], EVICTED, decode))
+        return asyncio.create_task(prefixes.explain(range(100), blocked, UNLIKE, EVICTED, decode))
 
     before = PREFIXES_UNEXPLAINED._value.get()
     running = [explain() for _ in range(module.MAX_EXPLAINED)]
@@ -45,7 +48,7 @@ async def test_no_more_than_a_few_wait_and_a_cancelled_one_frees_its_place() -> 
         assert await asyncio.to_thread(entered.acquire, timeout=10)
     waiting = [explain() for _ in range(module.MAX_WAITING)]
     await asyncio.sleep(0)
-    assert await prefixes.explain(range(100), compared, [], EVICTED, decode) is None
+    assert await prefixes.explain(range(100), compared, UNLIKE, EVICTED, decode) is None
     assert PREFIXES_UNEXPLAINED._value.get() == before + 1
     for task in waiting:
         task.cancel()
@@ -53,6 +56,6 @@ async def test_no_more_than_a_few_wait_and_a_cancelled_one_frees_its_place() -> 
     gate.set()
     found = await asyncio.gather(*running)
     assert [miss.kind for miss in found] == ["evicted"] * module.MAX_EXPLAINED  # type: ignore[attr-defined]
-    miss = await prefixes.explain(range(100), compared, [], EVICTED, decode)
+    miss = await prefixes.explain(range(100), compared, UNLIKE, EVICTED, decode)
     assert miss is not None
     assert (miss.num_lost_tokens, miss.place.name) == (64, "")

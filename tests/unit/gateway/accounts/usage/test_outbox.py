@@ -17,7 +17,12 @@ from pagoda_gateway.accounts.usage import outbox as outbox_module
 from pagoda_gateway.accounts.usage import segments
 from pagoda_gateway.accounts.usage.folder_lock import FolderLock, folders_of
 from pagoda_gateway.accounts.usage.outbox import Outbox, OutboxError
-from pagoda_gateway.accounts.usage.segments import SegmentReader, SegmentWriter, segment_path
+from pagoda_gateway.accounts.usage.segments import (
+    SegmentReader,
+    SegmentWriter,
+    segment_numbers,
+    segment_path,
+)
 from pagoda_gateway.accounts.usage.usage_log import UsageLog
 from pagoda_gateway.errors import UnavailableError
 
@@ -47,7 +52,7 @@ def read_all(folder: Path) -> list[bytes]:
         path = segment_path(folder, number)
         return path.stat().st_size if path.exists() else None
 
-    reader = SegmentReader(folder, size, is_last=True)
+    reader = SegmentReader(folder, size, lambda: segment_numbers(folder), is_last=True)
     found: list[bytes] = []
     while (batch := reader.next()) is not None:
         found += batch.records
