@@ -49,13 +49,14 @@ def write_gguf(
 
     Args:
         folder: in Hugging Face layout.
-        path: of the file.
+        path: of the file; its folder is made if missing.
         kind: type of its matrices, where their rows are long enough for it; the others are F32.
         dequantised: write what those stand for, as F32.
         metadata: further keys, after the architecture's name and a dot.
     """
     config = json.loads((folder / "config.json").read_text())
     name = ARCHITECTURES[config["architectures"][0]]
+    path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, name)
     _add_config(writer, config, name)
     for key, value in metadata.items():
@@ -142,7 +143,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     config = json.loads((folder / "tokenizer_config.json").read_text())
     added = {token["id"]: token for token in tokenizer["added_tokens"]}
-    ids = {token: i for token, i in tokenizer["model"]["vocab"].items()}
+    ids = dict(tokenizer["model"]["vocab"])
     ids |= {token["content"]: i for i, token in added.items()}
     kinds = {
         i: _CONTROL if i in added and added[i]["special"] else _USER_DEFINED if i in added else 1
@@ -157,7 +158,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
     for field, add in (("bos", writer.add_bos_token_id), ("eos", writer.add_eos_token_id)):
         if token := config.get(f"{field}_token"):
             add(ids[token])
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(tokenizer["post_processor"] is not None)
     if template := config.get("chat_template"):
         writer.add_chat_template(template)
 
@@ -190,9 +191,7 @@ def _tensors(
     return [(key, data.float().contiguous().numpy()) for key, data in found.items()]
 
 
-def _changed(
-    weight: str, data: torch.Tensor, config: dict[str, Any], name: str
-) -> torch.Tensor:
+def _changed(weight: str, data: torch.Tensor, config: dict[str, Any], name: str) -> torch.Tensor:
     if name in PERMUTED and ("q_proj" in weight or "k_proj" in weight):
         is_key = "k_proj" in weight
         heads = config["num_key_value_heads" if is_key else "num_attention_heads"]

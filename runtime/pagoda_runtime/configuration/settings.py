@@ -55,7 +55,8 @@ class CommonSettings(ServiceSettings):
         "empty: demo",
     )
     model_name: str = Field(
-        default="", description="Name clients ask for; empty: the name of the model's folder or file"
+        default="",
+        description="Name clients ask for; empty: the name of the model's folder or file",
     )
     model_aliases: list[ModelName] = Field(
         default=[],
