@@ -80,9 +80,11 @@ def test_logits_are_those_of_the_folder(model: str, tmp_path: Path) -> None:
     expected, found = load(folder), load(path)
     for prompt in PROMPTS:
         of_file, of_folder = prompt_logits(found, prompt), prompt_logits(expected, prompt)
-        # Where heads do not turn, their rows stay in the file's order: another order of additions.
-        is_same = torch.allclose if model == "smollm3" else torch.equal
-        assert is_same(of_file, of_folder)
+        if model == "smollm3":
+            # Rows of heads that do not turn stay in the file's order: another order of additions.
+            assert (of_file - of_folder).norm() < 1e-5 * of_folder.norm()
+        else:
+            assert torch.equal(of_file, of_folder)
     assert found.eos_token_ids <= expected.eos_token_ids | {258, 259}
     assert found.vocab_size == expected.vocab_size
     assert found.max_position_embeddings == expected.max_position_embeddings
