@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-MEMBERS := proto kernels engine runtime worker services/gateway services/router services/prefill services/decode services/kvstore cli
+MEMBERS := proto formats kernels engine runtime worker services/gateway services/router services/prefill services/decode services/kvstore cli
 # PyTorch for CPU only comes from an index of its own; name it here where pip does not find it by itself.
 TORCH_INDEX ?=
 STAMP := $(VENV)/.installed

@@ -19,8 +19,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from pagoda_engine.checkpoints.tensor_part import Part
 from pagoda_engine.checkpoints.weight_reader import WeightReader
-from pagoda_engine.checkpoints.weights import WeightFiles
+from pagoda_engine.checkpoints.weights import WeightFiles, tensors_of
 
 CPU = torch.device("cpu")
 SHAPE = (4096, 8192)
@@ -29,9 +30,9 @@ SHAPE = (4096, 8192)
 def read(path: Path, names: list[str]) -> None:
     """As `load_model` does."""
     with WeightReader(CPU) as reader:
-        files = WeightFiles([path], reader, torch.bfloat16, CPU)
+        files = WeightFiles(path, tensors_of([path]), reader, torch.bfloat16, CPU)
         for name in names:
-            files.take({name: SHAPE}, SHAPE)
+            files.take([Part(name, SHAPE)], SHAPE)
 
 
 def copy_mapped(path: Path, names: list[str]) -> None:

@@ -5,9 +5,10 @@ ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RO
 WORKDIR /opt/pagoda
 COPY constraints.txt ./
 COPY proto ./proto
+COPY formats ./formats
 COPY runtime ./runtime
 COPY services/${SERVICE} ./services/${SERVICE}
-RUN pip install -c constraints.txt ./proto ./runtime ./services/${SERVICE}
+RUN pip install -c constraints.txt ./proto ./formats ./runtime ./services/${SERVICE}
 RUN useradd --create-home --uid 10001 pagoda && mkdir -p /var/lib/pagoda /run/pagoda && chown pagoda /var/lib/pagoda /run/pagoda
 USER pagoda
 WORKDIR /var/lib/pagoda

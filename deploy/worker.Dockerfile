@@ -9,11 +9,12 @@ RUN pip install ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} torch==2.13.0
 WORKDIR /opt/pagoda
 COPY constraints.txt ./
 COPY proto ./proto
+COPY formats ./formats
 COPY runtime ./runtime
 COPY kernels ./kernels
 COPY engine ./engine
 COPY worker ./worker
-RUN pip install -c constraints.txt ./proto ./runtime ./kernels ./engine ./worker && python -m pagoda_kernels.native --all
+RUN pip install -c constraints.txt ./proto ./formats ./runtime ./kernels ./engine ./worker && python -m pagoda_kernels.native --all
 ARG SERVICE
 COPY services/${SERVICE} ./services/${SERVICE}
 RUN pip install -c constraints.txt ./services/${SERVICE}

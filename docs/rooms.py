@@ -20,7 +20,7 @@ import grimp
 MEMBERS = (
     "pagoda_cli", "pagoda_gateway", "pagoda_router", "pagoda_prefill", "pagoda_decode",
     "pagoda_kvstore", "pagoda_worker", "pagoda_engine", "pagoda_runtime", "pagoda_kernels",
-    "pagoda.rpc",
+    "pagoda_formats", "pagoda.rpc",
 )  # fmt: skip
 MAX_MODULES = 18
 BEGIN, END = "<!-- rooms: begin, by `make docs` -->", "<!-- rooms: end -->"

@@ -12,7 +12,9 @@ from typing import TypeVar
 import numpy as np
 
 from pagoda_engine import TokenBits, TokenMask, TokenMaskError, token_bits
-from pagoda_runtime.errors import GrammarError
+from pagoda_formats.gguf_file import is_gguf
+from pagoda_runtime.errors import GrammarError, ModelFolderError
+from pagoda_runtime.gguf_tokenizer.tokenizer import tokenizer_json
 from pagoda_runtime.grammar import CompiledGrammar, GrammarCompiler, check
 
 logger = logging.getLogger(__name__)
@@ -35,12 +37,15 @@ class Grammars:
     def load(
         cls, model_folder: Path, *, vocab_size: int, eos_token_ids: Iterable[int]
     ) -> "Grammars":
-        """Read the tokenizer of a model folder; without a usable one, serve no grammars."""
+        """Read the tokenizer of a model folder or GGUF file; without one, serve no grammars."""
         try:
-            text = (model_folder / "tokenizer.json").read_text(encoding="utf-8")
+            if is_gguf(model_folder):
+                text = tokenizer_json(model_folder)
+            else:
+                text = (model_folder / "tokenizer.json").read_text(encoding="utf-8")
             ends = sorted(eos_token_ids) or None
             compiler = GrammarCompiler(text, vocab_size=vocab_size, eos_token_ids=ends)
-        except (OSError, UnicodeDecodeError, GrammarError) as error:
+        except (OSError, UnicodeDecodeError, GrammarError, ModelFolderError) as error:
             logger.warning("no grammars, so no JSON mode and no forced tools: %s", error)
             return cls(None, vocab_size)
         return cls(compiler, vocab_size)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[2]
 ROOT = BENCHMARKS.parent
-_FOLDERS = (BENCHMARKS, *(ROOT / name for name in ("kernels", "engine", "worker", "tests")))
+_MEMBERS = ("formats", "kernels", "engine", "worker", "tests")
+_FOLDERS = (BENCHMARKS, *(ROOT / name for name in _MEMBERS))
 
 
 def missing_folders() -> list[str]:

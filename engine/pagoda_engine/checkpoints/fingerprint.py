@@ -4,8 +4,9 @@ Knows files. Knows nothing of what the tensors mean.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from pagoda_engine.checkpoints.safetensors_header import read_header, stored_tensors
 
@@ -46,20 +47,47 @@ def fingerprint(config_path: Path, weight_paths: Sequence[Path], differs_by: byt
         with path.open("rb") as file:
             header = read_header(path, file)
             _add(state, header)
-            if is_full:
-                while chunk := file.read(_CHUNK_BYTES):
-                    state.update(chunk)
-                continue
-            for offset in _sampled_offsets(path, header, file.tell(), size):
-                file.seek(offset)
-                state.update(file.read(_CHUNK_BYTES))
+            begins = [tensor.offset for tensor in stored_tensors(path, header).values()]
+            _add_contents(state, file, size, begins, is_full=is_full)
     return state.digest()
 
 
-def _sampled_offsets(path: Path, header: bytes, start: int, size: int) -> list[int]:
-    begins = (tensor.offset for tensor in stored_tensors(path, header).values())
+def fingerprint_of_file(
+    path: Path, head_bytes: int, begins: Iterable[int], differs_by: bytes = b""
+) -> bytes:
+    """Return as much of a model that is one file; see `fingerprint`, which says what is covered.
+
+    Its name is not: it is no part of what such a file refers to.
+
+    Args:
+        path: the file.
+        head_bytes: read whole, as the configuration is part of it.
+        begins: where its tensors begin.
+        differs_by: see `fingerprint`.
+    """
+    state = hashlib.blake2b(b"pagoda.fingerprint.file.v1", digest_size=FINGERPRINT_BYTES)
+    _add(state, differs_by)
+    size = path.stat().st_size
+    _add(state, str(size).encode())
+    with path.open("rb") as file:
+        _add(state, file.read(head_bytes))
+        _add_contents(state, file, size, begins, is_full=size <= FULL_CONTENT_BYTES)
+    return state.digest()
+
+
+def _add_contents(
+    state: hashlib.blake2b, file: BinaryIO, size: int, begins: Iterable[int], *, is_full: bool
+) -> None:
+    """Add what follows, all of it or samples."""
+    if is_full:
+        while chunk := file.read(_CHUNK_BYTES):
+            state.update(chunk)
+        return
+    start = file.tell()
     spaced = (start + (size - start) * i // _NUM_SAMPLES for i in range(_NUM_SAMPLES))
-    return sorted({*begins, *spaced})
+    for offset in sorted({*begins, *spaced}):
+        file.seek(offset)
+        state.update(file.read(_CHUNK_BYTES))
 
 
 def _add(state: hashlib.blake2b, data: bytes) -> None:

@@ -37,6 +37,7 @@ class StoredTensor:
         shape: of the tensor; it is contiguous.
         offset: of its first byte in the file.
         num_bytes: its size.
+        shift: what the file has subtracted from each element, to be added again.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
+    shift: float = 0.0
 
 
 def read_header(path: Path, file: BinaryIO) -> bytes:

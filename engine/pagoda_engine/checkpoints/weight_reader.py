@@ -10,15 +10,19 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
+from pagoda_engine.checkpoints.block_formats import BlockFormat
 from pagoda_engine.errors import CheckpointError
 
 CHUNK_BYTES = 16 << 20
+BLOCK_CHUNK_ELEMENTS = 1 << 20
+"""Of a tensor in blocks: decoding takes some 20 bytes for each."""
+
 NUM_THREADS = 4
 """Chunks in flight. What is staged never exceeds NUM_THREADS * CHUNK_BYTES."""
 
@@ -30,14 +34,31 @@ class Piece:
     Attributes:
         path: the file.
         offset: of the first element's first byte.
-        dtype: in the file.
-        destination: ``[N]`` contiguous, on the reader's device, of any float dtype.
+        stored: dtype or format of blocks in the file.
+        destination: ``[N]`` contiguous, on the reader's device, of any float dtype; of blocks, N is
+            a multiple of their elements.
+        shift: added to each element, in float32.
     """
 
     path: Path
     offset: int
-    dtype: torch.dtype
+    stored: torch.dtype | BlockFormat
     destination: torch.Tensor
+    shift: float = 0.0
+
+    def num_bytes(self, num_elements: int) -> int:
+        """Return the size in the file of the first elements; of blocks, of whole ones."""
+        if isinstance(self.stored, BlockFormat):
+            return num_elements // self.stored.num_elements * self.stored.num_bytes
+        return num_elements * self.stored.itemsize
+
+    def values(self, staged: torch.Tensor) -> torch.Tensor:
+        """Return the elements that these bytes of the file stand for, on their device."""
+        if isinstance(self.stored, BlockFormat):
+            values = self.stored.decode(staged.view(-1, self.stored.num_bytes)).view(-1)
+        else:
+            values = staged.view(self.stored)
+        return values.float() + self.shift if self.shift else values
 
 
 class WeightReader:
@@ -96,19 +117,20 @@ class WeightReader:
 
     def _fill(self, file: int, piece: Piece) -> int:
         destination = piece.destination
-        if not self._is_cuda and destination.dtype is piece.dtype:
+        is_as_stored = destination.dtype is piece.stored and not piece.shift
+        if not self._is_cuda and is_as_stored:
             _read(file, piece, destination.view(torch.uint8))
             return destination.nbytes
-        staged = self._stage()[: len(destination) * piece.dtype.itemsize]
+        staged = self._stage()[: piece.num_bytes(len(destination))]
         _read(file, piece, staged)
-        values = staged.view(piece.dtype)
         if not self._is_cuda:
-            destination.copy_(values)
+            destination.copy_(piece.values(staged))
             return staged.nbytes
         with torch.cuda.stream(self._of_thread.stream):
-            if destination.dtype is not piece.dtype:  # converted where that is fast
-                values = values.to(self._device, non_blocking=True)
-            destination.copy_(values, non_blocking=True)
+            held = staged
+            if not is_as_stored:  # converted where that is fast
+                held = staged.to(self._device, non_blocking=True)
+            destination.copy_(piece.values(held), non_blocking=True)
         self._of_thread.stream.synchronize()  # then the staging memory is free again
         return staged.nbytes
 
@@ -125,11 +147,14 @@ class WeightReader:
 
 
 def _chunks(piece: Piece) -> Iterator[Piece]:
-    num_elements = CHUNK_BYTES // piece.dtype.itemsize
+    if isinstance(piece.stored, BlockFormat):
+        num_elements = BLOCK_CHUNK_ELEMENTS  # a multiple of every block's
+    else:
+        num_elements = CHUNK_BYTES // piece.stored.itemsize
     for first in range(0, len(piece.destination), num_elements):
-        offset = piece.offset + first * piece.dtype.itemsize
+        offset = piece.offset + piece.num_bytes(first)
         destination = piece.destination[first : first + num_elements]
-        yield Piece(piece.path, offset, piece.dtype, destination)
+        yield replace(piece, offset=offset, destination=destination)
 
 
 def _read(file: int, piece: Piece, memory: torch.Tensor) -> None:

@@ -1,14 +1,16 @@
-"""Tensors of a Hugging Face folder, by name.
+"""Tensors of a model, by name.
 
-Knows safetensors files and their index. Knows nothing of what a tensor is for.
+Knows safetensors files and their index, and how to read what is stored. Knows nothing of what a
+tensor is for.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from pagoda_engine.checkpoints.block_formats import BLOCK_FORMATS, BlockFormat
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.checkpoints.safetensors_header import (
     DTYPES,
@@ -47,12 +49,34 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return tuple(paths)
 
 
+def tensors_of(paths: Sequence[Path]) -> dict[str, StoredTensor]:
+    """Return the tensors of safetensors files.
+
+    Raises:
+        CheckpointError: a file cannot be read or is no safetensors file, or two hold the same
+            tensor.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                header = read_header(path, file)
+        except OSError as error:
+            raise CheckpointError(path, f"cannot be read: {error.strerror}") from error
+        for name, tensor in stored_tensors(path, header).items():
+            if name in tensors:
+                raise CheckpointError(path, f"holds {name}, and so does another file")
+            tensors[name] = tensor
+    return tensors
+
+
 class WeightFiles:
     """A `WeightSource` that reads; every tensor must be taken once, `check_all_taken` says so."""
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        path: Path,
+        tensors: Mapping[str, StoredTensor],
         reader: WeightReader,
         dtype: torch.dtype,
         device: torch.device,
@@ -61,37 +85,24 @@ class WeightFiles:
         optional_prefix: str = "",
         on_progress: OnProgress | None = None,
     ) -> None:
-        """Read the headers.
+        """Begin with all tensors left.
 
         Args:
-            paths: safetensors files.
+            path: of the model, for errors.
+            tensors: by name.
             reader: of the same device; its owner closes it.
             dtype: of what `take` returns.
             device: where it is.
             ignored: ends of names that need not be taken.
             optional_prefix: of names in `take`, which the files may leave out.
             on_progress: called by `take` in its thread.
-
-        Raises:
-            CheckpointError: a file cannot be read or is no safetensors file, or two hold the same
-                tensor.
         """
         self._reader = reader
         self._dtype = dtype
         self._device = device
         self._on_progress = on_progress
-        self._folder = paths[0].parent
-        self._tensors: dict[str, StoredTensor] = {}
-        for path in paths:
-            try:
-                with path.open("rb") as file:
-                    header = read_header(path, file)
-            except OSError as error:
-                raise CheckpointError(path, f"cannot be read: {error.strerror}") from error
-            for name, tensor in stored_tensors(path, header).items():
-                if name in self._tensors:
-                    raise CheckpointError(path, f"holds {name}, and so does another file")
-                self._tensors[name] = tensor
+        self._path = path
+        self._tensors = dict(tensors)
         if not any(name.startswith(optional_prefix) for name in self._tensors):
             self._tensors = {optional_prefix + name: t for name, t in self._tensors.items()}
         ends = (_IGNORED, *ignored)
@@ -136,7 +147,7 @@ class WeightFiles:
         """
         if self._left:
             shown = ", ".join(sorted(self._left)[:5])
-            raise CheckpointError(self._folder, f"{len(self._left)} tensors have no use: {shown}")
+            raise CheckpointError(self._path, f"{len(self._left)} tensors have no use: {shown}")
 
     def _read(self, pieces: Sequence[Piece]) -> None:
         for num_bytes in self._reader.read(pieces):
@@ -146,27 +157,27 @@ class WeightFiles:
 
     def _piece(self, part: Part, destination: torch.Tensor) -> Piece:
         """Return how to read a tensor whole; it counts as taken."""
-        stored, dtype = self._stored(part)
+        stored, kind = self._stored(part)
         self._left.discard(part.name)
-        return Piece(stored.path, stored.offset, dtype, destination)
+        return Piece(stored.path, stored.offset, kind, destination, stored.shift)
 
-    def _stored(self, part: Part) -> tuple[StoredTensor, torch.dtype]:
-        """Return a tensor of the files and its dtype there; raise unless it is as wanted."""
+    def _stored(self, part: Part) -> tuple[StoredTensor, torch.dtype | BlockFormat]:
+        """Return a tensor of the files and how it is stored; raise unless it is as wanted."""
         name, stored = part.name, self._tensors.get(part.name)
         if stored is None:
-            raise CheckpointError(self._folder, f"tensor {name} is missing")
+            raise CheckpointError(self._path, f"tensor {name} is missing")
         if stored.shape != part.shape:
             raise CheckpointError(
-                self._folder,
-                f"tensor {name} is {list(stored.shape)}, config.json says {list(part.shape)}",
+                self._path,
+                f"tensor {name} is {list(stored.shape)}, the configuration says {list(part.shape)}",
             )
-        dtype = DTYPES.get(stored.dtype)
-        if dtype is None:
+        kind = DTYPES.get(stored.dtype) or BLOCK_FORMATS.get(stored.dtype)
+        if kind is None:
             known = ", ".join(DTYPES)
             raise CheckpointError(
-                self._folder, f"tensor {name} is {stored.dtype}, must be one of {known}"
+                self._path, f"tensor {name} is {stored.dtype}, must be one of {known}"
             )
-        return stored, dtype
+        return stored, kind
 
 
 def _num_elements(part: Part) -> int:

@@ -1,4 +1,4 @@
-"""Loads a Hugging Face folder: configuration, weights, end-of-sequence tokens, identity."""
+"""Loads a model: configuration, weights, end-of-sequence tokens, identity."""
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -7,16 +7,14 @@ from pathlib import Path
 
 import torch
 
-from pagoda_engine.checkpoints.config_reader import ConfigReader
-from pagoda_engine.checkpoints.fingerprint import fingerprint
 from pagoda_engine.checkpoints.weight_reader import WeightReader
-from pagoda_engine.checkpoints.weights import OnProgress, WeightFiles, weight_files
+from pagoda_engine.checkpoints.weights import OnProgress, WeightFiles
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.errors import InvalidConfigError
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.families.registry import read_description
+from pagoda_engine.models.model_files import open_model
 from pagoda_engine.models.quantization import NONE, Quantization, resolve_quantization
 from pagoda_kernels.native import packed_linear
 
@@ -63,25 +61,26 @@ class LoadedModel:
 
 
 def load_model(
-    folder: Path, config: EngineConfig, on_progress: OnProgress | None = None
+    path: Path, config: EngineConfig, on_progress: OnProgress | None = None
 ) -> LoadedModel:
-    """Read a model folder and put its weights on ``config.device``.
+    """Read a model and put its weights on ``config.device``.
 
     Args:
-        folder: in Hugging Face layout, weights in safetensors files.
+        path: folder in Hugging Face layout, weights in safetensors files; or a GGUF file.
         config: device, dtype, quantization and the longest sequence.
         on_progress: called in this thread after every chunk, of at most 16 MiB.
 
     Raises:
-        CheckpointError: the folder is incomplete, contradicts itself, or UnsupportedModelError.
+        CheckpointError: the model is incomplete, contradicts itself, or UnsupportedModelError.
         InvalidConfigError: device, dtype or quantization is unknown or not here.
     """
-    description = read_description(folder / "config.json")
+    model_files = open_model(path)
+    description = model_files.description
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, description.dtype, device)
     quantization = resolve_quantization(config.quantization)
     _say_how_weights_are_held(quantization, dtype, device)
-    paths = weight_files(folder)
+    tensors = model_files.tensors()
     max_positions = min(description.max_position_embeddings, config.max_model_len)
     turning = description.for_length(max_positions)
     # The KV of a model whose rotation depends on the longest sequence is another one for each.
@@ -91,9 +90,10 @@ def load_model(
     tied = (f"{names.output}.weight",) if description.tie_word_embeddings else ()
     with ThreadPoolExecutor(1, "fingerprint") as thread, WeightReader(device) as reader:
         # Beside the loading, which brings the same bytes into the page cache.
-        identity = thread.submit(fingerprint, folder / "config.json", paths, differs_by)
+        identity = thread.submit(model_files.fingerprint, differs_by)
         files = WeightFiles(
-            paths,
+            path,
+            tensors,
             reader,
             dtype,
             device,
@@ -114,20 +114,10 @@ def load_model(
             decoder=decoder,
             device=device,
             dtype=dtype,
-            eos_token_ids=_eos_token_ids(folder),
+            eos_token_ids=model_files.eos_token_ids(),
             fingerprint=quantization.fingerprint(identity.result()),
             quantization=quantization,
         )
-
-
-def _eos_token_ids(folder: Path) -> frozenset[int]:
-    """Return the generation configuration's, which chat models extend, or else the model's."""
-    generation_path = folder / "generation_config.json"
-    if generation_path.is_file():
-        generation = ConfigReader.open(generation_path)
-        if generation.has("eos_token_id"):
-            return generation.token_ids("eos_token_id")
-    return ConfigReader.open(folder / "config.json").token_ids("eos_token_id")
 
 
 def _say_how_weights_are_held(

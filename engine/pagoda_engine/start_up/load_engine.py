@@ -16,7 +16,7 @@ from pagoda_engine.config import EngineConfig
 from pagoda_engine.engine import Engine, kv_layout
 from pagoda_engine.errors import CheckpointError, MemoryBudgetError
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.families.registry import read_description
+from pagoda_engine.models.model_files import open_model
 from pagoda_engine.models.model_folder import (
     LoadedModel,
     load_model,
@@ -64,10 +64,10 @@ def load_engine(
     read_buffer_bytes: Callable[[int], int] = lambda block_bytes: 0,
     start_up: StartUp,
 ) -> Engine:
-    """Load a model folder, allocate its KV blocks, capture graphs and warm up.
+    """Load a model, allocate its KV blocks, capture graphs and warm up.
 
     Args:
-        folder: of the model.
+        folder: of the model, or its GGUF file.
         options: what they leave open is chosen by the device.
         hash_block: see `Engine`.
         on_evict: see `Engine`.
@@ -133,7 +133,7 @@ class _Loading:
         self.seat = _share_processors(options)
         self._read_buffer_bytes = read_buffer_bytes
         self._start_up = start_up
-        description = read_description(folder / "config.json")
+        description = open_model(folder).description
         device = resolve_device(_device_name(options))
         torch_dtype = resolve_dtype(options.dtype, description.dtype, device)
         block_bytes = description.kv_bytes_per_token(torch_dtype) * options.block_size

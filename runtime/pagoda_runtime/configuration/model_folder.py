@@ -1,8 +1,12 @@
-"""Where the model is: a folder, the local Hugging Face cache, or the demo. Never downloads."""
+"""Where the model is: a folder, a GGUF file, the local Hugging Face cache, or the demo.
+
+Never downloads.
+"""
 
 import os
 from pathlib import Path
 
+from pagoda_formats.gguf_file import SUFFIX, is_gguf
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import ModelFolderError
 
@@ -10,7 +14,7 @@ DEMO_MODEL = Path("demo") / "model"
 
 
 def resolve_model_folder(common: CommonSettings) -> Path:
-    """Return the absolute folder of the model that `common.model` names.
+    """Return the absolute folder, or the GGUF file, of the model that `common.model` names.
 
     Raises:
         ModelFolderError: there is none; says what to do.
@@ -19,7 +23,9 @@ def resolve_model_folder(common: CommonSettings) -> Path:
 
 
 def find_model(model: str, setting: str) -> Path:
-    """Return the absolute folder of the model that `setting` names, a folder or a hub name.
+    """Return the absolute folder, or the GGUF file, of the model that `setting` names.
+
+    It may name a folder, a GGUF file, a folder with one of those, or a model of the hub.
 
     Raises:
         ModelFolderError: there is none; says what to do.
@@ -27,8 +33,10 @@ def find_model(model: str, setting: str) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return _checked(folder.resolve())
-    if _looks_like_path(model):
-        raise ModelFolderError(f"{setting}={model!r}: there is no such folder")
+    if is_gguf(folder) and folder.is_file():
+        return folder.resolve()
+    if _looks_like_path(model) or is_gguf(folder):
+        raise ModelFolderError(f"{setting}={model!r}: there is no such folder or file")
     snapshot = cached_snapshot(model)
     if snapshot is None:
         raise ModelFolderError(
@@ -76,6 +84,12 @@ def _looks_like_path(model: str) -> bool:
 
 
 def _checked(folder: Path) -> Path:
-    if not (folder / "config.json").is_file():
-        raise ModelFolderError(f"{folder} has no config.json: it is no model folder")
-    return folder
+    if (folder / "config.json").is_file():
+        return folder
+    files = sorted(path for path in folder.iterdir() if is_gguf(path) and path.is_file())
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = ", ".join(path.name for path in files[:5])
+        raise ModelFolderError(f"{folder} has {len(files)} GGUF files: name one of them ({names})")
+    raise ModelFolderError(f"{folder} has no config.json and no {SUFFIX} file: it is no model")

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_origin
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from pagoda_formats.gguf_file import is_gguf
 from pagoda_runtime.configuration.names import unknown_name_problems, variable_names
 from pagoda_runtime.errors import SettingsError
 
@@ -50,10 +51,12 @@ class CommonSettings(ServiceSettings):
     )
     model: str = Field(
         default="",
-        description="Folder in Hugging Face layout, or hub name in the local cache; empty: demo",
+        description="Folder in Hugging Face layout, GGUF file, or hub name in the local cache; "
+        "empty: demo",
     )
     model_name: str = Field(
-        default="", description="Name clients ask for; empty: the model folder's name"
+        default="",
+        description="Name clients ask for; empty: the name of the model's folder or file",
     )
     model_aliases: list[ModelName] = Field(
         default=[],
@@ -114,7 +117,8 @@ class CommonSettings(ServiceSettings):
     @property
     def served_model_name(self) -> str:
         """The name clients use for the model."""
-        return self.model_name or Path(self.model or "demo").name
+        model = Path(self.model or "demo")
+        return self.model_name or (model.stem if is_gguf(model) else model.name)
 
 
 S = TypeVar("S", bound=BaseSettings)

@@ -49,7 +49,7 @@ async def test_every_model_whose_files_are_unusable_is_said(
         "model 'own': " + _missing(bare),
         "model 'bare': " + _missing(bare),
         f"model 'gone': PAGODA_GATEWAY_MODELS['gone']='{tmp_path / 'gone'}': there is no such "
-        "folder",
+        "folder or file",
         "model 'own': PAGODA_GATEWAY_MODELS['own'] has the name of PAGODA_MODEL, must have another",
     ]
 

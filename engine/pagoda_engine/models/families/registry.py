@@ -52,13 +52,18 @@ FAMILIES: dict[str, Callable[[ConfigReader], DecoderDescription]] = {
 
 
 def read_description(path: Path) -> DecoderDescription:
-    """Read ``config.json``.
+    """Read ``config.json``; raises as `describe`, and where the file is missing."""
+    return describe(ConfigReader.open(path))
+
+
+def describe(config: ConfigReader) -> DecoderDescription:
+    """Read a configuration.
 
     Raises:
         UnsupportedModelError: an architecture or option that the decoder does not implement.
-        CheckpointError: the file is missing, or a field is missing or out of range.
+        CheckpointError: a field is missing or out of range.
     """
-    config = ConfigReader.open(path)
+    path = config.path
     match architectures := config.fields.get("architectures"):
         case [str() as architecture]:
             pass

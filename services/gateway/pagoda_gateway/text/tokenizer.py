@@ -1,4 +1,4 @@
-"""The model's tokenizer, from a Hugging Face folder: text to ids, ids to text, each token's bytes.
+"""The model's tokenizer, from its folder or file: text to ids, ids to text, each token's bytes.
 
 Uses the `tokenizers` library alone. Knows nothing of requests.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from pagoda_formats.gguf_file import is_gguf
 from pagoda_gateway.errors import shorten
 from pagoda_gateway.text.detokenizer import (
     ByteLevelDetokenizer,
@@ -21,6 +22,8 @@ from pagoda_gateway.text.detokenizer import (
 from pagoda_gateway.text.model_files import naming, read_object, read_text
 from pagoda_gateway.text.panics import reported_panics
 from pagoda_runtime.errors import ModelFolderError
+from pagoda_runtime.gguf_tokenizer.tokenizer import tokenizer_config as gguf_tokenizer_config
+from pagoda_runtime.gguf_tokenizer.tokenizer import tokenizer_json as gguf_tokenizer_json
 from pagoda_runtime.grammar import GrammarCompiler
 
 FREE_IDS = 1 << 16  # ids without a token that any tokenizer may have, beside one for each token
@@ -54,18 +57,16 @@ class ModelTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "ModelTokenizer":
-        """Read tokenizer.json and tokenizer_config.json, and try the tokenizer on a text.
+        """Read a tokenizer and its configuration, and try it on a text.
+
+        Args:
+            folder: with tokenizer.json and tokenizer_config.json; or a GGUF file.
 
         Raises:
             ModelFolderError: one of them is missing or unusable.
         """
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ModelFolderError(
-                f"{path} is missing: the gateway needs the model's fast tokenizer (tokenizer.json)"
-            )
+        path, text = _tokenizer_json(folder)
         config = read_tokenizer_config(folder)
-        text = read_text(path)
         with naming(path):
             loaded = Tokenizer.from_str(text)
             _check_ids(path, loaded)
@@ -167,13 +168,27 @@ class ModelTokenizer:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, or an empty dict if there is none.
+    """Return tokenizer_config.json, or an empty dict if there is none; a GGUF file has its own.
 
     Raises:
-        ModelFolderError: it is no JSON object.
+        ModelFolderError: it is no JSON object, or no sound file.
     """
+    if is_gguf(folder):
+        return gguf_tokenizer_config(folder)
     path = folder / "tokenizer_config.json"
     return read_object(path) if path.is_file() else {}
+
+
+def _tokenizer_json(model: Path) -> tuple[Path, str]:
+    """Return the text of a model's tokenizer.json, and which file is to blame for it."""
+    if is_gguf(model):
+        return model, gguf_tokenizer_json(model)
+    path = model / "tokenizer.json"
+    if not path.is_file():
+        raise ModelFolderError(
+            f"{path} is missing: the gateway needs the model's fast tokenizer (tokenizer.json)"
+        )
+    return path, read_text(path)
 
 
 def _check_ids(path: Path, tokenizer: Tokenizer) -> None:

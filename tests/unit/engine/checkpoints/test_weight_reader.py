@@ -7,6 +7,7 @@ import torch
 
 from pagoda_engine import CheckpointError
 from pagoda_engine.checkpoints import weight_reader as module
+from pagoda_engine.checkpoints.block_formats import BLOCK_FORMATS
 from pagoda_engine.checkpoints.weight_reader import Piece, WeightReader
 
 CPU = torch.device("cpu")
@@ -54,6 +55,38 @@ def test_every_element_arrives_in_the_wanted_dtype(
     assert torch.equal(destination.cpu(), values.to(wanted))
     assert sum(arrived) == values.nbytes
     assert max(arrived, default=0) <= 128
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
+def test_blocks_become_weights_chunk_by_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, wanted: torch.dtype, device: str
+) -> None:
+    stored = BLOCK_FORMATS[name]
+    monkeypatch.setattr(module, "BLOCK_CHUNK_ELEMENTS", 512)
+    generator = torch.Generator().manual_seed(1)
+    # No scale has all bits of its exponent set, so that every weight is finite.
+    blocks = torch.randint(0, 120, (37, stored.num_bytes), dtype=torch.uint8, generator=generator)
+    path = write(tmp_path / "weights", blocks, num_bytes_before=13)
+    destination = torch.empty(37 * stored.num_elements, dtype=wanted, device=device)
+    with WeightReader(torch.device(device)) as reader:
+        arrived = list(reader.read([Piece(path, 13, stored, destination)]))
+    assert torch.equal(destination.cpu(), stored.decode(blocks).flatten().to(wanted))
+    assert destination.isfinite().all()
+    assert sum(arrived) == blocks.nbytes
+    assert len(arrived) == -(-37 * stored.num_elements // 512)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_shift_is_added_before_rounding(tmp_path: Path, device: str) -> None:
+    values = torch.tensor([1.001, 0.5, 33.0])
+    path = write(tmp_path / "weights", values)
+    destination = torch.empty(3, dtype=torch.bfloat16, device=device)
+    with WeightReader(torch.device(device)) as reader:
+        list(reader.read([Piece(path, 0, torch.float32, destination, shift=-1.0)]))
+    assert torch.equal(destination.cpu(), (values - 1).bfloat16())
+    assert destination[0].item() == pytest.approx(0.001, rel=2**-8)
 
 
 def test_pieces_of_many_files_do_not_mix(

@@ -119,7 +119,7 @@ def test_missing_tensor_is_named(tmp_path: Path) -> None:
 def test_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
     folder = make_tiny_checkpoint(tmp_path)
     edit_weights(folder, model__norm__weight=torch.ones(3))
-    with pytest.raises(CheckpointError, match=r"model.norm.weight is \[3\], config.json says \[64"):
+    with pytest.raises(CheckpointError, match=r"norm.weight is \[3\], the configuration says \[64"):
         load(folder)
 
 

@@ -68,8 +68,8 @@ def test_weights_without_finite_logits_are_never_ready(
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("vocab_size", 2**31 - 1, "embed_tokens.weight is .*config.json says"),
-        ("intermediate_size", 2**31 - 1, "config.json says"),
+        ("vocab_size", 2**31 - 1, "embed_tokens.weight is .*the configuration says"),
+        ("intermediate_size", 2**31 - 1, "the configuration says"),
         ("eos_token_id", [2**70], "eos_token_id is .*must be token ids"),
     ],
 )

@@ -34,6 +34,33 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
         resolve_model_folder(CommonSettings(model=str(tmp_path)))
 
 
+def test_a_gguf_file_is_itself(tmp_path: Path) -> None:
+    path = tmp_path / "Some Model.Q8_0.gguf"
+    path.write_bytes(b"GGUF")
+    settings = CommonSettings(model=str(path))
+    assert resolve_model_folder(settings) == path
+    assert settings.served_model_name == "Some Model.Q8_0"
+    assert resolve_model_folder(CommonSettings(model=str(tmp_path))) == path
+
+
+def test_a_folder_with_several_gguf_files_is_refused(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(ModelFolderError, match=r"2 GGUF files: name one of them \(a.gguf, b.gguf"):
+        resolve_model_folder(CommonSettings(model=str(tmp_path)))
+
+
+def test_a_folder_with_both_is_a_folder(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m")
+    (folder / "a.gguf").write_bytes(b"GGUF")
+    assert resolve_model_folder(CommonSettings(model=str(folder))) == folder
+
+
+def test_a_missing_gguf_file_is_no_name_of_the_hub() -> None:
+    with pytest.raises(ModelFolderError, match="no such folder or file"):
+        resolve_model_folder(CommonSettings(model="model.gguf"))
+
+
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="no such folder"):
         resolve_model_folder(CommonSettings(model=str(tmp_path / "nothing")))

@@ -1,0 +1,157 @@
+"""The metadata of a GGUF file as the fields of ``config.json``, so that families read both alike.
+
+Where a field maps singly, errors name the file's own key. Knows keys; knows nothing of families.
+"""
+
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from pagoda_engine.checkpoints.config_reader import ConfigReader
+from pagoda_engine.errors import CheckpointError, UnsupportedModelError
+from pagoda_engine.models.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture, Head
+from pagoda_formats.gguf_file import GgufFile, GgufTensor
+
+_MAX_ROPE_FACTORS = 1 << 16
+
+_KEYS = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
+    "rope_theta": "rope.freq_base",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "logit_scale": "logit_scale",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+
+
+def gguf_config(file: GgufFile) -> tuple[ConfigReader, Architecture]:
+    """Return a file's configuration, and how its architecture stores tensors.
+
+    Raises:
+        UnsupportedModelError: an architecture, or a way to scale the rotation, that nobody knows.
+        CheckpointError: a field is missing or out of range.
+    """
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise UnsupportedModelError(file.path, "architecture", name, tuple(ARCHITECTURES))
+    if file.metadata.get("split.count", 0) not in (0, 1):
+        raise CheckpointError(
+            file.path,
+            f"is one of {file.metadata['split.count']} parts; join them first, by "
+            "llama-gguf-split --merge",
+        )
+    aliases = {field: f"{name}.{key}" for field, key in _KEYS.items()}
+    metadata = {key: value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
+    head = Head(file, name, ConfigReader(file.path, metadata, aliases))
+    architecture = ARCHITECTURES[name]
+    if name == "llama" and head.get("expert_count"):
+        architecture = MIXTRAL
+    fields = {
+        **metadata,
+        "architectures": [architecture.class_name],
+        "vocab_size": head.dim("token_embd.weight", 0),
+        "tie_word_embeddings": not head.has_tensor("output.weight"),
+        "torch_dtype": _dtype(file),
+        **_rotation(head),
+        **architecture.fields(head),
+    }
+    return ConfigReader(file.path, fields, aliases), architecture
+
+
+def _dtype(file: GgufFile) -> str:
+    """Return the dtype to compute in: the matrices', and for those of few bits bf16.
+
+    That rounds a weight by at most a part in 512, which is less than the least that any format of
+    few bits has lost.
+    """
+    kinds = {tensor.type_name for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    if kinds <= {"F32", "F16"}:
+        return "float16" if "F16" in kinds else "float32"
+    return "bfloat16"
+
+
+def _rotation(head: Head) -> dict[str, Any]:
+    config = head.config
+    per_head = config.integer("hidden_size") // config.integer("num_attention_heads")
+    turning = head.get("rope.dimension_count")
+    fields: dict[str, Any] = {}
+    if head.name == "llama" and not config.has("head_dim") and isinstance(turning, int):
+        fields["head_dim"] = head_dim = turning  # older converters say no other
+    else:
+        head_dim = config.integer("head_dim", per_head)
+    if isinstance(turning, int) and 0 < turning < head_dim:
+        fields["partial_rotary_factor"] = _part(turning, head_dim)
+    if not config.has("rope_theta"):
+        fields["rope_theta"] = 10000.0
+    fields["rope_scaling"] = _scaling(head)
+    return fields
+
+
+def _part(turning: int, head_dim: int) -> float:
+    """Return the factor of which `RopeDescription.rotary_dim` makes so many dims."""
+    factor = turning / head_dim
+    return factor if int(head_dim * factor) == turning else math.nextafter(factor, 1.0)
+
+
+def _scaling(head: Head) -> Mapping[str, Any] | None:
+    original = head.get("rope.scaling.original_context_length")
+    if factors := _factors(head, "rope_freqs.weight"):  # Llama 3's way, worked out
+        return {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": 1.0,
+        }
+    if factors := _factors(head, "rope_factors_long.weight"):
+        return {
+            "rope_type": "longrope",
+            "short_factor": _factors(head, "rope_factors_short.weight") or factors,
+            "long_factor": factors,
+            "attention_factor": head.get("rope.scaling.attn_factor") or 1.0,
+            "original_max_position_embeddings": original,
+        }
+    kind = head.get("rope.scaling.type")
+    factor = head.get("rope.scaling.factor") or head.get("rope.scale_linear")
+    if kind == "none" or not factor or factor == 1:
+        return None
+    if kind not in (None, "linear", "yarn"):
+        known = ("none", "linear", "yarn")
+        raise UnsupportedModelError(head.file.path, f"{head.name}.rope.scaling.type", kind, known)
+    return {
+        "rope_type": kind or "linear",
+        "factor": factor,
+        "original_max_position_embeddings": original,
+        "beta_fast": head.get("rope.scaling.yarn_beta_fast"),
+        "beta_slow": head.get("rope.scaling.yarn_beta_slow"),
+    }
+
+
+def _factors(head: Head, name: str) -> list[float]:
+    """Return the numbers of a small float32 tensor; none without it."""
+    tensor = head.file.tensors.get(name)
+    return [] if tensor is None else _numbers(head.file, name, tensor)
+
+
+def _numbers(file: GgufFile, name: str, tensor: GgufTensor) -> list[float]:
+    count = math.prod(tensor.shape)
+    if tensor.type_name != "F32" or count > _MAX_ROPE_FACTORS:
+        raise CheckpointError(
+            file.path,
+            f"tensor {name} is {tensor.type_name} {list(tensor.shape)}, must be F32 with at most "
+            f"{_MAX_ROPE_FACTORS} numbers",
+        )
+    with file.path.open("rb") as stream:
+        stream.seek(tensor.offset)
+        data = stream.read(tensor.num_bytes)
+    return list(struct.unpack(f"<{count}f", data))

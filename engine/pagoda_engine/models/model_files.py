@@ -1,0 +1,76 @@
+"""What a model's files say, whatever their format: a Hugging Face folder, or one GGUF file."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from pagoda_engine.checkpoints.config_reader import ConfigReader
+from pagoda_engine.checkpoints.fingerprint import fingerprint
+from pagoda_engine.checkpoints.safetensors_header import StoredTensor
+from pagoda_engine.checkpoints.weights import tensors_of, weight_files
+from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.families.registry import describe
+from pagoda_engine.models.gguf.model import GgufModel
+from pagoda_formats.gguf_file import is_gguf
+
+
+class ModelFiles(Protocol):
+    """One model on disk. Reads no tensor."""
+
+    @property
+    def description(self) -> DecoderDescription:
+        """The decoder; `names` are those of `tensors`."""
+        ...
+
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """Return where the tensors lie, by name.
+
+        Raises:
+            CheckpointError: one cannot be read, or files are missing or damaged.
+        """
+        ...
+
+    def eos_token_ids(self) -> frozenset[int]:
+        """Return the tokens that end an output; raises as `tensors`."""
+        ...
+
+    def fingerprint(self, differs_by: bytes) -> bytes:
+        """Return 16 bytes that are the model's identity; see `checkpoints.fingerprint`."""
+        ...
+
+
+def open_model(path: Path) -> ModelFiles:
+    """Read the configuration of a folder or a GGUF file.
+
+    Raises:
+        UnsupportedModelError: an architecture or option that the decoder does not implement.
+        CheckpointError: it is missing or damaged, or a field is missing or out of range.
+    """
+    return GgufModel(path) if is_gguf(path) else HuggingFaceFolder(path)
+
+
+class HuggingFaceFolder:
+    """``config.json``, ``generation_config.json`` and safetensors files."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the configuration; raises as `open_model`."""
+        self._folder = folder
+        self._config = ConfigReader.open(folder / "config.json")
+        self.description = describe(self._config)
+
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """See `ModelFiles`."""
+        return tensors_of(weight_files(self._folder))
+
+    def eos_token_ids(self) -> frozenset[int]:
+        """Return the generation configuration's, which chat models extend, or else the model's."""
+        generation_path = self._folder / "generation_config.json"
+        if generation_path.is_file():
+            generation = ConfigReader.open(generation_path)
+            if generation.has("eos_token_id"):
+                return generation.token_ids("eos_token_id")
+        return self._config.token_ids("eos_token_id")
+
+    def fingerprint(self, differs_by: bytes) -> bytes:
+        """See `ModelFiles`."""
+        return fingerprint(self._config.path, weight_files(self._folder), differs_by)

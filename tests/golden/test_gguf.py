@@ -1,0 +1,133 @@
+"""Models as GGUF files answer as they do as folders; others hold those against transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.engine_driver import EngineDriver
+from support.family_checkpoints import make_family_checkpoint
+from support.gguf_files import write_gguf
+from support.greedy_oracle import GreedyOracle
+from support.prompt_logits import prompt_logits
+from support.random_tokens import random_tokens
+from support.tiny_checkpoints import make_tiny_checkpoint
+
+from pagoda_engine import EngineConfig, LoadedModel, SamplingParams, load_model
+from pagoda_engine.checkpoints.block_formats import BLOCK_FORMATS
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [random_tokens(70), random_tokens(41), random_tokens(5)]
+LLAMA_3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama_biased": {"family": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama_yarn": {
+        "family": "llama",
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    },
+    "mixtral": {},
+    "qwen2": {"use_sliding_window": None},
+    "qwen2_moe": {"mlp_only_layers": []},
+    "qwen3": {},
+    "qwen3_moe": {"mlp_only_layers": []},
+    "gemma": {},
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {
+        "query_pre_attn_scalar": 16,
+        "metadata": {"attention__sliding_window_pattern": 2, "rope__scaling__type": "linear"},
+    },
+    "phi3": {},
+    "phi3_long": {},
+    "starcoder2": {"sliding_window": None},
+    "cohere": {},
+    "granite": {},
+    "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 4, "use_sliding_window": False},
+}
+WIDE = {"hidden_size": 256, "intermediate_size": 512}
+
+
+def folder_of(model: str, path: Path, **fields: Any) -> Path:
+    fields = {"family": model, **fields}
+    family = fields.pop("family")
+    make = make_tiny_checkpoint
+    if family in ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe"):
+        return make(path, family, **fields)
+    return make_family_checkpoint(path, family, **fields)
+
+
+def load(path: Path, **options: Any) -> LoadedModel:
+    return load_model(path, EngineConfig(max_model_len=512, **{"dtype": "float32", **options}))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_are_those_of_the_folder(model: str, tmp_path: Path) -> None:
+    fields = dict(MODELS[model])
+    metadata = fields.pop("metadata", {})
+    folder = folder_of(model, tmp_path / "folder", **fields)
+    path = write_gguf(folder, tmp_path / "model.gguf", **metadata)
+    expected, found = load(folder), load(path)
+    for prompt in PROMPTS:
+        of_file, of_folder = prompt_logits(found, prompt), prompt_logits(expected, prompt)
+        if model == "smollm3":
+            # Rows of heads that do not turn stay in the file's order: another order of additions.
+            assert (of_file - of_folder).norm() < 1e-5 * of_folder.norm()
+        else:
+            assert torch.equal(of_file, of_folder)
+    assert found.eos_token_ids <= expected.eos_token_ids | {258, 259}
+    assert found.vocab_size == expected.vocab_size
+    assert found.max_position_embeddings == expected.max_position_embeddings
+
+
+def test_llama_3_rotations_are_worked_out_by_the_converter(tmp_path: Path) -> None:
+    folder = folder_of("llama", tmp_path / "folder", rope_scaling=LLAMA_3_ROPE)
+    found = load(write_gguf(folder, tmp_path / "model.gguf"))
+    for prompt in PROMPTS:
+        expected = prompt_logits(load(folder), prompt)
+        error = (prompt_logits(found, prompt) - expected).norm() / expected.norm()
+        assert error < 1e-5
+    plain = load(folder_of("llama", tmp_path / "plain"))
+    assert not torch.allclose(prompt_logits(plain, PROMPTS[0]), prompt_logits(found, PROMPTS[0]))
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2"])
+def test_greedy_tokens_over_64_steps(model: str, tmp_path: Path) -> None:
+    fields = MODELS[model]
+    folder = folder_of(model, tmp_path / "folder", **fields)
+    oracle = GreedyOracle(folder)
+    config = EngineConfig(
+        block_size=8, num_blocks=128, dtype="float32", max_model_len=512, max_num_batched_tokens=24
+    )
+    driver = EngineDriver(load(write_gguf(folder, tmp_path / "model.gguf")), config)
+    sampling = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    assert driver.generate(PROMPTS, sampling=sampling) == [oracle.greedy(p, 64) for p in PROMPTS]
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", *BLOCK_FORMATS])
+def test_weights_are_what_their_bytes_stand_for(kind: str, tmp_path: Path) -> None:
+    folder = folder_of("llama", tmp_path / "folder", **WIDE)
+    stored = load(write_gguf(folder, tmp_path / "stored.gguf", kind))
+    dense = load(write_gguf(folder, tmp_path / "dense.gguf", kind, dequantised=True))
+    for prompt in PROMPTS:
+        assert torch.equal(prompt_logits(stored, prompt), prompt_logits(dense, prompt))
+    assert stored.fingerprint != dense.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+def test_experts_of_few_bits_are_read_one_by_one(kind: str, tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "moe_intermediate_size": 256, "mlp_only_layers": []}
+    folder = folder_of("qwen3_moe", tmp_path / "folder", **wide)
+    stored = load(write_gguf(folder, tmp_path / "stored.gguf", kind))
+    dense = load(write_gguf(folder, tmp_path / "dense.gguf", kind, dequantised=True))
+    assert torch.equal(prompt_logits(stored, PROMPTS[0]), prompt_logits(dense, PROMPTS[0]))

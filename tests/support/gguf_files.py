@@ -1,0 +1,263 @@
+"""GGUF files of models in Hugging Face layout, as llama.cpp's converter writes them.
+
+Names, byte layout and quantisation are the `gguf` package's. What the converter changes (rows of Q
+and K, norms, experts) is done here, from what a model's own forward makes of it.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+    "Starcoder2ForCausalLM": "starcoder2",
+    "CohereForCausalLM": "command-r",
+    "GraniteForCausalLM": "granite",
+    "SmolLM3ForCausalLM": "smollm3",
+}
+PERMUTED = ("llama", "granite", "smollm3")
+_EXPERT_PARTS = {
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+    "w1": "ffn_gate",
+    "w3": "ffn_up",
+    "w2": "ffn_down",
+}
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+
+
+def write_gguf(
+    folder: Path, path: Path, kind: str = "F32", *, dequantised: bool = False, **metadata: Any
+) -> Path:
+    """Write the model of a folder as one file; returns its path.
+
+    Args:
+        folder: in Hugging Face layout.
+        path: of the file; its folder is made if missing.
+        kind: type of its matrices, where their rows are long enough for it; the others are F32.
+        dequantised: write what those stand for, as F32.
+        metadata: further keys, after the architecture's name and a dot.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    name = ARCHITECTURES[config["architectures"][0]]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, name)
+    _add_config(writer, config, name)
+    for key, value in metadata.items():
+        _add(writer, f"{name}.{key.replace('__', '.')}", value)
+    _add_tokenizer(writer, folder)
+    for tensor, data in _tensors(folder, config, name):
+        _add_tensor(writer, tensor, data, kind, dequantised)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_string(key, str(value))
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope.get("full_attention", rope)
+    return {"rope_theta": config.get("rope_theta", 10000.0), **rope}
+
+
+def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], name: str) -> None:
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    head_dim = config.get("head_dim") or hidden // heads
+    rope = _rope(config)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_freq_base(float(rope["rope_theta"]))
+    if head_dim != hidden // heads:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    for field in ("layer_norm_eps", "norm_epsilon"):
+        if field in config:
+            writer.add_layer_norm_eps(config[field])
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if rope.get("rope_type", "default") in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope.get("rope_type") == "longrope":
+        scale = config["max_position_embeddings"] / rope["original_max_position_embeddings"]
+        factor = math.sqrt(1 + math.log(scale) / math.log(rope["original_max_position_embeddings"]))
+        writer.add_rope_scaling_attn_factors(factor)
+    if original := rope.get("original_max_position_embeddings"):
+        writer.add_rope_scaling_orig_ctx_len(original)
+    if name in ("phi3", "gemma2", "gemma3"):
+        writer.add_sliding_window(config.get("sliding_window") or 0)
+    if local := config.get("rope_parameters", {}).get("sliding_attention"):
+        writer.add_float32("gemma3.rope.freq_base_swa", local["rope_theta"])
+    if count := config.get("num_experts") or config.get("num_local_experts"):
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    for field, add in (
+        ("moe_intermediate_size", writer.add_expert_feed_forward_length),
+        ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+        ("logit_scale", writer.add_logit_scale),
+        ("logits_scaling", writer.add_logit_scale),
+        ("embedding_multiplier", writer.add_embedding_scale),
+        ("residual_multiplier", writer.add_residual_scale),
+        ("attention_multiplier", writer.add_attention_scale),
+    ):
+        if config.get(field):
+            add(config[field])
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    added = {token["id"]: token for token in tokenizer["added_tokens"]}
+    ids = dict(tokenizer["model"]["vocab"])
+    ids |= {token["content"]: i for i, token in added.items()}
+    kinds = {
+        i: _CONTROL if i in added and added[i]["special"] else _USER_DEFINED if i in added else 1
+        for i in ids.values()
+    }
+    texts = sorted(ids, key=ids.__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(texts)
+    writer.add_token_types([kinds[ids[text]] for text in texts])
+    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    for field, add in (("bos", writer.add_bos_token_id), ("eos", writer.add_eos_token_id)):
+        if token := config.get(f"{field}_token"):
+            add(ids[token])
+    writer.add_add_bos_token(tokenizer["post_processor"] is not None)
+    if template := config.get("chat_template"):
+        writer.add_chat_template(template)
+
+
+def _tensors(
+    folder: Path, config: dict[str, Any], name: str
+) -> list[tuple[str, np.ndarray[Any, Any]]]:
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights |= load_file(file)
+    arch = next(a for a, text in gguf.MODEL_ARCH_NAMES.items() if text == name)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    found: dict[str, torch.Tensor] = {}
+    experts: dict[str, dict[int, torch.Tensor]] = {}
+    for weight, data in weights.items():
+        if ".experts." in weight:
+            layer, rest = weight.split("layers.")[1].split(".", 1)
+            expert, part = rest.split("experts.")[1].removesuffix(".weight").split(".")
+            key = f"blk.{layer}.{_EXPERT_PARTS[part]}_exps.weight"
+            experts.setdefault(key, {})[int(expert)] = data
+            continue
+        if weight == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        mapped = names.get_name(weight, try_suffixes=(".weight", ".bias"))
+        assert mapped is not None, f"the gguf package knows no {weight}"
+        found[mapped] = _changed(weight, data, config, name)
+    for key, by_expert in experts.items():
+        found[key] = torch.stack([by_expert[i] for i in range(len(by_expert))])
+    found |= _rope_factors(config)
+    return [(key, data.float().contiguous().numpy()) for key, data in found.items()]
+
+
+def _changed(weight: str, data: torch.Tensor, config: dict[str, Any], name: str) -> torch.Tensor:
+    if name in PERMUTED and ("q_proj" in weight or "k_proj" in weight):
+        is_key = "k_proj" in weight
+        heads = config["num_key_value_heads" if is_key else "num_attention_heads"]
+        halves = data.view(heads, 2, len(data) // heads // 2, *data.shape[1:])
+        return halves.transpose(1, 2).reshape(data.shape)
+    if name.startswith("gemma") and weight.endswith("norm.weight"):
+        return data + 1
+    if weight.endswith("shared_expert_gate.weight"):
+        return data.squeeze()
+    return data
+
+
+def _rope_factors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    rope = _rope(config)
+    if rope.get("rope_type") == "longrope":
+        return {
+            f"rope_factors_{kind}.weight": torch.tensor(rope[f"{kind}_factor"])
+            for kind in ("long", "short")
+        }
+    if rope.get("rope_type") != "llama3":
+        return {}
+    heads = config["num_attention_heads"]
+    dim = config.get("head_dim") or config["hidden_size"] // heads
+    plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    return {"rope_freqs.weight": 1 / ((1 - smooth) / rope["factor"] + smooth)}
+
+
+def _add_tensor(
+    writer: gguf.GGUFWriter,
+    name: str,
+    data: np.ndarray[Any, Any],
+    kind: str,
+    dequantised: bool,
+) -> None:
+    qtype = gguf.GGMLQuantizationType[kind]
+    num_elements, num_bytes = gguf.GGML_QUANT_SIZES[qtype]
+    if kind == "F32" or data.ndim < 2 or data.shape[-1] % num_elements:
+        writer.add_tensor(name, data.astype(np.float32))
+        return
+    if kind.endswith("_K"):
+        stored = _random_blocks(name, (*data.shape[:-1], data.shape[-1] // num_elements), num_bytes)
+    else:
+        stored = gguf.quants.quantize(data, qtype)
+    if dequantised:
+        writer.add_tensor(name, gguf.quants.dequantize(stored, qtype).astype(np.float32))
+    else:
+        writer.add_tensor(name, stored, raw_dtype=qtype)
+
+
+def _random_blocks(
+    name: str, shape: tuple[int, ...], num_bytes: int
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Any bytes are a block, but for its scales: small numbers, of which weights become usual ones.
+
+    The package cannot quantise to these types.
+    """
+    generator = np.random.default_rng([*name.encode()])
+    blocks = generator.integers(0, 256, (*shape, num_bytes), dtype=np.uint8)
+    if num_bytes == 210:  # Q6_K
+        scales = {208: np.full(shape, 3e-5)}
+    else:  # the minima are such that the weights' mean is zero
+        drawn = generator.uniform(1e-4, 3e-4, shape)
+        scales = {0: drawn, 2: drawn * (7.5 if num_bytes == 144 else 15.5)}
+    for first, values in scales.items():
+        blocks[..., first : first + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
