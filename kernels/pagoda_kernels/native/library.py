@@ -88,7 +88,7 @@ class NativeLibrary:
         self.quantise.argtypes = [pointer, ctypes.POINTER(QuantiseJob)]
         self.quantise.restype = None
         self.product = library.pagoda_product
-        self.product.argtypes = [pointer, linear, pointer, integer, pointer]
+        self.product.argtypes = [pointer, linear, pointer, integer, pointer, pointer, pointer]
         self.product.restype = None
         self.layers = library.pagoda_layers
         self.layers.argtypes = [
