@@ -93,15 +93,29 @@ static void shrink(Threads *threads, const ShrinkJob *job) {
     in_parallel(threads, shrink_task, job, num_blocks * job->lora->num_parts);
 }
 
-// sums[count] += shrunk[rank] times rows of b, PANEL elements apart.
+// sums[num_vectors * 16] += shrunk[rank] times rows of b, PANEL elements apart; rank by rank, whatever num_vectors.
+static inline __attribute__((always_inline)) void expand_vectors(
+    const int num_vectors, const float *shrunk, long rank, const void *b, float *sums, const int is_bf16) {
+    vfloat added[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < num_vectors; v++) added[v] = vload(sums + v * LANES);
+    for (long r = 0; r < rank; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < num_vectors; v++)
+            added[v] = vfma(vset(shrunk[r]), vload_any(b, r * PANEL + v * LANES, is_bf16), added[v]);
+#pragma GCC unroll 4
+    for (int v = 0; v < num_vectors; v++) vstore(sums + v * LANES, added[v]);
+}
+
+// sums[count] += shrunk[rank] times rows of b; several vectors at a time, so that additions need not wait.
 static inline __attribute__((always_inline)) void expand_columns(
     const float *shrunk, long rank, const void *b, float *sums, long count, const int is_bf16) {
     long j = 0;
-    for (; j + LANES <= count; j += LANES) {
-        vfloat sum = vload(sums + j);
-        for (long r = 0; r < rank; r++) sum = vfma(vset(shrunk[r]), vload_any(b, r * PANEL + j, is_bf16), sum);
-        vstore(sums + j, sum);
-    }
+    for (; j + PANEL <= count; j += PANEL)
+        expand_vectors(VECTORS, shrunk, rank, at(b, j, is_bf16), sums + j, is_bf16);
+    for (; j + PANEL / 2 <= count; j += PANEL / 2)
+        expand_vectors(VECTORS / 2, shrunk, rank, at(b, j, is_bf16), sums + j, is_bf16);
+    for (; j + LANES <= count; j += LANES) expand_vectors(1, shrunk, rank, at(b, j, is_bf16), sums + j, is_bf16);
     for (; j < count; j++)
         for (long r = 0; r < rank; r++) sums[j] = fmaf(shrunk[r], load_any(b, r * PANEL + j, is_bf16), sums[j]);
 }
