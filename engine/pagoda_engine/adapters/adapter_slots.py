@@ -9,8 +9,8 @@ from pagoda_engine.adapters.adapter import Adapter
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.feed_forward import DenseFeedForward
-from pagoda_engine.models.lora_slots import Adaptable, LoraSlots
 from pagoda_engine.models.projections import Projection, adaptable_projections
+from pagoda_kernels.lora.slots import Adaptable, LoraSlots
 
 
 class AdapterSlots:

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from pagoda_engine.models.description import Activation
-from pagoda_engine.models.lora_slots import DenseLora, LoraSlots
 from pagoda_kernels import gelu_mul, silu_mul
+from pagoda_kernels.lora.slots import DenseLora, LoraSlots
 from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.packed_linear import PackedLinear
 from pagoda_kernels.native.packed_lora import PackedLora

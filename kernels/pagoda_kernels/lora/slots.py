@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from pagoda_kernels import add_lora
+from pagoda_kernels.lora.add_lora import add_lora
 
 
 class Adaptable(Protocol):
@@ -45,7 +45,7 @@ class LoraSlots(Protocol):
 
 
 class DenseLora:
-    """Slots of fixed shape beside a dense weight, for `pagoda_kernels.add_lora`."""
+    """Slots of fixed shape beside a dense weight, for `add_lora`."""
 
     def __init__(
         self,
