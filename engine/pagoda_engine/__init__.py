@@ -4,18 +4,25 @@ Here is what starts and runs an engine; how the bytes of its blocks travel is sa
 `pagoda_engine.cache`.
 """
 
+from pagoda_engine.adapters.adapter import Adapter
+from pagoda_engine.adapters.adapter_folder import read_adapter
+from pagoda_engine.adapters.adapter_slots import AdapterSlots
+from pagoda_engine.adapters.adapter_table import AdapterTable
 from pagoda_engine.cache.block_pool import OnEvict
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.engine import Engine, kv_layout
 from pagoda_engine.engine_load import EngineLoad
 from pagoda_engine.errors import (
+    AdapterError,
+    AdapterNotLoadedError,
     BlockPoolError,
     CheckpointError,
     EngineError,
     InvalidConfigError,
     InvalidSequenceError,
     MemoryBudgetError,
+    NoAdapterSlotError,
     QueueFullError,
     SequenceStateError,
     TokenMaskError,
@@ -44,6 +51,11 @@ from pagoda_engine.token_mask import TokenBits, TokenMask, token_bits
 from pagoda_engine.validation import check_request
 
 __all__ = [
+    "Adapter",
+    "AdapterError",
+    "AdapterNotLoadedError",
+    "AdapterSlots",
+    "AdapterTable",
     "BlockHasher",
     "BlockPoolError",
     "CheckpointError",
@@ -62,6 +74,7 @@ __all__ = [
     "KvSource",
     "LoadedModel",
     "MemoryBudgetError",
+    "NoAdapterSlotError",
     "OnEvict",
     "OnLayers",
     "QueueFullError",
@@ -83,5 +96,6 @@ __all__ = [
     "kv_layout",
     "load_engine",
     "load_model",
+    "read_adapter",
     "token_bits",
 ]

@@ -10,13 +10,17 @@ from dataclasses import replace
 
 import torch
 
+from pagoda_engine.adapters.adapter import Adapter
+from pagoda_engine.adapters.adapter_table import AdapterTable
 from pagoda_engine.cache.block_pool import BlockPool, OnEvict
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.device import DeviceQueue, GraphCapture, device_parts
 from pagoda_engine.engine_load import EngineLoad
 from pagoda_engine.errors import (
+    AdapterNotLoadedError,
     InvalidSequenceError,
+    NoAdapterSlotError,
     QueueFullError,
     SequenceStateError,
     TokenMaskError,
@@ -26,7 +30,7 @@ from pagoda_engine.sampling import SampleRow, SamplingState
 from pagoda_engine.scheduler.rest import SharedProcessors, rest_after
 from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
 from pagoda_engine.scheduler.scheduler import Scheduler
-from pagoda_engine.scheduler.sequence import Sequence, SequenceState
+from pagoda_engine.scheduler.sequence import NO_ADAPTER, Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
 from pagoda_engine.scheduler.speculator import Speculator
 from pagoda_engine.scheduler.step_cost import StepCost
@@ -79,6 +83,7 @@ class Engine:
         queue: DeviceQueue | None = None,
         graph_capture: GraphCapture | None = None,
         shared_processors: SharedProcessors | None = None,
+        adapters: AdapterTable | None = None,
     ) -> None:
         """Allocate all KV blocks, unless they are given.
 
@@ -96,6 +101,7 @@ class Engine:
             queue: to the model's device; None for its usual one.
             graph_capture: for the same device; None for its usual one, if it has one.
             shared_processors: None: nobody else is known to use them.
+            adapters: of the model's decoder, and of this engine alone; None: it can load none.
 
         Raises:
             InvalidConfigError: a limit is out of range.
@@ -106,6 +112,7 @@ class Engine:
         self.config = config
         self.max_model_len = min(config.max_model_len, model.decoder.max_positions)
         self.model = model
+        self._adapters = adapters
         self._clock = clock
         if kv_cache is None:
             kv_cache = KvCache(kv_layout(model, config), config.num_blocks, model.device)
@@ -175,6 +182,7 @@ class Engine:
 
         Raises:
             InvalidSequenceError: it can never be served.
+            AdapterNotLoadedError: its adapter is not loaded, or was unloaded.
             QueueFullError: too many wait already.
         """
         if self._scheduler.get(request.sequence_id) is not None:
@@ -185,6 +193,7 @@ class Engine:
             max_model_len=self.max_model_len,
             vocab_size=self.model.vocab_size,
         )
+        adapter_slot = self._adapter_slot(request.adapter)
         # Who lost its blocks has been let in before.
         num_waiting = sum(not sequence.was_reserved for sequence in self._scheduler.waiting)
         if num_waiting >= self.config.max_num_waiting:
@@ -198,8 +207,43 @@ class Engine:
                 max_model_len=self.max_model_len,
                 sampling_state=sampling_state,
                 is_import_pending=request.kv_source is KvSource.IMPORT,
+                adapter_slot=adapter_slot,
             )
         )
+
+    @property
+    def adapters(self) -> frozenset[bytes]:
+        """Digests of the adapters that a sequence may name."""
+        return frozenset() if self._adapters is None else self._adapters.digests
+
+    @property
+    def max_adapter_rank(self) -> int:
+        """Rank of an adapter at most; 0: none can be loaded."""
+        return 0 if self._adapters is None else self._adapters.slots.max_rank
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Let sequences name an adapter; what is loaded already is not loaded again.
+
+        Args:
+            adapter: read for this model (see `read_adapter`), of `max_adapter_rank` at most.
+
+        Raises:
+            NoAdapterSlotError: there is no room for it.
+        """
+        if self._adapters is None:
+            raise NoAdapterSlotError(0, 0)
+        in_use = self._scheduler.adapters
+        for step in self._in_flight:  # rows of sequences that have ended since it was launched
+            in_use |= {entry.sequence.request.adapter for entry in step.batch}
+        with self._queue.preparing():
+            self._adapters.load(adapter, in_use)
+
+    def unload_adapter(self, digest: bytes) -> bool:
+        """Let no further sequence name an adapter; those that do go on to their ends with it.
+
+        False if it is not loaded.
+        """
+        return self._adapters is not None and self._adapters.unload(digest)
 
     def abort(self, sequence_id: str) -> SequenceOutput | None:
         """End a sequence in any state; its blocks are free on return.
@@ -343,6 +387,15 @@ class Engine:
     def check_invariants(self) -> None:
         """Recount everything from first principles; AssertionError if anything differs."""
         self._scheduler.check_invariants()
+
+    def _adapter_slot(self, digest: bytes) -> int:
+        slot = NO_ADAPTER
+        if digest:
+            found = None if self._adapters is None else self._adapters.slot_of(digest)
+            if found is None:
+                raise AdapterNotLoadedError(digest, self.adapters)
+            slot = found
+        return slot
 
     def _launch(self, started: float) -> ScheduledStep:
         scheduled = self._scheduler.schedule()

@@ -2,10 +2,13 @@
 
     EngineError
     ├── CheckpointError            a model folder that cannot be read as one
-    │   └── UnsupportedModelError  a well-formed one whose architecture or option is not implemented
+    │   ├── UnsupportedModelError  a well-formed one whose architecture or option is not implemented
+    │   └── AdapterError           an adapter's folder that is damaged, or that is not served here
+    ├── NoAdapterSlotError         as many adapters as there is room for are loaded
     ├── InvalidConfigError         an EngineConfig that cannot work
     ├── MemoryBudgetError          the model, or the longest sequence, does not fit in the memory
     ├── InvalidSequenceError       a SequenceRequest (or a call about one) that can never be served
+    │   └── AdapterNotLoadedError  its adapter is not here, maybe elsewhere
     ├── QueueFullError             too many sequences wait already; try again later
     ├── TokenMaskError             a grammar, or lists of tokens, that leave nothing to say
     ├── SequenceStateError         a call that does not fit what the sequence is doing
@@ -40,6 +43,25 @@ class UnsupportedModelError(CheckpointError):
         self.supported = supported
         super().__init__(
             path, f"{what} {value!r} is not supported; supported: {', '.join(supported)}"
+        )
+
+
+class AdapterError(CheckpointError):
+    """An adapter is damaged, does not fit the model, or asks for what is not done here."""
+
+
+class NoAdapterSlotError(EngineError):
+    """Every slot holds an adapter that may be asked for, or that sequences still use."""
+
+    def __init__(self, num_slots: int, num_leaving: int) -> None:
+        self.num_slots = num_slots
+        self.num_leaving = num_leaving
+        later = f", {num_leaving} of which are free once their sequences have ended"
+        super().__init__(
+            f"all {num_slots} slots for adapters are taken{later if num_leaving else ''}; unload "
+            "one, or raise max_adapters"
+            if num_slots
+            else "there is no room for adapters: max_adapters is 0"
         )
 
 
@@ -78,6 +100,14 @@ class InvalidSequenceError(EngineError):
         self.value = value
         self.limit = limit
         super().__init__(f"{what} is {value!r}, must be {limit}")
+
+
+class AdapterNotLoadedError(InvalidSequenceError):
+    """The sequence names an adapter that no slot holds; another engine may have it."""
+
+    def __init__(self, digest: bytes, loaded: frozenset[bytes]) -> None:
+        known = ", ".join(sorted(each.hex() for each in loaded)) or "none is"
+        super().__init__("adapter", digest.hex(), f"one that is loaded here: {known}")
 
 
 class QueueFullError(EngineError):

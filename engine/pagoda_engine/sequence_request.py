@@ -23,7 +23,7 @@ class SequenceRequest:
         prompt_token_ids: at least one.
         block_hashes: one for each full prompt block, chained from ``cache_root`` (16 bytes each).
         cache_root: parent hash of the first block; covers everything that makes KV reusable, tenant
-            salt included.
+            salt and the adapter's digest included.
         sampling: see SamplingParams.
         output_token_ids: output tokens that an earlier attempt delivered already; the engine goes
             on after them.
@@ -38,6 +38,7 @@ class SequenceRequest:
             the older. Those above 1000 are in the background: behind all others.
         tenant: whose it is; tenants share an engine fairly. Opaque.
         weight: of its tenant: one of weight 2 gets twice what one of weight 1 gets beside it.
+        adapter: digest of the loaded LoRA adapter that computes it; empty: none, the model alone.
     """
 
     sequence_id: str
@@ -52,3 +53,4 @@ class SequenceRequest:
     priority: int = 0
     tenant: bytes = b""
     weight: float = 1.0
+    adapter: bytes = b""

@@ -29,7 +29,7 @@ def cache_root(*, kv_identity: bytes, cache_salt: bytes, adapter: str = "") -> b
     Args:
         kv_identity: see `kv_identity`.
         cache_salt: derived from the tenant, so that tenants never share blocks unless told to.
-        adapter: LoRA adapter's name, empty for the base model.
+        adapter: digest of the LoRA adapter's content in hexadecimal; empty for the base model.
     """
     return _digest(b"pagoda.cache_root.v1", kv_identity, cache_salt, adapter.encode())
 

@@ -20,7 +20,7 @@ from pagoda_engine import EngineConfig, SamplingParams, load_model
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.families.registry import FAMILIES
-from pagoda_engine.models.weight_bytes import weight_bytes
+from pagoda_engine.models.weights.num_bytes import weight_bytes
 from pagoda_kernels import plan_attention
 from pagoda_kernels.native import packed_linear
 

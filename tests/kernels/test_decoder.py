@@ -14,7 +14,7 @@ from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
 from pagoda_engine.models.rope_scaling import RopeDescription
-from pagoda_engine.models.weight_names import WeightNames
+from pagoda_engine.models.weights.names import WeightNames
 from pagoda_kernels import plan_attention
 
 CPU = torch.device("cpu")

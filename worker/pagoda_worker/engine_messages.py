@@ -142,6 +142,7 @@ def sequence_request(
         priority=message.priority,
         tenant=message.tenant,
         weight=as_decimal(message.weight) or 1.0,
+        adapter=message.adapter,
     )
 
 

@@ -14,7 +14,14 @@ from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import ModelFolderError, SettingsError
 from pagoda_worker.settings import WorkerSettings
 
-COMMON = ("dtype", "quantization", "speculation", "num_speculative_tokens")
+COMMON = (
+    "dtype",
+    "quantization",
+    "speculation",
+    "num_speculative_tokens",
+    "max_adapters",
+    "max_adapter_rank",
+)
 """Options that are settings of the whole system."""
 
 

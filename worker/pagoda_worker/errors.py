@@ -7,6 +7,7 @@ WorkerError
 ├── LeaseError               a push that this consumer does not accept
 │   ├── LeaseVoidError           unknown, expired, cancelled, used already, or of another epoch
 │   └── LeaseMismatchError       blocks that the lease does not cover, or another KV identity
+├── AdapterRefusedError      an adapter that cannot be loaded or unloaded here
 └── PushError                the producer could not deliver its blocks
 """
 
@@ -47,6 +48,10 @@ class LeaseVoidError(LeaseError):
 
 class LeaseMismatchError(LeaseError):
     """The push does not fit the lease."""
+
+
+class AdapterRefusedError(WorkerError):
+    """An adapter cannot be loaded or unloaded; the message says why and what to do."""
 
 
 class PushError(WorkerError):

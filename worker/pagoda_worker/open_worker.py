@@ -9,10 +9,12 @@ from pagoda.rpc.v1 import status_pb2
 from pagoda_engine import Engine, OnLayers, StartUp, load_engine
 from pagoda_runtime.block_hash import hash_block
 from pagoda_runtime.configuration.model_folder import resolve_model_folder
+from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.identity import new_epoch
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.process.service import ServiceContext, StoppedError
 from pagoda_runtime.rpc_client import grpc_channel
+from pagoda_worker.adapters.adapter_list import AdapterList
 from pagoda_worker.engine_options import engine_options, settings_errors
 from pagoda_worker.grammars import Grammars
 from pagoda_worker.heartbeat.status import WorkerIdentity
@@ -92,7 +94,14 @@ async def open_worker(
             bus=bus,
             kvstore=kvstore,
             metrics=metrics,
+            adapter_folders=context.common.adapter_folders,
+            adapter_list=_adapter_list(context.common),
         )
+
+
+def _adapter_list(common: CommonSettings) -> AdapterList | None:
+    folder = common.adapter_dir
+    return None if folder is None else AdapterList(folder, common.served_model_name)
 
 
 def _load(

@@ -96,6 +96,11 @@ class RoleHandler(SequenceHandler[S]):
             return None
         if self._cancellations.covers(message.request_id, message.sequence_index, message.attempt):
             return Refusal(generate_pb2.ADMIT_STATUS_CANCELLED, "it was cancelled before it came")
+        if message.adapter and not worker.adapters.has(message.adapter):
+            return Refusal(
+                generate_pb2.ADMIT_STATUS_OVERLOADED,
+                f"worker {worker.identity.worker_id} has no adapter {message.adapter.hex()}",
+            )
         others = worker.sequences.attempts(message.request_id, [message.sequence_index])
         now = worker.clock()
         request = check_message(

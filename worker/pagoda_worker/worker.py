@@ -8,22 +8,26 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Generic
 
 import grpc.aio
 from opentelemetry.context import Context
 
-from pagoda.rpc.v1 import kv_event_pb2, status_pb2
+from pagoda.rpc.v1 import adapter_pb2, kv_event_pb2, status_pb2
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_engine import Engine, EngineLoad, KvSource, Reservation, StepCost, StepResult
+from pagoda_runtime.errors import SettingsError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.status import Heartbeat
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
+from pagoda_worker.adapters.adapter_list import AdapterList
+from pagoda_worker.adapters.loaded_adapters import LoadedAdapters
 from pagoda_worker.engine_loop import EngineLoop
-from pagoda_worker.errors import EngineFailedError, EngineLoopError
+from pagoda_worker.errors import AdapterRefusedError, EngineFailedError, EngineLoopError
 from pagoda_worker.frame_publisher import FramePublisher
 from pagoda_worker.grammars import Grammars
 from pagoda_worker.heartbeat.status import Speed, WorkerIdentity, make_status
@@ -67,6 +71,7 @@ class Worker(Generic[S]):
         stages: records what sequences went through.
         speed: measured so far.
         tiers: below the pool.
+        adapters: that are loaded.
         frames: on their way to gateways.
         usage: of sequences, on its way to the ledger.
         is_draining: nothing new is taken.
@@ -86,6 +91,8 @@ class Worker(Generic[S]):
         bus: Bus,
         kvstore: grpc.aio.Channel | None,
         metrics: WorkerMetrics,
+        adapter_folders: Mapping[str, Path] | None = None,
+        adapter_list: AdapterList | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.sequence_class = sequence_class
@@ -158,6 +165,13 @@ class Worker(Generic[S]):
             after_step=resident.after_step,
             observe=self._observe,
         )
+        self.adapters = LoadedAdapters(
+            self._loop,
+            description=engine.model.description,
+            max_rank=engine.max_adapter_rank,
+            fixed=adapter_folders or {},
+            listed=adapter_list,
+        )
         self._role: SequenceHandler[S] | None = None
 
     @property
@@ -189,6 +203,18 @@ class Worker(Generic[S]):
             self._kv_events.on_snapshot_request,
         )
         self._loop.start()
+        try:
+            await self.adapters.start()
+            await self.bus.serve(
+                subjects.adapters(self.identity.worker_id),
+                adapter_pb2.AdapterRequest,
+                self.adapters.on_request,
+            )
+        except BaseException as error:
+            await self._loop.stop()
+            if isinstance(error, AdapterRefusedError):
+                raise SettingsError([str(error)]) from error
+            raise
         loops: list[Coroutine[Any, Any, None]] = [
             self.frames.run(),
             self.usage.run(),
@@ -196,6 +222,7 @@ class Worker(Generic[S]):
             self._kv_events.run(),
             self._keep_house(),
             self.tiers.run(),
+            self.adapters.follow(),
         ]
         running = [tasks.create_task(work) for work in loops]
         try:
@@ -361,6 +388,7 @@ class Worker(Generic[S]):
             num_waiting=self.sequences.num_waiting,
             max_num_waiting=self.settings.max_num_waiting,
             is_draining=self.is_draining,
+            adapters=self.adapters.announced(),
         )
 
     async def _keep_house(self) -> None:

@@ -20,7 +20,7 @@ from gpu.model.shapes import SHAPES, with_layers
 from gpu.model.shared_weights import SharedWeights, transformers_config
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.weight_bytes import weight_bytes
+from pagoda_engine.models.weights.num_bytes import weight_bytes
 
 READY_SECONDS = 55.0
 PROBE = Path(__file__).with_name("ready_probe.py")

@@ -26,7 +26,7 @@ from gpu.model.shared_weights import SharedWeights, transformers_model
 from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.weight_bytes import weight_bytes
+from pagoda_engine.models.weights.num_bytes import weight_bytes
 
 Mode = Literal["graphs", "eager", "chunked"]
 """Prompts in one step and decodes from graphs; no graphs; no graphs and prompts in chunks."""

@@ -13,7 +13,7 @@ import torch
 
 from gpu.harness.ceilings import Ceilings
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.weight_bytes import weight_bytes
+from pagoda_engine.models.weights.num_bytes import weight_bytes
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from pagoda_engine.checkpoints.tensor_part import Part
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.weight_source import WeightSource
+from pagoda_engine.models.weights.source import WeightSource
 
 _EXPERTS = ".mlp.experts."
 

@@ -72,9 +72,13 @@ class Attention:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write K and V of ``[T, hidden]`` to their slots, and return Q ``[T, H, D]``."""
-        qkv = self.qkv(hidden)
+        """Write K and V of ``[T, hidden]`` to their slots, and return Q ``[T, H, D]``.
+
+        Adapters as `Linear`'s.
+        """
+        qkv = self.qkv(hidden, adapters)
         weights = None if self.qk_norm is None else self.qk_norm.weights
         if self.qk_norm is not None and weights is None:
             qkv = self._normed(self.qk_norm, qkv, *k_cache.shape[2:])

@@ -15,10 +15,16 @@ from pagoda_engine.models.embedding import Embedding
 from pagoda_engine.models.feed_forward import DenseFeedForward, Experts, SharedExpert
 from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear
 from pagoda_engine.models.norm import LayerNorm, RmsNorm
+from pagoda_engine.models.projections import (
+    down_projection,
+    output_projection,
+    qkv_projection,
+    up_projection,
+)
 from pagoda_engine.models.quantization import NONE, Quantization
 from pagoda_engine.models.rope_scaling import RopeDescription, cos_sin_table
-from pagoda_engine.models.weight_source import WeightSource, halves_apart, heads_joined
-from pagoda_engine.models.weight_taker import WeightTaker
+from pagoda_engine.models.weights.source import WeightSource, halves_apart
+from pagoda_engine.models.weights.taker import WeightTaker
 
 CosSin = dict[RopeDescription | None, torch.Tensor | None]
 
@@ -79,7 +85,7 @@ def _layer(
     if experts is not None and index in experts.layers:
         feed_forward = _experts(taker, prefix)
     else:
-        feed_forward = _dense(taker, prefix, description.intermediate_size)
+        feed_forward = _dense(taker, index)
     return DecoderLayer(
         attention_in_norm=attention_in_norm,
         attention=attention,
@@ -96,39 +102,17 @@ def _attention(
     taker: WeightTaker, index: int, cos_sin: CosSin, slopes: torch.Tensor | None
 ) -> Attention:
     description = taker.description
-    names, prefix = description.names, description.names.layer.format(index)
-    rope = description.ropes[index]
-    num_heads, num_kv_heads = description.num_heads, description.num_kv_heads
-    head_dim, hidden = description.head_dim, description.hidden_size
-    if len(names.qkv) == 1:
-        steps = [heads_joined(num_heads)] if names.qkv_layout == "by_head" else []
-        rotated, rows = [num_heads + num_kv_heads], [num_heads + 2 * num_kv_heads]
-    else:
-        steps, rotated, rows = [], [num_heads, num_kv_heads, 0], [num_heads, *[num_kv_heads] * 2]
-    arranges = [list(steps) for _ in rows]
-    if rope is not None and rope.is_interleaved:
-        for arrange, count in zip(arranges, rotated, strict=True):
-            if count:
-                arrange.append(halves_apart(count, head_dim, rope.rotary_dim(head_dim)))
-    qkv = taker.weights(
-        [prefix + name for name in names.qkv],
-        [count * head_dim for count in rows],
-        hidden,
-        has_bias=description.qkv_bias,
-        arranges=arranges,
-    )
-    output = taker.weights(
-        [prefix + names.attention_output],
-        [hidden],
-        num_heads * head_dim,
-        has_bias=description.output_bias,
+    prefix, rope = description.names.layer.format(index), description.ropes[index]
+    qkv = taker.projection(qkv_projection(description, index), has_bias=description.qkv_bias)
+    output = taker.projection(
+        output_projection(description, index), has_bias=description.output_bias
     )
     return Attention(
         qkv=Linear(*qkv, taker.bits),
         qk_norm=_qk_norm(taker, prefix, rope),
         output=Linear(*output, taker.bits),
         cos_sin=cos_sin[rope],
-        num_heads=num_heads,
+        num_heads=description.num_heads,
         scale=description.scale,
         window=description.sliding_windows[index],
         soft_cap=description.attention_soft_cap,
@@ -169,24 +153,16 @@ def _qk_norm(taker: WeightTaker, prefix: str, rope: RopeDescription | None) -> Q
     )
 
 
-def _dense(taker: WeightTaker, prefix: str, inner: int) -> DenseFeedForward:
+def _dense(taker: WeightTaker, index: int) -> DenseFeedForward:
     description = taker.description
-    names, hidden, has_bias = description.names, description.hidden_size, description.mlp_bias
+    has_bias, activation = description.mlp_bias, description.activation
+    weights = taker.projection(up_projection(description, index), has_bias=has_bias)
     up: GatedLinear | ActivatedLinear
     if description.is_gated:
-        gate_up = [prefix + name for name in names.gate_up]
-        up = GatedLinear(
-            *taker.weights(gate_up, [inner, inner], hidden, has_bias=has_bias),
-            description.activation,
-            taker.bits,
-        )
+        up = GatedLinear(*weights, activation, taker.bits)
     else:
-        up = ActivatedLinear(
-            *taker.weights([prefix + names.up], [inner], hidden, has_bias=has_bias),
-            description.activation,
-            taker.bits,
-        )
-    down = taker.weights([prefix + names.down], [hidden], inner, has_bias=has_bias)
+        up = ActivatedLinear(*weights, activation, taker.bits)
+    down = taker.projection(down_projection(description, index), has_bias=has_bias)
     return DenseFeedForward(up=up, down=Linear(*down, taker.bits))
 
 

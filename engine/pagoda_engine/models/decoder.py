@@ -59,6 +59,11 @@ class Decoder:
         self._native = native_layers(description, layers, embedding, final_norm)
 
     @property
+    def layers(self) -> tuple[DecoderLayer, ...]:
+        """In order."""
+        return self._layers
+
+    @property
     def is_native(self) -> bool:
         """Whether all layers are one native call."""
         return self._native is not None
@@ -76,13 +81,15 @@ class Decoder:
         kv_cache: KvCache,
         logit_rows: torch.Tensor | None,
         on_layer: Callable[[int], None] | None = None,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the KV of the new tokens and return logits; see `hidden`.
 
         Returns:
             ``[R, V]`` in the model's dtype.
         """
-        return self.logits(self.hidden(token_ids, positions, batch, kv_cache, logit_rows, on_layer))
+        hidden = self.hidden(token_ids, positions, batch, kv_cache, logit_rows, on_layer, adapters)
+        return self.logits(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[R, V]`` logits of ``[R, hidden]`` in the model's dtype."""
@@ -100,6 +107,7 @@ class Decoder:
         kv_cache: KvCache,
         logit_rows: torch.Tensor | None,
         on_layer: Callable[[int], None] | None = None,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the KV of the new tokens and return what `logits` takes.
 
@@ -114,13 +122,15 @@ class Decoder:
             kv_cache: written at ``batch.slot_mapping``, read by attention.
             logit_rows: ``[R]`` int64 rows of the T tokens whose logits are needed; None for all.
             on_layer: called with a layer's index once the write of its KV is queued.
+            adapters: ``[T]`` int32 slot of each row's adapter, -1 for none; None: no row has one.
+                What is computed of the other rows is the same to the bit.
 
         Returns:
             ``[R, hidden]`` in the model's dtype.
         """
         if self._native is not None and kv_cache.layout.dtype is self._embedding.dtype:
             return self._native.hidden(
-                token_ids, positions, batch, kv_cache.all_layers, logit_rows, on_layer
+                token_ids, positions, batch, kv_cache.all_layers, logit_rows, on_layer, adapters
             )
         residual = self._embedded(token_ids, positions)
         first_norm = self._layers[0].attention_in_norm
@@ -128,7 +138,8 @@ class Decoder:
         last = len(self._layers) - 1
         for i, layer in enumerate(self._layers):
             k_cache, v_cache = kv_cache.layer(i)
-            q = layer.attention.write(hidden, positions, k_cache, v_cache, batch.slot_mapping)
+            slots = batch.slot_mapping
+            q = layer.attention.write(hidden, positions, k_cache, v_cache, slots, adapters)
             if on_layer is not None:
                 on_layer(i)
             if i == last and logit_rows is not None and not logit_rows.numel():
@@ -137,10 +148,12 @@ class Decoder:
             if i == last and logit_rows is not None:  # nobody reads the other rows any more
                 attended = attended.index_select(0, logit_rows)
                 residual = residual.index_select(0, logit_rows)
+                if adapters is not None:
+                    adapters = adapters.index_select(0, logit_rows)
                 if layer.is_parallel:
                     hidden = hidden.index_select(0, logit_rows)
             next_norm = self._final_norm if i == last else self._layers[i + 1].attention_in_norm
-            hidden, residual = layer.finish(attended, hidden, residual, next_norm)
+            hidden, residual = layer.finish(attended, hidden, residual, next_norm, adapters)
         return hidden
 
     def _embedded(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

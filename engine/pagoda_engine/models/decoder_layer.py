@@ -43,6 +43,7 @@ class DecoderLayer:
         hidden: torch.Tensor,
         residual: torch.Tensor,
         next_norm: Norm | None,
+        adapters: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add both parts to the residual.
 
@@ -51,19 +52,25 @@ class DecoderLayer:
             hidden: ``[T, hidden]``, what it read; only a parallel block needs it.
             residual: ``[T, hidden]``, not changed.
             next_norm: of the next layer, or the last norm.
+            adapters: of each row, as `Linear`'s.
 
         Returns:
             The new residual normed, and that itself.
         """
-        added = self._added(self.attention.output(attended), self.attention_out_norm)
+        added = self._added(self.attention.output(attended, adapters), self.attention_out_norm)
         if not self.is_parallel:
             hidden, residual = add_normed(self.feed_forward_in_norm, added, residual)
-            added = self._added(self.feed_forward(hidden), self.feed_forward_out_norm)
+            added = self._added(self._fed(hidden, adapters), self.feed_forward_out_norm)
             return add_normed(next_norm, added, residual)
         if self.feed_forward_in_norm is not None:
             hidden = self.feed_forward_in_norm(residual)
-        added = added + self._added(self.feed_forward(hidden), self.feed_forward_out_norm)
+        added = added + self._added(self._fed(hidden, adapters), self.feed_forward_out_norm)
         return add_normed(next_norm, added, residual)
+
+    def _fed(self, hidden: torch.Tensor, adapters: torch.Tensor | None) -> torch.Tensor:
+        if isinstance(self.feed_forward, DenseFeedForward):
+            return self.feed_forward(hidden, adapters)
+        return self.feed_forward(hidden)  # experts have no adapters
 
     def _added(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         x = x if norm is None else norm(x)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from pagoda_engine.models.rope_scaling import RopeDescription
-from pagoda_engine.models.weight_names import WeightNames
+from pagoda_engine.models.weights.names import WeightNames
 
 NormKind = Literal["rms", "rms_unit_offset", "layer"]
 """RMS norm; the same with weights stored minus one; LayerNorm."""

@@ -26,9 +26,9 @@ class DenseFeedForward:
     up: GatedLinear | ActivatedLinear
     down: Linear
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return ``[T, hidden]`` for ``[T, hidden]``."""
-        return self.down(self.up(hidden))
+    def __call__(self, hidden: torch.Tensor, adapters: torch.Tensor | None = None) -> torch.Tensor:
+        """Return ``[T, hidden]`` for ``[T, hidden]``; adapters as `Linear`'s."""
+        return self.down(self.up(hidden, adapters), adapters)
 
 
 @dataclass(frozen=True, slots=True)

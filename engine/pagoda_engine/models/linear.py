@@ -3,22 +3,28 @@
 On CPU the weight is packed once for the native operators, where a row's result depends on that row
 alone, whatever the batch. Elsewhere, and for dtypes that those have not, it is torch's product, and
 a quantised weight is what its codes stand for, dense.
+
+A projection may have room for adapters, of which each row names one or none.
 """
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from pagoda_engine.models.description import Activation
 from pagoda_kernels import gelu_mul, silu_mul
+from pagoda_kernels.lora.slots import DenseLora, LoraSlots
 from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.packed_linear import PackedLinear
+from pagoda_kernels.native.packed_lora import PackedLora
 from pagoda_kernels.native.quantised_weight import Bits, quantise
 
 
 class Linear:
-    """One projection. Owns its weight, packed or not."""
+    """One projection. Owns its weight, packed or not, and the slots of its adapters."""
 
-    __slots__ = ("_bias", "_weight", "packed")
+    __slots__ = ("_bias", "_lora", "_weight", "packed")
 
     def __init__(
         self,
@@ -36,18 +42,42 @@ class Linear:
         weight, bits = holdable(weight, bits)
         self.packed: PackedLinear | None = None
         self._weight: torch.Tensor | None = None
+        self._lora: DenseLora | None = None
         self._bias = bias
         if packed_linear.can_pack(weight, bits):
             self.packed = PackedLinear(weight, bias, bits=bits)
         else:
             self._weight = weight
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[M, N]`` for x ``[M, K]``."""
+    def open_slots(self, num_slots: int, max_rank: int, part_rows: Sequence[int]) -> LoraSlots:
+        """Make room for adapters; see `DenseLora`."""
         if self.packed is not None:
-            return self.packed(x)
+            return _open_packed(self.packed, num_slots, max_rank, part_rows)
         assert self._weight is not None, "one of the two is there"
-        return F.linear(x, self._weight, self._bias)
+        self._lora = DenseLora(
+            num_slots,
+            max_rank,
+            part_rows,
+            self._weight.shape[1],
+            dtype=self._weight.dtype,
+            device=self._weight.device,
+        )
+        return self._lora
+
+    def __call__(self, x: torch.Tensor, adapters: torch.Tensor | None = None) -> torch.Tensor:
+        """Return ``[M, N]`` for x ``[M, K]``.
+
+        Args:
+            x: rows.
+            adapters: ``[M]`` int32 slot of each row, -1 for none; None: no row has an adapter.
+        """
+        if self.packed is not None:
+            return self.packed(x, adapters)
+        assert self._weight is not None, "one of the two is there"
+        y = F.linear(x, self._weight, self._bias)
+        if adapters is not None and self._lora is not None:
+            self._lora.add(y, x, adapters)
+        return y
 
 
 class GatedLinear:
@@ -79,12 +109,19 @@ class GatedLinear:
         else:
             self._joined = Linear(weight, bias, bits)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[M, N]`` for x ``[M, K]``."""
+    def open_slots(self, num_slots: int, max_rank: int, part_rows: Sequence[int]) -> LoraSlots:
+        """Make room for adapters; see `DenseLora`."""
         if self.packed is not None:
-            return self.packed(x)
+            return _open_packed(self.packed, num_slots, max_rank, part_rows)
         assert self._joined is not None, "one of the two is there"
-        gate_up = self._joined(x)
+        return self._joined.open_slots(num_slots, max_rank, part_rows)
+
+    def __call__(self, x: torch.Tensor, adapters: torch.Tensor | None = None) -> torch.Tensor:
+        """Return ``[M, N]`` for x ``[M, K]``; arguments as `Linear`'s."""
+        if self.packed is not None:
+            return self.packed(x, adapters)
+        assert self._joined is not None, "one of the two is there"
+        gate_up = self._joined(x, adapters)
         if self._activation == "silu":
             return silu_mul(gate_up)
         return gelu_mul(gate_up, approximate=_APPROXIMATIONS[self._activation])
@@ -106,9 +143,13 @@ class ActivatedLinear:
         self._linear = Linear(weight, bias, bits)
         self._activation = activation
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[M, N]`` for x ``[M, K]``."""
-        y = self._linear(x)
+    def open_slots(self, num_slots: int, max_rank: int, part_rows: Sequence[int]) -> LoraSlots:
+        """Make room for adapters; see `DenseLora`."""
+        return self._linear.open_slots(num_slots, max_rank, part_rows)
+
+    def __call__(self, x: torch.Tensor, adapters: torch.Tensor | None = None) -> torch.Tensor:
+        """Return ``[M, N]`` for x ``[M, K]``; arguments as `Linear`'s."""
+        y = self._linear(x, adapters)
         if self._activation == "silu":
             return F.silu(y)
         return F.gelu(y, approximate=_APPROXIMATIONS[self._activation])
@@ -128,3 +169,18 @@ def holdable(weight: torch.Tensor, bits: Bits | None) -> tuple[torch.Tensor, Bit
         return weight, bits
     dense = quantise(weight.flatten(0, -2), bits).dequantised(weight.dtype)
     return dense.view(weight.shape), None
+
+
+def _open_packed(
+    packed: PackedLinear, num_slots: int, max_rank: int, part_rows: Sequence[int]
+) -> LoraSlots:
+    lora = PackedLora(
+        num_slots=num_slots,
+        max_rank=max_rank,
+        part_rows=part_rows,
+        width=packed.width,
+        is_gated=packed.is_gated,
+        dtype=packed.dtype,
+    )
+    packed.take_adapters(lora)
+    return lora

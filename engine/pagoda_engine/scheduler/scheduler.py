@@ -93,6 +93,11 @@ class Scheduler:
         """Number of sequences in any of the states."""
         return len(self._sequences)
 
+    @property
+    def adapters(self) -> set[bytes]:
+        """Those that sequences in any of the states use."""
+        return {s.request.adapter for s in self._sequences.values() if s.request.adapter}
+
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self._sequences[sequence.sequence_id] = sequence

@@ -14,6 +14,10 @@ MAX_INTERACTIVE_PRIORITY = 1000
 """Sequences with a higher number are in the background: those of batches."""
 
 
+NO_ADAPTER = -1
+"""Slot of who has no adapter."""
+
+
 class Flow(NamedTuple):
     """Whose a sequence is: what flows get is fair, what is in one flow goes by rank."""
 
@@ -40,6 +44,7 @@ class Sequence:
 
     Attributes:
         request: what the caller asked.
+        adapter_slot: where its adapter is as long as it is here; NO_ADAPTER: it has none.
         rank: (priority, arrival), smaller goes first in its flow: in the queue, in a step, and to
             keep blocks. No two are equal.
         flow: whose it is.
@@ -82,6 +87,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter_slot",
         "block_hashes",
         "block_ids",
         "can_speculate",
@@ -124,10 +130,12 @@ class Sequence:
         max_model_len: int,
         sampling_state: SamplingState,
         is_import_pending: bool,
+        adapter_slot: int = NO_ADAPTER,
     ) -> None:
         """Begin to wait; `arrival` counts the sequences ever added."""
         num_prompt_tokens = len(request.prompt_token_ids)
         self.request = request
+        self.adapter_slot = adapter_slot
         self.rank = (request.priority, arrival)
         self.flow = Flow(request.priority > MAX_INTERACTIVE_PRIORITY, request.tenant)
         self.last_step = 0

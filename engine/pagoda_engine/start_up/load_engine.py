@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from pagoda_engine.adapters.adapter_slots import AdapterSlots, slot_bytes
+from pagoda_engine.adapters.adapter_table import AdapterTable
 from pagoda_engine.cache.block_pool import OnEvict
 from pagoda_engine.cache.peer_pool import exportable_cache
 from pagoda_engine.config import EngineConfig
@@ -23,7 +25,7 @@ from pagoda_engine.models.model_folder import (
     resolve_device,
     resolve_dtype,
 )
-from pagoda_engine.models.weight_bytes import weight_bytes
+from pagoda_engine.models.weights.num_bytes import weight_bytes
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.start_up.device_memory import CudaMemory, DeviceMemory
 from pagoda_engine.start_up.host_memory import (
@@ -87,6 +89,7 @@ def load_engine(
         with start_up.phase("loading weights"):
             model = load_model(folder, loading.config, on_progress=start_up.percent)
             give_back_freed()
+            adapters = loading.opened_adapters(model)
         if loading.seat is not None and model.decoder.is_native:
             torch.set_num_threads(1)  # what is left to torch is over before its threads are awake
         config = loading.sized_config(model)
@@ -103,6 +106,7 @@ def load_engine(
                 on_layers=on_layers,
                 kv_cache=kv_cache,
                 shared_processors=loading.seat if model.decoder.is_native else None,
+                adapters=adapters,
             )
         loading.capture(engine)
         with start_up.phase("warming up"):
@@ -139,13 +143,15 @@ class _Loading:
         block_bytes = description.kv_bytes_per_token(torch_dtype) * options.block_size
         model_limit = description.max_position_embeddings
         num_tokens = min(options.max_model_len or model_limit, model_limit)
+        adapter_bytes = slot_bytes(description, torch_dtype, options.max_adapter_rank)
+        taken_bytes = weight_bytes(description, torch_dtype) + options.max_adapters * adapter_bytes
         self._planner = PoolPlanner(
             options,
             block_bytes=block_bytes,
             model_limit=model_limit,
             default_bytes=default_pool_bytes(
                 -(-num_tokens // options.block_size) * block_bytes,
-                weight_bytes(description, torch_dtype),
+                taken_bytes,
                 available_bytes(),
             ),
         )
@@ -157,11 +163,28 @@ class _Loading:
             self._budget = budget_before_load(
                 self._memory,
                 utilization=options.gpu_memory_utilization,
-                weight_bytes=weight_bytes(description, torch_dtype),
+                weight_bytes=taken_bytes,
             )
             limits = step_limits_of(description, torch_dtype, self._budget.pool_bytes)
         self._planner.plan(self._budget)
         self.config = _config(options, device, limits)
+
+    def opened_adapters(self, model: LoadedModel) -> AdapterTable | None:
+        """Take the memory of the slots for adapters, if there shall be any, and say how much."""
+        options = self._options
+        if not options.max_adapters:
+            return None
+        slots = AdapterSlots(
+            model.decoder, num_slots=options.max_adapters, max_rank=options.max_adapter_rank
+        )
+        logger.info(
+            "room for %d adapters of rank %d at most: %s, %s each",
+            slots.num_slots,
+            slots.max_rank,
+            format_bytes(slots.num_bytes),
+            format_bytes(slots.num_bytes // slots.num_slots),
+        )
+        return AdapterTable(slots)
 
     def sized_config(self, model: LoadedModel) -> EngineConfig:
         """Run all kinds of steps; return the configuration with the blocks that there is room for.

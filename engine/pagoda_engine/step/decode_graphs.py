@@ -16,6 +16,7 @@ from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.device import Forward, GraphCapture
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
+from pagoda_engine.scheduler.sequence import NO_ADAPTER
 from pagoda_engine.step.decode_rows import DecodeRows
 from pagoda_engine.step.inputs import KNOWN
 from pagoda_kernels import PAD_SLOT, decode_batch
@@ -87,11 +88,15 @@ class DecodeGraphs:
         progress(len(self._sizes), len(self._sizes))
 
     def fits(self, batch: SequenceOf[ScheduledSequence]) -> bool:
-        """Tell whether a batch gives logits alone, one token each, and is not too large."""
+        """Tell whether a batch gives logits alone, one token each, and is not too large.
+
+        Graphs are captured without adapters, whose kernels the other steps would wait for too.
+        """
         return (
             bool(self._replays)
             and len(batch) <= self._sizes[-1]
             and all(e.num_new_tokens == 1 and e.samples and not e.embeds for e in batch)
+            and all(e.sequence.adapter_slot == NO_ADAPTER for e in batch)
         )
 
     def prepare(self, batch: SequenceOf[ScheduledSequence]) -> tuple[list[int], Forward]:

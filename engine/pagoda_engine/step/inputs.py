@@ -8,6 +8,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
+from pagoda_engine.scheduler.sequence import NO_ADAPTER
 
 KNOWN = -1
 """Previous row of a token that the host knows."""
@@ -31,6 +32,7 @@ class StepInputs:
         scored_token_ids: the next token of each scored row.
         scored_nums: alternatives that each scored row asks for.
         embedded: those of the R rows whose hidden state is asked for.
+        adapters: for each of the T tokens the slot of its sequence's adapter, or NO_ADAPTER.
     """
 
     token_ids: list[int]
@@ -44,6 +46,12 @@ class StepInputs:
     scored_token_ids: list[int]
     scored_nums: list[int]
     embedded: list[int]
+    adapters: list[int]
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether an adapter adds to any token."""
+        return any(slot != NO_ADAPTER for slot in self.adapters)
 
     @property
     def has_unread(self) -> bool:
@@ -53,7 +61,7 @@ class StepInputs:
 
 def flatten(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
     """Return the inputs of a batch that is not launched yet."""
-    inputs = StepInputs([], [], [], [], [], [], [], [], [], [], [])
+    inputs = StepInputs([], [], [], [], [], [], [], [], [], [], [], [])
     for entry in batch:
         sequence, end = entry.sequence, entry.num_context_tokens
         known = sequence.token_ids[entry.first_token : end]
@@ -71,6 +79,7 @@ def flatten(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
         elif len(known) < entry.num_new_tokens:  # a decode of a token still on the device
             inputs.token_ids.append(0)
             inputs.previous_rows.append(sequence.unread_row)
+        inputs.adapters.extend([sequence.adapter_slot] * entry.num_new_tokens)
         inputs.positions.extend(range(entry.first_token, end))
         inputs.seqlens_q.append(entry.num_new_tokens)
         inputs.context_lens.append(end)

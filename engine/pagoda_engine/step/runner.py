@@ -132,8 +132,11 @@ class Runner:
         lists = inputs.token_ids, inputs.previous_rows, needed_rows, inputs.embedded
         arrays = [np.array(values, np.int64) for values in lists]
         arrays.append(np.array(inputs.positions, np.int32))  # as graphs have them: one kernel
+        if inputs.has_adapters:
+            arrays.append(np.array(inputs.adapters, np.int32))
         on_device = to_device(arrays, self._device)
-        token_ids, previous_rows, logit_rows, embedded, positions = on_device
+        token_ids, previous_rows, logit_rows, embedded, positions = on_device[:5]
+        adapters = on_device[5] if inputs.has_adapters else None
         has_unread, num_sampled = inputs.has_unread, len(inputs.logit_rows)
         needs_all = num_sampled == len(inputs.token_ids)
         plan = plan_attention(
@@ -157,6 +160,7 @@ class Runner:
                 self._kv_cache,
                 None if needs_all else logit_rows,
                 on_layer=report,
+                adapters=adapters,
             )
             logits = self._decoder.logits(hidden[:num_sampled])
             others = []

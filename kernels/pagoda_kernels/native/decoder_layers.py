@@ -8,6 +8,7 @@ import torch
 from pagoda_kernels.attention.batch import AttentionBatch
 from pagoda_kernels.native.library import SCRATCH_BYTES, native_library
 from pagoda_kernels.native.packed_linear import PackedLinear
+from pagoda_kernels.native.packed_lora import check_adapters
 from pagoda_kernels.native.structures import AttentionShape, Batch, Decoder, Layer, Step
 
 
@@ -94,6 +95,7 @@ class DecoderLayers:
         kv: torch.Tensor,
         logit_rows: torch.Tensor | None,
         on_layer: Callable[[int], None] | None = None,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the KV of the new tokens and return the last norm's rows.
 
@@ -105,6 +107,8 @@ class DecoderLayers:
                 the weights.
             logit_rows: ``[R]`` int64 rows of the T tokens that are wanted; None for all.
             on_layer: called with a layer's index after it.
+            adapters: ``[T]`` int32 slots of the projections' adapters, -1 for none, contiguous;
+                None: no row has one.
 
         Returns:
             ``[R, hidden]``.
@@ -131,6 +135,12 @@ class DecoderLayers:
         }
         positions = positions.to(torch.int32)
         slots = batch.slot_mapping.to(torch.int64)
+        wanted, shrunk = adapters, None
+        if adapters is not None:
+            num_slots, shrunk_width = self._adapter_room()
+            check_adapters(adapters, num_tokens, num_slots)
+            wanted = adapters if logit_rows is None else adapters.index_select(0, logit_rows)
+            shrunk = torch.empty(num_rows, shrunk_width, dtype=torch.float32)
         first_task = torch.empty(len(batch.seqlens_q_host) + 1, dtype=torch.int64)
         step = Step(
             batch=Batch(
@@ -152,6 +162,9 @@ class DecoderLayers:
             v_cache=kv[1].data_ptr(),
             layer_stride=kv.stride(1),
             first_task=first_task.data_ptr(),
+            adapters=_address(adapters),
+            logit_adapters=_address(wanted),
+            shrunk=_address(shrunk),
             **{name: tensor.data_ptr() for name, tensor in room.items()},
         )
         pool = self._library.threads(torch.get_num_threads())
@@ -163,6 +176,14 @@ class DecoderLayers:
                 on_layer(layer)
         return room["hidden"][:num_wanted]
 
+    def _adapter_room(self) -> tuple[int, int]:
+        """Return the slots that every adapted projection has, and the widest shrunk row."""
+        layers = self._kept[0]
+        linears = [x for each in layers for x in (each.qkv, each.output, each.gate_up, each.down)]
+        loras = [linear.lora for linear in linears if linear.lora is not None]
+        slots = min((lora.num_slots for lora in loras), default=0)
+        return slots, max((lora.shrunk_width for lora in loras), default=0)
+
     def _check(self, kv: torch.Tensor, block_size: int) -> None:
         shape = self._decoder.shape
         inner = (block_size, shape.num_kv_heads, shape.head_dim)
@@ -173,6 +194,10 @@ class DecoderLayers:
                 f"kv: expected {self._dtype} {expected} with dense blocks, "
                 f"got {kv.dtype} {tuple(kv.shape)} with strides {kv.stride()}"
             )
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _layer(layer: LayerWeights) -> Layer:

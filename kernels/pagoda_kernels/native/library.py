@@ -91,7 +91,7 @@ class NativeLibrary:
         self.unpack_rows.argtypes = [linear, pointer, integer, pointer]
         self.unpack_rows.restype = None
         self.product = library.pagoda_product
-        self.product.argtypes = [pointer, linear, pointer, integer, pointer]
+        self.product.argtypes = [pointer, linear, pointer, integer, pointer, pointer, pointer]
         self.product.restype = None
         self.layers = library.pagoda_layers
         self.layers.argtypes = [

@@ -6,6 +6,7 @@ import torch
 
 from pagoda_kernels.huge_pages import huge_zeros
 from pagoda_kernels.native.library import NativeLibrary, native_library
+from pagoda_kernels.native.packed_lora import PackedLora
 from pagoda_kernels.native.quantised_weight import Bits, levels_table, quantise
 from pagoda_kernels.native.structures import Linear
 
@@ -26,7 +27,8 @@ class PackedLinear:
     """One projection. Owns its packed weight."""
 
     __slots__ = (
-        "_bias", "_levels", "_library", "_panels", "dtype", "num_outputs", "structure", "width",
+        "_bias", "_levels", "_library", "_panels", "dtype", "is_gated", "lora", "num_outputs",
+        "structure", "width",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +51,8 @@ class PackedLinear:
         assert library is not None, "can_pack was not asked"
         self._library: NativeLibrary = library
         self.dtype = weight.dtype
+        self.is_gated = is_gated
+        self.lora: PackedLora | None = None
         self.num_outputs, self.width = weight.shape[0] // (1 + is_gated), weight.shape[1]
         self._bias = None if bias is None else bias.contiguous()
         self._levels = levels_table()
@@ -74,15 +78,34 @@ class PackedLinear:
             self._panels.data_ptr(),
         )  # fmt: skip
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[M, N]`` for x ``[M, K]`` of the weight's dtype."""
+    def take_adapters(self, lora: PackedLora) -> None:
+        """Have room for adapters from now on; before, and for rows without one, nothing changes."""
+        self.lora = lora
+        self.structure.lora = lora.address
+
+    def __call__(self, x: torch.Tensor, adapters: torch.Tensor | None = None) -> torch.Tensor:
+        """Return ``[M, N]`` for x ``[M, K]`` of the weight's dtype.
+
+        Args:
+            x: rows.
+            adapters: ``[M]`` int32 slots of `lora`, -1 for no adapter, contiguous; None: no row has
+                one.
+        """
         if x.dtype is not self.dtype or x.dim() != 2 or x.shape[1] != self.width:
             raise ValueError(
                 f"x: expected {self.dtype} [M, {self.width}], got {x.dtype} {list(x.shape)}"
             )
         x = x.contiguous()
         y = torch.empty(len(x), self.num_outputs, dtype=self.dtype)
-        self._library.product(self._pool(), self.structure, x.data_ptr(), len(x), y.data_ptr())
+        shrunk = None
+        if adapters is not None and self.lora is not None:
+            self.lora.check(adapters, len(x))
+            shrunk = torch.empty(len(x), self.lora.shrunk_width, dtype=torch.float32)
+        self._library.product(
+            self._pool(), self.structure, x.data_ptr(), len(x), y.data_ptr(),
+            None if shrunk is None or adapters is None else adapters.data_ptr(),
+            None if shrunk is None else shrunk.data_ptr(),
+        )  # fmt: skip
         return y
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,21 @@ class Linear(ctypes.Structure):
         ("is_gated", c_int32),
         ("bits", c_int32),
         ("levels", c_void_p),
+        ("lora", c_void_p),
+    )
+
+
+class Lora(ctypes.Structure):
+    """Adapters of a projection (lora.h)."""
+
+    _fields_ = (
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("ranks", c_void_p),
+        ("scales", c_void_p),
+        ("part_ends", c_void_p),
+        ("num_parts", c_int64),
+        ("max_rank", c_int64),
     )
 
 
@@ -113,4 +128,7 @@ class Step(ctypes.Structure):
         ("attended", c_void_p),
         ("inner", c_void_p),
         ("first_task", c_void_p),
+        ("adapters", c_void_p),
+        ("logit_adapters", c_void_p),
+        ("shrunk", c_void_p),
     )

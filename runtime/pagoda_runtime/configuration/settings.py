@@ -81,6 +81,27 @@ class CommonSettings(ServiceSettings):
         description="Format of the weights in memory, made as they are read, for CPUs; the output "
         "projection has 8 bits in both",
     )
+    adapters: str = Field(
+        default="",
+        pattern=r"^([A-Za-z0-9._-]{1,64}=[^,=]+(,[A-Za-z0-9._-]{1,64}=[^,=]+)*)?$",
+        description="LoRA adapters that workers load at start, as name=folder,name=folder; clients "
+        "ask for <model>:<name>",
+    )
+    adapter_dir: Path | None = Field(
+        default=None,
+        description="Folder on the workers below which adapters may be loaded while they run; its "
+        "file of what is loaded is followed. Empty: none can be",
+    )
+    max_adapters: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="LoRA adapters loaded at the same time at most; memory for so many is taken at "
+        "the start. 0: none can be loaded",
+    )
+    max_adapter_rank: int = Field(
+        default=16, ge=1, le=512, description="Rank of a LoRA adapter at most"
+    )
     http_port: int = Field(default=8000, ge=1, le=65535, description="Port of the OpenAI API")
     topology: str = Field(
         default="disaggregated",
@@ -113,6 +134,12 @@ class CommonSettings(ServiceSettings):
     log_format: Literal["json", "console"] = Field(
         default="json", description="One JSON object a line, or text"
     )
+
+    @property
+    def adapter_folders(self) -> dict[str, Path]:
+        """The adapters to load at start: folders by name."""
+        pairs = (pair.split("=", 1) for pair in self.adapters.split(",") if pair)
+        return {name: Path(folder) for name, folder in pairs}
 
     @property
     def served_model_name(self) -> str:

@@ -80,6 +80,7 @@ def _worker(role: str) -> Permissions:
         ),
         subscribe=(
             *work,
+            subjects.adapters("*"),
             subjects.cancel("*"),
             subjects.kv_snapshot("*"),
             subjects.status_of("gateway"),
@@ -96,6 +97,7 @@ PERMISSIONS: Mapping[str, Permissions] = {
             subjects.decode("*"),
             subjects.cancel("*"),
             subjects.probe("*"),
+            subjects.adapters("*"),
             subjects.status("gateway", "*"),
             subjects.ACCOUNTS_CHANGED,
             subjects.USAGE_REQUESTS,
@@ -107,6 +109,7 @@ PERMISSIONS: Mapping[str, Permissions] = {
             subjects.ACCOUNTS_CHANGED,
             subjects.ACCOUNTS_APPLIED,
             subjects.status_of("decode"),
+            subjects.status_of("prefill"),
             subjects.status_of("router"),
         ),
     ),

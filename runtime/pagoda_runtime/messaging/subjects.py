@@ -65,6 +65,11 @@ def probe(worker_id: str) -> str:
     return f"{PREFIX}.probe.{worker_id}"
 
 
+def adapters(worker_id: str) -> str:
+    """Adapters to load or unload on one worker (request/reply)."""
+    return f"{PREFIX}.adapters.{worker_id}"
+
+
 def frames(gateway_id: str) -> str:
     """Tokens on their way to one gateway: one message per step of each worker."""
     return f"{PREFIX}.frames.{gateway_id}"

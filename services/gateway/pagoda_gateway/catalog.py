@@ -3,10 +3,12 @@
 Owns which name leads to which model. Knows no tokenizer and no request.
 """
 
+import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerStatus
@@ -31,6 +33,7 @@ class _Announced:
     aliases: tuple[str, ...]
     kv_identity: bytes
     max_model_len: int
+    adapters: tuple[tuple[str, bytes], ...]
 
     @classmethod
     def by(cls, status: WorkerStatus) -> "_Announced":
@@ -42,6 +45,7 @@ class _Announced:
             aliases=tuple(card.aliases),
             kv_identity=card.kv_identity,
             max_model_len=card.max_model_len,
+            adapters=tuple((adapter.name, adapter.digest) for adapter in card.adapters),
         )
 
 
@@ -51,6 +55,9 @@ class Catalog:
     Served is what this gateway has the files of. An alias leads to the model of the worker that has
     announced it for longest, so that all gateways agree; while no worker of that model is alive,
     the alias stays unless another model has it too. A model's own name is no other's alias.
+
+    An adapter that any decode worker of a model has is asked for as ``<model>:<adapter>``, also
+    with an alias, or by its name alone if no model and no other model's adapter has that.
 
     A look-up is one in a dict, and a heartbeat that brings nothing new costs a comparison, however
     many models and workers there are.
@@ -79,6 +86,10 @@ class Catalog:
         self._announced: dict[str, _Announced] = {}  # by worker; of models not served here, too
         self._models: dict[str, ServedModel] = {}  # by their own name
         self._by_id: dict[str, ServedModel] = {}  # by name or alias
+        self._entries: dict[str, ServedModel] = {}  # these, then `_adapters`
+        self._adapters: dict[str, ServedModel] = {}  # by full name
+        self._bare: dict[str, ServedModel] = {}  # by name of the adapter alone
+        self._changed = asyncio.Event()
         self._said: set[tuple[str, ...]] = set()
         directory.add_listener(self._on_status)
         for status in directory.alive():
@@ -87,8 +98,8 @@ class Catalog:
 
     @property
     def entries(self) -> Mapping[str, ServedModel]:
-        """What may be asked for now: names as in `served_names`, then aliases by the alphabet."""
-        return self._by_id
+        """What may be asked for now: names as in `served_names`, aliases, models with adapters."""
+        return self._entries
 
     def get(self, name: str) -> ServedModel:
         """Return the model that is called `name`, or has that alias.
@@ -97,15 +108,18 @@ class Catalog:
             ModelNotFoundError: this gateway does not serve it.
             UnavailableError: it does, but no worker has announced it yet.
         """
-        model = self._by_id.get(name)
+        model = self._by_id.get(name) or self._bare.get(name)
         if model is not None:
             return model
-        if name in self._served_names:
+        base, _, adapter = name.rpartition(":")
+        if (model := self._by_id.get(base)) and f"{model.name}:{adapter}" in self._adapters:
+            return self._adapters[f"{model.name}:{adapter}"]
+        if name in self._served_names or (model is None and base in self._served_names):
             raise UnavailableError(
                 f"no decode worker serves '{name}' yet; try again",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
-        known = list(dict.fromkeys((*self._served_names, *self._by_id)))
+        known = list(dict.fromkeys((*self._served_names, *self._entries)))
         listed = ", ".join(f"'{known_name}'" for known_name in known[:MAX_LISTED])
         more = len(known) - MAX_LISTED
         more_text = f" and {more} more, which GET /v1/models lists" if more > 0 else ""
@@ -113,6 +127,18 @@ class Catalog:
             f"The model {shorten(name)} does not exist here; this server has {listed}{more_text}",
             param="model",
         )
+
+    async def changes_until(
+        self, is_there: Callable[[Mapping[str, ServedModel]], bool], seconds: float
+    ) -> bool:
+        """Wait until `entries` are as wanted; False if they are not after so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not is_there(self.entries):
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def _on_status(self, worker_id: str, status: WorkerStatus | None) -> None:
         if status is None:
@@ -173,8 +199,35 @@ class Catalog:
             limit = limits.get((name, model.kv_identity), model.max_model_len)
             if limit != model.max_model_len:
                 self._models[name] = replace(model, max_model_len=limit)
-        self._by_id = self._resolved(num_workers, sorted(claims, key=claims.__getitem__))
+        by_id = self._resolved(num_workers, sorted(claims, key=claims.__getitem__))
+        self._update_adapters(num_workers, {*self._served_names, *by_id})
+        self._by_id = by_id
+        self._entries = by_id | {n: m for n, m in self._adapters.items() if n not in by_id}
+        self._changed.set()
+        self._changed = asyncio.Event()
         self._on_change({name: num_workers[name] for name in self._served_names})
+
+    def _update_adapters(self, num_workers: Mapping[str, int], names: AbstractSet[str]) -> None:
+        """Follow what the workers alive say; while a model has none, it keeps its adapters."""
+        said: dict[tuple[str, str], Counter[bytes]] = {}
+        for each in self._announced.values():
+            model = self._models.get(each.name)
+            if model is not None and model.kv_identity == each.kv_identity:
+                for adapter, digest in each.adapters:
+                    said.setdefault((each.name, adapter), Counter())[digest] += 1
+        found = {name: m for name, m in self._adapters.items() if not num_workers.get(m.name)}
+        for (name, adapter), digests in sorted(said.items()):
+            # Where a name leads to several contents, all gateways take the same one.
+            digest = max(digests, key=lambda each: (digests[each], each))
+            model = replace(self._models[name], adapter=adapter, adapter_digest=digest)
+            found[model.full_name] = model
+        self._adapters = found
+        bare = Counter(model.adapter for model in found.values())
+        self._bare = {
+            model.adapter: model
+            for model in found.values()
+            if bare[model.adapter] == 1 and model.adapter not in names
+        }
 
     def _resolved(
         self, num_workers: Mapping[str, int], claims: Sequence[tuple[str, tuple[str, ...]]]

@@ -28,6 +28,7 @@ from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
 from pagoda_gateway.accounts.usage.forwarder import Forwarder
 from pagoda_gateway.accounts.usage.outbox import Outbox
 from pagoda_gateway.accounts.usage.usage_log import UsageLog
+from pagoda_gateway.adapters import AdapterLoader
 from pagoda_gateway.anthropic.endpoint import MessagesEndpoint
 from pagoda_gateway.batches.batch_store import BatchStore
 from pagoda_gateway.batches.file_store import FileLimits, FileStore
@@ -85,6 +86,7 @@ class Gateway:
     bus: Bus
     directory: WorkerDirectory
     catalog: Catalog
+    adapters: AdapterLoader
     texts: Mapping[str, ModelText]
     chat: ChatEndpoint
     completions: CompletionEndpoint
@@ -114,7 +116,7 @@ class Gateway:
         return self.money.book
 
     def model_of(self, key: ApiKey, name: str) -> ServedModel:
-        """Return the model that a key asks for by `name`, its own or an alias.
+        """Return the model that a key asks for by `name`, its own or an alias, or with an adapter.
 
         Raises:
             ModelNotFoundError, UnavailableError: see `Catalog.get`.
@@ -122,7 +124,7 @@ class Gateway:
         """
         model = self.catalog.get(name)
         if not key.may_use(name):
-            key.check_model(model.name)
+            key.check_model(model.full_name)
         return model
 
 
@@ -192,6 +194,7 @@ async def open_gateway(
         changes.add_listener(limiter.hear)
         files = FileStore(database, _file_limits(settings))
         catalog = Catalog(directory, list(texts), on_change=readiness.on_decode_workers)
+        prefillers = WorkerDirectory()
         directory.add_listener(frames.on_worker)
         directory.add_listener(readiness.on_status)
         gateway = Gateway(
@@ -202,6 +205,7 @@ async def open_gateway(
             bus=bus,
             directory=directory,
             catalog=catalog,
+            adapters=AdapterLoader(bus, catalog, directory, prefillers),
             texts=texts,
             chat=ChatEndpoint(chats),
             completions=CompletionEndpoint(by_model(CompletionProcessor)),
@@ -240,6 +244,7 @@ async def open_gateway(
             for subscription in (
                 await frames.subscribe(bus, gateway_id),
                 await directory.subscribe(bus, Role.ROLE_DECODE, Role.ROLE_ROUTER),
+                await prefillers.subscribe(bus, Role.ROLE_PREFILL),
                 await changes.subscribe(),
                 await _hear_of_applied(bus, ledger),
             ):

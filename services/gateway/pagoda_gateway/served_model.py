@@ -17,13 +17,15 @@ class ServedModel:
     """What a gateway must know of a model.
 
     Attributes:
-        name: its own, which answers and accounts say; clients may also ask for its aliases.
+        name: its own, whose files and workers it has; clients may also ask for its aliases.
         kv_identity: root of the block hashes, 16 bytes.
         block_size: tokens in one block.
         max_model_len: prompt + output tokens; the least that a decode worker alive can keep.
         vocab_size: token ids are below it.
         embedding_size: numbers in an embedding.
         created_unix_seconds: when this gateway first heard of it.
+        adapter: name of the LoRA adapter that is asked for with it; empty: none.
+        adapter_digest: of its content; part of the root of the block hashes.
     """
 
     name: str
@@ -33,6 +35,13 @@ class ServedModel:
     vocab_size: int
     embedding_size: int
     created_unix_seconds: int
+    adapter: str = ""
+    adapter_digest: bytes = b""
+
+    @property
+    def full_name(self) -> str:
+        """What answers and accounts say: its name, and its adapter's."""
+        return f"{self.name}:{self.adapter}" if self.adapter else self.name
 
     def check_token_ids(self, token_ids: Sequence[int], *, param: str) -> None:
         """Raise InvalidRequestError for `param` unless every id is in the vocabulary."""

@@ -39,6 +39,7 @@ def decode_request(message: route_pb2.RouteRequest) -> RoutingRequest:
         max_tokens=message.max_tokens,
         block_hashes=split_hashes(message.block_hashes),
         excluded_worker_ids=frozenset(message.excluded_worker_ids),
+        adapter=message.adapter,
     )
 
 

@@ -6,6 +6,9 @@
 
 #include "pagoda.c"
 
+#define NUM_ADAPTERS 3
+#define MAX_RANK (2 * LANES)
+
 static uint64_t state;
 static uint64_t draw(void) {
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -26,7 +29,7 @@ static Linear *linear(Threads *threads, long num_outputs, long width, int is_bf1
         0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
         0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
     *made = (Linear){NULL, draw() % 2 ? numbers(rows, is_bf16) : NULL, num_outputs, width, is_bf16, is_gated,
-                     (int32_t)between(0, 2) * 4, levels};
+                     (int32_t)between(0, 2) * 4, levels, NULL};
     void *weight = numbers(rows * width, is_bf16), *panels = malloc((size_t)pagoda_packed_bytes(made));
     if (made->bits) {
         int8_t *codes = malloc((size_t)(rows * width));
@@ -44,6 +47,21 @@ static Linear *linear(Threads *threads, long num_outputs, long width, int is_bf1
     return made;
 }
 
+// Room for adapters of a projection whose weight has parts of so many rows; `parts` gets what to free.
+static void adapters(Linear *linear, int num_parts, const long *rows, void **parts) {
+    Lora *lora = malloc(sizeof *lora);
+    int32_t *ranks = malloc(NUM_ADAPTERS * sizeof *ranks);
+    float *scales = malloc(NUM_ADAPTERS * sizeof *scales);
+    int64_t *ends = malloc((size_t)num_parts * sizeof *ends), end = 0;
+    for (int i = 0; i < num_parts; i++) ends[i] = end += rows[i];
+    for (int i = 0; i < NUM_ADAPTERS; i++) ranks[i] = (int32_t)between(0, MAX_RANK), scales[i] = 0.5f;
+    void *a = numbers(NUM_ADAPTERS * num_parts * MAX_RANK * linear->width, linear->is_bf16);
+    void *b = numbers(NUM_ADAPTERS * num_panels(linear) * MAX_RANK * PANEL, linear->is_bf16);
+    *lora = (Lora){a, b, ranks, scales, ends, num_parts, MAX_RANK};
+    linear->lora = lora;
+    parts[0] = lora, parts[1] = ranks, parts[2] = scales, parts[3] = ends, parts[4] = a, parts[5] = b;
+}
+
 static void one_model(Threads *threads) {
     const int is_bf16 = (int)between(0, 1);
     const long kv_heads = between(1, 3), heads = kv_heads * between(1, 5), width = 2 * between(1, 60);
@@ -59,6 +77,12 @@ static void one_model(Threads *threads) {
                    linear(threads, hidden, heads * width, is_bf16, 0, parts + 3),
                    linear(threads, inner, hidden, is_bf16, 1, parts + 6),
                    linear(threads, hidden, inner, is_bf16, 0, parts + 9), between(0, 1) * between(1, 90)};
+    void *lora_parts[24];
+    const long qkv_rows[3] = {heads * width, kv_heads * width, kv_heads * width}, up_rows[2] = {inner, inner};
+    adapters((Linear *)layer.qkv, 3, qkv_rows, lora_parts);
+    adapters((Linear *)layer.output, 1, &hidden, lora_parts + 6);
+    adapters((Linear *)layer.gate_up, 2, up_rows, lora_parts + 12);
+    adapters((Linear *)layer.down, 1, &hidden, lora_parts + 18);
     void *embedding = numbers(vocab * hidden, is_bf16), *cos_sin = numbers(block_size * max_blocks * rotary, 0);
     const Linear *output = linear(threads, vocab, hidden, is_bf16, 0, parts + 12);
     Decoder decoder = {{heads, kv_heads, width, 0.3f, is_bf16}, hidden, 1, 1e-5f, rotary, cos_sin, embedding,
@@ -85,18 +109,25 @@ static void one_model(Threads *threads) {
             positions[t] = (int32_t)position;
             slots[t] = tables[s * max_blocks + position / block_size] * block_size + position % block_size;
         }
-    for (long i = 0; i < num_wanted; i++) wanted[i] = between(0, num_tokens - 1);
+    int32_t *slots_of = malloc(sizeof *slots_of * (size_t)num_tokens), *wanted_slots = malloc(sizeof *wanted_slots * (size_t)(num_wanted + 1));
+    for (long i = 0; i < num_tokens; i++) slots_of[i] = (int32_t)between(-1, NUM_ADAPTERS - 1);
+    for (long i = 0; i < num_wanted; i++) wanted[i] = between(0, num_tokens - 1), wanted_slots[i] = slots_of[wanted[i]];
+    float *shrunk = malloc(sizeof *shrunk * (size_t)(num_tokens * 3 * MAX_RANK));
+    const int has_adapters = (int)between(0, 1);
     void *room[6];
     const long widths[6] = {hidden, hidden, hidden, row, heads * width, inner};
     for (int i = 0; i < 6; i++) room[i] = numbers(num_tokens * widths[i], is_bf16);
     int64_t *first_task = malloc(sizeof *first_task * (size_t)(num_seqs + 1));
     Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block},
                  ids, positions, wanted, draw() % 2 ? num_wanted : -1, k_cache, v_cache, num_blocks * block,
-                 room[0], room[1], room[2], room[3], room[4], room[5], first_task};
+                 room[0], room[1], room[2], room[3], room[4], room[5], first_task,
+                 has_adapters ? slots_of : NULL, wanted_slots, shrunk};
     pagoda_layers(threads, &decoder, &step, 0, 1);
 
     for (int i = 0; i < 6; i++) free(room[i]);
     for (int i = 0; i < 15; i++) free(parts[i]);
+    for (int i = 0; i < 24; i++) free(lora_parts[i]);
+    free(slots_of), free(wanted_slots), free(shrunk);
     for (int i = 0; i < 4; i++) free(norms[i]);
     free(starts), free(contexts), free(tables), free(ids), free(slots), free(wanted), free(positions);
     free(first_task), free(embedding), free(cos_sin), free(k_cache), free(v_cache);

@@ -10,7 +10,7 @@ from pagoda_cli.all_settings import all_settings
 from pagoda_decode.config import DecodeSettings
 from pagoda_engine.cache.copy_lanes import DEVICE_CHUNK_BYTES, NUM_LANES
 from pagoda_engine.models.families.registry import read_description
-from pagoda_engine.models.weight_bytes import weight_bytes
+from pagoda_engine.models.weights.num_bytes import weight_bytes
 from pagoda_engine.start_up.memory_budget import GIB, MemoryBudget
 from pagoda_engine.start_up.pool_plan import PoolPlanner
 from pagoda_engine.start_up.profile_memory import GRAPH_BYTES

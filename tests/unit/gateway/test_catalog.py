@@ -192,3 +192,50 @@ def test_a_heartbeat_that_brings_nothing_new_changes_nothing() -> None:
     directory.on_status(status(card_of("tiny", "small")))
     assert catalog.entries is entries
     assert len(heard) == 2
+
+
+def with_adapters(card: ModelCard, **digests: bytes) -> ModelCard:
+    for name, digest in digests.items():
+        card.adapters.add(name=name, digest=digest)
+    return card
+
+
+def test_adapters_are_asked_for_behind_a_model_its_alias_or_alone() -> None:
+    directory = WorkerDirectory()
+    catalog = Catalog(directory, ["tiny", "other"])
+    directory.on_status(status(with_adapters(card_of("tiny", "small"), a=b"1" * 16, b=b"2" * 16)))
+    directory.on_status(status(with_adapters(card_of("other"), b=b"3" * 16), worker_id="o"))
+    assert list(catalog.entries) == ["tiny", "other", "small", "other:b", "tiny:a", "tiny:b"]
+    for name in ("tiny:a", "small:a", "a"):
+        model = catalog.get(name)
+        assert (model.name, model.full_name) == ("tiny", "tiny:a")
+        assert model.adapter_digest == b"1" * 16
+    assert catalog.get("other:b").adapter_digest == b"3" * 16
+    assert catalog.get("tiny").adapter_digest == b""
+    for name in ("b", "tiny:c", "small:b:a", ":a"):  # two models have b
+        with pytest.raises(ModelNotFoundError):
+            catalog.get(name)
+
+
+def test_an_adapter_stays_known_while_its_model_has_no_worker() -> None:
+    directory = WorkerDirectory()
+    catalog = Catalog(directory, ["tiny"])
+    with pytest.raises(UnavailableError):
+        catalog.get("tiny:a")
+    directory.on_status(status(with_adapters(tiny_card(), a=b"1" * 16)))
+    directory.on_status(status(tiny_card(), is_gone=True))
+    assert catalog.get("tiny:a").adapter_digest == b"1" * 16
+    directory.on_status(status(tiny_card(), epoch="2"))
+    with pytest.raises(ModelNotFoundError):
+        catalog.get("tiny:a")
+
+
+def test_of_two_contents_under_one_name_all_gateways_take_the_same() -> None:
+    directory = WorkerDirectory()
+    catalog = Catalog(directory, ["tiny"])
+    for worker_id, digest in (("a", b"1" * 16), ("b", b"2" * 16)):
+        card = with_adapters(tiny_card(), x=digest)
+        directory.on_status(status(card, worker_id=worker_id))
+    assert catalog.get("x").adapter_digest == b"2" * 16
+    directory.on_status(status(with_adapters(tiny_card(), x=b"1" * 16), worker_id="c"))
+    assert catalog.get("x").adapter_digest == b"1" * 16  # most have that

@@ -1,5 +1,6 @@
 """A worker's heartbeat: who it is, what it serves, how busy and how fast it is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pagoda.rpc.v1 import status_pb2
@@ -42,6 +43,7 @@ def make_status(
     num_waiting: int,
     max_num_waiting: int,
     is_draining: bool,
+    adapters: Sequence[status_pb2.Adapter] = (),
 ) -> status_pb2.WorkerStatus:
     """Return the status of this moment.
 
@@ -53,14 +55,17 @@ def make_status(
         num_waiting: sequences that no step has taken up, as far as the event loop knows.
         max_num_waiting: their limit.
         is_draining: it takes nothing new.
+        adapters: that are loaded.
     """
     step_time = speed.steps.step_time
+    card = model.card()
+    card.adapters.extend(adapters)
     return status_pb2.WorkerStatus(
         worker_id=identity.worker_id,
         epoch=identity.epoch,
         role=identity.role,
         state=status_pb2.WORKER_STATE_DRAINING if is_draining else status_pb2.WORKER_STATE_READY,
-        model=model.card(),
+        model=card,
         host_id=host_id(),
         load=status_pb2.Load(
             num_waiting=max(load.num_waiting, num_waiting),

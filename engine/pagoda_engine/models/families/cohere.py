@@ -11,7 +11,7 @@ from pagoda_engine.models.families.fields import (
     windows_of,
 )
 from pagoda_engine.models.rope_scaling import read_rope
-from pagoda_engine.models.weight_names import WeightNames
+from pagoda_engine.models.weights.names import WeightNames
 
 
 def cohere(config: ConfigReader) -> DecoderDescription:

@@ -18,7 +18,7 @@ from pagoda_engine.models.families.fields import (
     windows_of,
 )
 from pagoda_engine.models.rope_scaling import RopeDescription, read_rope
-from pagoda_engine.models.weight_names import WeightNames
+from pagoda_engine.models.weights.names import WeightNames
 
 _NAMES = WeightNames(
     attention_out_norm="post_attention_layernorm",

@@ -6,7 +6,7 @@ from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.fields import usual_description
 from pagoda_engine.models.rope_scaling import read_rope
-from pagoda_engine.models.weight_names import WeightNames
+from pagoda_engine.models.weights.names import WeightNames
 
 
 def glm(config: ConfigReader) -> DecoderDescription:

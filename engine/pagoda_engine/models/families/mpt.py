@@ -5,7 +5,7 @@ from dataclasses import replace
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.fields import refuse, usual_description
-from pagoda_engine.models.weight_names import WeightNames
+from pagoda_engine.models.weights.names import WeightNames
 
 _FIELDS = {
     "hidden_size": "d_model",

@@ -15,7 +15,7 @@ from pagoda_engine.models.families.fields import (
     windows_of,
 )
 from pagoda_engine.models.rope_scaling import RopeDescription, read_rope
-from pagoda_engine.models.weight_names import WeightNames
+from pagoda_engine.models.weights.names import WeightNames
 
 
 def olmo2(config: ConfigReader) -> DecoderDescription:

@@ -6,7 +6,7 @@ Knows roles, as `WeightNames` has them. Knows nothing of files.
 from dataclasses import fields, replace
 from typing import Any
 
-from pagoda_engine.models.weight_names import WeightNames
+from pagoda_engine.models.weights.names import WeightNames
 
 LAYER = "blk.{}."
 EXPERT, SHARED_EXPERT = "experts.{}.", "shared_expert."

@@ -51,6 +51,10 @@ typedef struct {
     void *attended;   // [, H D]
     void *inner;      // [, intermediate]
     int64_t *first_task;  // [S + 1]
+    // Slots of the projections' adapters, negative for none; NULL: no row has any.
+    const int32_t *adapters;        // [T]
+    const int32_t *logit_adapters;  // [R]: of the rows that the last layer goes on with
+    float *shrunk;                  // [, the largest shrunk_width]
 } Step;
 
 // Scratch memory of each thread.
@@ -72,6 +76,8 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
     const long hidden_size = decoder->hidden_size, attended_size = shape->num_heads * shape->head_dim;
     const size_t item = is_bf16 ? 2 : 4;
     long num_rows = step->batch.num_tokens;
+    const int32_t *adapters = step->adapters;
+    float *shrunk = step->shrunk;
     pthread_mutex_lock(&threads->mutex);
     count_tasks(shape, &step->batch, step->first_task);
     NormJob norm_job = {.residual = step->residual, .out = step->hidden, .num_rows = num_rows,
@@ -86,7 +92,7 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
     }
     for (long i = first; i < end; i++) {
         const Layer *layer = &decoder->layers[i];
-        product(threads, layer->qkv, step->hidden, num_rows, step->qkv);
+        product(threads, layer->qkv, step->hidden, num_rows, step->qkv, adapters, shrunk);
         void *k_cache = (void *)at(step->k_cache, i * step->layer_stride, is_bf16);
         void *v_cache = (void *)at(step->v_cache, i * step->layer_stride, is_bf16);
         RotaryJob rotary_job = {
@@ -110,13 +116,14 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
             gather_rows(step->residual, step->logit_rows, num_rows, (size_t)hidden_size * item, step->kept);
             norm_job.residual = step->kept;
             attended = step->qkv;
+            adapters = adapters ? step->logit_adapters : NULL;
         }
-        product(threads, layer->output, attended, num_rows, step->hidden);
+        product(threads, layer->output, attended, num_rows, step->hidden, adapters, shrunk);
         norm_job.x = step->hidden;
         norm_job.weight = layer->post_attention_norm;
         norm(threads, &norm_job);
-        product(threads, layer->gate_up, step->hidden, num_rows, step->inner);
-        product(threads, layer->down, step->inner, num_rows, step->hidden);
+        product(threads, layer->gate_up, step->hidden, num_rows, step->inner, adapters, shrunk);
+        product(threads, layer->down, step->inner, num_rows, step->hidden, adapters, shrunk);
         norm_job.weight = is_last ? decoder->final_norm : decoder->layers[i + 1].input_norm;
         norm(threads, &norm_job);
     }

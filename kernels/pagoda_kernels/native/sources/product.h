@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include "lora.h"
 #include "quantised.h"
 #include "threads.h"
 
@@ -20,6 +21,7 @@ typedef struct {
     int32_t is_gated;  // a panel has 32 of the gate, then 32 of up; y = silu(gate) * up
     int32_t bits;      // of a code of quantised panels (quantised.h), 4 or 8; 0: dense
     const uint16_t *levels;  // 4 bits: [16] bf16 that the codes stand for
+    const Lora *lora;  // adapters that may be asked for; NULL: none
 } Linear;
 
 static inline long panel_outputs(const Linear *linear) { return linear->is_gated ? PANEL / 2 : PANEL; }
@@ -200,6 +202,8 @@ typedef struct {
     void *y;        // [rows, N]
     long num_rows;
     long num_chunks;
+    const int32_t *adapters;  // [rows]: a slot of `linear->lora`; negative: none. NULL: none at all
+    const float *shrunk;      // [rows, shrunk_width]
     const Threads *threads;
 } ProductJob;
 
@@ -251,19 +255,36 @@ static void product_task(const void *argument, long task, int thread) {
             panel_product(end - row, count, x + step, steps, part, sums, PANEL, ahead, step > 0, is_bf16);
         }
     }
+    if (job->adapters) {
+        const Lora *lora = linear->lora;
+        const float *shrunk = job->shrunk + row * shrunk_width(lora);
+        const long outputs = linear->num_outputs, each = panel_outputs(linear);
+        if (is_bf16) expand_rows(lora, job->adapters + row, shrunk, end - row, panel, outputs, each, sums, 1);
+        else expand_rows(lora, job->adapters + row, shrunk, end - row, panel, outputs, each, sums, 0);
+    }
     void *y = (void *)at(job->y, row * linear->num_outputs, is_bf16);
     if (is_bf16) finish_rows(linear, sums, panel, end - row, y, 1);
     else finish_rows(linear, sums, panel, end - row, y, 0);
 }
 
-static void product(Threads *threads, const Linear *linear, const void *x, long num_rows, void *y) {
+// adapters: of each row, see ProductJob; shrunk: room for `shrunk_width` of each row, if there are some.
+static void product(
+    Threads *threads, const Linear *linear, const void *x, long num_rows, void *y, const int32_t *adapters,
+    float *shrunk) {
     const long num_chunks = (num_rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
-    ProductJob job = {linear, x, y, num_rows, num_chunks, threads};
+    if (!linear->lora) adapters = NULL;
+    if (adapters) {
+        ShrinkJob job = {linear->lora, x, adapters, shrunk, num_rows, linear->width, linear->is_bf16};
+        shrink(threads, &job);
+    }
+    ProductJob job = {linear, x, y, num_rows, num_chunks, adapters, shrunk, threads};
     in_parallel(threads, product_task, &job, num_panels(linear) * num_chunks);
 }
 
-void pagoda_product(Threads *threads, const Linear *linear, const void *x, int64_t num_rows, void *y) {
+void pagoda_product(
+    Threads *threads, const Linear *linear, const void *x, int64_t num_rows, void *y, const int32_t *adapters,
+    float *shrunk) {
     pthread_mutex_lock(&threads->mutex);
-    product(threads, linear, x, num_rows, y);
+    product(threads, linear, x, num_rows, y, adapters, shrunk);
     pthread_mutex_unlock(&threads->mutex);
 }

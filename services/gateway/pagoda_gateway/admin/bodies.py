@@ -13,6 +13,7 @@ LAST_UNIX_SECONDS = 253_402_300_799  # the end of the year 9999
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$")]
 Label = Annotated[str, Field(max_length=128, pattern=_NO_CONTROL)]
 ModelName = Annotated[str, Field(min_length=1, max_length=512, pattern=_NO_CONTROL)]
+AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Models = Annotated[list[ModelName], Field(min_length=1, max_length=64)]
 UnixSeconds = Annotated[int, Field(ge=1, le=LAST_UNIX_SECONDS)]
 Rate = Annotated[int, Field(ge=1, le=MAX_JSON_INTEGER)]
@@ -123,3 +124,18 @@ class NewTier(Limits):
 
 class TierChange(Limits):
     """PATCH /admin/tiers/{id}: what is not sent stays."""
+
+
+class AdapterToLoad(AdminBody):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: AdapterName
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    base_model: ModelName | None = None  # the gateway's own model
+
+
+class AdapterToUnload(AdminBody):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: AdapterName
+    base_model: ModelName | None = None

@@ -67,7 +67,7 @@ class MessageSerializer(Serializer):
             "id": self._generation.identity.object_id,
             "type": "message",
             "role": "assistant",
-            "model": self._generation.model.name,
+            "model": self._generation.model.full_name,
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,

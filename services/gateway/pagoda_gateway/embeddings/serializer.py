@@ -52,7 +52,7 @@ class EmbeddingSerializer(Serializer):
             yield start + b",".join(map(self._entry, sequences))
             start = b","
         end = {
-            "model": generation.model.name,
+            "model": generation.model.full_name,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
         yield b"]," + orjson.dumps(end)[1:]

@@ -32,6 +32,7 @@ from pagoda_gateway.http.routes import (
     tokens,
 )
 from pagoda_gateway.http.routes.admin import (
+    adapters,
     balances,
     chains,
     keys,
@@ -72,7 +73,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     if admin_secret:
         for module in (
             organisations, tenants, keys, tiers, prices, balances, all_receipts, chains,
-            prefixes, reconcile,
+            prefixes, reconcile, adapters,
         ):  # fmt: skip
             app.include_router(module.make_router(gateway))
     app.add_exception_handler(HTTPException, _on_http_error)

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ADMIN_PATH = "/admin"
+LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 # Everything else is for clients with a key alone, a route that somebody adds included.
 OPEN_PATHS = frozenset(
     {"/healthz", "/readyz", "/health", "/ping", "/version", "/metrics", "/openapi.json"}
@@ -40,7 +41,7 @@ class RequestMiddleware:
     def __init__(
         self, app: ASGIApp, authenticator: Authenticator, admin_key: AdminKey | None = None
     ) -> None:
-        """Let in whom `authenticator` knows, and to /admin who has the `admin_key`, if any."""
+        """Let in whom `authenticator` knows, and to the administration's paths who has its key."""
         self._app = app
         self._authenticator = authenticator
         self._admin_key = admin_key
@@ -77,7 +78,7 @@ class RequestMiddleware:
         try:
             if caller is None:
                 key = None
-                if self._admin_key is not None and scope["path"].startswith(f"{ADMIN_PATH}/"):
+                if self._admin_key is not None and is_administration(scope["path"]):
                     self._admin_key.check(_authorization(headers))
                 elif scope["path"] not in OPEN_PATHS:
                     key = await self._authenticator.authenticate(
@@ -99,6 +100,11 @@ class RequestMiddleware:
             route = scope.get("route")
             path = getattr(route, "path", "unknown")
             metrics.RESPONSES.labels(path, str(status or 499)).inc()
+
+
+def is_administration(path: str) -> bool:
+    """Tell whether a path is for the administration's key alone."""
+    return path.startswith(f"{ADMIN_PATH}/") or path in (LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH)
 
 
 def _authorization(headers: Headers) -> str | None:

@@ -31,7 +31,7 @@ from pagoda_gateway.batches.schemas import (
 )
 from pagoda_gateway.embeddings.schemas import EmbeddingList, EmbeddingsBody
 from pagoda_gateway.http.error_shape import error_schema
-from pagoda_gateway.http.middleware import ADMIN_PATH, OPEN_PATHS
+from pagoda_gateway.http.middleware import OPEN_PATHS, is_administration
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.completions import CompletionBody
 from pagoda_gateway.openai.schemas.models import ModelCard, ModelList
@@ -81,6 +81,7 @@ _ADMIN_MODELS: tuple[type[BaseModel], ...] = (
     money_bodies.NewPrice, money_answers.PriceObject, money_answers.PriceList,
     money_answers.BalanceList, money_answers.ReceiptList, money_answers.ChainList,
     money_answers.ChainCheckAnswer,
+    admin_bodies.AdapterToLoad, admin_bodies.AdapterToUnload,
     admin_bodies.Reconcile, admin_answers.Reconciliation,
 )  # fmt: skip
 _KEYS: dict[str, Any] = {
@@ -92,7 +93,7 @@ _ERRORS = {"4XX": "The request cannot be served", "5XX": "Not now; try again"}
 
 
 def described(
-    answer: type[BaseModel],
+    answer: type[BaseModel] | None,
     *,
     body: type[BaseModel] | None = None,
     event: type[BaseModel] | None = None,
@@ -100,15 +101,15 @@ def described(
     """Return a route's `openapi_extra`.
 
     Args:
-        answer: of the whole answer.
+        answer: of the whole answer; None: it is text.
         body: of the request, if it has one.
         event: data of each event, if the answer can be a stream. Those of OpenAI's older APIs have
             no name, and end with an error or `[DONE]`.
     """
-    content = _json(answer)
+    content = {} if answer is None else _json(answer)
     if event is not None:
         content[sse.MEDIA_TYPE] = {"schema": _event(event)}
-    extra: dict[str, Any] = {"responses": {"200": {"content": content}}}
+    extra: dict[str, Any] = {"responses": {"200": {"content": content}}} if content else {}
     if body is not None:
         extra["requestBody"] = {"required": True, "content": _json(body)}
     return extra
@@ -168,7 +169,7 @@ def _event(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _is_admin(path: str) -> bool:
-    return path.startswith(f"{ADMIN_PATH}/")
+    return is_administration(path)
 
 
 def _json(model: type[BaseModel]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class ChoiceSerializer(Serializer):
             "id": generation.identity.object_id,
             "object": object_name,
             "created": int(generation.identity.arrived_unix_seconds),
-            "model": generation.model.name,
+            "model": generation.model.full_name,
             "system_fingerprint": f"fp_{generation.model.kv_identity[:6].hex()}",
         }
 

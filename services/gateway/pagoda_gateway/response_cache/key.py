@@ -28,7 +28,7 @@ def answer_key(
         return None
     digest = hashlib.blake2b(digest_size=32, person=b"pagoda.answer")
     for part in (
-        identity.tenant, identity.endpoint, model.name, model.kv_identity.hex(), repr(options),
+        identity.tenant, identity.endpoint, model.full_name, model.kv_identity.hex(), repr(options),
     ):  # fmt: skip
         _add(digest, part.encode())
     for prompt in processed.prompts:

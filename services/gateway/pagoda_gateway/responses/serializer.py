@@ -114,7 +114,7 @@ class ResponseSerializer(Serializer):
             "instructions": sent.instructions,
             "max_output_tokens": sent.max_output_tokens,
             "metadata": sent.metadata or {},
-            "model": generation.model.name,
+            "model": generation.model.full_name,
             "output": [],
             "parallel_tool_calls": sent.parallel_tool_calls is not False,
             "previous_response_id": sent.previous_response_id,

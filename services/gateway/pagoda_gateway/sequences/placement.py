@@ -212,6 +212,7 @@ class Placer:
             priority=context.priority,
             tenant=context.tenant_tag,
             weight=context.weight,
+            adapter=context.model.adapter_digest,
         )
         worker_id = placement.decode_worker_id
         try:

@@ -77,6 +77,7 @@ class RouterClient:
             max_tokens=sequence.sampling.max_tokens,
             block_hashes=b"".join(sequence.prompt.block_hashes),
             excluded_worker_ids=self._excluded(context.model.name, refused),
+            adapter=context.model.adapter_digest,
         )
         started = time.perf_counter()
         answer = await self._bus.request(

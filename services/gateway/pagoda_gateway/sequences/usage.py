@@ -63,7 +63,7 @@ def open_record(
         object_id=identity.object_id,
         tenant=identity.tenant,
         api_key_id=identity.api_key_id,
-        model=context.model.name,
+        model=context.model.full_name,
         endpoint=identity.endpoint,
         num_prompt_tokens=num_prompt_tokens(sequences),
         max_output_tokens=sum(s.sampling.max_tokens for s in sequences),

@@ -197,7 +197,11 @@ class PromptMaker:
             own_salt: of them, only those with the same one.
         """
         salt = cache_salt(tenant, own_salt)
-        root = block_hash.cache_root(kv_identity=model.kv_identity, cache_salt=salt)
+        root = block_hash.cache_root(
+            kv_identity=model.kv_identity,
+            cache_salt=salt,
+            adapter=model.adapter_digest.hex(),
+        )
         hashes = await self._off_loop(
             len(token_ids), lambda: block_hash.hash_prompt(root, token_ids, model.block_size)
         )

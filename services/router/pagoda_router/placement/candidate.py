@@ -29,6 +29,7 @@ class RoutingRequest:
     max_tokens: int
     block_hashes: tuple[bytes, ...]
     excluded_worker_ids: frozenset[str] = frozenset()
+    adapter: bytes = b""  # digest; empty: none
 
 
 @dataclass(frozen=True, slots=True)

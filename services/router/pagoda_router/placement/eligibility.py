@@ -48,6 +48,8 @@ def assess_worker(worker: WorkerSnapshot, request: RoutingRequest) -> Eligibilit
         return _never("draining")
     if worker.kv_identity != request.kv_identity:
         return _never(f"kv_identity {worker.kv_identity.hex()} differs from the request's")
+    if request.adapter and request.adapter not in worker.adapters:
+        return _never(f"has no adapter {request.adapter.hex()}")
     if worker.block_size <= 0:
         return _never(f"reports a block_size of {worker.block_size}")
     num_tokens = request.num_prompt_tokens + 1

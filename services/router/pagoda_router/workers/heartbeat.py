@@ -39,6 +39,7 @@ def decode_worker(
         max_num_seqs=load.max_num_seqs,
         max_num_waiting=load.max_num_waiting,
         speeds=_decode_speeds(status.speed, settings),
+        adapters=frozenset(adapter.digest for adapter in model.adapters),
     )
 
 

@@ -49,6 +49,7 @@ class WorkerSnapshot:
     max_num_seqs: int  # 0 = not said
     max_num_waiting: int  # 0 = not said
     speeds: Speeds
+    adapters: frozenset[bytes] = frozenset()  # digests
     num_assumed_waiting: int = 0  # of num_waiting: what it has not said itself
 
     @property

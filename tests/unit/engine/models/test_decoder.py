@@ -9,7 +9,7 @@ from support.tiny_checkpoints import make_tiny_checkpoint
 from pagoda_engine import EngineConfig, LoadedModel, load_model
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.models.decoder import Decoder
-from pagoda_engine.models.weight_bytes import weight_bytes
+from pagoda_engine.models.weights.num_bytes import weight_bytes
 from pagoda_kernels import plan_attention
 from pagoda_kernels.native import packed_linear
 

@@ -342,3 +342,19 @@ def test_choice_is_the_cheapest_of_every_pair(
     ]
     allowed = [candidate for candidate in alone if not candidate.reason]
     assert best.cost_ms == pytest.approx(min(candidate.cost_ms for candidate in allowed))
+
+
+def test_a_sequence_goes_only_where_its_adapter_is() -> None:
+    one, two = b"1" * 16, b"2" * 16
+    workers = [
+        prefill("p1", adapters=frozenset({one})),
+        prefill("p2", adapters=frozenset({one, two})),
+        decode("d1"),
+        decode("d2", adapters=frozenset({two})),
+    ]
+    assert names(workers, adapter=two) == ("d2", "p2")
+    comparison = compare(make_request(160, adapter=one), workers, {}, SETTINGS)
+    assert comparison.outcome is RouteOutcome.NO_WORKER
+    reasons = {c.decode_worker_id: c.reason for c in comparison.candidates}
+    assert reasons["d1"] == f"has no adapter {one.hex()}"
+    assert names([*workers[:1], decode("d")]) == ("d", "p1")  # who names none goes anywhere

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpagoda/rpc/v1/generate.proto\x12\rpagoda.rpc.v1\"\xb7\x06\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x18\n\x10presence_penalty\x18\t \x01(\x02\x12@\n\nlogit_bias\x18\n \x03(\x0b\x32,.pagoda.rpc.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x19\n\x0cnum_logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x12 \n\x13num_prompt_logprobs\x18\x10 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x11logprob_token_ids\x18\x11 \x03(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\r\x12/\n\tbad_words\x18\x13 \x03(\x0b\x32\x1c.pagoda.rpc.v1.TokenSequence\x12\r\n\x05\x65mbed\x18\x14 \x01(\x08\x12\x13\n\x0btop_n_sigma\x18\x15 \x01(\x02\x12\x11\n\ttypical_p\x18\x16 \x01(\x02\x12\x15\n\rxtc_threshold\x18\x17 \x01(\x02\x12\x17\n\x0fxtc_probability\x18\x18 \x01(\x02\x12\x16\n\x0e\x64ry_multiplier\x18\x19 \x01(\x02\x12\x10\n\x08\x64ry_base\x18\x1a \x01(\x02\x12\x1a\n\x12\x64ry_allowed_length\x18\x1b \x01(\r\x12\x1d\n\x15\x64ry_sequence_breakers\x18\x1c \x03(\r\x12\x12\n\nlz_penalty\x18\x1d \x01(\x02\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"=\n\x06KvPlan\x12\x19\n\x11prefill_worker_id\x18\x01 \x01(\t\x12\x18\n\x10num_fetch_blocks\x18\x02 \x01(\r\"\xe7\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\ngateway_id\x18\x04 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x18\n\x10output_token_ids\x18\x06 \x03(\r\x12\x12\n\ncache_root\x18\x07 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x08 \x01(\x0c\x12/\n\x08sampling\x18\t \x01(\x0b\x32\x1d.pagoda.rpc.v1.SamplingParams\x12#\n\x04plan\x18\n \x01(\x0b\x32\x15.pagoda.rpc.v1.KvPlan\x12\x1d\n\x15\x64\x65\x61\x64line_unix_seconds\x18\x0b \x01(\x01\x12\x10\n\x08priority\x18\x0c \x01(\x11\x12\x0e\n\x06tenant\x18\r \x01(\x0c\x12\x0e\n\x06weight\x18\x0e \x01(\x02\"^\n\x10GenerateResponse\x12*\n\x06status\x18\x01 \x01(\x0e\x32\x1a.pagoda.rpc.v1.AdmitStatus\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"|\n\x0ePrefillRequest\x12\x30\n\x08generate\x18\x01 \x01(\x0b\x32\x1e.pagoda.rpc.v1.GenerateRequest\x12#\n\x05lease\x18\x02 \x01(\x0b\x32\x14.pagoda.rpc.v1.Lease\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\"]\n\x0fPrefillResponse\x12*\n\x06status\x18\x01 \x01(\x0e\x32\x1a.pagoda.rpc.v1.AdmitStatus\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"X\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x1c\n\x14\x65xpires_unix_seconds\x18\x04 \x01(\x01\"o\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10sequence_indices\x18\x02 \x03(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x07\x61ttempt\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_attempt\"@\n\x0cProbeRequest\x12\x30\n\tsequences\x18\x01 \x03(\x0b\x32\x1d.pagoda.rpc.v1.ProbedSequence\"M\n\x0eProbedSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"B\n\rProbeResponse\x12\x31\n\x08progress\x18\x01 \x03(\x0b\x32\x1f.pagoda.rpc.v1.SequenceProgress\"8\n\x10SequenceProgress\x12\x10\n\x08is_known\x18\x01 \x01(\x08\x12\x12\n\nnext_index\x18\x02 \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"w\n\x10PositionLogprobs\x12+\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1b.pagoda.rpc.v1.TokenLogprob\x12(\n\x03top\x18\x02 \x03(\x0b\x32\x1b.pagoda.rpc.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x03 \x01(\r\"9\n\x0c\x43\x61\x63hedTokens\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\r\x12\x0b\n\x03\x63pu\x18\x02 \x01(\r\x12\x0c\n\x04nvme\x18\x03 \x01(\r\"\xa4\x01\n\nStageTimes\x12\x18\n\x10prefill_queue_ms\x18\x01 \x01(\x01\x12\x13\n\x0bkv_fetch_ms\x18\x02 \x01(\x01\x12\x1a\n\x12prefill_compute_ms\x18\x03 \x01(\x01\x12\x16\n\x0ekv_transfer_ms\x18\x04 \x01(\x01\x12\x17\n\x0f\x64\x65\x63ode_queue_ms\x18\x05 \x01(\x01\x12\x1a\n\x12\x64\x65\x63ode_generate_ms\x18\x06 \x01(\x01\"\xe1\x03\n\x05\x46rame\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x31\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1f.pagoda.rpc.v1.PositionLogprobs\x12\x32\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x1b.pagoda.rpc.v1.FinishReason\x12\r\n\x05\x65rror\x18\x08 \x01(\t\x12+\n\x06\x63\x61\x63hed\x18\t \x01(\x0b\x32\x1b.pagoda.rpc.v1.CachedTokens\x12)\n\x06stages\x18\n \x01(\x0b\x32\x19.pagoda.rpc.v1.StageTimes\x12\"\n\x15matched_stop_token_id\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12\x66irst_prompt_index\x18\x0c \x01(\r\x12\x38\n\x0fprompt_logprobs\x18\r \x03(\x0b\x32\x1f.pagoda.rpc.v1.PositionLogprobs\x12\x11\n\tembedding\x18\x0e \x01(\x0c\x42\x18\n\x16_matched_stop_token_id\"W\n\rFramesMessage\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12$\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x14.pagoda.rpc.v1.Frame*\xb4\x01\n\x0b\x41\x64mitStatus\x12\x1c\n\x18\x41\x44MIT_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x44MIT_STATUS_ACCEPTED\x10\x01\x12\x1b\n\x17\x41\x44MIT_STATUS_OVERLOADED\x10\x02\x12\x19\n\x15\x41\x44MIT_STATUS_DRAINING\x10\x03\x12\x18\n\x14\x41\x44MIT_STATUS_INVALID\x10\x04\x12\x1a\n\x16\x41\x44MIT_STATUS_CANCELLED\x10\x05*\xac\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x19\n\x15\x46INISH_REASON_INVALID\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpagoda/rpc/v1/generate.proto\x12\rpagoda.rpc.v1\"\xb7\x06\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x18\n\x10presence_penalty\x18\t \x01(\x02\x12@\n\nlogit_bias\x18\n \x03(\x0b\x32,.pagoda.rpc.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x19\n\x0cnum_logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x12 \n\x13num_prompt_logprobs\x18\x10 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x11logprob_token_ids\x18\x11 \x03(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\r\x12/\n\tbad_words\x18\x13 \x03(\x0b\x32\x1c.pagoda.rpc.v1.TokenSequence\x12\r\n\x05\x65mbed\x18\x14 \x01(\x08\x12\x13\n\x0btop_n_sigma\x18\x15 \x01(\x02\x12\x11\n\ttypical_p\x18\x16 \x01(\x02\x12\x15\n\rxtc_threshold\x18\x17 \x01(\x02\x12\x17\n\x0fxtc_probability\x18\x18 \x01(\x02\x12\x16\n\x0e\x64ry_multiplier\x18\x19 \x01(\x02\x12\x10\n\x08\x64ry_base\x18\x1a \x01(\x02\x12\x1a\n\x12\x64ry_allowed_length\x18\x1b \x01(\r\x12\x1d\n\x15\x64ry_sequence_breakers\x18\x1c \x03(\r\x12\x12\n\nlz_penalty\x18\x1d \x01(\x02\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"=\n\x06KvPlan\x12\x19\n\x11prefill_worker_id\x18\x01 \x01(\t\x12\x18\n\x10num_fetch_blocks\x18\x02 \x01(\r\"\xf8\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\ngateway_id\x18\x04 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x18\n\x10output_token_ids\x18\x06 \x03(\r\x12\x12\n\ncache_root\x18\x07 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x08 \x01(\x0c\x12/\n\x08sampling\x18\t \x01(\x0b\x32\x1d.pagoda.rpc.v1.SamplingParams\x12#\n\x04plan\x18\n \x01(\x0b\x32\x15.pagoda.rpc.v1.KvPlan\x12\x1d\n\x15\x64\x65\x61\x64line_unix_seconds\x18\x0b \x01(\x01\x12\x10\n\x08priority\x18\x0c \x01(\x11\x12\x0e\n\x06tenant\x18\r \x01(\x0c\x12\x0e\n\x06weight\x18\x0e \x01(\x02\x12\x0f\n\x07\x61\x64\x61pter\x18\x0f \x01(\x0c\"^\n\x10GenerateResponse\x12*\n\x06status\x18\x01 \x01(\x0e\x32\x1a.pagoda.rpc.v1.AdmitStatus\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"|\n\x0ePrefillRequest\x12\x30\n\x08generate\x18\x01 \x01(\x0b\x32\x1e.pagoda.rpc.v1.GenerateRequest\x12#\n\x05lease\x18\x02 \x01(\x0b\x32\x14.pagoda.rpc.v1.Lease\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\"]\n\x0fPrefillResponse\x12*\n\x06status\x18\x01 \x01(\x0e\x32\x1a.pagoda.rpc.v1.AdmitStatus\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"X\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x1c\n\x14\x65xpires_unix_seconds\x18\x04 \x01(\x01\"o\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10sequence_indices\x18\x02 \x03(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x07\x61ttempt\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_attempt\"@\n\x0cProbeRequest\x12\x30\n\tsequences\x18\x01 \x03(\x0b\x32\x1d.pagoda.rpc.v1.ProbedSequence\"M\n\x0eProbedSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"B\n\rProbeResponse\x12\x31\n\x08progress\x18\x01 \x03(\x0b\x32\x1f.pagoda.rpc.v1.SequenceProgress\"8\n\x10SequenceProgress\x12\x10\n\x08is_known\x18\x01 \x01(\x08\x12\x12\n\nnext_index\x18\x02 \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"w\n\x10PositionLogprobs\x12+\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1b.pagoda.rpc.v1.TokenLogprob\x12(\n\x03top\x18\x02 \x03(\x0b\x32\x1b.pagoda.rpc.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x03 \x01(\r\"9\n\x0c\x43\x61\x63hedTokens\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\r\x12\x0b\n\x03\x63pu\x18\x02 \x01(\r\x12\x0c\n\x04nvme\x18\x03 \x01(\r\"\xa4\x01\n\nStageTimes\x12\x18\n\x10prefill_queue_ms\x18\x01 \x01(\x01\x12\x13\n\x0bkv_fetch_ms\x18\x02 \x01(\x01\x12\x1a\n\x12prefill_compute_ms\x18\x03 \x01(\x01\x12\x16\n\x0ekv_transfer_ms\x18\x04 \x01(\x01\x12\x17\n\x0f\x64\x65\x63ode_queue_ms\x18\x05 \x01(\x01\x12\x1a\n\x12\x64\x65\x63ode_generate_ms\x18\x06 \x01(\x01\"\xe1\x03\n\x05\x46rame\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x31\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1f.pagoda.rpc.v1.PositionLogprobs\x12\x32\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x1b.pagoda.rpc.v1.FinishReason\x12\r\n\x05\x65rror\x18\x08 \x01(\t\x12+\n\x06\x63\x61\x63hed\x18\t \x01(\x0b\x32\x1b.pagoda.rpc.v1.CachedTokens\x12)\n\x06stages\x18\n \x01(\x0b\x32\x19.pagoda.rpc.v1.StageTimes\x12\"\n\x15matched_stop_token_id\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12\x66irst_prompt_index\x18\x0c \x01(\r\x12\x38\n\x0fprompt_logprobs\x18\r \x03(\x0b\x32\x1f.pagoda.rpc.v1.PositionLogprobs\x12\x11\n\tembedding\x18\x0e \x01(\x0c\x42\x18\n\x16_matched_stop_token_id\"W\n\rFramesMessage\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12$\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x14.pagoda.rpc.v1.Frame*\xb4\x01\n\x0b\x41\x64mitStatus\x12\x1c\n\x18\x41\x44MIT_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x44MIT_STATUS_ACCEPTED\x10\x01\x12\x1b\n\x17\x41\x44MIT_STATUS_OVERLOADED\x10\x02\x12\x19\n\x15\x41\x44MIT_STATUS_DRAINING\x10\x03\x12\x18\n\x14\x41\x44MIT_STATUS_INVALID\x10\x04\x12\x1a\n\x16\x41\x44MIT_STATUS_CANCELLED\x10\x05*\xac\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x19\n\x15\x46INISH_REASON_INVALID\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_ADMITSTATUS']._serialized_start=3097
-  _globals['_ADMITSTATUS']._serialized_end=3277
-  _globals['_FINISHREASON']._serialized_start=3280
-  _globals['_FINISHREASON']._serialized_end=3452
+  _globals['_ADMITSTATUS']._serialized_start=3114
+  _globals['_ADMITSTATUS']._serialized_end=3294
+  _globals['_FINISHREASON']._serialized_start=3297
+  _globals['_FINISHREASON']._serialized_end=3469
   _globals['_SAMPLINGPARAMS']._serialized_start=48
   _globals['_SAMPLINGPARAMS']._serialized_end=871
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=782
@@ -46,35 +46,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVPLAN']._serialized_start=909
   _globals['_KVPLAN']._serialized_end=970
   _globals['_GENERATEREQUEST']._serialized_start=973
-  _globals['_GENERATEREQUEST']._serialized_end=1332
-  _globals['_GENERATERESPONSE']._serialized_start=1334
-  _globals['_GENERATERESPONSE']._serialized_end=1428
-  _globals['_PREFILLREQUEST']._serialized_start=1430
-  _globals['_PREFILLREQUEST']._serialized_end=1554
-  _globals['_PREFILLRESPONSE']._serialized_start=1556
-  _globals['_PREFILLRESPONSE']._serialized_end=1649
-  _globals['_LEASE']._serialized_start=1651
-  _globals['_LEASE']._serialized_end=1739
-  _globals['_CANCELREQUEST']._serialized_start=1741
-  _globals['_CANCELREQUEST']._serialized_end=1852
-  _globals['_PROBEREQUEST']._serialized_start=1854
-  _globals['_PROBEREQUEST']._serialized_end=1918
-  _globals['_PROBEDSEQUENCE']._serialized_start=1920
-  _globals['_PROBEDSEQUENCE']._serialized_end=1997
-  _globals['_PROBERESPONSE']._serialized_start=1999
-  _globals['_PROBERESPONSE']._serialized_end=2065
-  _globals['_SEQUENCEPROGRESS']._serialized_start=2067
-  _globals['_SEQUENCEPROGRESS']._serialized_end=2123
-  _globals['_TOKENLOGPROB']._serialized_start=2125
-  _globals['_TOKENLOGPROB']._serialized_end=2174
-  _globals['_POSITIONLOGPROBS']._serialized_start=2176
-  _globals['_POSITIONLOGPROBS']._serialized_end=2295
-  _globals['_CACHEDTOKENS']._serialized_start=2297
-  _globals['_CACHEDTOKENS']._serialized_end=2354
-  _globals['_STAGETIMES']._serialized_start=2357
-  _globals['_STAGETIMES']._serialized_end=2521
-  _globals['_FRAME']._serialized_start=2524
-  _globals['_FRAME']._serialized_end=3005
-  _globals['_FRAMESMESSAGE']._serialized_start=3007
-  _globals['_FRAMESMESSAGE']._serialized_end=3094
+  _globals['_GENERATEREQUEST']._serialized_end=1349
+  _globals['_GENERATERESPONSE']._serialized_start=1351
+  _globals['_GENERATERESPONSE']._serialized_end=1445
+  _globals['_PREFILLREQUEST']._serialized_start=1447
+  _globals['_PREFILLREQUEST']._serialized_end=1571
+  _globals['_PREFILLRESPONSE']._serialized_start=1573
+  _globals['_PREFILLRESPONSE']._serialized_end=1666
+  _globals['_LEASE']._serialized_start=1668
+  _globals['_LEASE']._serialized_end=1756
+  _globals['_CANCELREQUEST']._serialized_start=1758
+  _globals['_CANCELREQUEST']._serialized_end=1869
+  _globals['_PROBEREQUEST']._serialized_start=1871
+  _globals['_PROBEREQUEST']._serialized_end=1935
+  _globals['_PROBEDSEQUENCE']._serialized_start=1937
+  _globals['_PROBEDSEQUENCE']._serialized_end=2014
+  _globals['_PROBERESPONSE']._serialized_start=2016
+  _globals['_PROBERESPONSE']._serialized_end=2082
+  _globals['_SEQUENCEPROGRESS']._serialized_start=2084
+  _globals['_SEQUENCEPROGRESS']._serialized_end=2140
+  _globals['_TOKENLOGPROB']._serialized_start=2142
+  _globals['_TOKENLOGPROB']._serialized_end=2191
+  _globals['_POSITIONLOGPROBS']._serialized_start=2193
+  _globals['_POSITIONLOGPROBS']._serialized_end=2312
+  _globals['_CACHEDTOKENS']._serialized_start=2314
+  _globals['_CACHEDTOKENS']._serialized_end=2371
+  _globals['_STAGETIMES']._serialized_start=2374
+  _globals['_STAGETIMES']._serialized_end=2538
+  _globals['_FRAME']._serialized_start=2541
+  _globals['_FRAME']._serialized_end=3022
+  _globals['_FRAMESMESSAGE']._serialized_start=3024
+  _globals['_FRAMESMESSAGE']._serialized_end=3111
 # @@protoc_insertion_point(module_scope)

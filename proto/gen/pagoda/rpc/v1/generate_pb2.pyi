@@ -318,6 +318,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """ULID"""
     sequence_index: _builtins.int
@@ -338,6 +339,8 @@ class GenerateRequest(_message.Message):
     """whose it is, opaque; tenants share a worker fairly"""
     weight: _builtins.float
     """of its tenant's share, in [0.01, 100]; 0 = 1"""
+    adapter: _builtins.bytes
+    """digest of the LoRA adapter that computes it; empty = none"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -365,10 +368,11 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int = ...,
         tenant: _builtins.bytes = ...,
         weight: _builtins.float = ...,
+        adapter: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "cache_root", b"cache_root", "deadline_unix_seconds", b"deadline_unix_seconds", "gateway_id", b"gateway_id", "output_token_ids", b"output_token_ids", "plan", b"plan", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "sequence_index", b"sequence_index", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "attempt", b"attempt", "block_hashes", b"block_hashes", "cache_root", b"cache_root", "deadline_unix_seconds", b"deadline_unix_seconds", "gateway_id", b"gateway_id", "output_token_ids", b"output_token_ids", "plan", b"plan", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "sequence_index", b"sequence_index", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,7 @@ class RouteRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     EXCLUDED_WORKER_IDS_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     sequence_index: _builtins.int
     attempt: _builtins.int
@@ -66,6 +67,8 @@ class RouteRequest(_message.Message):
     max_tokens: _builtins.int
     block_hashes: _builtins.bytes
     """16 bytes for each full prompt block, concatenated"""
+    adapter: _builtins.bytes
+    """digest of the LoRA adapter that its workers must have; empty = none"""
     @_builtins.property
     def excluded_worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """failed this request before"""
@@ -82,10 +85,11 @@ class RouteRequest(_message.Message):
         max_tokens: _builtins.int = ...,
         block_hashes: _builtins.bytes = ...,
         excluded_worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+        adapter: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "excluded_worker_ids", b"excluded_worker_ids", "kv_identity", b"kv_identity", "max_tokens", b"max_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "sequence_index", b"sequence_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "attempt", b"attempt", "block_hashes", b"block_hashes", "excluded_worker_ids", b"excluded_worker_ids", "kv_identity", b"kv_identity", "max_tokens", b"max_tokens", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "sequence_index", b"sequence_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -85,6 +85,7 @@ class ModelCard(_message.Message):
     EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kv_identity: _builtins.bytes
     """16 bytes: BLAKE2b-128 of fingerprint (weights and their quantization), KV dtype, layout, block size"""
@@ -104,6 +105,10 @@ class ModelCard(_message.Message):
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """further names that clients may use; gateways say who has one that two models announce"""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """LoRA adapters that sequences may name here, by name"""
+
     def __init__(
         self,
         *,
@@ -117,14 +122,40 @@ class ModelCard(_message.Message):
         embedding_size: _builtins.int = ...,
         quantization: _builtins.str = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "embedding_size", b"embedding_size", "kv_identity", b"kv_identity", "max_model_len", b"max_model_len", "name", b"name", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "aliases", b"aliases", "block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "embedding_size", b"embedding_size", "kv_identity", b"kv_identity", "max_model_len", b"max_model_len", "name", b"name", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelCard: _TypeAlias = ModelCard  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    """A LoRA adapter of a model. Clients ask for <model>:<name>."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    digest: _builtins.bytes
+    """16 bytes: of its tensors and scale; covers the cache root of its sequences"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):

@@ -56,6 +56,14 @@ class PriceBook:
         price = self.price_at(model, unix_seconds)
         return "" if price is None else price.price_id
 
+    def priced_name(self, names: Iterable[str], unix_seconds: float) -> str:
+        """Return the first of some names that has a price at a moment, or else the last."""
+        name = ""
+        for name in names:
+            if self.price_at(name, unix_seconds) is not None:
+                break
+        return name
+
     def price_of(self, price_id: str | None, model: str, unix_seconds: float) -> Price | None:
         """Return the price of a request that was opened then; None: its model had no price.
 

@@ -125,7 +125,9 @@ class GenerationHandler(Generic[Sent, Body]):
             tokenize_ms=1000 * (time.perf_counter() - started),
             priority=(body.priority or 0) + PRIORITY_OF_TIER[caller.service_tier],
             service_tier=caller.service_tier,
-            price_id=gateway.price_book.price_id_at(model.name, caller.arrived_unix_seconds),
+            price_id=gateway.price_book.price_id_at(
+                self._priced_name(model, caller.arrived_unix_seconds), caller.arrived_unix_seconds
+            ),
             weight=caller.key.weight,
         )
         is_stream = bool(body.stream)
@@ -145,7 +147,7 @@ class GenerationHandler(Generic[Sent, Body]):
             caller.key,
             LimitedRequest(
                 request_id=identity.request_id,
-                model=generation.model.name,
+                model=self._priced_name(generation.model, identity.arrived_unix_seconds),
                 num_prompt_tokens=generation.num_prompt_tokens,
                 most_output_tokens=generation.most_output_tokens,
                 service_tier=identity.service_tier,
@@ -153,6 +155,10 @@ class GenerationHandler(Generic[Sent, Body]):
             ),
             lambda headers: note_limits(request.scope, headers),
         )
+
+    def _priced_name(self, model: ServedModel, at: float) -> str:
+        """Return whose price applies: that of the model with its adapter, or else its own."""
+        return self._gateway.price_book.priced_name((model.full_name, model.name), at)
 
     def _generation(
         self,

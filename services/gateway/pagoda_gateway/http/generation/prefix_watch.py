@@ -81,7 +81,9 @@ class PrefixWatch:
 
     def _begun(self, sequence: OutputSequence, outline: Outline) -> _Watched:
         model, prompt = self._generation.model, sequence.prompt
-        key = CacheKey(model.name, model.kv_identity, "", prompt.cache_root)
+        key = CacheKey(
+            model.full_name, model.kv_identity, model.adapter_digest.hex(), prompt.cache_root
+        )
         arrival = self._prefixes.memory.arrive(
             self._generation.identity.tenant,
             key,
@@ -133,13 +135,13 @@ class PrefixWatch:
         noted.first_token = example.first_token
         noted.place, noted.role = example.place.name, example.place.role
         noted.text, noted.earlier_text = _storable(example.text), _storable(example.earlier_text)
-        identity = self._generation.identity
-        micros = self._prefixes.lost_micros(
-            lost,
-            self._generation.model.name,
-            identity.service_tier,
-            identity.arrived_unix_seconds,
-        )
+        identity, model = self._generation.identity, self._generation.model
+        micros = None
+        for name in (model.full_name, model.name):
+            if micros is None:
+                micros = self._prefixes.lost_micros(
+                    lost, name, identity.service_tier, identity.arrived_unix_seconds
+                )
         if micros is not None:
             noted.lost_micros = micros
         self._generation.span.set_attributes(

@@ -75,7 +75,7 @@ def describe_request(generation: Generation, body: GenerationBody) -> None:
     generation.span.set_attributes(
         {
             "gen_ai.request.model": body.model,
-            "gen_ai.response.model": generation.model.name,
+            "gen_ai.response.model": generation.model.full_name,
             "gen_ai.response.id": generation.identity.object_id,
             "gen_ai.usage.input_tokens": generation.num_prompt_tokens,
             "gen_ai.request.max_tokens": generation.sequences[0].sampling.max_tokens,

@@ -17,9 +17,11 @@ def make_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/v1/models", openapi_extra=described(ModelList))
     async def list_models(request: Request) -> dict[str, Any]:
-        """List what workers have announced and the key may use, names first, then aliases."""
+        """List what workers have announced and the key may use: names, aliases, adapters."""
         entries, key = gateway.catalog.entries, caller_of(request).key
-        cards = [_card(id_, model) for id_, model in entries.items() if key.may_use(model.name)]
+        cards = [
+            _card(id_, model) for id_, model in entries.items() if key.may_use(model.full_name)
+        ]
         return {"object": "list", "data": cards}
 
     @router.get("/v1/models/{model_id:path}", openapi_extra=described(ModelCard))
@@ -37,5 +39,6 @@ def _card(model_id: str, model: ServedModel) -> dict[str, Any]:
         "created": model.created_unix_seconds,
         "owned_by": "pagoda",
         "root": model.name,
+        "parent": model.name if model.adapter else None,
         "max_model_len": model.max_model_len,
     }

@@ -6,13 +6,17 @@ from pydantic import BaseModel
 
 
 class ModelCard(BaseModel):
-    """One model, or an alias of one: then `root` is the model's own name."""
+    """One model, or an alias of one: then `root` is the model's own name.
+
+    Of a LoRA adapter `parent` is the model that it is added to.
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: Literal["pagoda"]
     root: str
+    parent: str | None
     max_model_len: int
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
-from pagoda_engine.models.weight_bytes import weight_bytes
+from pagoda_engine.models.weights.num_bytes import weight_bytes
 from pagoda_kernels import plan_attention
 
 CPU = torch.device("cpu")

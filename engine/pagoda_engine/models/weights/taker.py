@@ -10,7 +10,8 @@ import torch
 from pagoda_engine.checkpoints.tensor_part import Arrange, Part
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.norm import LayerNorm, Norm, RmsNorm
-from pagoda_engine.models.weight_source import WeightSource, one_after_another, transposed
+from pagoda_engine.models.projections import Projection
+from pagoda_engine.models.weights.source import WeightSource, one_after_another, transposed
 from pagoda_kernels.native.quantised_weight import Bits
 
 
@@ -46,6 +47,18 @@ class WeightTaker:
         """As `norm`; None without a name."""
         return self.norm(name, prefix) if name else None
 
+    def projection(
+        self, projection: Projection, *, has_bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return its joined weight ``[N, K]``, and its joined bias or None."""
+        return self.weights(
+            projection.names,
+            projection.num_rows,
+            projection.num_columns,
+            has_bias=has_bias,
+            arranges=projection.arranges,
+        )
+
     def weights(
         self,
         names: Sequence[str],
@@ -53,7 +66,7 @@ class WeightTaker:
         num_columns: int,
         *,
         has_bias: bool,
-        arranges: Sequence[Sequence[Arrange]] | None = None,
+        arranges: Sequence[Arrange | None] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the joined weight ``[N, K]`` of projections, and their joined bias or None.
 
@@ -62,20 +75,21 @@ class WeightTaker:
             num_rows: outputs of each.
             num_columns: inputs of all.
             has_bias: they have biases.
-            arranges: for each name, what brings rows into order.
+            arranges: for each name what brings rows into order; None: they are.
         """
         total = sum(num_rows)
         rows = num_rows if len(names) == len(num_rows) else [total]
-        steps = arranges or [()] * len(names)
+        steps = arranges or [None] * len(names)
         weights, biases = [], []
         for name, count, arrange in zip(names, rows, steps, strict=True):
             if self.description.names.is_transposed:
                 shape = (num_columns, count)
-                part = Part(f"{name}.weight", shape, one_after_another((transposed, *arrange)))
+                both = [transposed] if arrange is None else [transposed, arrange]
+                part = Part(f"{name}.weight", shape, one_after_another(both))
             else:
                 shape = (count, num_columns)
-                part = Part(f"{name}.weight", shape, one_after_another(arrange))
+                part = Part(f"{name}.weight", shape, arrange)
             weights.append(part)
-            biases.append(Part(f"{name}.bias", (count,), one_after_another(arrange)))
+            biases.append(Part(f"{name}.bias", (count,), arrange))
         weight = self.source.take(weights, (total, num_columns))
         return weight, self.source.take(biases, (total,)) if has_bias else None

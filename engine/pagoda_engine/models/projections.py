@@ -1,0 +1,99 @@
+"""The projections of a layer that may be joined of several: what a checkpoint calls their parts.
+
+Knows names, numbers of rows and their order. Knows no tensor.
+"""
+
+from dataclasses import dataclass
+
+from pagoda_engine.checkpoints.tensor_part import Arrange
+from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.weights.source import halves_apart, heads_joined, one_after_another
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One projection ``[N, K]``, of parts that a checkpoint has as tensors.
+
+    Attributes:
+        names: of the parts, layer and all, without ``.weight``.
+        num_rows: of each part; N together.
+        num_columns: K.
+        arranges: for each part what brings its rows into the engine's order; None: they are.
+    """
+
+    names: tuple[str, ...]
+    num_rows: tuple[int, ...]
+    num_columns: int
+    arranges: tuple[Arrange | None, ...]
+
+
+def qkv_projection(description: DecoderDescription, layer: int) -> Projection:
+    """Return that of Q, K and V."""
+    names, rope = description.names, description.ropes[layer]
+    num_heads, num_kv_heads = description.num_heads, description.num_kv_heads
+    head_dim = description.head_dim
+    if len(names.qkv) == 1:
+        steps = [heads_joined(num_heads)] if names.qkv_layout == "by_head" else []
+        rotated, rows = [num_heads + num_kv_heads], [num_heads + 2 * num_kv_heads]
+    else:
+        steps, rotated, rows = [], [num_heads, num_kv_heads, 0], [num_heads, *[num_kv_heads] * 2]
+    arranges = [list(steps) for _ in rows]
+    if rope is not None and rope.is_interleaved:
+        for arrange, count in zip(arranges, rotated, strict=True):
+            if count:
+                arrange.append(halves_apart(count, head_dim, rope.rotary_dim(head_dim)))
+    return Projection(
+        names=_in_layer(description, layer, names.qkv),
+        num_rows=tuple(count * head_dim for count in rows),
+        num_columns=description.hidden_size,
+        arranges=tuple(map(one_after_another, arranges)),
+    )
+
+
+def output_projection(description: DecoderDescription, layer: int) -> Projection:
+    """Return that of the attention's output."""
+    names = (description.names.attention_output,)
+    width = description.num_heads * description.head_dim
+    return _plain(description, layer, names, (description.hidden_size,), width)
+
+
+def up_projection(description: DecoderDescription, layer: int) -> Projection:
+    """Return that into a dense feed-forward part: gate, then up, or up alone."""
+    names, inner = description.names, description.intermediate_size
+    if not description.is_gated:
+        return _plain(description, layer, (names.up,), (inner,), description.hidden_size)
+    # A checkpoint that has both joined names one tensor.
+    rows = (2 * inner // len(names.gate_up),) * len(names.gate_up)
+    return _plain(description, layer, names.gate_up, rows, description.hidden_size)
+
+
+def down_projection(description: DecoderDescription, layer: int) -> Projection:
+    """Return that out of a dense feed-forward part."""
+    names, hidden = (description.names.down,), description.hidden_size
+    return _plain(description, layer, names, (hidden,), description.intermediate_size)
+
+
+def adaptable_projections(description: DecoderDescription, layer: int) -> tuple[Projection, ...]:
+    """Return those that adapters may add to: all but experts', routers' and those of tokens."""
+    attention = qkv_projection(description, layer), output_projection(description, layer)
+    experts = description.experts
+    if experts is not None and layer in experts.layers:
+        return attention
+    return *attention, up_projection(description, layer), down_projection(description, layer)
+
+
+def _plain(
+    description: DecoderDescription,
+    layer: int,
+    names: tuple[str, ...],
+    num_rows: tuple[int, ...],
+    num_columns: int,
+) -> Projection:
+    arranges = (None,) * len(names)
+    return Projection(_in_layer(description, layer, names), num_rows, num_columns, arranges)
+
+
+def _in_layer(
+    description: DecoderDescription, layer: int, names: tuple[str, ...]
+) -> tuple[str, ...]:
+    return tuple(description.names.layer.format(layer) + name for name in names)
