@@ -26,9 +26,9 @@ class SharedProcessors(Protocol):
 def rest_after(step_seconds: float, *, num_running: int, num_joining: int) -> float:
     """Return how long to wait after a step of `num_running` decodes; seconds.
 
-    As long as the others are likely to make up for by joining: the more they are beside those that
-    wait for them, the longer.
+    Not at all if fewer join than wait for them: side by side few decodes cost a prompt less than
+    they would lose. Else the longer the more they are.
     """
-    if not num_running:
+    if not num_running or num_joining <= num_running:
         return 0.0
     return step_seconds * min(num_joining / num_running, MAX_REST)

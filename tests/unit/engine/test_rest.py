@@ -54,13 +54,14 @@ def decoding_and_joining(engine: Engine) -> None:
     add(engine, "decoding")
     engine.step()
     add(engine, "joining", kv_source=KvSource.IMPORT)
+    add(engine, "too", kv_source=KvSource.IMPORT)
     engine.step()  # only reserves blocks
     engine.step()
 
 
 def test_a_rest_is_the_longer_the_more_join() -> None:
-    assert rest_after(2.0, num_running=4, num_joining=2) == 1.0
-    assert rest_after(2.0, num_running=4, num_joining=4) == 2.0
+    assert rest_after(2.0, num_running=4, num_joining=4) == 0.0
+    assert rest_after(2.0, num_running=4, num_joining=6) == 3.0
     assert rest_after(2.0, num_running=1, num_joining=40) == 2.0 * MAX_REST
     assert rest_after(2.0, num_running=4, num_joining=0) == 0.0
     assert rest_after(2.0, num_running=0, num_joining=4) == 0.0
