@@ -39,6 +39,9 @@ def tiered(home: Path, checkpoint: Path, cpu_blocks: int):
         "PAGODA_DTYPE": "float32",
         "PAGODA_PREFILL_NUM_BLOCKS": "20",
         "PAGODA_DECODE_NUM_BLOCKS": "20",
+        # At once, not when the worker idles: what comes next pushes them out.
+        "PAGODA_PREFILL_WRITE_THROUGH": "all",
+        "PAGODA_DECODE_WRITE_THROUGH": "all",
         "PAGODA_KVSTORE_CPU_BYTES": str(cpu_blocks * (BLOCK_BYTES + 512)),
     }
     return running_stack(home, environ)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from support.engine_driver import EngineDriver
 from support.family_checkpoints import make_family_checkpoint
 from support.greedy_oracle import GreedyOracle
@@ -81,6 +80,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def make_case(family: str, tmp_path: Path) -> Case:
+    from peft import LoraConfig, get_peft_model  # it imports triton: see kernels/conftest.py
+
     make = make_tiny_checkpoint if family in FAMILIES else make_family_checkpoint
     folder = make(tmp_path / "base", family)
     references: dict[str | None, GreedyOracle] = {None: GreedyOracle(folder)}
@@ -163,11 +164,13 @@ def test_greedy_tokens_of_a_mixed_batch(case: Case, max_num_batched_tokens: int)
 
 
 def test_greedy_tokens_of_the_adapter_merged_into_its_base(tmp_path: Path) -> None:
+    import peft
+
     case = make_case("llama", tmp_path)
     driver = case.driver()
     case.add(driver, "one", PROMPTS[0], "x")
     tuned = case.references["one"].reference
-    assert isinstance(tuned, PeftModel)
+    assert isinstance(tuned, peft.PeftModel)
     merged = GreedyOracle(tmp_path / "base")
     merged.reference = tuned.merge_and_unload()
     assert driver.run()["one-x"].token_ids == merged.greedy(PROMPTS[0], MAX_TOKENS)

@@ -4,6 +4,7 @@ Without CUDA the Triton kernels run in Triton's interpreter, chosen here before 
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +12,9 @@ import torch
 from support.seeds import seed_of_tests
 
 if not torch.cuda.is_available():
+    # Nor before any of Triton's own are: a test module that imports it, through whatever library,
+    # has to do so in a test.
+    assert "triton.language" not in sys.modules, "triton was imported before this file"
     os.environ["TRITON_INTERPRET"] = "1"
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 
 ACK_WAIT_SECONDS = 30.0
+CLOSE_SECONDS = 2.0
 HANDLER_SECONDS = 25.0  # below ACK_WAIT_SECONDS, else a batch would run twice at once
 RETRY_SECONDS = 1.0
 PULL_SECONDS = 30.0
@@ -91,10 +92,17 @@ class StreamConsumer(Generic[M]):
 
     async def close(self) -> None:
         """Stop listening; what was delivered but not handed on comes again elsewhere."""
-        if self._subscription is not None:
-            while not self._arrived.empty():
-                await self._reply(self._arrived.get_nowait(), NAK_NOW)
-            await self._subscription.unsubscribe()
+        if self._subscription is None:
+            return
+        # What is on its way arrives before it ends; nobody would get that for ACK_WAIT_SECONDS.
+        with contextlib.suppress(nats.errors.Error, TimeoutError), cancellation_kept():
+            async with asyncio.timeout(CLOSE_SECONDS):
+                if self._client.is_connected:
+                    await self._subscription.drain()  # type: ignore[no-untyped-call]
+                else:
+                    await self._subscription.unsubscribe()
+        while not self._arrived.empty():
+            await self._reply(self._arrived.get_nowait(), NAK_NOW)
 
     async def run(self) -> None:
         """Work until cancelled; outages of the server are waited for."""

@@ -86,7 +86,7 @@ def test_products_are_the_same_whoever_shares(native: NativeLibrary, tmp_path: P
     assert library.threads(5) == pool  # one of all processors, whatever was asked for
     packed = PackedLinear(weight)
     y = torch.empty(9, 300)
-    library.product(pool, packed.structure, x.data_ptr(), 9, y.data_ptr())
+    library.product(pool, packed.structure, x.data_ptr(), 9, y.data_ptr(), None, None)
     assert torch.equal(y, before)
 
 

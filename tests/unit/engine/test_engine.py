@@ -298,7 +298,7 @@ def test_logits_that_are_not_finite_end_one_sequence(
 def test_prefix_of_a_prompt_whose_logits_are_not_finite_is_computed_anew(
     tiny_model: LoadedModel, request: pytest.FixtureRequest
 ) -> None:
-    row = tiny_model.decoder._embedding[251]
+    row = tiny_model.decoder._embedding.weight[251]
     before = row.clone()
     request.addfinalizer(lambda: row.copy_(before))
     row.fill_(float("nan"))

@@ -186,7 +186,7 @@ def test_a_proposed_token_that_spoils_a_step_spoils_no_output(
     tiny_model: LoadedModel, request: pytest.FixtureRequest
 ) -> None:
     """A NaN in the KV of a wrong proposal reaches the tokens before it in the same step."""
-    row = tiny_model.decoder._embedding[251]
+    row = tiny_model.decoder._embedding.weight[251]
     before = row.clone()
     request.addfinalizer(lambda: row.copy_(before))
     sampling = replace(BIASED, num_logprobs=1)
