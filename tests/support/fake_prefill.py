@@ -78,14 +78,10 @@ class FakePrefill:
             return await stub.Push(requests(), timeout=SECONDS)
 
     async def release(self, lease: generate_pb2.Lease) -> None:
-        async with self._channel(lease.endpoint) as channel:
-            stub = kv_transfer_pb2_grpc.KvTransferServiceStub(channel)
-            await stub.Release(
-                kv_transfer_pb2.ReleaseRequest(
-                    lease_id=lease.lease_id, epoch=lease.epoch, reason="test"
-                ),
-                timeout=SECONDS,
-            )
+        message = generate_pb2.LeaseRelease(
+            lease_id=lease.lease_id, epoch=lease.epoch, reason="test"
+        )
+        await self.cluster.bus.publish(subjects.release(lease.worker_id), message)
 
     @property
     def kv_identity(self) -> bytes:

@@ -120,11 +120,11 @@ class Consumer:
         self.endpoint = ""
 
     @contextlib.asynccontextmanager
-    async def served(self) -> AsyncIterator["Consumer"]:
+    async def served(self, port: int = 0) -> AsyncIterator["Consumer"]:
         def add(server: grpc.aio.Server) -> None:
             kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self.consumer, server)
 
-        async with grpc_server(host="127.0.0.1", port=0, token="", add=add) as port:
+        async with grpc_server(host="127.0.0.1", port=port, token="", add=add) as port:
             self.endpoint = f"127.0.0.1:{port}"
             yield self
         self.consumer.close()

@@ -66,8 +66,11 @@ def _consuming(stream: str) -> tuple[str, ...]:
 def _worker(role: str) -> Permissions:
     """A worker of one role: takes its work, tells tokens, blocks and itself."""
     is_decode = role == "decode"
-    asks = (subjects.prefill("*"), subjects.cancel("*")) if is_decode else ()
-    work = (subjects.decode("*"), subjects.probe("*")) if is_decode else (subjects.prefill("*"),)
+    asks: tuple[str, ...] = (subjects.release("*"),)
+    work: tuple[str, ...] = (subjects.prefill("*"),)
+    if is_decode:
+        asks = (subjects.prefill("*"), subjects.cancel("*"))
+        work = (subjects.decode("*"), subjects.probe("*"), subjects.release("*"))
     peers = subjects.status_of("prefill" if is_decode else "decode")
     return Permissions(
         publish=(

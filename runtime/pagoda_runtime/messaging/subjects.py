@@ -60,6 +60,11 @@ def cancel(worker_id: str) -> str:
     return f"{PREFIX}.cancel.{worker_id}"
 
 
+def release(worker_id: str) -> str:
+    """Leases of one decode worker for which nothing will be pushed (publish)."""
+    return f"{PREFIX}.release.{worker_id}"
+
+
 def probe(worker_id: str) -> str:
     """Questions about silent sequences to one decode worker (request/reply)."""
     return f"{PREFIX}.probe.{worker_id}"

@@ -42,6 +42,7 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
             metrics=worker.metrics,
             stages=worker.stages,
             clock=worker.clock,
+            worker_id=worker.identity.worker_id,
         )
 
     async def on_generate(
@@ -81,6 +82,10 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
                 next_index=0 if sequence is None else sequence.next_index,
             )
         return response
+
+    async def on_release(self, message: generate_pb2.LeaseRelease, context: Context) -> None:
+        """Compute here what its producer gave up."""
+        self.leases.give_up(message.lease_id, message.epoch, message.reason)
 
     def on_worker(self, worker_id: str, status: status_pb2.WorkerStatus | None) -> None:
         """A worker was heard of (status) or lost (None)."""

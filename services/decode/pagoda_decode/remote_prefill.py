@@ -34,8 +34,10 @@ class RemotePrefill:
         metrics: WorkerMetrics,
         stages: StageRecorder,
         clock: Callable[[], float],
+        worker_id: str,
     ) -> None:
         self._leases = leases
+        self._worker_id = worker_id
         self._bus = bus
         self._tasks = tasks
         self._metrics = metrics
@@ -86,6 +88,7 @@ class RemotePrefill:
                 epoch=self._leases.epoch,
                 endpoint=endpoint,
                 expires_unix_seconds=now + self._leases.lease_seconds,
+                worker_id=self._worker_id,
             ),
             first_block=lease.blocks.first_block,
         )

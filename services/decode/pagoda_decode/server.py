@@ -61,10 +61,15 @@ async def serve(
         directory.add_listener(handler.on_worker)  # settles leases before their pool is closed
         directory.add_listener(consumer.on_worker)
         worker_id = worker.identity.worker_id
-        probes = await worker.bus.serve(
-            subjects.probe(worker_id), generate_pb2.ProbeRequest, handler.on_probe
-        )
-        stack.push_async_callback(probes.unsubscribe)
+        for subscription in (
+            await worker.bus.serve(
+                subjects.probe(worker_id), generate_pb2.ProbeRequest, handler.on_probe
+            ),
+            await worker.bus.subscribe(
+                subjects.release(worker_id), generate_pb2.LeaseRelease, handler.on_release
+            ),
+        ):
+            stack.push_async_callback(subscription.unsubscribe)
         await serve_role(
             context,
             handler,

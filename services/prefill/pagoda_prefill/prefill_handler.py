@@ -18,6 +18,8 @@ from pagoda_engine import (
 )
 from pagoda_prefill.exported_layers import ExportedLayers
 from pagoda_prefill.prefill_sequence import PrefillSequence
+from pagoda_runtime.errors import BusError
+from pagoda_runtime.messaging import subjects
 from pagoda_runtime.telemetry.tracing import attached
 from pagoda_worker import engine_messages
 from pagoda_worker.errors import PushError
@@ -30,6 +32,7 @@ from pagoda_worker.worker import Worker
 logger = logging.getLogger(__name__)
 
 MAX_PUSH_SECONDS = 600.0
+RELEASE_SECONDS = 1.0
 
 
 class PrefillHandler(RoleHandler[PrefillSequence]):
@@ -56,7 +59,7 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
         elif admitted is not None:
             admitted.lease_id, admitted.lease_epoch = lease.lease_id, lease.epoch
             admitted.first_block = message.first_block
-            target = LeaseTarget(lease.lease_id, lease.epoch, lease.endpoint)
+            target = LeaseTarget(lease.lease_id, lease.epoch, lease.endpoint, lease.worker_id)
             admitted.task = self.worker.tasks.start(
                 self._export(admitted, target),
                 name=f"export {admitted.sequence_id}",
@@ -72,6 +75,9 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
                 self._producer.hear_of(status.epoch, status.host_id)
             return
         epoch = self._epochs.pop(worker_id, None)
+        if epoch is None:
+            return
+        self._producer.lose(epoch)
         for sequence in self.worker.sequences:
             if sequence.lease_epoch == epoch:
                 self.end(sequence, f"its consumer {worker_id} is gone")
@@ -191,7 +197,18 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
         ended = FinishReason.ABORT.value if reason else "prefill"
         self.worker.metrics.sequences_ended.labels(ended).inc()
         if reason:
-            await self._producer.give_up(target, reason)
+            await self._release(target, reason)
+
+    async def _release(self, target: LeaseTarget, reason: str) -> None:
+        """Tell the consumer that nothing will come. Never raises: the lease expires by itself."""
+        message = generate_pb2.LeaseRelease(
+            lease_id=target.lease_id, epoch=target.epoch, reason=reason
+        )
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self.worker.bus.publish(subjects.release(target.worker_id), message)
+        except (BusError, TimeoutError) as error:
+            logger.info("lease %s could not be given up: %s", target.lease_id, error)
 
     def _forget(self, sequence: PrefillSequence) -> None:
         """The task has ended (perhaps before it began): nobody reads the blocks now."""

@@ -139,6 +139,18 @@ async def test_producer_lost_before_it_answered_is_not_waited_for(
     fake.may_answer.set()
 
 
+async def test_consumer_that_cannot_be_reached_is_told_by_the_bus(cluster: Cluster) -> None:
+    unreachable = "127.255.255.254"  # it serves another address than it names
+    decode = await cluster.start_decode("decode-1", lease_seconds=600, advertise_host=unreachable)
+    prefill = await cluster.start_prefill("prefill-1")
+
+    answer = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-1")
+
+    await assert_same_tokens(cluster, answer)
+    await cluster.idle(prefill)
+    assert decode.metric("pagoda_kv_leases_settled_total", outcome="producer gave up") == 1
+
+
 @pytest.mark.parametrize(
     "status", [generate_pb2.ADMIT_STATUS_OVERLOADED, generate_pb2.ADMIT_STATUS_DRAINING]
 )

@@ -352,6 +352,23 @@ async def test_consumer_on_another_host_gets_payloads_at_once(
     await producer.close()
 
 
+async def test_successor_at_the_same_port_is_reached_at_once() -> None:
+    producer = Producer()
+    async with Consumer().served() as dead:
+        endpoint = dead.endpoint
+    await producer.push("lease-1", endpoint, "of the dead")
+    with pytest.raises(PushError, match="UNAVAILABLE"):
+        await producer.send(0, 4)  # its channel rests now, before it tries to connect again
+
+    async with Consumer().served(int(endpoint.rpartition(":")[2])) as consumer:
+        lease = consumer.promise()
+        await producer.push("lease-1", endpoint)
+        await producer.send(0, 4)
+        assert (await producer.finish())["num_blocks"] == 4
+        assert (await settled(lease)).outcome is LeaseOutcome.RECEIVED
+        await producer.close()
+
+
 async def test_killed_consumer_ends_the_push_and_holds_nothing() -> None:
     producer = Producer()
     memory = producer.export.handle.memory

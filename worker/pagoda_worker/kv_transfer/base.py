@@ -28,8 +28,9 @@ class LeaseTarget:
     """Where a producer sends the blocks of one lease."""
 
     lease_id: str
-    epoch: str
+    epoch: str  # of the consumer
     endpoint: str
+    worker_id: str = ""  # of the consumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,6 @@ class KvProducer(Protocol):
         """Start a push; nothing is sent before the first block."""
         ...
 
-    async def give_up(self, target: LeaseTarget, reason: str) -> None:
-        """Tell the consumer that nothing will come. Never raises: the lease expires by itself."""
+    def lose(self, epoch: str) -> None:
+        """A consumer is gone: let go of what was kept for it."""
         ...

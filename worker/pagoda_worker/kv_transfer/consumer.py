@@ -104,13 +104,6 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         """Close the pools of all producers."""
         self._pools.close()
 
-    async def Release(
-        self, request: kv_transfer_pb2.ReleaseRequest, context: Context
-    ) -> kv_transfer_pb2.ReleaseResponse:
-        """The producer gives a lease up."""
-        self._leases.give_up(request.lease_id, request.epoch, request.reason)
-        return kv_transfer_pb2.ReleaseResponse()
-
     async def _read_header(
         self, requests: AsyncIterator[kv_transfer_pb2.PushRequest], context: Context
     ) -> kv_transfer_pb2.PushHeader:

@@ -7,7 +7,6 @@ and reading happen in threads. Knows leases only by their ids.
 import asyncio
 import collections
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -25,10 +24,7 @@ from pagoda_worker.kv_transfer.base import LeaseTarget, PushSummary, PushTrailer
 from pagoda_worker.kv_transfer.block_parts import BlockPart, encode_part, split_part
 from pagoda_worker.kv_transfer.pool_codec import DigestKind, is_pool_open, pool_message
 
-logger = logging.getLogger(__name__)
-
 MAX_CHANNELS = 64
-GIVE_UP_SECONDS = 2.0
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
 
@@ -48,6 +44,9 @@ class ExportedPool(Protocol):
 
 class GrpcProducer:
     """Pushes blocks of one pool. One channel per consumer, kept open.
+
+    Per consumer and not per endpoint: the channel to a process that died waits between its tries
+    to connect, and fails at once what is sent meanwhile. Its successor may have the same port.
 
     Args:
         kv_cache: where the blocks are.
@@ -88,15 +87,10 @@ class GrpcProducer:
         """Start a push; nothing is sent before the first block."""
         return GrpcPush(self, target, timeout_seconds)
 
-    async def give_up(self, target: LeaseTarget, reason: str) -> None:
-        """Tell the consumer that nothing will come. Never raises: the lease expires by itself."""
-        request = kv_transfer_pb2.ReleaseRequest(
-            lease_id=target.lease_id, epoch=target.epoch, reason=reason
-        )
-        try:
-            await self.stub(target.endpoint).Release(request, timeout=GIVE_UP_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            logger.info("lease %s could not be given up: %s", target.lease_id, error.details())
+    def lose(self, epoch: str) -> None:
+        """See `KvProducer.lose`. The channel is closed when its last push lets go of it."""
+        self._channels.pop(epoch, None)
+        self._inline_epochs.pop(epoch, None)
 
     async def close(self) -> None:
         """Close all channels and the pool."""
@@ -106,14 +100,14 @@ class GrpcProducer:
         if self.pool is not None:
             self.pool.close()
 
-    def stub(self, endpoint: str) -> "kv_transfer_pb2_grpc.KvTransferServiceAsyncStub":
+    def stub(self, target: LeaseTarget) -> "kv_transfer_pb2_grpc.KvTransferServiceAsyncStub":
         """Return a stub for one consumer."""
-        channel = self._channels.get(endpoint)
+        channel = self._channels.get(target.epoch)
         if channel is None:
-            channel = self._channels[endpoint] = self._open_channel(endpoint)
+            channel = self._channels[target.epoch] = self._open_channel(target.endpoint)
             if len(self._channels) > MAX_CHANNELS:  # closed when its last push lets go of it
                 self._channels.popitem(last=False)
-        self._channels.move_to_end(endpoint)
+        self._channels.move_to_end(target.epoch)
         return kv_transfer_pb2_grpc.KvTransferServiceStub(channel)
 
     def pool_for(self, epoch: str) -> PoolHandle | None:
@@ -199,7 +193,7 @@ class GrpcPush:
 
     async def _open(self) -> PushCall:
         timeout = max(self._ends_at - time.monotonic(), 0.001)
-        self._call = call = self._producer.stub(self._target.endpoint).Push(timeout=timeout)
+        self._call = call = self._producer.stub(self._target).Push(timeout=timeout)
         header = kv_transfer_pb2.PushHeader(
             lease_id=self._target.lease_id,
             epoch=self._target.epoch,

@@ -471,12 +471,15 @@ class Lease(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
     EXPIRES_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     epoch: _builtins.str
     """of the consumer"""
     endpoint: _builtins.str
     """host:port of the consumer's KvTransferService"""
     expires_unix_seconds: _builtins.float
+    worker_id: _builtins.str
+    """of the consumer, to be told when nothing will come"""
     def __init__(
         self,
         *,
@@ -484,14 +487,45 @@ class Lease(_message.Message):
         epoch: _builtins.str = ...,
         endpoint: _builtins.str = ...,
         expires_unix_seconds: _builtins.float = ...,
+        worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "epoch", b"epoch", "expires_unix_seconds", b"expires_unix_seconds", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "epoch", b"epoch", "expires_unix_seconds", b"expires_unix_seconds", "lease_id", b"lease_id", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Lease: _TypeAlias = Lease  # noqa: Y015
+
+@_typing.final
+class LeaseRelease(_message.Message):
+    """Published on pagoda.v1.release.<worker_id> of the consumer: nothing (more) will be pushed for a lease. Not by gRPC: its
+    endpoint may be what cannot be reached. Ignored while a push is under way, which says itself how it ended.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    epoch: _builtins.str
+    """of the consumer"""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        epoch: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease_id", b"lease_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseRelease: _TypeAlias = LeaseRelease  # noqa: Y015
 
 @_typing.final
 class CancelRequest(_message.Message):

@@ -40,11 +40,6 @@ class KvTransferServiceStub:
                 request_serializer=pagoda_dot_rpc_dot_v1_dot_kv__transfer__pb2.PushRequest.SerializeToString,
                 response_deserializer=pagoda_dot_rpc_dot_v1_dot_kv__transfer__pb2.PushResponse.FromString,
                 _registered_method=True)
-        self.Release = channel.unary_unary(
-                '/pagoda.rpc.v1.KvTransferService/Release',
-                request_serializer=pagoda_dot_rpc_dot_v1_dot_kv__transfer__pb2.ReleaseRequest.SerializeToString,
-                response_deserializer=pagoda_dot_rpc_dot_v1_dot_kv__transfer__pb2.ReleaseResponse.FromString,
-                _registered_method=True)
 
 
 class KvTransferServiceServicer:
@@ -60,13 +55,6 @@ class KvTransferServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Release(self, request, context):
-        """Gives up a lease before anything was pushed. Idempotent.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_KvTransferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,11 +62,6 @@ def add_KvTransferServiceServicer_to_server(servicer, server):
                     servicer.Push,
                     request_deserializer=pagoda_dot_rpc_dot_v1_dot_kv__transfer__pb2.PushRequest.FromString,
                     response_serializer=pagoda_dot_rpc_dot_v1_dot_kv__transfer__pb2.PushResponse.SerializeToString,
-            ),
-            'Release': grpc.unary_unary_rpc_method_handler(
-                    servicer.Release,
-                    request_deserializer=pagoda_dot_rpc_dot_v1_dot_kv__transfer__pb2.ReleaseRequest.FromString,
-                    response_serializer=pagoda_dot_rpc_dot_v1_dot_kv__transfer__pb2.ReleaseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -109,33 +92,6 @@ class KvTransferService:
             '/pagoda.rpc.v1.KvTransferService/Push',
             pagoda_dot_rpc_dot_v1_dot_kv__transfer__pb2.PushRequest.SerializeToString,
             pagoda_dot_rpc_dot_v1_dot_kv__transfer__pb2.PushResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Release(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pagoda.rpc.v1.KvTransferService/Release',
-            pagoda_dot_rpc_dot_v1_dot_kv__transfer__pb2.ReleaseRequest.SerializeToString,
-            pagoda_dot_rpc_dot_v1_dot_kv__transfer__pb2.ReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

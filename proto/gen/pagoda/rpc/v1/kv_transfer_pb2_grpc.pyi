@@ -38,8 +38,6 @@ class KvTransferServiceStub:
     pool, the consumer sends initial metadata at once: `pagoda-kv-pool: open`, or `closed` where it cannot be opened and
     all payloads have to travel inline. The producer sends blocks after that.
     """
-    Release: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.ReleaseRequest, _kv_transfer_pb2.ReleaseResponse]
-    """Gives up a lease before anything was pushed. Idempotent."""
 
 @_typing.type_check_only
 class KvTransferServiceAsyncStub(KvTransferServiceStub):
@@ -51,8 +49,6 @@ class KvTransferServiceAsyncStub(KvTransferServiceStub):
     pool, the consumer sends initial metadata at once: `pagoda-kv-pool: open`, or `closed` where it cannot be opened and
     all payloads have to travel inline. The producer sends blocks after that.
     """
-    Release: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.ReleaseRequest, _kv_transfer_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Gives up a lease before anything was pushed. Idempotent."""
 
 class KvTransferServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by every worker that can be a consumer."""
@@ -67,13 +63,5 @@ class KvTransferServiceServicer(metaclass=_abc_1.ABCMeta):
         pool, the consumer sends initial metadata at once: `pagoda-kv-pool: open`, or `closed` where it cannot be opened and
         all payloads have to travel inline. The producer sends blocks after that.
         """
-
-    @_abc_1.abstractmethod
-    def Release(
-        self,
-        request: _kv_transfer_pb2.ReleaseRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_kv_transfer_pb2.ReleaseResponse, _abc.Awaitable[_kv_transfer_pb2.ReleaseResponse]]:
-        """Gives up a lease before anything was pushed. Idempotent."""
 
 def add_KvTransferServiceServicer_to_server(servicer: KvTransferServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
