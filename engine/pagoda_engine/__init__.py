@@ -34,7 +34,7 @@ from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
-from pagoda_engine.start_up.load_engine import load_engine
+from pagoda_engine.start_up.load_engine import device_name, load_engine
 from pagoda_engine.start_up.options import EngineOptions
 from pagoda_engine.start_up.phases import StartUp
 from pagoda_engine.step.layer_export import OnLayers
@@ -93,6 +93,7 @@ __all__ = [
     "TokenMaskError",
     "UnsupportedModelError",
     "check_request",
+    "device_name",
     "kv_layout",
     "load_engine",
     "load_model",

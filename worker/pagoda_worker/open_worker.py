@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from pagoda.rpc.v1 import status_pb2
-from pagoda_engine import Engine, OnLayers, StartUp, load_engine
+from pagoda_engine import Engine, OnLayers, StartUp, device_name, load_engine
 from pagoda_runtime.block_hash import hash_block
 from pagoda_runtime.configuration.model_folder import resolve_model_folder
 from pagoda_runtime.configuration.settings import CommonSettings
@@ -52,6 +53,8 @@ async def open_worker(
         ModelFolderError: the model cannot be used.
     """
     metrics = metrics or WorkerMetrics()
+    if settings.cpu_niceness and device_name(settings.device) == "cpu":
+        os.nice(settings.cpu_niceness)  # of this thread, and of all that are started from now on
     resident, parents = ResidentBlocks(), ParentHashes(MAX_PARENT_HASHES)
     start_up = StartUp(_reporter(context.health), check_stop=_stop_check(context))
     with settings_errors(type(settings)):

@@ -29,6 +29,13 @@ class WorkerSettings(ServiceSettings):
     num_threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of one forward; 0: torch's own choice"
     )
+    cpu_niceness: int = Field(
+        0,
+        ge=0,
+        le=19,
+        description="Niceness of a worker that computes on the CPU, so that those who pass tokens "
+        "on come first; `pagoda up` sets 10. In containers, CPU shares do it",
+    )
     processor_table: str = Field(
         "",
         description="File in which workers of this machine say when they compute, so that whoever "

@@ -55,9 +55,10 @@ class Child:
         return self._process is not None
 
     def start(self, now: float) -> None:
-        """Start the process in a session of its own; it dies with us, whatever kills us.
+        """Start the process in a group of its own; it dies with us, whatever kills us.
 
-        Its output is appended to the log.
+        Its output is appended to the log. The session is ours: Linux gives each session an equal
+        share of the processors, in which a process's niceness counts among its own session alone.
         """
         self.num_starts += 1
         self._started_at = now
@@ -69,7 +70,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                process_group=0,
                 preexec_fn=lambda: _die_with(parent),  # safe: we have one thread
             )
 
@@ -77,7 +78,7 @@ class Child:
         """Return how the process ended (`exited with code 1`) once it did, else None."""
         if self._process is None or (code := self._process.poll()) is None:
             return None
-        self.signal(signal.SIGKILL)  # what it may have left behind in its session
+        self.signal(signal.SIGKILL)  # what it may have left behind in its group
         self._process = None
         return (
             f"was killed by {signal.Signals(-code).name}"
@@ -95,7 +96,7 @@ class Child:
         return self._backoff_seconds
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal: SIGKILL to the whole session, others to the process itself."""
+        """Send a signal: SIGKILL to the whole group, others to the process itself."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):

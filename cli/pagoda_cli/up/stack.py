@@ -202,6 +202,8 @@ class Stack:
         variables[table] = self._user.get(table) or str(self._plan.home / "processors")
         for name in THREAD_VARIABLES:
             variables[name] = self._user.get(name) or str(self._num_threads())
+        niceness = f"{prefix}CPU_NICENESS"
+        variables[niceness] = self._user.get(niceness) or "10"
         # Threads that wait for torch's next operator leave their processor to others.
         variables["OMP_WAIT_POLICY"] = self._user.get("OMP_WAIT_POLICY") or "PASSIVE"
         return self._service(role, f"{role}-{index + 1}", variables, is_first=index == 0)

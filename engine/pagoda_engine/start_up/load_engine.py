@@ -138,7 +138,7 @@ class _Loading:
         self._read_buffer_bytes = read_buffer_bytes
         self._start_up = start_up
         description = open_model(folder).description
-        device = resolve_device(_device_name(options))
+        device = resolve_device(device_name(options.device))
         torch_dtype = resolve_dtype(options.dtype, description.dtype, device)
         block_bytes = description.kv_bytes_per_token(torch_dtype) * options.block_size
         model_limit = description.max_position_embeddings
@@ -265,9 +265,10 @@ def step_limits_of(
     )
 
 
-def _device_name(options: EngineOptions) -> str:
-    if options.device != "auto":
-        return options.device
+def device_name(device: str) -> str:
+    """Return what `EngineOptions.device` means on this machine."""
+    if device != "auto":
+        return device
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
