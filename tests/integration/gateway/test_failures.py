@@ -36,6 +36,30 @@ async def test_worker_death_goes_on_at_the_right_index(start: Start, bus: Any) -
         assert sum(1 for c in chunks if c["choices"][0]["finish_reason"]) == 1
 
 
+class Mute(ScriptedWorker):
+    """Takes a sequence and dies before it says so."""
+
+    async def _admit(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
+        await super()._admit(request, context)
+        self._running.clear()
+        return await asyncio.get_running_loop().create_future()
+
+
+async def test_worker_that_dies_before_it_answers_is_not_waited_for(start: Start, bus: Any) -> None:
+    first = Mute(bus)
+    async with start(first, admit_timeout_seconds=60) as running, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(running.events(max_tokens=12, seed=3))
+        await first.wait_until(lambda: bool(first.requests))
+        async with running_worker(ScriptedWorker(bus)) as second:
+            await heard_of(running.router.directory, second.worker_id)
+            await first.kill()
+            async with asyncio.timeout(30):  # half of what it may take to answer
+                chunks = await asking
+            request = second.requests[0]
+        assert request.attempt == 1
+        assert text_of(chunks) == expected_text(request, 12)
+
+
 async def test_billed_once_over_two_attempts(start: Start, bus: Any) -> None:
     first = ScriptedWorker(bus, gate_index=5)
     async with start(first) as running, asyncio.TaskGroup() as tasks:

@@ -6,9 +6,10 @@ there on would not continue what the client has.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
@@ -88,6 +89,7 @@ class OutputSequence:
         self.route: route_pb2.RouteResponse | None = None  # of the attempt with the first token
         self.worker_id = ""  # decode worker of this attempt; empty while unplaced
         self.is_handed_over = False  # a worker has accepted this attempt
+        self._asking: asyncio.Timeout | None = None
         self.num_strikes = 0  # bad answers about it since it was last heard of
         self.has_progressed = False  # this attempt has brought a token
         self.progress = asyncio.Event()  # set with it, and with `attention`
@@ -176,6 +178,19 @@ class OutputSequence:
         self._stop_gap_timer()
         self.hear()
 
+    @contextlib.asynccontextmanager
+    async def asking(self) -> AsyncIterator[None]:
+        """Ask a worker to accept this attempt, as long as it is not lost.
+
+        Raises:
+            TimeoutError: it was lost meanwhile.
+        """
+        try:
+            async with asyncio.timeout(None) as self._asking:
+                yield
+        finally:
+            self._asking = None
+
     def hand_over(self) -> None:
         """A worker has accepted this attempt: from now on its silence means something."""
         self.is_handed_over = True
@@ -191,6 +206,8 @@ class OutputSequence:
         if not self.is_finished and self.error is None and self.lost_reason is None:
             self.lost_reason = reason
             self._call_for_attention()
+            if self._asking is not None:
+                self._asking.reschedule(asyncio.get_running_loop().time())
 
     def close(self) -> None:
         """Take nothing more."""

@@ -216,23 +216,25 @@ class Placer:
         )
         worker_id = placement.decode_worker_id
         try:
-            answer = await self._bus.request(
-                subjects.decode(worker_id),
-                request,
-                generate_pb2.GenerateResponse,
-                timeout_seconds=self._settings.admit_timeout_seconds,
-                context=context.trace_context,
-            )
+            async with sequence.asking():
+                answer = await self._bus.request(
+                    subjects.decode(worker_id),
+                    request,
+                    generate_pb2.GenerateResponse,
+                    timeout_seconds=self._settings.admit_timeout_seconds,
+                    context=context.trace_context,
+                )
         except MessageTooLargeError as error:
             raise InvalidRequestError(f"the prompt is too large to send: {error}") from error
-        except BusError as error:
+        except (BusError, TimeoutError) as error:
             refused.add(worker_id)
             if isinstance(error, NoResponderError):  # sooner known than by its silence
                 self._directory.forget(worker_id)
+            reason = str(error) or sequence.lost_reason
             raise _AttemptFailedError(
                 "unreachable",
                 UnavailableError(
-                    f"decode worker {worker_id} does not answer ({error}); try again",
+                    f"decode worker {worker_id} does not answer ({reason}); try again",
                     retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
                 ),
             ) from error
