@@ -285,13 +285,13 @@ class Scheduler:
         if shares is not None:
             decodes = self._take_turns(decodes, shares)
             budgets.update({flow: share.num_prefill_tokens for flow, share in shares.items()})
-        spare = self._max_num_batched_tokens - len(decodes) - budgets.total()
         for sequence in decodes:
             while sequence.state is SequenceState.RUNNING and self.blocks.needs_block(sequence):
                 if not self.blocks.grow(sequence):
                     victims.append(growth_victim(self._holdings(), self.running))
                     self._preempt(victims[-1])
         decodes = [s for s in decodes if s.state is SequenceState.RUNNING]
+        spare = self._max_num_batched_tokens - len(decodes) - budgets.total()
         proposals = self._propose(decodes, spare, unclaimed)
         for sequence in decodes:
             proposed = proposals.get(sequence, ())

@@ -185,3 +185,11 @@ def test_random_runs_do_preempt() -> None:
         simulation.step()
     assert not len(simulation.scheduler)
     assert simulation.num_preempted > 10
+
+
+@pytest.mark.slow
+def test_ten_thousand_requests_keep_every_invariant(seed: int) -> None:
+    """One run of everything at once: tenants, imports, exports, forced runs, guesses, aborts."""
+    caller = RandomCaller(seed, lag=1, enable_prefix_caching=True, num_tenants=3, speculates=True)
+    caller.run(num_sequences=10_000, max_steps=200_000)
+    caller.check()
