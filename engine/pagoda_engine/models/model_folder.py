@@ -199,8 +199,8 @@ def resolve_device(name: str) -> torch.device:
 def dtype_of(model_files: ModelFiles, wanted: str, device: torch.device) -> torch.dtype:
     """Return the dtype of a model; see `resolve_dtype`, whose errors it raises.
 
-    A quantised checkpoint says float16 mostly. Where that is slow, it is bfloat16 that products with
-    codes can have, and not float32.
+    A quantised checkpoint says float16 mostly. Where that is slow it is bfloat16, in which products
+    take codes as they are, and not float32.
     """
     checkpoint = model_files.description.dtype
     if model_files.scheme is not None and checkpoint in ("float16", ""):

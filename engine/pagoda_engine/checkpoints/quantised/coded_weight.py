@@ -57,6 +57,20 @@ class CodedWeight:
             dense[rows] = values * self.spread(self.scales[rows].float())
         return dense
 
+    def split(self, count: int) -> tuple["CodedWeight", ...]:
+        """Return its rows in so many equal parts, which share its memory."""
+        size = self.shape[0] // count
+        zeros = self.zeros
+        return tuple(
+            replace(
+                self,
+                codes=self.codes[first : first + size],
+                scales=self.scales[first : first + size],
+                zeros=None if zeros is None else zeros[first : first + size],
+            )
+            for first in range(0, self.shape[0], size)
+        )
+
     def arranged(self, arrange: Arrange | None) -> "CodedWeight":
         """Return it with its rows in another order."""
         if arrange is None:

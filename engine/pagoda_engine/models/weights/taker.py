@@ -97,11 +97,11 @@ class WeightTaker:
                 part = Part(f"{name}.weight", shape, arrange)
             weights.append(part)
             biases.append(Part(f"{name}.bias", (count,), arrange))
-        weight = self._weight(weights, (total, num_columns))
+        weight = self.rows(weights, (total, num_columns))
         return weight, self.source.take(biases, (total,)) if has_bias else None
 
-    def _weight(self, parts: Sequence[Part], shape: tuple[int, int]) -> torch.Tensor | CodedWeight:
-        """Take a weight as it is stored, unless it shall be quantised otherwise."""
+    def rows(self, parts: Sequence[Part], shape: tuple[int, int]) -> torch.Tensor | CodedWeight:
+        """Return a weight ``[N, K]``, as codes if it is stored so and shall not be others."""
         if self.bits is None and isinstance(self.source, CodedWeightSource):
             return self.source.take_weight(parts, shape)
         return self.source.take(parts, shape)
