@@ -9,7 +9,7 @@ from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.quantised_weight import GROUP, LEVELS, Bits, QuantisedWeight
 
-_CHUNK_ROWS = 1024
+_CHUNK_ROWS = 64
 
 
 def held_codes(weight: CodedWeight) -> QuantisedWeight | None:
@@ -59,9 +59,7 @@ def _signed(weight: CodedWeight) -> torch.Tensor | None:
     found = torch.empty(weight.shape, dtype=torch.int8)
     for first in range(0, len(found), _CHUNK_ROWS):
         rows = slice(first, first + _CHUNK_ROWS)
-        numbers = weight.codes[rows].to(torch.int16)
-        if weight.zeros is not None:
-            numbers -= weight.spread(weight.zeros[rows])
+        numbers = weight.less_zeros(rows)
         low, high = numbers.aminmax()
         if low < -128 or high > 127:
             return None

@@ -7,7 +7,6 @@ import torch
 
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_engine.checkpoints.quantised.scheme import FLOATS, Wanted, num_groups
-from pagoda_engine.checkpoints.quantised.unpack import unpacked
 from pagoda_engine.checkpoints.safetensors_header import StoredTensor
 from pagoda_kernels.matmul.pack import AWQ_NIBBLE_OF_COLUMN
 
@@ -61,6 +60,9 @@ class Awq:
 
 def _by_output(words: torch.Tensor) -> torch.Tensor:
     """Return ``[8 * C, R]`` uint8 of int32 words ``[R, C]``."""
-    nibbles = unpacked(words, _BITS).view(len(words), -1, _IN_WORD)
-    order = torch.tensor(AWQ_NIBBLE_OF_COLUMN, device=words.device)
-    return nibbles.index_select(2, order).flatten(1).t().contiguous()
+    words = words.t().contiguous()
+    shape = (len(words), _IN_WORD, words.shape[1])
+    columns = torch.empty(shape, dtype=torch.uint8, device=words.device)
+    for column, nibble in enumerate(AWQ_NIBBLE_OF_COLUMN):
+        columns[:, column] = words >> 4 * nibble & 15
+    return columns.flatten(0, 1)

@@ -10,7 +10,7 @@ import torch
 
 from pagoda_engine.checkpoints.tensor_part import Arrange
 
-CHUNK_ELEMENTS = 1 << 20
+CHUNK_ELEMENTS = 1 << 18
 """Of a weight that is widened at a time; it takes some 16 bytes for each."""
 
 
@@ -41,21 +41,42 @@ class CodedWeight:
         """(N, K)."""
         return self.codes.shape[0], self.codes.shape[1]
 
-    def spread(self, by_group: torch.Tensor) -> torch.Tensor:
-        """Return ``[N, K]`` of what is said for each group, ``[N, G]``."""
-        if self.groups is not None:
-            return by_group.index_select(1, self.groups)
-        return by_group.repeat_interleave(self.group_size, 1)[:, : self.codes.shape[1]]
-
     def dequantised(self) -> torch.Tensor:
         """Return ``[N, K]``, each weight rounded to `dtype` once."""
         dense = torch.empty(self.shape, dtype=self.dtype, device=self.codes.device)
+        scales = self.scales.float()
+        zeros = None if self.zeros is None else self.zeros.float()
         for rows in self._chunks():
             values = self.codes[rows].float()
-            if self.zeros is not None:
-                values -= self.spread(self.zeros[rows].float())
-            dense[rows] = values * self.spread(self.scales[rows].float())
+            if zeros is not None:
+                self._grouped(values).sub_(self._spread(zeros[rows]))
+            self._grouped(values).mul_(self._spread(scales[rows]))
+            dense[rows] = values
         return dense
+
+    def less_zeros(self, rows: slice) -> torch.Tensor:
+        """Return some rows of whole numbers, ``[n, K]`` int16, their zero points taken off."""
+        numbers = self.codes[rows].to(torch.int16)
+        if self.zeros is not None:
+            self._grouped(numbers).sub_(self._spread(self.zeros[rows]))
+        return numbers
+
+    @property
+    def _is_regular(self) -> bool:
+        """Groups are of one size and follow one another, so that nothing need be repeated."""
+        return self.groups is None and self.shape[1] == self.group_size * self.scales.shape[1]
+
+    def _grouped(self, values: torch.Tensor) -> torch.Tensor:
+        """View ``[n, K]`` so that what `_spread` returns can be applied to it."""
+        return values.view(len(values), -1, self.group_size) if self._is_regular else values
+
+    def _spread(self, by_group: torch.Tensor) -> torch.Tensor:
+        """Return what is said for each group, ``[n, G]``, of every input."""
+        if self._is_regular:
+            return by_group[:, :, None]
+        if self.groups is not None:
+            return by_group.index_select(1, self.groups)
+        return by_group.repeat_interleave(self.group_size, 1)[:, : self.codes.shape[1]]
 
     def split(self, count: int) -> tuple["CodedWeight", ...]:
         """Return its rows in so many equal parts, which share its memory."""
