@@ -19,7 +19,7 @@ class Gptq:
         bits: 4 or 8.
         group_size: inputs that share a scale; -1: all.
         zero_offset: what is added to stored zero points: 1 in ``gptq``, 0 in ``gptq_v2``. The
-            largest stored one then stands for 2**bits, as kernels of others take it.
+            largest stored one then stands for 2**bits, as in `pack_gptq` of the kernels.
     """
 
     bits: int
