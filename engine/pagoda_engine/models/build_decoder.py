@@ -185,8 +185,9 @@ def _experts(taker: WeightTaker, prefix: str) -> Experts:
         shared = SharedExpert(gate=Linear(gate), expert=_shared(taker, prefix, experts.shared_size))
     return Experts(
         router=Linear(router),
-        gate_up=taker.source.take(gate_up, (count, 2 * inner, hidden)),
-        down=taker.source.take(down, (count, hidden, inner)),
+        gate_up=taker.rows(gate_up, (count * 2 * inner, hidden)),
+        down=taker.rows(down, (count * hidden, inner)),
+        num_experts=count,
         num_experts_per_tok=experts.num_experts_per_tok,
         norm_topk_prob=experts.norm_topk_prob,
         shared=shared,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear, holdable
 from pagoda_kernels import fused_moe, route_topk
 from pagoda_kernels.native import packed_linear
@@ -68,9 +69,10 @@ class Experts:
     def __init__(
         self,
         router: Linear,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: torch.Tensor | CodedWeight,
+        down: torch.Tensor | CodedWeight,
         *,
+        num_experts: int,
         num_experts_per_tok: int,
         norm_topk_prob: bool,
         shared: SharedExpert | None = None,
@@ -80,8 +82,10 @@ class Experts:
 
         Args:
             router: ``[E, hidden]``.
-            gate_up: ``[E, 2 * intermediate, hidden]``, rows of gate, then up, contiguous.
-            down: ``[E, hidden, intermediate]``, contiguous.
+            gate_up: ``[E * 2 * intermediate, hidden]``, of each expert rows of gate, then up; as
+                `Linear`'s, contiguous.
+            down: ``[E * hidden, intermediate]``, as `gate_up`.
+            num_experts: E.
             num_experts_per_tok: experts a token goes through, 1 to E.
             norm_topk_prob: divide a token's weights by their sum.
             shared: added for every token; None: there is none.
@@ -92,16 +96,24 @@ class Experts:
         self._num_per_tok = num_experts_per_tok
         self._norm_topk_prob = norm_topk_prob
         self._packed: tuple[DenseFeedForward, ...] = ()
-        gate_up, gate_up_bits = holdable(gate_up, bits)
-        down, down_bits = holdable(down, bits)
-        self._gate_up, self._down = gate_up, down
-        if packed_linear.can_pack(gate_up[0]) and packed_linear.can_pack(down[0]):
-            pairs = zip(gate_up, down, strict=True)
+        self._gate_up = self._down = torch.empty(0)
+        if (
+            isinstance(gate_up, CodedWeight)
+            and isinstance(down, CodedWeight)
+            and all(packed_linear.can_pack(_example(weight)) for weight in (gate_up, down))
+        ):
+            coded = zip(gate_up.split(num_experts), down.split(num_experts), strict=True)
+            self._packed = tuple(DenseFeedForward(GatedLinear(g), Linear(d)) for g, d in coded)
+            return
+        wide_up, up_bits = holdable(_by_expert(gate_up, num_experts), bits)
+        wide_down, down_bits = holdable(_by_expert(down, num_experts), bits)
+        if packed_linear.can_pack(wide_up[0]) and packed_linear.can_pack(wide_down[0]):
             self._packed = tuple(
-                DenseFeedForward(GatedLinear(g, bits=gate_up_bits), Linear(d, bits=down_bits))
-                for g, d in pairs
+                DenseFeedForward(GatedLinear(g, bits=up_bits), Linear(d, bits=down_bits))
+                for g, d in zip(wide_up, wide_down, strict=True)
             )
-            self._gate_up = self._down = gate_up.new_empty(0)
+        else:
+            self._gate_up, self._down = wide_up, wide_down
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[T, hidden]`` for ``[T, hidden]``."""
@@ -127,3 +139,14 @@ class Experts:
         # A token's parts are added in the order of its experts, whatever else is in the batch.
         summed = torch.zeros(hidden.shape, dtype=torch.float32).index_add_(0, tokens, scaled)
         return summed.to(hidden.dtype)
+
+
+def _by_expert(weight: torch.Tensor | CodedWeight, num_experts: int) -> torch.Tensor:
+    """Return ``[E, N, K]``, dense."""
+    dense = weight.dequantised() if isinstance(weight, CodedWeight) else weight
+    return dense.view(num_experts, -1, dense.shape[-1])
+
+
+def _example(weight: CodedWeight) -> torch.Tensor:
+    """Return one row of what it stands for, with nothing in it."""
+    return torch.empty(1, weight.shape[1], dtype=weight.dtype, device=weight.codes.device)

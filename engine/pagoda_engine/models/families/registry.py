@@ -74,8 +74,4 @@ def describe(config: ConfigReader) -> DecoderDescription:
     family = FAMILIES.get(architecture)
     if family is None:
         raise UnsupportedModelError(path, "architecture", architecture, tuple(FAMILIES))
-    if config.has("quantization_config"):
-        raise UnsupportedModelError(
-            path, "quantization_config", config.fields["quantization_config"], ("none",)
-        )
     return family(config)

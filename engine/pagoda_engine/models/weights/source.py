@@ -4,10 +4,11 @@ Knows names, shapes and orders of rows. Knows nothing of files or layers.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
+from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_engine.checkpoints.tensor_part import Arrange, Part
 
 
@@ -22,6 +23,20 @@ class WeightSource(Protocol):
         Args:
             parts: in order.
             shape: of the whole, with as many elements as the parts together.
+        """
+        ...
+
+
+@runtime_checkable
+class CodedWeightSource(WeightSource, Protocol):
+    """One that may have weights as codes, as checkpoints do that are quantised already."""
+
+    def take_weight(
+        self, parts: Sequence[Part], shape: tuple[int, int]
+    ) -> torch.Tensor | CodedWeight:
+        """Return a weight ``[N, K]`` as `take`, or as codes if all its parts are stored so.
+
+        Codes are on the engine's device.
         """
         ...
 

@@ -22,6 +22,7 @@ def make(seed: int, dtype: torch.dtype, norm_topk_prob: bool) -> tuple[Experts, 
         Linear(router),
         gate_up,
         down,
+        num_experts=NUM_EXPERTS,
         num_experts_per_tok=PER_TOK,
         norm_topk_prob=norm_topk_prob,
     )
