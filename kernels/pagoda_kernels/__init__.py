@@ -21,6 +21,7 @@ from pagoda_kernels.kv.block_copy import (
 )
 from pagoda_kernels.kv.block_digest import DIGEST_BYTES, digest_blocks
 from pagoda_kernels.kv.write_kv import write_kv
+from pagoda_kernels.kv.write_latent import write_latent
 from pagoda_kernels.kv.write_qkv import write_qkv
 from pagoda_kernels.lora.add_lora import add_lora
 from pagoda_kernels.matmul.pack import (
@@ -85,5 +86,6 @@ __all__ = [
     "silu_mul",
     "silu_mul_quantised",
     "write_kv",
+    "write_latent",
     "write_qkv",
 ]

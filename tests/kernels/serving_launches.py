@@ -173,9 +173,20 @@ def adapters(batch: AttentionBatch) -> None:
 
 def latent(batch: AttentionBatch) -> None:
     """DeepSeek's attention, absorbed."""
-    q = empty(sum(batch.seqlens_q_host), 16, 576)
+    num_tokens = sum(batch.seqlens_q_host)
+    down, q = empty(num_tokens, 1536 + 576), empty(num_tokens, 16, 192)
+    positions = on_device([np.zeros(num_tokens + 1, np.int64)])[0][1:]
+    table = empty(MAX_CONTEXT, 64, dtype=torch.float32)
+    kernels.rms_norm(down[:, :1536], empty(1536), 1e-6)
+    compressed = kernels.rms_norm(down[:, 1536:2048], empty(512), 1e-6)
+    turned_q, turned_k = kernels.apply_rope(
+        q[..., 128:], down[:, None, 2048:], positions, table, interleaved=True
+    )
     cache = empty(1000, BLOCK_SIZE, 576)
-    kernels.mla_decode(q, cache, batch, scale=0.1, kv_lora_rank=512)
+    kernels.write_latent(torch.cat((compressed, turned_k[:, 0]), 1), cache, batch.slot_mapping)
+    absorbed = torch.bmm(q[..., :128].transpose(0, 1), empty(16, 128, 512)).transpose(0, 1)
+    absorbed = torch.cat((absorbed, turned_q), 2)
+    kernels.mla_decode(absorbed, cache, batch, scale=0.1, kv_lora_rank=512)
 
 
 def transfers(batch: AttentionBatch) -> None:

@@ -194,8 +194,9 @@ class SharedMemoryPool:
             raise PeerPoolError(str(error)) from error
         pool_bytes = handle.num_blocks * own.block_bytes
         pool = memory[handle.offset : handle.offset + pool_bytes]
-        # What one layer's K or V of a block is: [2, num_layers, num_blocks, run_bytes]
-        self._runs: ByteArray | None = pool.reshape(2, own.layout.num_layers, handle.num_blocks, -1)
+        # What one plane of a layer of a block is: [planes, num_layers, num_blocks, run_bytes]
+        shape = own.layout.pool_shape(handle.num_blocks)
+        self._runs: ByteArray | None = pool.reshape(*shape[:3], -1)
         self._own = own
 
     @property

@@ -82,6 +82,7 @@ class WeightFiles:
         device: torch.device,
         *,
         ignored: Collection[str] = (),
+        ignored_prefixes: Collection[str] = (),
         optional_prefix: str = "",
         on_progress: OnProgress | None = None,
     ) -> None:
@@ -94,6 +95,7 @@ class WeightFiles:
             dtype: of what `take` returns.
             device: where it is.
             ignored: ends of names that need not be taken.
+            ignored_prefixes: beginnings of such names.
             optional_prefix: of names in `take`, which the files may leave out.
             on_progress: called by `take` in its thread.
         """
@@ -105,12 +107,18 @@ class WeightFiles:
         self._tensors = dict(tensors)
         if not any(name.startswith(optional_prefix) for name in self._tensors):
             self._tensors = {optional_prefix + name: t for name, t in self._tensors.items()}
-        ends = (_IGNORED, *ignored)
-        self._left = {name for name in self._tensors if not name.endswith(ends)}
+        ends, beginnings = (_IGNORED, *ignored), tuple(ignored_prefixes)
+        self._left = {
+            name
+            for name in self._tensors
+            if not name.endswith(ends) and not name.startswith(beginnings)
+        }
         self._num_bytes = sum(self._tensors[name].num_bytes for name in self._left)
         self._num_loaded_bytes = 0
 
-    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(
+        self, parts: Sequence[Part], shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Return tensors joined, see `WeightSource`; the device has them.
 
         A part that is arranged is held twice for a moment, as stored and as wanted.
@@ -120,7 +128,8 @@ class WeightFiles:
         """
         for part in parts:  # before memory is taken for what a file only claims
             self._stored(part)
-        joined = torch.empty(shape, dtype=self._dtype, device=self._device)
+        dtype = dtype or self._dtype
+        joined = torch.empty(shape, dtype=dtype, device=self._device)
         flat, begin = joined.view(-1), 0
         pieces: list[Piece] = []
         for part in parts:
@@ -131,7 +140,7 @@ class WeightFiles:
                 continue
             self._read(pieces)
             pieces = []
-            stored = torch.empty(part.shape, dtype=self._dtype, device=self._device)
+            stored = torch.empty(part.shape, dtype=dtype, device=self._device)
             self._read([self._piece(part, stored.view(-1))])
             arranged = part.arrange(stored)
             wanted.view(arranged.shape).copy_(arranged)

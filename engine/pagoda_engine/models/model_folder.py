@@ -98,6 +98,7 @@ def load_model(
             dtype,
             device,
             ignored=(*tied, *names.ignored),
+            ignored_prefixes=names.ignored_prefixes,
             optional_prefix=names.optional_prefix,
             on_progress=on_progress,
         )

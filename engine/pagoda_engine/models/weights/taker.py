@@ -67,6 +67,7 @@ class WeightTaker:
         *,
         has_bias: bool,
         arranges: Sequence[Arrange | None] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the joined weight ``[N, K]`` of projections, and their joined bias or None.
 
@@ -76,6 +77,7 @@ class WeightTaker:
             num_columns: inputs of all.
             has_bias: they have biases.
             arranges: for each name what brings rows into order; None: they are.
+            dtype: None: the engine's.
         """
         total = sum(num_rows)
         rows = num_rows if len(names) == len(num_rows) else [total]
@@ -91,5 +93,5 @@ class WeightTaker:
                 part = Part(f"{name}.weight", shape, arrange)
             weights.append(part)
             biases.append(Part(f"{name}.bias", (count,), arrange))
-        weight = self.source.take(weights, (total, num_columns))
-        return weight, self.source.take(biases, (total,)) if has_bias else None
+        weight = self.source.take(weights, (total, num_columns), dtype)
+        return weight, self.source.take(biases, (total,), dtype) if has_bias else None
