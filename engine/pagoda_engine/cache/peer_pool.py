@@ -220,7 +220,7 @@ class SharedMemoryPool:
         check_blocks(block_ids, runs.shape[2])
         rows = np.empty((len(block_ids), self._own.part_bytes(layers)), dtype=np.uint8)
         part = runs if layers is None else runs[:, layers.start : layers.stop]
-        blocks = rows.reshape(len(block_ids), 2, part.shape[1], part.shape[3])
+        blocks = rows.reshape(len(block_ids), *part.shape[:2], part.shape[3])
         for block, block_id in zip(blocks, block_ids, strict=True):
             block[...] = part[:, :, block_id]
         return torch.from_numpy(rows)

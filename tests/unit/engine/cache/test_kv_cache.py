@@ -6,6 +6,7 @@ from support.kv_pools import CPU, LAYOUT, fill, make_cache, maps_of
 
 from pagoda_engine import KvCache, KvLayout
 from pagoda_engine.cache.copy_lanes import CopyLanes, chunks
+from pagoda_engine.cache.peer_pool import PoolExport, SharedMemoryPool
 from pagoda_engine.cache.shared_memory import SharedMemory
 from pagoda_kernels.kv.block_digest import digest_blocks
 
@@ -44,6 +45,9 @@ def test_a_latent_is_one_plane_in_everything_that_tells_or_moves_kv() -> None:
     assert torch.equal(digests, source.digest_blocks([3, 0], layers))
     assert cache.write_blocks([1, 2], rows, layers, expected=digests) == []
     assert torch.equal(cache.tensor[:, 1:, [1, 2]], source.tensor[:, 1:, [3, 0]])
+    shared = fill(KvCache(latent, 5, CPU, memory=SharedMemory(5 * latent.block_bytes)))
+    pool = SharedMemoryPool(PoolExport(shared).handle, cache)
+    assert torch.equal(pool.read([3, 0], layers), rows)
     expected = source.digest_blocks([4])
     assert cache.copy_blocks(source.tensor, [4], [0], expected=expected) == []
     assert torch.equal(cache.tensor[:, :, 0], source.tensor[:, :, 4])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.family_checkpoints import make_family_checkpoint
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import CheckpointError, EngineConfig, UnsupportedModelError, load_model
@@ -221,6 +222,19 @@ def test_what_the_decoder_has_not_is_refused(
     with pytest.raises(UnsupportedModelError) as error:
         read(tmp_path, architecture, **fields)
     assert error.value.what == what
+
+
+@pytest.mark.skipif(native_library() is None, reason="no native library on this machine")
+def test_the_log_says_that_latents_are_computed_layer_by_layer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "pagoda_engine.models.native_layers"):
+        folder = make_family_checkpoint(tmp_path, "deepseek_v2")
+        load_model(folder, EngineConfig(dtype="float32"))
+    assert (
+        "DeepseekV2ForCausalLM is computed layer by layer: the native forward has no latent "
+        in (caplog.text)
+    )
 
 
 @pytest.mark.skipif(native_library() is None, reason="no native library on this machine")
