@@ -8,7 +8,12 @@ sequences or networks. Triton is imported only when a CUDA tensor first arrives.
 from pagoda_kernels.attention.batch import AttentionBatch
 from pagoda_kernels.attention.mla import mla_decode, mla_prefill
 from pagoda_kernels.attention.paged_attention import paged_attention
-from pagoda_kernels.attention.plan import PAD_SLOT, decode_batch, plan_attention
+from pagoda_kernels.attention.plan import (
+    PAD_SLOT,
+    decode_batch,
+    plan_attention,
+    select_sequences,
+)
 from pagoda_kernels.attention.varlen_batch import VarlenBatch, plan_varlen
 from pagoda_kernels.gate.gelu_mul import gelu_mul
 from pagoda_kernels.gate.silu_mul import silu_mul
@@ -83,6 +88,7 @@ __all__ = [
     "route_topk",
     "sample_tokens",
     "scatter_blocks",
+    "select_sequences",
     "silu_mul",
     "silu_mul_quantised",
     "write_kv",

@@ -18,6 +18,7 @@ from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import CheckpointError, EngineConfig, SamplingParams, load_model
 from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.models import latent_attention
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.families.registry import FAMILIES
 from pagoda_engine.models.weights.num_bytes import weight_bytes
@@ -192,6 +193,35 @@ def test_deepseek3_leaves_out_layers_that_propose_tokens(tmp_path: Path) -> None
     save_file(weights, path)
     with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj\.weight"):
         load_model(tmp_path, EngineConfig(dtype="float32"))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_latents_are_expanded_for_enough_new_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, schedule: str
+) -> None:
+    """Some sequences of a step are, beside others that are not."""
+    monkeypatch.setattr(latent_attention, "MIN_EXPANDED", 17)
+    expanded = []
+    prefill = latent_attention.mla_prefill
+    monkeypatch.setattr(
+        latent_attention,
+        "mla_prefill",
+        lambda *args, **options: expanded.append(args) or prefill(*args, **options),
+    )
+    oracle = Oracle(make_family_checkpoint(tmp_path, family))
+    found = logits_of(oracle.model.decoder, SEQUENCES, SCHEDULES[schedule])
+    for logits, tokens in zip(found, SEQUENCES, strict=True):
+        assert_close(logits, oracle.logits(tokens))
+    assert expanded
+
+
+def test_a_long_prompt_of_latents_in_chunks(tmp_path: Path) -> None:
+    oracle = Oracle(make_family_checkpoint(tmp_path, "deepseek_v3"))
+    tokens = [random_tokens(500), random_tokens(140)]
+    found = logits_of(oracle.model.decoder, tokens, [[200, 0], [140, 3], [160, 137]])
+    for logits, each in zip(found, tokens, strict=True):
+        assert_close(logits, oracle.logits(each))
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.models import latent_attention
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import (
     DecoderDescription,
@@ -215,6 +216,24 @@ def test_device_path_is_right_and_never_waits(request, name, lengths):
         got = step.forward()
     assert_close(got, want)
     assert_close(step.kv_cache.tensor, on_cpu.kv_cache.tensor)
+
+
+@torch.inference_mode()
+def test_latents_are_expanded_without_waiting(request, monkeypatch):
+    """A sequence with enough new tokens is, beside others that are not."""
+    monkeypatch.setattr(latent_attention, "MIN_EXPANDED", 10**9)
+    want = Step(LATENT, CPU, *MIXED).forward()
+    monkeypatch.setattr(latent_attention, "MIN_EXPANDED", 19)
+    lengths = zip(*MIXED, strict=True)
+    expanded = [latent_attention.expands(LATENT.latent, new, keys) for new, keys in lengths]
+    assert expanded == [False, False, True]
+    assert_close(Step(LATENT, CPU, *MIXED).forward(), want)
+    step = Step(LATENT, DEVICE, *MIXED)
+    request.getfixturevalue("on_device")
+    step.forward()
+    with nobody_waits():
+        got = step.forward()
+    assert_close(got, want)
 
 
 def test_looking_at_values_is_refused():

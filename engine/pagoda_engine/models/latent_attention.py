@@ -8,11 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from pagoda_engine.models.description import LatentDescription
 from pagoda_engine.models.linear import Linear
 from pagoda_engine.models.norm import Norm
-from pagoda_kernels import AttentionBatch, apply_rope, mla_decode, write_latent
+from pagoda_kernels import (
+    AttentionBatch,
+    apply_rope,
+    mla_decode,
+    mla_prefill,
+    plan_varlen,
+    select_sequences,
+    write_latent,
+)
+
+MIN_EXPANDED = 128
+"""Fewest new tokens of a sequence that is expanded: each takes launches of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +97,83 @@ class LatentAttention:
     def attend(
         self, q: torch.Tensor, cache: Sequence[torch.Tensor], batch: AttentionBatch
     ) -> torch.Tensor:
-        """Return ``[T, H * value]`` for what `write` returned."""
+        """Return ``[T, H * value]`` for what `write` returned.
+
+        On CUDA the host waits for nothing; batches of decodes can be captured.
+        """
+        latents = cache[0][:, :, 0]
+        lengths = list(zip(batch.seqlens_q_host, batch.context_lens_host, strict=True))
+        is_expanded = [expands(self.shape, new, keys) for new, keys in lengths]
+        if not any(is_expanded):
+            return self._absorbed(q, latents, batch).flatten(1)
+        out = q.new_empty(*q.shape[:2], self.shape.value_dim)
+        if not all(is_expanded):
+            others, rows = select_sequences(batch, [i for i, e in enumerate(is_expanded) if not e])
+            out.index_copy_(0, rows, self._absorbed(q.index_select(0, rows), latents, others))
+        start = 0
+        for i, (new, keys) in enumerate(lengths):
+            own = slice(start, start + new)
+            start += new
+            if is_expanded[i]:
+                blocks = batch.block_tables[i, : -(-keys // batch.block_size)]
+                read = latents.index_select(0, blocks).flatten(0, 1)[:keys]
+                self._expanded(q[own], read, out[own])
+        return out.flatten(1)
+
+    def _absorbed(
+        self, q: torch.Tensor, latents: torch.Tensor, batch: AttentionBatch
+    ) -> torch.Tensor:
+        """Attend to what is cached, read in place, ``[T, H, value]``."""
         shape = self.shape
         plain_q, turned_q = q.split_with_sizes((shape.nope_dim, shape.rope_dim), 2)
         k_up, v_up = self.kv_up.split_with_sizes((shape.nope_dim, shape.value_dim), 1)
         absorbed = torch.bmm(plain_q.transpose(0, 1), k_up).transpose(0, 1)  # [T, H, R]
         attended = mla_decode(
             torch.cat((absorbed, turned_q), 2),
-            cache[0][:, :, 0],
+            latents,
             batch,
             scale=self.scale,
             kv_lora_rank=shape.kv_rank,
         )
-        values = torch.bmm(attended.transpose(0, 1), v_up.transpose(1, 2))  # [H, T, value]
-        return values.transpose(0, 1).reshape(len(q), -1)
+        return torch.bmm(attended.transpose(0, 1), v_up.transpose(1, 2)).transpose(0, 1)
+
+    def _expanded(self, q: torch.Tensor, latents: torch.Tensor, out: torch.Tensor) -> None:
+        """Attend to K and V made of all latents ``[N, R + P]`` of one sequence; fill `out`."""
+        shape = self.shape
+        compressed, turned_k = latents.split_with_sizes((shape.kv_rank, shape.rope_dim), 1)
+        lengths = plan_varlen(seqlens_q=[len(q)], seqlens_k=[len(latents)], device=q.device)
+        count = heads_at_once(shape, len(self.kv_up), len(q), len(latents))
+        for first in range(0, len(self.kv_up), count):
+            heads = slice(first, first + count)
+            kv = F.linear(compressed, self.kv_up[heads].flatten(0, 1)).unflatten(1, (count, -1))
+            k, v = kv.split_with_sizes((shape.nope_dim, shape.value_dim), 2)
+            k = torch.cat((k, turned_k[:, None].expand(-1, count, -1)), 2)
+            out[:, heads] = mla_prefill(q[:, heads], k, v, lengths, scale=self.scale)
+
+
+def expands(shape: LatentDescription, num_new: int, num_keys: int) -> bool:
+    """Whether to make K and V of a sequence's latents takes less arithmetic than to absorb.
+
+    Absorbed, a query and a key take the latent's width, not a head's, and each query is taken to
+    the latent and back; expanded, each key is. See ADR 37.
+    """
+    if num_new < MIN_EXPANDED or shape.head_dim < max(16, shape.value_dim):  # as kernels need it
+        return False
+    num_pairs = num_new * num_keys - num_new * (num_new - 1) // 2
+    up = shape.kv_rank * (shape.nope_dim + shape.value_dim)
+    absorbed = num_pairs * (shape.width + shape.kv_rank) + num_new * up
+    expanded = num_pairs * (shape.head_dim + shape.value_dim) + num_keys * up
+    return expanded < absorbed
+
+
+def heads_at_once(shape: LatentDescription, num_heads: int, num_new: int, num_keys: int) -> int:
+    """Return of how many heads to hold K and V: they take no more than to absorb would.
+
+    Start-up has measured what that takes. It is a part of `num_heads` by a power of two.
+    """
+    each = shape.head_dim + shape.nope_dim + shape.value_dim
+    room = num_heads * num_new * (shape.width + 2 * shape.kv_rank)
+    count = num_heads
+    while count % 2 == 0 and count * num_keys * each > room:
+        count //= 2
+    return count
