@@ -145,7 +145,7 @@ class LatentAttention:
         count = heads_at_once(shape, len(self.kv_up), len(q), len(latents))
         for first in range(0, len(self.kv_up), count):
             heads = slice(first, first + count)
-            kv = F.linear(compressed, self.kv_up[heads].flatten(0, 1)).unflatten(1, (count, -1))
+            kv = F.linear(compressed, self.kv_up[heads].flatten(0, 1)).view(len(latents), count, -1)
             k, v = kv.split_with_sizes((shape.nope_dim, shape.value_dim), 2)
             k = torch.cat((k, turned_k[:, None].expand(-1, count, -1)), 2)
             out[:, heads] = mla_prefill(q[:, heads], k, v, lengths, scale=self.scale)
