@@ -89,6 +89,7 @@ class WeightFiles:
         *,
         scheme: Scheme | None = None,
         ignored: Collection[str] = (),
+        ignored_prefixes: Collection[str] = (),
         optional_prefix: str = "",
         on_progress: OnProgress | None = None,
     ) -> None:
@@ -102,6 +103,7 @@ class WeightFiles:
             device: where it is.
             scheme: of quantised weights among them; None: there are none.
             ignored: ends of names that need not be taken.
+            ignored_prefixes: beginnings of such names.
             optional_prefix: of names in `take`, which the files may leave out.
             on_progress: called by `take` in its thread.
         """
@@ -115,11 +117,18 @@ class WeightFiles:
             self._tensors = {optional_prefix + name: t for name, t in self._tensors.items()}
         self._scheme = scheme
         ends = (_IGNORED, *ignored, *(scheme.ignored if scheme else ()))
-        self._left = {name for name in self._tensors if not name.endswith(ends)}
+        beginnings = tuple(ignored_prefixes)
+        self._left = {
+            name
+            for name in self._tensors
+            if not name.endswith(ends) and not name.startswith(beginnings)
+        }
         self._num_bytes = sum(self._tensors[name].num_bytes for name in self._left)
         self._num_loaded_bytes = 0
 
-    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(
+        self, parts: Sequence[Part], shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Return tensors joined, see `WeightSource`; the device has them.
 
         A part that is arranged, or quantised, is held twice for a moment, as stored and as wanted.
@@ -128,7 +137,8 @@ class WeightFiles:
             CheckpointError: one is missing, has another shape or no float dtype, or cannot be read.
         """
         self._check(parts)
-        joined = torch.empty(shape, dtype=self._dtype, device=self._device)
+        dtype = dtype or self._dtype
+        joined = torch.empty(shape, dtype=dtype, device=self._device)
         flat, begin = joined.view(-1), 0
         pieces: list[Piece] = []
         for part in parts:
@@ -143,7 +153,7 @@ class WeightFiles:
             if is_coded:
                 stored = self._coded(part).dequantised()
             else:
-                stored = torch.empty(part.shape, dtype=self._dtype, device=self._device)
+                stored = torch.empty(part.shape, dtype=dtype, device=self._device)
                 self._read([self._piece(part, stored.view(-1))])
             arranged = stored if part.arrange is None else part.arrange(stored)
             wanted.view(arranged.shape).copy_(arranged)

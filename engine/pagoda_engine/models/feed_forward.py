@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
+from pagoda_engine.models.description import ExpertsDescription
 from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear, holdable
 from pagoda_kernels import fused_moe, route_topk
 from pagoda_kernels.native import packed_linear
@@ -37,20 +38,50 @@ class SharedExpert:
     """The expert that every token goes through: ``sigmoid(gate(x)) * expert(x)``.
 
     Attributes:
-        gate: ``[1, hidden]``.
+        gate: ``[1, hidden]``; None: it counts as it is.
         expert: as any.
     """
 
-    gate: Linear
+    gate: Linear | None
     expert: DenseFeedForward
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[T, hidden]`` for ``[T, hidden]``."""
-        return torch.sigmoid(self.gate(hidden)) * self.expert(hidden)
+        out = self.expert(hidden)
+        return out if self.gate is None else torch.sigmoid(self.gate(hidden)) * out
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The experts of a token by the scores of its logits.
+
+    Attributes:
+        weight: ``[E, hidden]``, in fp32 where the description says so.
+        bias: ``[E]`` fp32, added to the scores for the choice alone; None: there is none.
+        description: how many experts, and how they are scored.
+    """
+
+    weight: Linear
+    bias: torch.Tensor | None
+    description: ExpertsDescription
+
+    def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weights ``[T, k]`` fp32 and experts ``[T, k]`` int32 of ``[T, hidden]``."""
+        shape = self.description
+        return route_topk(
+            self.weight(hidden.float() if shape.is_router_float32 else hidden),
+            shape.num_experts_per_tok,
+            scoring=shape.scoring,
+            renormalise=shape.norm_topk_prob,
+            bias=self.bias,
+            num_groups=shape.num_groups,
+            top_groups=shape.top_groups,
+            scale=shape.routed_scale,
+        )
 
 
 class Experts:
-    """A weighted sum of the likeliest experts of a token, by the softmax of the router.
+    """A weighted sum of the experts that the router chooses for a token.
 
     Where projections are packed (see `Linear`) so are the experts, one by one: twice as fast as
     `fused_moe` on the same CPU.
@@ -59,8 +90,6 @@ class Experts:
     __slots__ = (
         "_down",
         "_gate_up",
-        "_norm_topk_prob",
-        "_num_per_tok",
         "_packed",
         "_router",
         "_shared",
@@ -68,35 +97,28 @@ class Experts:
 
     def __init__(
         self,
-        router: Linear,
+        router: Router,
         gate_up: torch.Tensor | CodedWeight,
         down: torch.Tensor | CodedWeight,
         *,
-        num_experts: int,
-        num_experts_per_tok: int,
-        norm_topk_prob: bool,
         shared: SharedExpert | None = None,
         bits: Bits | None = None,
     ) -> None:
         """Take over the weights.
 
         Args:
-            router: ``[E, hidden]``.
+            router: of E experts.
             gate_up: ``[E * 2 * intermediate, hidden]``, of each expert rows of gate, then up; as
                 `Linear`'s, contiguous.
             down: ``[E * hidden, intermediate]``, as `gate_up`.
-            num_experts: E.
-            num_experts_per_tok: experts a token goes through, 1 to E.
-            norm_topk_prob: divide a token's weights by their sum.
             shared: added for every token; None: there is none.
             bits: quantise `gate_up` and `down`; None: as they are.
         """
         self._router = router
         self._shared = shared
-        self._num_per_tok = num_experts_per_tok
-        self._norm_topk_prob = norm_topk_prob
         self._packed: tuple[DenseFeedForward, ...] = ()
         self._gate_up = self._down = torch.empty(0)
+        num_experts = router.description.num_experts
         if (
             isinstance(gate_up, CodedWeight)
             and isinstance(down, CodedWeight)
@@ -117,9 +139,7 @@ class Experts:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[T, hidden]`` for ``[T, hidden]``."""
-        weights, experts = route_topk(
-            self._router(hidden), self._num_per_tok, renormalise=self._norm_topk_prob
-        )
+        weights, experts = self._router(hidden)
         if self._packed:
             routed = self._one_by_one(hidden, weights, experts.flatten())
         else:
@@ -131,7 +151,7 @@ class Experts:
     ) -> torch.Tensor:
         """As `fused_moe`, on CPU; `experts` ``[T * k]``."""
         order = experts.argsort(stable=True)
-        tokens = order // self._num_per_tok
+        tokens = order // weights.shape[1]
         counts = torch.bincount(experts, minlength=len(self._packed)).tolist()
         rows = hidden.index_select(0, tokens).split_with_sizes(counts)
         parts = [expert(part) for expert, part in zip(self._packed, rows, strict=True) if len(part)]

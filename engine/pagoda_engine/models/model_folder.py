@@ -139,6 +139,7 @@ def _weight_files(
         device,
         scheme=model_files.scheme,
         ignored=(*tied, *names.ignored),
+        ignored_prefixes=names.ignored_prefixes,
         optional_prefix=names.optional_prefix,
         on_progress=on_progress,
     )

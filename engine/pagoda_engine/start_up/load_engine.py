@@ -258,7 +258,12 @@ def step_limits_of(
         experts = description.experts
         routed = experts.num_experts_per_tok * experts.intermediate_size
         inner = max(inner, routed + experts.shared_size)
-    widest = max(2 * q_width + 2 * kv_width, 3 * inner)  # attention; gate, up and their product
+    attention = 2 * q_width + 2 * kv_width
+    if description.latent is not None:  # Q as it is and absorbed, what is attended to, and V of it
+        latent = description.latent
+        each = 2 * latent.head_dim + 2 * latent.width + latent.kv_rank + latent.value_dim
+        attention = description.num_heads * each
+    widest = max(attention, 3 * inner)  # that, or gate, up and their product
     return cuda_limits(
         room_bytes=room_bytes,
         token_bytes=(2 * description.hidden_size + widest) * dtype.itemsize,

@@ -20,9 +20,11 @@ class DummyWeights:
         self._dtype = dtype
         self._device = device
 
-    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(
+        self, parts: Sequence[Part], shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Return weights that keep the size of what they multiply; norms of ones, no bias."""
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        tensor = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
         if len(shape) == 1:
             return tensor.fill_(0.0 if parts[0].name.endswith(".bias") else 1.0)
         said = repr([(part.name, part.shape) for part in parts]).encode()

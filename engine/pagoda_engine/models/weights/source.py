@@ -15,14 +15,17 @@ from pagoda_engine.checkpoints.tensor_part import Arrange, Part
 class WeightSource(Protocol):
     """Where the tensors of a decoder come from."""
 
-    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(
+        self, parts: Sequence[Part], shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Return tensors joined: the elements of one part after those of another, as `shape`.
 
-        Contiguous, on the engine's device and in its dtype; the caller owns it.
+        Contiguous and on the engine's device; the caller owns it.
 
         Args:
             parts: in order.
             shape: of the whole, with as many elements as the parts together.
+            dtype: None: the engine's.
         """
         ...
 

@@ -73,6 +73,7 @@ class WeightTaker:
         *,
         has_bias: bool,
         arranges: Sequence[Arrange | None] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> tuple[torch.Tensor | CodedWeight, torch.Tensor | None]:
         """Return the joined weight ``[N, K]`` of projections, and their joined bias or None.
 
@@ -82,6 +83,7 @@ class WeightTaker:
             num_columns: inputs of all.
             has_bias: they have biases.
             arranges: for each name what brings rows into order; None: they are.
+            dtype: None: the engine's.
         """
         total = sum(num_rows)
         rows = num_rows if len(names) == len(num_rows) else [total]
@@ -97,11 +99,17 @@ class WeightTaker:
                 part = Part(f"{name}.weight", shape, arrange)
             weights.append(part)
             biases.append(Part(f"{name}.bias", (count,), arrange))
-        weight = self.rows(weights, (total, num_columns))
-        return weight, self.source.take(biases, (total,)) if has_bias else None
+        weight = self.rows(weights, (total, num_columns), dtype)
+        return weight, self.source.take(biases, (total,), dtype) if has_bias else None
 
-    def rows(self, parts: Sequence[Part], shape: tuple[int, int]) -> torch.Tensor | CodedWeight:
-        """Return a weight ``[N, K]``, as codes if it is stored so and shall not be others."""
-        if self.bits is None and isinstance(self.source, CodedWeightSource):
+    def rows(
+        self, parts: Sequence[Part], shape: tuple[int, int], dtype: torch.dtype | None = None
+    ) -> torch.Tensor | CodedWeight:
+        """Return a weight ``[N, K]``, as codes if it is stored so and shall not be others.
+
+        `dtype` is that of what is not; None: the model's.
+        """
+        may_be_codes = self.bits is None and dtype is None
+        if may_be_codes and isinstance(self.source, CodedWeightSource):
             return self.source.take_weight(parts, shape)
-        return self.source.take(parts, shape)
+        return self.source.take(parts, shape, dtype)
