@@ -126,6 +126,25 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
         "n_positions": 512,
         "n_inner": 64,
     },
+    # some gates and many scores are bounded; borders of YaRN lie within a dim
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "hidden_size": 64,
+        "head_dim": 16,
+        "sliding_window": 19,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "swiglu_limit": 0.8,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 8.0,
+            "beta_fast": 8.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
     # three heads: no power of two, whose slopes are another series
     "bloom": {"model_type": "bloom", "n_head": 3, "n_layer": 2, "seq_length": 512},
     "mpt": {
@@ -178,7 +197,7 @@ def _drawn(name: str, parameter: torch.Tensor, generator: torch.Generator) -> to
     noise = torch.randn(parameter.shape, generator=generator)
     if "norm" in name or "ln_" in name:  # around what it is before training
         return parameter.mean() + 0.2 * noise
-    if parameter.dim() == 1:
+    if parameter.dim() == 1 or name.endswith("_bias"):
         return 0.3 * noise
     # Wide enough that attention is peaked and the likeliest tokens lie well apart.
     return 1.5 * noise * parameter.shape[-1] ** -0.5

@@ -23,6 +23,9 @@ DTYPES = {
 }
 """Dtypes that weights may have."""
 
+PACKED_DTYPES = {"U8": torch.uint8}
+"""Dtypes of what is not a number of its own."""
+
 HEADER_LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
@@ -93,7 +96,7 @@ def _check(name: str, tensor: StoredTensor, start: int, size: int) -> None:
             f"is no safetensors file: {name} has bytes [{tensor.offset}, {end}), the file's "
             f"tensors [{start}, {size}); copy it again",
         )
-    dtype = DTYPES.get(tensor.dtype)
+    dtype = DTYPES.get(tensor.dtype) or PACKED_DTYPES.get(tensor.dtype)
     if dtype is not None and math.prod(tensor.shape) * dtype.itemsize != tensor.num_bytes:
         raise CheckpointError(
             tensor.path,

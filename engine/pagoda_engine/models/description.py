@@ -10,6 +10,7 @@ import torch
 
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.models.weights.names import WeightNames
+from pagoda_kernels import ClampedSwiglu
 
 NormKind = Literal["rms", "rms_unit_offset", "layer"]
 """RMS norm; the same with weights stored minus one; LayerNorm."""
@@ -20,6 +21,10 @@ with a weight for each ``[H, D]``; over all heads at once, ``[H * D]``."""
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 """Of the feed-forward part; gelu_tanh is the approximation."""
+
+
+ExpertsFormat = Literal["dense", "mxfp4"]
+"""How a checkpoint holds experts: floats; or numbers of 4 bits, 32 to a scale, dense once read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,9 @@ class ExpertsDescription:
         layers: indices of the layers that have experts.
         shared_size: width of the expert that every token goes through besides, weighted by the
             sigmoid of a gate of its own; 0: there is none.
+        has_bias: the router has one, and both projections of every expert.
+        gate: of the experts; None: SiLU.
+        stored: see ExpertsFormat.
     """
 
     num_experts: int
@@ -42,6 +50,9 @@ class ExpertsDescription:
     norm_topk_prob: bool
     layers: frozenset[int]
     shared_size: int = 0
+    has_bias: bool = False
+    gate: ClampedSwiglu | None = None
+    stored: ExpertsFormat = "dense"
 
 
 @dataclass(frozen=True, slots=True)

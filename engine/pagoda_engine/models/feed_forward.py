@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear, holdable
-from pagoda_kernels import fused_moe, route_topk
+from pagoda_kernels import ClampedSwiglu, fused_moe, route_topk
 from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.quantised_weight import Bits
 
@@ -57,7 +57,10 @@ class Experts:
 
     __slots__ = (
         "_down",
+        "_down_bias",
+        "_gate",
         "_gate_up",
+        "_gate_up_bias",
         "_norm_topk_prob",
         "_num_per_tok",
         "_packed",
@@ -73,6 +76,9 @@ class Experts:
         *,
         num_experts_per_tok: int,
         norm_topk_prob: bool,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+        gate: ClampedSwiglu | None = None,
         shared: SharedExpert | None = None,
         bits: Bits | None = None,
     ) -> None:
@@ -84,6 +90,9 @@ class Experts:
             down: ``[E, hidden, intermediate]``, contiguous.
             num_experts_per_tok: experts a token goes through, 1 to E.
             norm_topk_prob: divide a token's weights by their sum.
+            gate_up_bias: ``[E, 2 * intermediate]``, contiguous; None: there is none.
+            down_bias: ``[E, hidden]``, contiguous; None: there is none.
+            gate: of the experts; None: SiLU.
             shared: added for every token; None: there is none.
             bits: quantise `gate_up` and `down`; None: as they are.
         """
@@ -95,11 +104,22 @@ class Experts:
         gate_up, gate_up_bits = holdable(gate_up, bits)
         down, down_bits = holdable(down, bits)
         self._gate_up, self._down = gate_up, down
+        self._gate_up_bias, self._down_bias, self._gate = gate_up_bias, down_bias, gate
         if packed_linear.can_pack(gate_up[0]) and packed_linear.can_pack(down[0]):
-            pairs = zip(gate_up, down, strict=True)
+            none = [None] * len(gate_up)
+            each = zip(
+                gate_up,
+                none if gate_up_bias is None else gate_up_bias,
+                down,
+                none if down_bias is None else down_bias,
+                strict=True,
+            )
             self._packed = tuple(
-                DenseFeedForward(GatedLinear(g, bits=gate_up_bits), Linear(d, bits=down_bits))
-                for g, d in pairs
+                DenseFeedForward(
+                    GatedLinear(wide, wide_bias, gate or "silu", gate_up_bits),
+                    Linear(narrow, narrow_bias, down_bits),
+                )
+                for wide, wide_bias, narrow, narrow_bias in each
             )
             self._gate_up = self._down = gate_up.new_empty(0)
 
@@ -111,7 +131,16 @@ class Experts:
         if self._packed:
             routed = self._one_by_one(hidden, weights, experts.flatten())
         else:
-            routed = fused_moe(hidden, self._gate_up, self._down, weights, experts)
+            routed = fused_moe(
+                hidden,
+                self._gate_up,
+                self._down,
+                weights,
+                experts,
+                gate_up_bias=self._gate_up_bias,
+                down_bias=self._down_bias,
+                gate=self._gate,
+            )
         return routed if self._shared is None else routed + self._shared(hidden)
 
     def _one_by_one(

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from pagoda_engine.models.description import Activation
-from pagoda_kernels import gelu_mul, silu_mul
+from pagoda_kernels import ClampedSwiglu, clamped_swiglu, gelu_mul, silu_mul
 from pagoda_kernels.lora.slots import DenseLora, LoraSlots
 from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.packed_linear import PackedLinear
@@ -81,7 +81,10 @@ class Linear:
 
 
 class GatedLinear:
-    """``activation(gate) * up`` of two projections with one input. Owns their weights."""
+    """``activation(gate) * up`` of two projections with one input, or `ClampedSwiglu` of them.
+
+    Owns their weights.
+    """
 
     __slots__ = ("_activation", "_joined", "packed")
 
@@ -89,7 +92,7 @@ class GatedLinear:
         self,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
-        activation: Activation = "silu",
+        activation: Activation | ClampedSwiglu = "silu",
         bits: Bits | None = None,
     ) -> None:
         """Take over both weights.
@@ -97,7 +100,7 @@ class GatedLinear:
         Args:
             weight: ``[2 * N, K]``, rows of gate, then up, on the engine's device and in its dtype.
             bias: ``[2 * N]`` or None.
-            activation: of the gate.
+            activation: of the gate, or what becomes of both.
             bits: quantise them; None: as they are.
         """
         weight, bits = holdable(weight, bits)
@@ -124,6 +127,8 @@ class GatedLinear:
         gate_up = self._joined(x, adapters)
         if self._activation == "silu":
             return silu_mul(gate_up)
+        if isinstance(self._activation, ClampedSwiglu):
+            return clamped_swiglu(gate_up, self._activation)
         return gelu_mul(gate_up, approximate=_APPROXIMATIONS[self._activation])
 
 
