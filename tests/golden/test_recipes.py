@@ -110,6 +110,10 @@ def test_greedy_tokens_over_64_steps(oracle: Oracle) -> None:
     sampling = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     expected = [oracle.greedy(tokens, 64) for tokens in SEQUENCES]
     assert driver.generate(SEQUENCES, sampling=sampling) == expected
+    driver.sequences.clear()
+    assert driver.generate(SEQUENCES, sampling=sampling) == expected
+    num_prefilled = [driver.sequences[str(i)].num_prefilled_tokens for i in range(3)]
+    assert num_prefilled == [70 - 64, 41 - 40, 5], "whole blocks were cached"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -200,6 +204,9 @@ def test_gpt2_of_a_bare_model(tmp_path: Path) -> None:
         ("starcoder2", {"use_bias": False, "sliding_window": None}),
         ("gpt_neox", {"attention_bias": False, "rotary_pct": 1.0, "tie_word_embeddings": True}),
         ("gpt2", {"n_inner": None, "activation_function": "gelu"}),
+        ("gpt_oss", {"attention_bias": False, "swiglu_alpha": 0.9, "swiglu_limit": 3.0}),
+        ("gpt_oss", {"layer_types": ["full_attention", "sliding_attention"],
+                     "num_experts_per_tok": 6, "rope_parameters": None}),
     ],
     ids=str,
 )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from support.mxfp4_checkpoints import pack_experts
 from support.tiny_checkpoints import BOS_TOKEN_ID, EOS_TOKEN_ID, VOCAB_SIZE, write_byte_tokenizer
 
 _COMMON: dict[str, Any] = {
@@ -131,6 +132,7 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "gpt_oss",
         "hidden_size": 64,
         "head_dim": 16,
+        "intermediate_size": 96,
         "sliding_window": 19,
         "num_local_experts": 6,
         "num_experts_per_tok": 3,
@@ -157,6 +159,9 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+FAMILY_CONFIGS["gpt_oss_mxfp4"] = {**FAMILY_CONFIGS["gpt_oss"], "num_experts_per_tok": 2}
+"""As it is published: experts in 4 bits."""
+
 
 def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overrides: Any) -> Path:
     """Write a model and its tokenizer; returns the folder, made if missing.
@@ -179,6 +184,8 @@ def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overri
     for name, parameter in model.named_parameters():
         parameter.data.copy_(_drawn(name, parameter, generator))
     model.save_pretrained(folder)
+    if family.endswith("_mxfp4"):
+        pack_experts(folder)
     write_byte_tokenizer(folder)
     return folder
 
