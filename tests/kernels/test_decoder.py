@@ -15,7 +15,7 @@ from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.models.weights.names import WeightNames
-from pagoda_kernels import plan_attention
+from pagoda_kernels import ClampedSwiglu, plan_attention
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -79,6 +79,19 @@ LEARNED = dataclasses.replace(
 SHARED = dataclasses.replace(
     SPARSE, experts=dataclasses.replace(SPARSE.experts, shared_size=40), qk_norm="none"
 )
+# As gpt-oss: sinks, biases everywhere, a gate with bounds, experts in one tensor.
+SINKS = dataclasses.replace(
+    DENSE,
+    output_bias=True,
+    qk_norm="none",
+    experts=dataclasses.replace(
+        SPARSE.experts,
+        layers=frozenset({0, 1, 2}),
+        has_bias=True,
+        gate=ClampedSwiglu(limit=0.7, alpha=1.702),
+    ),
+    names=WeightNames(sinks="sinks", expert_gate_up=("both",), experts_layout="stacked"),
+)
 RECIPES = {
     "dense": DENSE,
     "sparse": SPARSE,
@@ -86,6 +99,7 @@ RECIPES = {
     "parallel": PARALLEL,
     "learned": LEARNED,
     "shared": SHARED,
+    "sinks": SINKS,
 }
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from pagoda_engine.checkpoints.block_formats import BLOCK_FORMATS, BlockFormat
 from pagoda_engine.checkpoints import mxfp4
+from pagoda_engine.checkpoints.block_formats import BLOCK_FORMATS, BlockFormat
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.checkpoints.safetensors_header import (
     DTYPES,

@@ -58,21 +58,14 @@ def fused_moe(
     if x.is_cuda:
         from pagoda_kernels.moe.triton.fused_moe import fused_moe as fused_moe_triton
 
-        on_device = fused_moe_triton
-    else:
-        on_device = cpu.fused_moe
-    return on_device(
-        x,
-        gate_up,
-        down,
-        weights,
-        experts,
-        gate_up_scale,
-        down_scale,
-        gate_up_bias=gate_up_bias,
-        down_bias=down_bias,
-        gate=gate,
-    )
+        return fused_moe_triton(
+            x, gate_up, down, weights, experts, gate_up_scale, down_scale,
+            gate_up_bias=gate_up_bias, down_bias=down_bias, gate=gate,
+        )  # fmt: skip
+    return cpu.fused_moe(
+        x, gate_up, down, weights, experts, gate_up_scale, down_scale,
+        gate_up_bias=gate_up_bias, down_bias=down_bias, gate=gate,
+    )  # fmt: skip
 
 
 def _check(

@@ -1,4 +1,4 @@
-"""gpt-oss: attention sinks, windows in every other layer, experts with biases and a bounded gate."""
+"""gpt-oss: attention sinks, windows in every other layer, experts with biases and gate bounds."""
 
 from dataclasses import replace
 from typing import Any

@@ -76,7 +76,8 @@ def moe_gate_up_kernel(
 ):
     """``out[r] = silu(gate_e x[r // TOP_K]) * up_e x[r // TOP_K]`` for the rows r of expert e.
 
-    With HAS_BIAS both products have one; IS_CLAMPED: the gate is that of `ClampedSwiglu`. Grid (tiles, N tiles of the width). One program makes a tile of the gate and the same tile of
+    With HAS_BIAS both products have one; with IS_CLAMPED the gate is that of `ClampedSwiglu`.
+    Grid (tiles, N tiles of the width). One program makes a tile of the gate and the same tile of
     up, so that their product needs no second pass.
     """
     tile = tl.program_id(0)
