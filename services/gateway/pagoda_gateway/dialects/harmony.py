@@ -46,12 +46,12 @@ class Harmony:
         channel, message, end, start = _marks((CHANNEL, MESSAGE, END, START), token_ids)
         begin = "" if header else f'({start} "assistant")? '
         again = f'{start} "assistant"'
-        if END in token_ids:
-            text, rules = f"/(?s:.*)/ {end}", ""
-        else:
-            text, rules = "THOUGHT", f'\nTHOUGHT[suffix="{END}"]: /(?s:.*)/'
-        thought = f'{channel} "analysis" {message} {text} {again}'
-        return f"prefix: {begin}thought*\nthought: {thought}{rules}"
+        lazy = "" if END in token_ids else "[lazy]"  # text would run over a mark that is text
+        return (
+            f"prefix: {begin}thought*\n"
+            f'thought: {channel} "analysis" {message} thought_text {again}\n'
+            f"thought_text{lazy}: /(?s:.*)/ {end}"
+        )
 
     def text_opening(self, prompt: str, token_ids: Mapping[str, int]) -> str:
         """Return the rules' words for what comes before the text of an answer."""
@@ -82,9 +82,8 @@ class Harmony:
         for i, tool in enumerate(calls.tools):
             to = f" to={_FUNCTIONS}{tool.name}"
             late, early = json_text(f"commentary{to}"), f'{json_text(to)} {channel} "commentary"'
-            rules.append(
-                f"call_{i}: ({channel} {late} | {early}) call_kind %json {json_text(tool.arguments)}"
-            )
+            head = f"({channel} {late} | {early}) call_kind"
+            rules.append(f"call_{i}: {head} %json {json_text(tool.arguments)}")
         if not calls.at_least_one:
             rules.append(f'call_text: {channel} "final" {message} CALL_TEXT')
             rules.append("CALL_TEXT: /(?s:.*)/")
@@ -139,7 +138,7 @@ class _Parser(StreamParser):
         if not begun and CHANNEL not in self._header and START not in self._header:
             self._header = ""
             return True
-        held = [self._header, begun]
+        held = [self._header, " ", begun]
         opened = yield from self._source.until(MESSAGE, held.append)
         self._header = "".join(held).rpartition(START)[2]
         return opened

@@ -76,9 +76,7 @@ class AnswerForms:
         tools = [Tool(tool["function"]["name"]) for tool in use.callable]
         return AnswerForm(
             grammar=await self._chat_grammar(_wanted(body), use, prompt),
-            new_parser=lambda: dialect.parser(
-                tools, prompt=prompt, calls_only=use.is_required
-            ),
+            new_parser=lambda: dialect.parser(tools, prompt=prompt, calls_only=use.is_required),
             kept_token_ids=frozenset(self._mark_ids.values()),
             calls_reason="stop" if use.is_named else "tool_calls",
             call_id_chars=dialect.call_id_chars,

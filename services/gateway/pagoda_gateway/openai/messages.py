@@ -67,10 +67,13 @@ def _template_message(
     seen: dict[str, Any] = {"role": role, "content": _content(texts, message, template.shape)}
     if calls:
         seen["tool_calls"] = calls
+    # gpt-oss' template takes either what was thought or what was said before a call.
+    takes_thinking = template.shape.thinking and not (calls and any(texts))
     others = {
         "name": message.name,
         "tool_call_id": history.result_id(message),
         "reasoning_content": message.reasoning_content,
+        "thinking": message.reasoning_content if takes_thinking else None,
     }
     return seen | {name: value for name, value in others.items() if value is not None}
 

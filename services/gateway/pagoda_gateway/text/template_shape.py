@@ -20,19 +20,21 @@ class TemplateShape:
         content_parts: content may be a list of parts.
         arguments_text: the arguments of calls are JSON text, not an object.
         call_id_chars: how long a call's id must be; None: it is not asked for.
+        thinking: reasoning is read from a message's `thinking`, as gpt-oss calls it.
     """
 
     content_text: bool
     content_parts: bool
     arguments_text: bool
     call_id_chars: int | None
+    thinking: bool
 
 
 def template_shape(tree: nodes.Template) -> TemplateShape:
     """Return what a template expects."""
     content = _Field("content", tree)
-    owners = [member.node for member in tree.find_all(nodes.Getattr)]
-    owners += [member.node for member in tree.find_all(nodes.Getitem)]
+    owned = [*tree.find_all(nodes.Getattr), *tree.find_all(nodes.Getitem)]
+    owners = [member.node for member in owned]
     parts = any(content.is_meant(loop.iter) for loop in tree.find_all(nodes.For)) or any(
         isinstance(owner, nodes.Getitem) and content.is_named(owner.node)  # content[0].type
         for owner in owners
@@ -49,6 +51,7 @@ def template_shape(tree: nodes.Template) -> TemplateShape:
         arguments_text=any(map(arguments.is_named, written))
         and not arguments.is_tested(tree, "string", "mapping"),
         call_id_chars=_call_id_chars(tree),
+        thinking=any(map(_Field("thinking", tree).is_member, owned)),
     )
 
 
@@ -86,6 +89,10 @@ class _Field:
             case nodes.Getitem(arg=nodes.Const() as key):
                 return bool(key.value == self._name)
         return False
+
+    def is_member(self, node: nodes.Node) -> bool:
+        """Return whether an expression is the field itself, and no variable."""
+        return not isinstance(node, nodes.Name) and self.is_named(node)
 
     def is_meant(self, node: nodes.Node) -> bool:
         """Return whether an expression is the field, maybe filtered or counted by the sandbox."""

@@ -56,9 +56,7 @@ def dialect(name: str, *, reasons: bool = False) -> Dialect:
 
 
 def read(name: str, text: str) -> tuple[str, list[PlainCall]]:
-    content, _, calls = reading(
-        parts_of(dialect(name).parser(TOOLS), [text])
-    )
+    content, _, calls = reading(parts_of(dialect(name).parser(TOOLS), [text]))
     return content, calls
 
 
