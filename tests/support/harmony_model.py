@@ -9,7 +9,8 @@ from support.tiny_tokenizer import byte_level_tokenizer, write_model_folder
 
 TEMPLATE = (
     "<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>"
-    "{% for tool in tools or [] %}<|start|>developer<|message|>{{ tool.function.name }}<|end|>"
+    "{% for tool in tools or [] %}<|start|>developer<|message|>{{ tool.function.name }}"
+    "{{ ' // ' + tool.function.description }}<|end|>"
     "{% endfor %}{% set last = namespace(name='') %}{% for message in messages %}"
     "{% if message.role == 'assistant' and message.tool_calls %}"
     "{% if message.content and message.thinking %}"

@@ -140,7 +140,7 @@ async def test_a_history_is_shown_as_its_template_writes_it(saying: Any, folder:
     begin = "<|start|>system<|message|>Reasoning: {}<|end|>"
     thought = "<|start|>assistant<|channel|>analysis<|message|>{}<|end|>"
     user = "<|start|>user<|message|>{}<|end|>"
-    tools = "<|start|>developer<|message|>look<|end|>"
+    tools = "<|start|>developer<|message|>look // <|end|>"
     look = user.format("Look.")
     assert shown == begin.format("high") + tools + look + thought.format("Where to?") + called
     assert shown_said == begin.format("medium") + look + thought.format("I look.") + called
