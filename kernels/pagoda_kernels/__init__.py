@@ -15,6 +15,7 @@ from pagoda_kernels.attention.plan import (
     select_sequences,
 )
 from pagoda_kernels.attention.varlen_batch import VarlenBatch, plan_varlen
+from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu, clamped_swiglu
 from pagoda_kernels.gate.gelu_mul import gelu_mul
 from pagoda_kernels.gate.silu_mul import silu_mul
 from pagoda_kernels.gate.silu_mul_quantised import silu_mul_quantised
@@ -50,6 +51,7 @@ __all__ = [
     "DIGEST_BYTES",
     "PAD_SLOT",
     "AttentionBatch",
+    "ClampedSwiglu",
     "Fp8Weight",
     "Int4Weight",
     "Int8Weight",
@@ -61,6 +63,7 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_quantised",
     "apply_rope",
+    "clamped_swiglu",
     "copy_blocks",
     "decode_batch",
     "digest_blocks",

@@ -109,6 +109,10 @@ def test_greedy_tokens_over_64_steps(oracle: Oracle) -> None:
     sampling = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     expected = [oracle.greedy(tokens, 64) for tokens in SEQUENCES]
     assert driver.generate(SEQUENCES, sampling=sampling) == expected
+    driver.sequences.clear()
+    assert driver.generate(SEQUENCES, sampling=sampling) == expected
+    num_prefilled = [driver.sequences[str(i)].num_prefilled_tokens for i in range(3)]
+    assert num_prefilled == [70 - 64, 41 - 40, 5], "whole blocks were cached"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -261,6 +265,9 @@ def test_a_latent_is_cached_once_for_all_heads(tmp_path: Path, family: str) -> N
             "n_group": 1, "topk_group": 1, "rope_parameters": {
             "rope_type": "default", "rope_theta": 1000.0}}),
         ("deepseek_v3", {"first_k_dense_replace": 2, "tie_word_embeddings": True}),
+        ("gpt_oss", {"attention_bias": False, "swiglu_alpha": 0.9, "swiglu_limit": 3.0}),
+        ("gpt_oss", {"layer_types": ["full_attention", "sliding_attention"],
+                     "num_experts_per_tok": 6, "rope_parameters": None}),
     ],
     ids=str,
 )  # fmt: skip

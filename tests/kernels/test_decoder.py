@@ -20,7 +20,7 @@ from pagoda_engine.models.description import (
 )
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.models.weights.names import WeightNames
-from pagoda_kernels import plan_attention
+from pagoda_kernels import ClampedSwiglu, plan_attention
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -105,6 +105,19 @@ LATENT = dataclasses.replace(
     ),
     names=WeightNames(latents=("q", "kv"), router_bias="bias", shared_expert_gate=""),
 )
+# As gpt-oss: sinks, biases everywhere, a gate with bounds, experts in one tensor.
+SINKS = dataclasses.replace(
+    DENSE,
+    output_bias=True,
+    qk_norm="none",
+    experts=dataclasses.replace(
+        SPARSE.experts,
+        layers=frozenset({0, 1, 2}),
+        has_bias=True,
+        gate=ClampedSwiglu(limit=0.7, alpha=1.702),
+    ),
+    names=WeightNames(sinks="sinks", expert_gate_up=("both",), experts_layout="stacked"),
+)
 RECIPES = {
     "dense": DENSE,
     "sparse": SPARSE,
@@ -113,6 +126,7 @@ RECIPES = {
     "learned": LEARNED,
     "shared": SHARED,
     "latent": LATENT,
+    "sinks": SINKS,
 }
 
 

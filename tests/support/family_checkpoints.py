@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from support.mxfp4_checkpoints import pack_experts
 from support.tiny_checkpoints import BOS_TOKEN_ID, EOS_TOKEN_ID, VOCAB_SIZE, write_byte_tokenizer
 
 _COMMON: dict[str, Any] = {
@@ -168,6 +169,26 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
             "beta_slow": 1,
         },
     },
+    # some gates and many scores are bounded; borders of YaRN lie within a dim
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "hidden_size": 64,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        "sliding_window": 19,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "swiglu_limit": 0.8,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 8.0,
+            "beta_fast": 8.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
     # three heads: no power of two, whose slopes are another series
     "bloom": {"model_type": "bloom", "n_head": 3, "n_layer": 2, "seq_length": 512},
     "mpt": {
@@ -179,6 +200,9 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
         "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.2},
     },
 }
+
+FAMILY_CONFIGS["gpt_oss_mxfp4"] = {**FAMILY_CONFIGS["gpt_oss"], "num_experts_per_tok": 2}
+"""As it is published: experts in 4 bits."""
 
 
 def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overrides: Any) -> Path:
@@ -203,6 +227,8 @@ def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overri
     for name, parameter in (*model.named_parameters(), *biases):
         parameter.data.copy_(_drawn(name, parameter, generator))
     model.save_pretrained(folder)
+    if family.endswith("_mxfp4"):
+        pack_experts(folder)
     write_byte_tokenizer(folder)
     return folder
 
@@ -224,7 +250,7 @@ def _drawn(name: str, parameter: torch.Tensor, generator: torch.Generator) -> to
     noise = torch.randn(parameter.shape, generator=generator)
     if "norm" in name or "ln_" in name:  # around what it is before training
         return parameter.mean() + 0.2 * noise
-    if parameter.dim() == 1:
+    if parameter.dim() == 1 or name.endswith("_bias"):
         return 0.3 * noise
     # Wide enough that attention is peaked and the likeliest tokens lie well apart.
     return 1.5 * noise * parameter.shape[-1] ** -0.5

@@ -30,6 +30,8 @@ CODE_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
 }
 """Dtypes that tensors of quantised weights may have beside those."""
+PACKED_DTYPES = {"U8": torch.uint8}
+"""Dtypes of what is not a number of its own."""
 
 HEADER_LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -101,7 +103,8 @@ def _check(name: str, tensor: StoredTensor, start: int, size: int) -> None:
             f"is no safetensors file: {name} has bytes [{tensor.offset}, {end}), the file's "
             f"tensors [{start}, {size}); copy it again",
         )
-    dtype = DTYPES.get(tensor.dtype) or CODE_DTYPES.get(tensor.dtype)
+    dtypes = DTYPES | CODE_DTYPES | PACKED_DTYPES
+    dtype = dtypes.get(tensor.dtype)
     if dtype is not None and math.prod(tensor.shape) * dtype.itemsize != tensor.num_bytes:
         raise CheckpointError(
             tensor.path,

@@ -18,10 +18,12 @@ class Part:
 
     Attributes:
         name: in the checkpoint.
-        shape: there.
-        arrange: None: all of it is wanted, as it is.
+        shape: there; in MXFP4 that of the numbers which it stands for.
+        arrange: None: all of it is wanted, as it is. In MXFP4 it must leave the last dim alone.
+        scales: name of its scales, if it is in MXFP4; empty: it is not.
     """
 
     name: str
     shape: tuple[int, ...]
     arrange: Arrange | None = None
+    scales: str = ""

@@ -6,11 +6,12 @@ tensor is for.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from pagoda_engine.checkpoints import mxfp4
 from pagoda_engine.checkpoints.block_formats import BLOCK_FORMATS, BlockFormat
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight, joined
@@ -18,6 +19,7 @@ from pagoda_engine.checkpoints.quantised.scheme import Scheme, Wanted
 from pagoda_engine.checkpoints.safetensors_header import (
     CODE_DTYPES,
     DTYPES,
+    PACKED_DTYPES,
     StoredTensor,
     read_header,
     stored_tensors,
@@ -31,6 +33,7 @@ OnProgress = Callable[[int, int], None]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_NUMBERS: Mapping[str, torch.dtype | BlockFormat] = {**DTYPES, **BLOCK_FORMATS}
 _IGNORED = "rotary_emb.inv_freq"  # old exports carry what the configuration says anyway
 _WEIGHT, _BIAS = ".weight", ".bias"
 _MAX_ZERO_BIAS_BYTES = 64 << 20
@@ -144,9 +147,12 @@ class WeightFiles:
         for part in parts:
             wanted = flat[begin : begin + _num_elements(part)]
             begin += len(wanted)
+            if part.scales:
+                self._read_mxfp4(part, wanted)
+                continue
             is_coded = self._coded_name(part) is not None
             if part.arrange is None and not is_coded:
-                pieces.append(self._piece(part, wanted))
+                pieces += [self._piece(each, wanted) for each in _stored_parts(part)]
                 continue
             self._read(pieces)
             pieces = []
@@ -154,7 +160,7 @@ class WeightFiles:
                 stored = self._coded(part).dequantised()
             else:
                 stored = torch.empty(part.shape, dtype=dtype, device=self._device)
-                self._read([self._piece(part, stored.view(-1))])
+                self._read([self._piece(each, stored.view(-1)) for each in _stored_parts(part)])
             arranged = stored if part.arrange is None else part.arrange(stored)
             wanted.view(arranged.shape).copy_(arranged)
         self._read(pieces)
@@ -191,7 +197,8 @@ class WeightFiles:
         for part in parts:
             name = self._coded_name(part)
             if name is None:
-                self._stored(part)
+                for each in _stored_parts(part):
+                    self._stored(each)
                 continue
             for wanted in self._wanted(name, part):
                 self._stored_code(name, wanted)
@@ -261,7 +268,7 @@ class WeightFiles:
         ):
             return False
         bias = torch.empty(math.prod(stored.shape), dtype=self._dtype, device=self._device)
-        self._read([self._piece(Part(name, stored.shape), bias)])
+        self._read([self._piece(_StoredPart(name, stored.shape, _NUMBERS), bias)])
         return not bias.any()
 
     def _read(self, pieces: Sequence[Piece]) -> None:
@@ -270,13 +277,33 @@ class WeightFiles:
             if self._on_progress is not None:
                 self._on_progress(self._num_loaded_bytes, self._num_bytes)
 
-    def _piece(self, part: Part, destination: torch.Tensor) -> Piece:
+    def _read_mxfp4(self, part: Part, wanted: torch.Tensor) -> None:
+        """Fill ``[N]`` with the numbers of blocks and scales, which are held beside it."""
+        held = []
+        for each in _stored_parts(part):
+            packed = torch.empty(each.shape, dtype=torch.uint8, device=self._device)
+            self._read([self._piece(each, packed.view(-1))])
+            held.append(packed if part.arrange is None else part.arrange(packed))
+        blocks, scales = held
+        highest = int(scales.max())
+        if highest > mxfp4.largest_scale(self._dtype):
+            name = str(self._dtype).removeprefix("torch.")
+            raise CheckpointError(
+                self._path,
+                f"tensor {part.scales} has a scale of 2 ** {highest - mxfp4.EXPONENT_BIAS}, with "
+                f"which numbers are too large for {name}; set the dtype to bfloat16, or copy the "
+                "file again",
+            )
+        values = wanted.view(*scales.shape[:-1], part.shape[-1])
+        mxfp4.decode(blocks, scales, values)
+
+    def _piece(self, part: "_StoredPart", destination: torch.Tensor) -> Piece:
         """Return how to read a tensor whole; it counts as taken."""
         stored, kind = self._stored(part)
         self._left.discard(part.name)
         return Piece(stored.path, stored.offset, kind, destination, stored.shift)
 
-    def _stored(self, part: Part) -> tuple[StoredTensor, torch.dtype | BlockFormat]:
+    def _stored(self, part: "_StoredPart") -> tuple[StoredTensor, torch.dtype | BlockFormat]:
         """Return a tensor of the files and how it is stored; raise unless it is as wanted."""
         name, stored = part.name, self._tensors.get(part.name)
         if stored is None:
@@ -286,16 +313,37 @@ class WeightFiles:
                 self._path,
                 f"tensor {name} is {list(stored.shape)}, the configuration says {list(part.shape)}",
             )
-        kind = DTYPES.get(stored.dtype) or BLOCK_FORMATS.get(stored.dtype)
+        kind = part.kinds.get(stored.dtype)
         if kind is None:
-            known = ", ".join(DTYPES)
+            known = ", ".join(part.kinds)
             raise CheckpointError(
                 self._path, f"tensor {name} is {stored.dtype}, must be one of {known}"
             )
         return stored, kind
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredPart:
+    """One tensor of the files: its name, its shape there, and how it may be stored."""
+
+    name: str
+    shape: tuple[int, ...]
+    kinds: Mapping[str, torch.dtype | BlockFormat]
+
+
+def _stored_parts(part: Part) -> tuple[_StoredPart, ...]:
+    """Return the tensor that a part is, or its blocks and its scales."""
+    if not part.scales:
+        return (_StoredPart(part.name, part.shape, _NUMBERS),)
+    *rows, width = part.shape
+    shape = (*rows, width // mxfp4.BLOCK)
+    return (
+        _StoredPart(part.name, (*shape, mxfp4.BLOCK_BYTES), PACKED_DTYPES),
+        _StoredPart(part.scales, shape, PACKED_DTYPES),
+    )
+
+
 def _num_elements(part: Part) -> int:
-    if part.arrange is None:
+    if part.arrange is None or part.scales:
         return math.prod(part.shape)
     return part.arrange(torch.empty(part.shape, device="meta")).numel()

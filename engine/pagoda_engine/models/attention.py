@@ -50,6 +50,7 @@ class Attention:
         window: keys a query sees, itself included; None for all.
         soft_cap: bound of the scores; None: there is none.
         alibi_slopes: ``[H]`` float32, see `paged_attention`; None: no ALiBi.
+        sinks: ``[H]``, see `paged_attention`; None: there are none.
         clip: bound of absolute values of Q, K and V; None: there is none.
         eps: of `qk_norm`.
     """
@@ -63,6 +64,7 @@ class Attention:
     window: int | None
     soft_cap: float | None
     alibi_slopes: torch.Tensor | None
+    sinks: torch.Tensor | None
     clip: float | None
     eps: float
 
@@ -117,6 +119,7 @@ class Attention:
             scale=self.scale,
             sliding_window=self.window,
             soft_cap=self.soft_cap,
+            sinks=self.sinks,
             alibi_slopes=self.alibi_slopes,
         ).view(len(q), -1)
 

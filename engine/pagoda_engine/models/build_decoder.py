@@ -26,6 +26,7 @@ from pagoda_engine.models.projections import (
 )
 from pagoda_engine.models.quantization import NONE, Quantization
 from pagoda_engine.models.rope_scaling import RopeDescription, cos_sin_table
+from pagoda_engine.models.weights.experts import expert_down, expert_gate_up
 from pagoda_engine.models.weights.source import WeightSource, halves_apart
 from pagoda_engine.models.weights.taker import WeightTaker
 
@@ -114,6 +115,10 @@ def _attention(
     output = taker.projection(
         output_projection(description, index), has_bias=description.output_bias
     )
+    sinks = None
+    if description.names.sinks:
+        shape = (description.num_heads,)
+        sinks = taker.source.take([Part(prefix + description.names.sinks, shape)], shape)
     return Attention(
         qkv=Linear(*qkv, taker.bits),
         qk_norm=_qk_norm(taker, prefix, rope),
@@ -124,6 +129,7 @@ def _attention(
         window=description.sliding_windows[index],
         soft_cap=description.attention_soft_cap,
         alibi_slopes=slopes,
+        sinks=sinks,
         clip=description.qkv_clip,
         eps=description.norm_eps,
     )
@@ -216,22 +222,20 @@ def _experts(taker: WeightTaker, prefix: str) -> Experts:
     description = taker.description
     names, experts = description.names, description.experts
     assert experts is not None, "the layer has some"
-    hidden, inner, count = description.hidden_size, experts.intermediate_size, experts.num_experts
-    each = [prefix + names.expert.format(expert) for expert in range(count)]
-    router_dtype = torch.float32 if experts.is_router_float32 else None
-    router, _ = taker.weights(
-        [prefix + names.router], [count], hidden, has_bias=False, dtype=router_dtype
+    hidden, count = description.hidden_size, experts.num_experts
+    router = taker.weights(
+        [prefix + names.router],
+        [count],
+        hidden,
+        has_bias=experts.has_bias,
+        dtype=torch.float32 if experts.is_router_float32 else None,
     )
     router_bias = None
     if names.router_bias:
         part = Part(prefix + names.router_bias, (count,))
         router_bias = taker.source.take([part], (count,), torch.float32)
-    gate_up = [
-        Part(f"{expert}{name}.weight", (inner, hidden))
-        for expert in each
-        for name in names.expert_gate_up
-    ]
-    down = [Part(f"{expert}{names.expert_down}.weight", (hidden, inner)) for expert in each]
+    gate_up, gate_up_bias = expert_gate_up(taker, prefix)
+    down, down_bias = expert_down(taker, prefix)
     shared = None
     if experts.shared_size:
         gate = None
@@ -240,9 +244,12 @@ def _experts(taker: WeightTaker, prefix: str) -> Experts:
             gate = Linear(taker.weights([name], [1], hidden, has_bias=False)[0])
         shared = SharedExpert(gate=gate, expert=_shared(taker, prefix, experts.shared_size))
     return Experts(
-        router=Router(Linear(router), router_bias, experts),
-        gate_up=taker.rows(gate_up, (count * 2 * inner, hidden)),
-        down=taker.rows(down, (count * hidden, inner)),
+        router=Router(Linear(*router), router_bias, experts),
+        gate_up=gate_up,
+        down=down,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        gate=experts.gate,
         shared=shared,
         bits=taker.bits,
     )

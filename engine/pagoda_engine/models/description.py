@@ -11,6 +11,7 @@ import torch
 from pagoda_engine.cache.kv_cache import KvLayout
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.models.weights.names import WeightNames
+from pagoda_kernels import ClampedSwiglu
 
 NormKind = Literal["rms", "rms_unit_offset", "layer"]
 """RMS norm; the same with weights stored minus one; LayerNorm."""
@@ -21,6 +22,10 @@ with a weight for each ``[H, D]``; over all heads at once, ``[H * D]``."""
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 """Of the feed-forward part; gelu_tanh is the approximation."""
+
+
+ExpertsFormat = Literal["dense", "mxfp4"]
+"""How a checkpoint holds experts: floats; or numbers of 4 bits, 32 to a scale, dense once read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,9 @@ class ExpertsDescription:
         top_groups: the best groups, from which alone a token's experts are chosen.
         routed_scale: factor of the weights, after `norm_topk_prob`.
         is_router_float32: the router's weight and product are fp32, whatever the model's dtype.
+        has_bias: the router has one, and both projections of every expert.
+        gate: of the experts; None: SiLU.
+        stored: see ExpertsFormat.
     """
 
     num_experts: int
@@ -54,6 +62,9 @@ class ExpertsDescription:
     top_groups: int = 1
     routed_scale: float = 1.0
     is_router_float32: bool = False
+    has_bias: bool = False
+    gate: ClampedSwiglu | None = None
+    stored: ExpertsFormat = "dense"
 
 
 @dataclass(frozen=True, slots=True)

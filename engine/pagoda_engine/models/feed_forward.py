@@ -3,6 +3,7 @@
 Knows weights. Knows nothing of attention, residuals or norms.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_engine.models.description import ExpertsDescription
 from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear, holdable
-from pagoda_kernels import fused_moe, route_topk
+from pagoda_kernels import ClampedSwiglu, fused_moe, route_topk
 from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.quantised_weight import Bits
 
@@ -89,7 +90,10 @@ class Experts:
 
     __slots__ = (
         "_down",
+        "_down_bias",
+        "_gate",
         "_gate_up",
+        "_gate_up_bias",
         "_packed",
         "_router",
         "_shared",
@@ -101,6 +105,9 @@ class Experts:
         gate_up: torch.Tensor | CodedWeight,
         down: torch.Tensor | CodedWeight,
         *,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+        gate: ClampedSwiglu | None = None,
         shared: SharedExpert | None = None,
         bits: Bits | None = None,
     ) -> None:
@@ -111,6 +118,9 @@ class Experts:
             gate_up: ``[E * 2 * intermediate, hidden]``, of each expert rows of gate, then up; as
                 `Linear`'s, contiguous.
             down: ``[E * hidden, intermediate]``, as `gate_up`.
+            gate_up_bias: ``[E, 2 * intermediate]``, contiguous; None: there is none.
+            down_bias: ``[E, hidden]``, contiguous; None: there is none.
+            gate: of the experts; None: SiLU.
             shared: added for every token; None: there is none.
             bits: quantise `gate_up` and `down`; None: as they are.
         """
@@ -118,24 +128,36 @@ class Experts:
         self._shared = shared
         self._packed: tuple[DenseFeedForward, ...] = ()
         self._gate_up = self._down = torch.empty(0)
+        self._gate_up_bias, self._down_bias, self._gate = gate_up_bias, down_bias, gate
         num_experts = router.description.num_experts
+        none = [None] * num_experts
+        biases = (
+            none if gate_up_bias is None else gate_up_bias,
+            none if down_bias is None else down_bias,
+        )
+        wide: Sequence[torch.Tensor | CodedWeight]
+        narrow: Sequence[torch.Tensor | CodedWeight]
+        up_bits = down_bits = None
         if (
             isinstance(gate_up, CodedWeight)
             and isinstance(down, CodedWeight)
             and all(packed_linear.can_pack(_example(weight)) for weight in (gate_up, down))
         ):
-            coded = zip(gate_up.split(num_experts), down.split(num_experts), strict=True)
-            self._packed = tuple(DenseFeedForward(GatedLinear(g), Linear(d)) for g, d in coded)
-            return
-        wide_up, up_bits = holdable(_by_expert(gate_up, num_experts), bits)
-        wide_down, down_bits = holdable(_by_expert(down, num_experts), bits)
-        if packed_linear.can_pack(wide_up[0]) and packed_linear.can_pack(wide_down[0]):
-            self._packed = tuple(
-                DenseFeedForward(GatedLinear(g, bits=up_bits), Linear(d, bits=down_bits))
-                for g, d in zip(wide_up, wide_down, strict=True)
-            )
+            wide, narrow = gate_up.split(num_experts), down.split(num_experts)
         else:
-            self._gate_up, self._down = wide_up, wide_down
+            self._gate_up, up_bits = holdable(_by_expert(gate_up, num_experts), bits)
+            self._down, down_bits = holdable(_by_expert(down, num_experts), bits)
+            if not all(packed_linear.can_pack(w[0]) for w in (self._gate_up, self._down)):
+                return
+            wide, narrow = tuple(self._gate_up), tuple(self._down)
+            self._gate_up = self._down = torch.empty(0)
+        self._packed = tuple(
+            DenseFeedForward(
+                GatedLinear(up, up_bias, gate or "silu", up_bits),
+                Linear(back, back_bias, down_bits),
+            )
+            for up, back, up_bias, back_bias in zip(wide, narrow, *biases, strict=True)
+        )
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[T, hidden]`` for ``[T, hidden]``."""
@@ -143,7 +165,16 @@ class Experts:
         if self._packed:
             routed = self._one_by_one(hidden, weights, experts.flatten())
         else:
-            routed = fused_moe(hidden, self._gate_up, self._down, weights, experts)
+            routed = fused_moe(
+                hidden,
+                self._gate_up,
+                self._down,
+                weights,
+                experts,
+                gate_up_bias=self._gate_up_bias,
+                down_bias=self._down_bias,
+                gate=self._gate,
+            )
         return routed if self._shared is None else routed + self._shared(hidden)
 
     def _one_by_one(

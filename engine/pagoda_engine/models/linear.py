@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_engine.models.description import Activation
 from pagoda_engine.models.held_codes import held_codes
-from pagoda_kernels import gelu_mul, silu_mul
+from pagoda_kernels import ClampedSwiglu, clamped_swiglu, gelu_mul, silu_mul
 from pagoda_kernels.lora.slots import DenseLora, LoraSlots
 from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.packed_linear import PackedLinear
@@ -90,7 +90,10 @@ class Linear:
 
 
 class GatedLinear:
-    """``activation(gate) * up`` of two projections with one input. Owns their weights."""
+    """``activation(gate) * up`` of two projections with one input, or `ClampedSwiglu` of them.
+
+    Owns their weights.
+    """
 
     __slots__ = ("_activation", "_joined", "packed")
 
@@ -98,7 +101,7 @@ class GatedLinear:
         self,
         weight: torch.Tensor | CodedWeight,
         bias: torch.Tensor | None = None,
-        activation: Activation = "silu",
+        activation: Activation | ClampedSwiglu = "silu",
         bits: Bits | None = None,
     ) -> None:
         """Take over both weights.
@@ -106,7 +109,7 @@ class GatedLinear:
         Args:
             weight: ``[2 * N, K]``, rows of gate, then up; as `Linear`'s.
             bias: ``[2 * N]`` or None.
-            activation: of the gate.
+            activation: of the gate, or what becomes of both.
             bits: quantise them; None: as they are.
         """
         self.packed: PackedLinear | None = None
@@ -142,6 +145,8 @@ class GatedLinear:
         gate_up = self._joined(x, adapters)
         if self._activation == "silu":
             return silu_mul(gate_up)
+        if isinstance(self._activation, ClampedSwiglu):
+            return clamped_swiglu(gate_up, self._activation)
         return gelu_mul(gate_up, approximate=_APPROXIMATIONS[self._activation])
 
 

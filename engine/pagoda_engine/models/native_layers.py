@@ -81,6 +81,7 @@ def missing_parts(description: DecoderDescription) -> list[str]:
         "QK norm over all heads, or of each": description.qk_norm not in ("none", "head"),
         "bound of Q, K and V": description.qkv_clip is not None,
         "ALiBi": bool(description.alibi_bias_max),
+        "attention sinks": bool(names.sinks),
         "soft cap of scores": description.attention_soft_cap is not None,
         "feed-forward without a gate": not description.is_gated,
         f"{description.activation} gate": description.activation != "silu",

@@ -1,4 +1,4 @@
-"""Gates of feed-forward layers, SwiGLU and GEGLU, on a joined gate and up projection.
+"""Gates of feed-forward layers, SwiGLU and its clamped form and GEGLU, on joined gate and up.
 
 Knows nothing of the matmuls around them.
 """

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu
 from pagoda_kernels.matmul.reference import quantise_fp8
 
 
@@ -24,6 +25,14 @@ def gelu_mul(gate_up: torch.Tensor, approximate: str = "tanh") -> torch.Tensor:
     else:
         activated = 0.5 * gate * (1 + torch.erf(gate / math.sqrt(2)))
     return activated.to(up.dtype) * up
+
+
+def clamped_swiglu(gate_up: torch.Tensor, rule: ClampedSwiglu) -> torch.Tensor:
+    """As GptOssExperts, in fp32."""
+    gate, up = gate_up.float().chunk(2, -1)
+    gate = torch.minimum(gate, torch.tensor(rule.limit))
+    up = torch.minimum(torch.maximum(up, torch.tensor(-rule.limit)), torch.tensor(rule.limit))
+    return (gate / (1 + torch.exp(-rule.alpha * gate)) * (up + 1)).to(gate_up.dtype)
 
 
 def silu_mul_quantised(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

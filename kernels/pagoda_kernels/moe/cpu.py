@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu, clamped_swiglu
 from pagoda_kernels.matmul.weights import spread_blocks
 
 
@@ -14,6 +15,10 @@ def fused_moe(
     experts: torch.Tensor,
     gate_up_scale: torch.Tensor | None,
     down_scale: torch.Tensor | None,
+    *,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    gate: ClampedSwiglu | None = None,
 ) -> torch.Tensor:
     """As `pagoda_kernels.fused_moe`, arguments already checked."""
     num_experts, top_k = len(gate_up), experts.shape[1]
@@ -31,12 +36,21 @@ def fused_moe(
         stop = start + count
         wide_in = _widened(gate_up, gate_up_scale, expert, x.dtype)
         wide_out = _widened(down, down_scale, expert, x.dtype)
-        gate, up = F.linear(rows[start:stop], wide_in).chunk(2, -1)
-        parts[start:stop] = F.linear(F.silu(gate).mul_(up), wide_out)
+        bias_in = None if gate_up_bias is None else gate_up_bias[expert]
+        bias_out = None if down_bias is None else down_bias[expert]
+        both = F.linear(rows[start:stop], wide_in, bias_in)
+        parts[start:stop] = F.linear(_gated(both, gate), wide_out, bias_out)
         start = stop
     out = torch.zeros(x.shape, dtype=torch.float32)
     out.index_add_(0, tokens, parts.float() * weights.flatten()[order][:, None])
     return out.to(x.dtype)
+
+
+def _gated(gate_up: torch.Tensor, rule: ClampedSwiglu | None) -> torch.Tensor:
+    if rule is not None:
+        return clamped_swiglu(gate_up, rule)
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)
 
 
 def _widened(

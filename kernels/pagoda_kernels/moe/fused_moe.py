@@ -6,6 +6,7 @@ Knows the experts' weights. Knows nothing of how they were chosen (see `moe_rout
 import torch
 
 from pagoda_kernels.checks import check_float, check_last_dim_dense, check_same, check_shape
+from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu
 from pagoda_kernels.matmul.weights import FP8, FP8_BLOCK
 from pagoda_kernels.moe import cpu
 
@@ -19,10 +20,14 @@ def fused_moe(
     *,
     gate_up_scale: torch.Tensor | None = None,
     down_scale: torch.Tensor | None = None,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    gate: ClampedSwiglu | None = None,
 ) -> torch.Tensor:
     """``sum_j weights[t, j] * down_e (silu(gate_e x_t) * up_e x_t)`` with ``e = experts[t, j]``.
 
-    Accumulated in fp32; the activation and every expert's part are rounded to the dtype of x.
+    Either product may have a bias, and the gate another rule than SiLU. Accumulated in fp32; the
+    activation and every expert's part are rounded to the dtype of x.
     Weights in e4m3 are widened on the way and scaled per 128x128 block.
 
     Args:
@@ -33,6 +38,9 @@ def fused_moe(
         experts: ``[T, k]`` int32, contiguous; negative adds nothing (the expert is elsewhere).
         gate_up_scale: ``[E, 2 * I / 128, H / 128]`` (rounded up) fp32 for e4m3, else None.
         down_scale: ``[E, H / 128, I / 128]`` (rounded up) fp32 for e4m3, else None.
+        gate_up_bias: ``[E, 2 * I]``, dtype of x, contiguous; None: there is none.
+        down_bias: ``[E, H]``, as `gate_up_bias`.
+        gate: None: ``silu(gate) * up``.
 
     Returns:
         New contiguous ``[T, H]``.
@@ -41,11 +49,23 @@ def fused_moe(
         ValueError: shapes, dtypes or devices do not fit.
     """
     _check(x, gate_up, down, weights, experts, gate_up_scale, down_scale)
+    for name, bias, width in (
+        ("gate_up_bias", gate_up_bias, gate_up.shape[1]),
+        ("down_bias", down_bias, x.shape[1]),
+    ):
+        if bias is not None:
+            _check_bias(name, bias, x, (len(gate_up), width))
     if x.is_cuda:
         from pagoda_kernels.moe.triton.fused_moe import fused_moe as fused_moe_triton
 
-        return fused_moe_triton(x, gate_up, down, weights, experts, gate_up_scale, down_scale)
-    return cpu.fused_moe(x, gate_up, down, weights, experts, gate_up_scale, down_scale)
+        return fused_moe_triton(
+            x, gate_up, down, weights, experts, gate_up_scale, down_scale,
+            gate_up_bias=gate_up_bias, down_bias=down_bias, gate=gate,
+        )  # fmt: skip
+    return cpu.fused_moe(
+        x, gate_up, down, weights, experts, gate_up_scale, down_scale,
+        gate_up_bias=gate_up_bias, down_bias=down_bias, gate=gate,
+    )  # fmt: skip
 
 
 def _check(
@@ -93,3 +113,10 @@ def _check(
             check_shape(f"{name}_scale", scale, (num_experts, *blocks))
             if scale.dtype != torch.float32 or not scale.is_contiguous():
                 raise ValueError(f"{name}_scale: expected contiguous fp32, got {scale.dtype}")
+
+
+def _check_bias(name: str, bias: torch.Tensor, x: torch.Tensor, shape: tuple[int, int]) -> None:
+    check_shape(name, bias, shape)
+    check_same(name, bias, "x", x)
+    if not bias.is_contiguous():
+        raise ValueError(f"{name}: expected contiguous, got strides {bias.stride()}")

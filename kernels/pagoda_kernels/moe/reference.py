@@ -2,6 +2,8 @@
 
 import torch
 
+from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu
+from pagoda_kernels.gate.reference import clamped_swiglu
 from pagoda_kernels.matmul.weights import spread_blocks
 
 
@@ -43,8 +45,14 @@ def fused_moe(
     *,
     gate_up_scale: torch.Tensor | None = None,
     down_scale: torch.Tensor | None = None,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    gate: ClampedSwiglu | None = None,
 ) -> torch.Tensor:
-    """One token and one expert at a time: ``sum_j weight_j down_e (silu(gate_e x) * up_e x)``."""
+    """One token and one expert at a time: ``sum_j weight_j down_e (silu(gate_e x) * up_e x)``.
+
+    With biases, and the rule of `gate`, where they are there.
+    """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for token in range(len(x)):
         for weight, expert in zip(weights[token].tolist(), experts[token].tolist(), strict=True):
@@ -54,6 +62,13 @@ def fused_moe(
             if gate_up_scale is not None and down_scale is not None:
                 wide_in = wide_in * spread_blocks(gate_up_scale[expert], *wide_in.shape)
                 wide_out = wide_out * spread_blocks(down_scale[expert], *wide_out.shape)
-            gate, up = (wide_in @ x[token].float()).chunk(2)
-            out[token] += weight * (wide_out @ (gate * gate.sigmoid() * up))
+            both = wide_in @ x[token].float()
+            if gate_up_bias is not None:
+                both = both + gate_up_bias[expert].float()
+            if gate is None:
+                gated = both.chunk(2)[0].sigmoid() * both.chunk(2)[0] * both.chunk(2)[1]
+            else:
+                gated = clamped_swiglu(both, gate)
+            part = wide_out @ gated
+            out[token] += weight * (part if down_bias is None else part + down_bias[expert].float())
     return out.to(x.dtype)

@@ -6,6 +6,7 @@ Run as a script without TRITON_INTERPRET; prints one JSON object per compiled ke
 import torch
 from compile_for_gpu import compile_each
 
+from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu
 from pagoda_kernels.gate.triton.gelu_mul import gelu_mul
 from pagoda_kernels.lora.triton import add_lora
 from pagoda_kernels.matmul import pack as quant_pack
@@ -57,6 +58,25 @@ def compile_moe(num_tokens: int, dtype: torch.dtype) -> None:
     if dtype == FP8:
         scales = torch.zeros(num_experts, 12, 16), torch.zeros(num_experts, 16, 6)
     compile_each(case, lambda: fused_moe(x, gate_up, down, weights, experts, *scales))
+    if dtype == FP8:
+        return
+    biases = x.new_zeros(num_experts, 2 * width), x.new_zeros(num_experts, hidden)
+    gate = ClampedSwiglu(limit=7.0, alpha=1.702)
+
+    def launches() -> None:
+        fused_moe(
+            x,
+            gate_up,
+            down,
+            weights,
+            experts,
+            *scales,
+            gate_up_bias=biases[0],
+            down_bias=biases[1],
+            gate=gate,
+        )
+
+    compile_each(f"{case}, gpt-oss", launches)
 
 
 def compile_others() -> None:

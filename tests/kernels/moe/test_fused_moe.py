@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu
 from pagoda_kernels.matmul.triton.row_groups import group_rows
 from pagoda_kernels.matmul.weights import FP8
 from pagoda_kernels.moe import reference
@@ -8,12 +9,11 @@ from pagoda_kernels.moe.fused_moe import fused_moe
 from pagoda_kernels.moe.triton.fused_moe import fused_moe as triton_moe
 
 
-def run(path, x, gate_up, down, weights, experts, scales=(None, None)):
+def run(path, x, gate_up, down, weights, experts, scales=(None, None), **options):
     if path == "cpu":
-        return fused_moe(
-            x, gate_up, down, weights, experts, gate_up_scale=scales[0], down_scale=scales[1]
-        )
-    return triton_moe(x, gate_up, down, weights, experts, *scales)
+        options |= {"gate_up_scale": scales[0], "down_scale": scales[1]}
+        return fused_moe(x, gate_up, down, weights, experts, **options)
+    return triton_moe(x, gate_up, down, weights, experts, *scales, **options)
 
 
 def make_case(num_tokens, hidden, width, num_experts, top_k, *, dtype, device):
@@ -62,6 +62,24 @@ def test_takes_block_scaled_weights(path, device, dtype, shape, assert_close):
     assert_close(run(path, x, gate_up, down, *routing, scales), want)
 
 
+@pytest.mark.parametrize("gate", [None, ClampedSwiglu(limit=0.7, alpha=1.702)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 63, 40, 5, 2), (19, 127, 63, 4, 3)])
+def test_adds_biases_and_bounds_the_gate(path, device, dtype, shape, gate, assert_close):
+    """Each of them changes the result."""
+    case = make_case(*shape, dtype=dtype, device=device)
+    _, hidden, width, num_experts, _ = shape
+    options = {
+        "gate_up_bias": torch.randn(num_experts, 2 * width, device=device).to(dtype),
+        "down_bias": torch.randn(num_experts, hidden, device=device).to(dtype),
+        "gate": gate,
+    }
+    want = reference.fused_moe(*case, **options)
+    assert_close(run(path, *case, **options), want)
+    for name in [name for name, value in options.items() if value is not None]:
+        without = reference.fused_moe(*case, **{**options, name: None})
+        assert (without - want).norm() > 0.05 * want.norm()
+
+
 def test_takes_no_tokens(path, device):
     case = make_case(0, 32, 16, 4, 2, dtype=torch.float32, device=device)
     assert run(path, *case).shape == (0, 32)
@@ -95,5 +113,9 @@ def test_says_what_does_not_fit():
         fused_moe(x, gate_up, down, weights, experts.long())
     with pytest.raises(ValueError, match="gate_up_scale: expected a tensor for e4m3 and None"):
         fused_moe(x, gate_up.to(FP8), down.to(FP8), weights, experts)
+    with pytest.raises(ValueError, match=r"down_bias: expected shape \[4, 32\], got \[32\]"):
+        fused_moe(x, gate_up, down, weights, experts, down_bias=torch.ones(32))
+    with pytest.raises(ValueError, match=r"gate_up_bias: expected torch.float32 on cpu as x"):
+        fused_moe(x, gate_up, down, weights, experts, gate_up_bias=torch.ones(4, 32).half())
     with pytest.raises(ValueError, match=r"gate_up: expected torch.float32 on cpu as x"):
         fused_moe(x, gate_up.half(), down, weights, experts)

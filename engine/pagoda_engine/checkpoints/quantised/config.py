@@ -19,6 +19,7 @@ SUPPORTED = (
     "awq (4 bits, version gemm)",
     "fp8 (e4m3)",
     "compressed-tensors (float-quantized, pack-quantized and int-quantized of 4 and 8 bits)",
+    "mxfp4 (of gpt-oss)",
 )
 MAX_GROUP_SIZE = 1 << 20
 
@@ -43,6 +44,8 @@ def read_scheme(config: ConfigReader) -> Scheme | None:
         section = ConfigReader.open(old_path)
         method = section.string("quant_method", "gptq")
     else:
+        return None
+    if method == "mxfp4":  # of whole experts, which the description tells
         return None
     read = _METHODS.get(method)
     if read is None:

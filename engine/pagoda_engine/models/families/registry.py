@@ -1,8 +1,10 @@
 """Which families are supported, by the class name in their configuration."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from pagoda_engine.checkpoints import mxfp4
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.errors import CheckpointError, UnsupportedModelError
 from pagoda_engine.models.description import DecoderDescription
@@ -13,6 +15,7 @@ from pagoda_engine.models.families.gemma import gemma, gemma2, gemma3
 from pagoda_engine.models.families.glm import glm, glm4
 from pagoda_engine.models.families.gpt2 import gpt2
 from pagoda_engine.models.families.gpt_neox import gpt_neox
+from pagoda_engine.models.families.gpt_oss import gpt_oss
 from pagoda_engine.models.families.granite import granite
 from pagoda_engine.models.families.llama import llama
 from pagoda_engine.models.families.mistral import mistral, mixtral
@@ -47,6 +50,7 @@ FAMILIES: dict[str, Callable[[ConfigReader], DecoderDescription]] = {
     "Starcoder2ForCausalLM": starcoder2,
     "GPTNeoXForCausalLM": gpt_neox,
     "GPT2LMHeadModel": gpt2,
+    "GptOssForCausalLM": gpt_oss,
     "BloomForCausalLM": bloom,
     "MptForCausalLM": mpt,
     "DeepseekV2ForCausalLM": deepseek2,
@@ -77,4 +81,26 @@ def describe(config: ConfigReader) -> DecoderDescription:
     family = FAMILIES.get(architecture)
     if family is None:
         raise UnsupportedModelError(path, "architecture", architecture, tuple(FAMILIES))
+    if config.has("quantization_config"):
+        method = config.section("quantization_config").string("quant_method", "")
+        if method == "mxfp4":
+            return _with_mxfp4(config, family(config))
     return family(config)
+
+
+def _with_mxfp4(config: ConfigReader, description: DecoderDescription) -> DecoderDescription:
+    """Return a description whose experts are in the one format of files that is read."""
+    experts, what = description.experts, config.fields["quantization_config"]
+    if experts is None or description.names.experts_layout != "stacked":
+        known = ("none", "mxfp4 of gpt-oss' experts")
+        raise UnsupportedModelError(config.path, "quantization_config", what, known)
+    widths = {
+        "hidden_size": description.hidden_size,
+        "intermediate_size": experts.intermediate_size,
+    }
+    for name, width in widths.items():
+        if width % mxfp4.BLOCK:
+            raise CheckpointError(
+                config.path, f"{name} is {width}, must be a multiple of {mxfp4.BLOCK} for mxfp4"
+            )
+    return replace(description, experts=replace(experts, stored="mxfp4"))

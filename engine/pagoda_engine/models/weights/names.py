@@ -9,6 +9,10 @@ from typing import Literal
 QkvLayout = Literal["joined", "by_head"]
 """Rows of one tensor with Q, K and V: all of Q, then of K, then of V; or so for every head."""
 
+ExpertsLayout = Literal["each", "stacked"]
+"""Tensors of every expert; or one for all of them, ``[E, inputs, outputs]`` without ``.weight``,
+where columns of gate and up take turns, and biases end in ``_bias``."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
@@ -37,17 +41,19 @@ class WeightNames:
         kv_latent_norm: norm of the latent of K and V.
         q_norm: norm of Q before RoPE.
         k_norm: norm of K before RoPE.
+        sinks: of attention, one for each head; the name has no ``.weight``.
         attention_output: projection back to the residual.
         gate_up: projections of a dense feed-forward part with a gate, of the gate first.
         up: that of one without a gate.
         down: projection back to the residual.
         router: scores of the experts.
         router_bias: added to the scores when experts are chosen, whole name; empty: nothing is.
-        expert: prefix of an expert's tensors, with ``{}`` for its index.
+        expert: prefix of an expert's tensors, with ``{}`` for its index where each has its own.
         expert_gate_up: as `gate_up`, after that prefix.
         expert_down: as `down`, after that prefix.
         shared_expert: prefix of the shared expert's, which are called as a dense layer's.
         shared_expert_gate: the sigmoid of this is its weight; empty: it counts as it is.
+        experts_layout: see ExpertsLayout; stacked ones name one `expert_gate_up`.
         qkv_layout: see QkvLayout; for one `qkv` tensor.
         is_transposed: weights of a layer's projections are stored ``[inputs, outputs]``.
         optional_prefix: of all names; exports of the bare model leave it out.
@@ -73,6 +79,7 @@ class WeightNames:
     kv_latent_norm: str = "self_attn.kv_a_layernorm"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str = ""
     attention_output: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     up: str = "mlp.up_proj"
@@ -84,6 +91,7 @@ class WeightNames:
     expert_down: str = "down_proj"
     shared_expert: str = "mlp.shared_expert."
     shared_expert_gate: str = "mlp.shared_expert_gate"
+    experts_layout: ExpertsLayout = "each"
     qkv_layout: QkvLayout = "joined"
     is_transposed: bool = False
     optional_prefix: str = ""

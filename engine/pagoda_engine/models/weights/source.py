@@ -77,6 +77,11 @@ def halves_apart(num_heads: int, head_dim: int, rotary_dim: int) -> Arrange:
     return arrange
 
 
+def turns_apart(tensor: torch.Tensor) -> torch.Tensor:
+    """``[E, 2, N, ...]`` of ``[E, 2 * N, ...]``, where rows of two projections take turns."""
+    return tensor.view(len(tensor), -1, 2, *tensor.shape[2:]).transpose(1, 2)
+
+
 def one_after_another(steps: Sequence[Arrange]) -> Arrange | None:
     """All of them, in order; None for none."""
     if not steps:

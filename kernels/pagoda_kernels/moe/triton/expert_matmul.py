@@ -50,6 +50,7 @@ def moe_gate_up_kernel(
     x_ptr,
     weight_ptr,
     scale_ptr,
+    bias_ptr,
     out_ptr,
     row_ptr,
     group_of_tile_ptr,
@@ -62,7 +63,11 @@ def moe_gate_up_kernel(
     stride_wn,
     stride_se,
     stride_sn,
+    limit,
+    alpha,
     TOP_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_CLAMPED: tl.constexpr,
     WEIGHT_KIND: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -71,6 +76,7 @@ def moe_gate_up_kernel(
 ):
     """``out[r] = silu(gate_e x[r // TOP_K]) * up_e x[r // TOP_K]`` for the rows r of expert e.
 
+    With HAS_BIAS both products have one; with IS_CLAMPED the gate is that of `ClampedSwiglu`.
     Grid (tiles, N tiles of the width). One program makes a tile of the gate and the same tile of
     up, so that their product needs no second pass.
     """
@@ -120,7 +126,16 @@ def moe_gate_up_kernel(
             up += tl.dot(w_up, x, input_precision="tf32x3") * up_scale[:, None]
             gate_scale = next_gate_scale
             up_scale = next_up_scale
-    gated = gate * tl.sigmoid(gate) * up
+    if HAS_BIAS:
+        bias_row = bias_ptr + expert * (2 * width) + offs_n
+        gate += tl.load(bias_row, mask=mask_n, other=0.0).to(tl.float32)[:, None]
+        up += tl.load(bias_row + width, mask=mask_n, other=0.0).to(tl.float32)[:, None]
+    if IS_CLAMPED:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        gated = gate * tl.sigmoid(gate * alpha) * (up + 1.0)
+    else:
+        gated = gate * tl.sigmoid(gate) * up
     tl.store(
         out_ptr + (row * width)[None, :] + offs_n[:, None],
         gated.to(out_ptr.dtype.element_ty),
@@ -133,6 +148,7 @@ def moe_down_kernel(
     x_ptr,
     weight_ptr,
     scale_ptr,
+    bias_ptr,
     routing_ptr,
     out_ptr,
     row_ptr,
@@ -145,13 +161,17 @@ def moe_down_kernel(
     stride_wn,
     stride_se,
     stride_sn,
+    HAS_BIAS: tl.constexpr,
     WEIGHT_KIND: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """``out[r] = routing[r] * down_e x[r]`` for the rows r of expert e; grid (tiles, N tiles)."""
+    """``out[r] = routing[r] * down_e x[r]`` for the rows r of expert e; grid (tiles, N tiles).
+
+    With HAS_BIAS the product has one, `routing` counts it too.
+    """
     tile = tl.program_id(0)
     if tile >= tl.load(num_tiles_ptr):
         return
@@ -187,6 +207,9 @@ def moe_down_kernel(
             next_scale = _block_scale(scale_row, start + BLOCK_K, num_k, mask_n, WEIGHT_KIND)
             acc += tl.dot(w, x, input_precision="tf32x3") * scale[:, None]
             scale = next_scale
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + expert * num_n + offs_n, mask=mask_n, other=0.0)
+        acc += bias.to(tl.float32)[:, None]
     # [BLOCK_M]
     routing = tl.load(routing_ptr + row, mask=mask_m, other=0.0)
     tl.store(

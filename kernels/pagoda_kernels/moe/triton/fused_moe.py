@@ -7,6 +7,7 @@ that of reading its weights, so tiles are 16 rows and as many bytes in flight as
 import torch
 import triton
 
+from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu
 from pagoda_kernels.matmul.triton.matmul_tiles import MatmulTile, grouped_rows, tuned_tile
 from pagoda_kernels.matmul.triton.row_groups import group_rows
 from pagoda_kernels.matmul.weights import FP8
@@ -51,6 +52,9 @@ def fused_moe(
     gate_up_scale: torch.Tensor | None,
     down_scale: torch.Tensor | None,
     *,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    gate: ClampedSwiglu | None = None,
     is_emulated: bool | None = None,
 ) -> torch.Tensor:
     """Five launches; arguments as `pagoda_kernels.fused_moe`."""
@@ -85,6 +89,7 @@ def fused_moe(
             x,
             gate_up,
             weights if gate_up_scale is None else gate_up_scale,
+            weights if gate_up_bias is None else gate_up_bias,
             gated,
             groups.rows,
             groups.group_of_tile,
@@ -95,13 +100,18 @@ def fused_moe(
             x.stride(0),
             *gate_up.stride()[:2],
             *((0, 0) if gate_up_scale is None else gate_up_scale.stride()[:2]),
+            0.0 if gate is None else gate.limit,
+            0.0 if gate is None else gate.alpha,
             TOP_K=top_k,
+            HAS_BIAS=gate_up_bias is not None,
+            IS_CLAMPED=gate is not None,
             **shape,
         )
         moe_down_kernel[(groups.max_tiles, triton.cdiv(hidden, tile.block_n))](
             gated,
             down,
             weights if down_scale is None else down_scale,
+            weights if down_bias is None else down_bias,
             weights,
             parts,
             groups.rows,
@@ -112,6 +122,7 @@ def fused_moe(
             width,
             *down.stride()[:2],
             *((0, 0) if down_scale is None else down_scale.stride()[:2]),
+            HAS_BIAS=down_bias is not None,
             **shape,
         )
         block_h = min(MAX_BLOCK_H, next_power_of_2(hidden))

@@ -6,13 +6,14 @@ from typing import Protocol
 
 from pagoda_gateway.dialects import reasoning
 from pagoda_gateway.dialects.grammar import Calls, Tool
+from pagoda_gateway.dialects.harmony import CHANNEL, Harmony
 from pagoda_gateway.dialects.hermes import Hermes
 from pagoda_gateway.dialects.llama3 import Llama3
 from pagoda_gateway.dialects.mistral import ARGS, Mistral
 from pagoda_gateway.dialects.parts import CallsOnly, OutputParser
 from pagoda_gateway.dialects.stream_parser import ContentParser
 
-NAMES = ("hermes", "llama3", "mistral")
+NAMES = ("harmony", "hermes", "llama3", "mistral")
 
 
 class _Family(Protocol):
@@ -37,7 +38,7 @@ class Dialect:
     Attributes:
         name: the family of its tool calls; hermes where the template shows none.
         marks: texts that parsers look for; where they are special tokens, detokenising keeps them.
-        reasons: whether an output may begin with reasoning.
+        reasons: whether an output may begin with reasoning in `<think>`.
         call_id_chars: letters and digits of a call's id; None: any id will do.
     """
 
@@ -45,7 +46,7 @@ class Dialect:
     marks: tuple[str, ...]
     reasons: bool
     call_id_chars: int | None
-    _family: _Family
+    _family: _Family | Harmony
 
     @classmethod
     def of(cls, template_source: str, name: str = "auto") -> "Dialect":
@@ -58,7 +59,8 @@ class Dialect:
             known = ", ".join(("auto", *NAMES))
             raise ValueError(f"no tool call format is named {name!r}; it must be one of {known}")
         family = _family(template_source, _found(template_source) if name == "auto" else name)
-        reasons = reasoning.CLOSE in template_source
+        in_messages = isinstance(family, Harmony)  # reasoning is one of them
+        reasons = reasoning.CLOSE in template_source and not in_messages
         return cls(
             name=family.name,
             marks=family.marks + ((reasoning.OPEN, reasoning.CLOSE) if reasons else ()),
@@ -76,26 +78,40 @@ class Dialect:
 
         Empty if there can be none. `token_ids`: as in `Calls`.
         """
+        if isinstance(self._family, Harmony):
+            return self._family.prefix_rules(prompt, token_ids)
         if not self.reasons or prompt.rstrip().endswith(reasoning.CLOSE):
             return ""
         return reasoning.rules(inside=self.opens_reasoning(prompt), token_ids=token_ids)
 
+    def text_opening(self, prompt: str, token_ids: Mapping[str, int]) -> str:
+        """Return llguidance's words for what comes before an answer's text; empty if nothing does.
+
+        `token_ids`: as in `Calls`.
+        """
+        if isinstance(self._family, Harmony):
+            return self._family.text_opening(prompt, token_ids)
+        return ""
+
     def parser(
-        self, tools: Sequence[Tool], *, inside_reasoning: bool, calls_only: bool = False
+        self, tools: Sequence[Tool], *, prompt: str = "", calls_only: bool = False
     ) -> OutputParser:
         """Return a parser of one output.
 
         Args:
             tools: what the model may call; none: calls are not looked for.
-            inside_reasoning: the prompt `opens_reasoning`.
+            prompt: which the output goes on from, or the end of it.
             calls_only: the grammar leaves no room for text.
         """
-        answer = self._family.parser(tools) if tools else ContentParser()
+        if isinstance(self._family, Harmony):
+            answer = self._family.parser(tools, prompt)
+        else:
+            answer = self._family.parser(tools) if tools else ContentParser()
         if calls_only:
             answer = CallsOnly(answer)
         if not self.reasons:
             return answer
-        return reasoning.ReasoningParser(answer, inside=inside_reasoning)
+        return reasoning.ReasoningParser(answer, inside=self.opens_reasoning(prompt))
 
     def calls_grammar(self, calls: Calls) -> str:
         """Return llguidance's rules for an answer that `parser` reads as these calls.
@@ -110,6 +126,8 @@ class Dialect:
 
 def _found(source: str) -> str:
     """Return the name of the format that a template shows."""
+    if CHANNEL in source:
+        return "harmony"
     if "[TOOL_CALLS]" in source:
         return "mistral"
     if "<|start_header_id|>" in source and '"parameters"' in source:
@@ -117,7 +135,9 @@ def _found(source: str) -> str:
     return "hermes"
 
 
-def _family(source: str, name: str) -> _Family:
+def _family(source: str, name: str) -> _Family | Harmony:
+    if name == "harmony":
+        return Harmony()
     if name == "llama3":
         return Llama3()
     return Mistral(named=ARGS in source) if name == "mistral" else Hermes()

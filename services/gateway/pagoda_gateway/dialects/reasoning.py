@@ -18,8 +18,8 @@ def rules(*, inside: bool, token_ids: Mapping[str, int]) -> str:
     if CLOSE in token_ids:
         text = rf"think_text: /(?s:.*)/ {mark(CLOSE, token_ids)} /\n{{0,2}}/"
     else:
-        text = rf"""think_text: THINK /\n{{0,2}}/
-THINK[suffix="{CLOSE}"]: /(?s:.*)/"""
+        text = rf"""think_text: think /\n{{0,2}}/
+think[suffix="{CLOSE}"]: /(?s:.*)/"""
     return f"prefix: {thinking}\n{text}"
 
 

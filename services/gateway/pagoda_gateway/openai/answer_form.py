@@ -74,12 +74,9 @@ class AnswerForms:
         """
         dialect = self._dialect
         tools = [Tool(tool["function"]["name"]) for tool in use.callable]
-        inside = dialect.opens_reasoning(prompt)
         return AnswerForm(
             grammar=await self._chat_grammar(_wanted(body), use, prompt),
-            new_parser=lambda: dialect.parser(
-                tools, inside_reasoning=inside, calls_only=use.is_required
-            ),
+            new_parser=lambda: dialect.parser(tools, prompt=prompt, calls_only=use.is_required),
             kept_token_ids=frozenset(self._mark_ids.values()),
             calls_reason="stop" if use.is_named else "tool_calls",
             call_id_chars=dialect.call_id_chars,
@@ -105,6 +102,7 @@ class AnswerForms:
             None if wanted is None else await format_rules(wanted),
             calls=calls,
             prefix=self._dialect.reasoning_grammar(prompt, self._mark_ids),
+            opening=self._dialect.text_opening(prompt, self._mark_ids),
         )
         param = "tools" if wanted is None else wanted.param
         await self._checker.check(grammar, param=param)

@@ -39,6 +39,9 @@ class ChatProcessor(RequestProcessor[ChatBody]):
 
     async def conversation(self, body: ChatBody, use: ToolUse, model: ServedModel) -> ChatTokens:
         """Return the conversation's tokens, the offered tools among them."""
+        variables = body.chat_template_kwargs
+        if body.reasoning_effort is not None:
+            variables = {"reasoning_effort": body.reasoning_effort, **(variables or {})}
         return await conversation_tokens(
             self._prompts,
             body.messages,
@@ -46,7 +49,7 @@ class ChatProcessor(RequestProcessor[ChatBody]):
             tools=use.offered,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            variables=body.chat_template_kwargs,
+            variables=variables,
             add_special_tokens=body.add_special_tokens,
         )
 

@@ -39,7 +39,7 @@ async def conversation_tokens(
     return await prompts.chat_tokens(
         [_template_message(i, message, template, history) for i, message in enumerate(messages)],
         model,
-        tools=tools,
+        tools=_described(tools) if tools and template.shape.tool_descriptions else tools,
         add_generation_prompt=(
             not continues if add_generation_prompt is None else add_generation_prompt
         ),
@@ -47,6 +47,17 @@ async def conversation_tokens(
         variables=variables,
         add_special_tokens=bool(add_special_tokens),
     )
+
+
+def _described(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools each with a description, which may be empty."""
+    described = []
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, dict) and not function.get("description"):
+            tool = {**tool, "function": {**function, "description": ""}}
+        described.append(tool)
+    return described
 
 
 def _template_message(
@@ -67,10 +78,13 @@ def _template_message(
     seen: dict[str, Any] = {"role": role, "content": _content(texts, message, template.shape)}
     if calls:
         seen["tool_calls"] = calls
+    # gpt-oss' template takes either what was thought or what was said before a call.
+    takes_thinking = template.shape.thinking and not (calls and any(texts))
     others = {
         "name": message.name,
         "tool_call_id": history.result_id(message),
         "reasoning_content": message.reasoning_content,
+        "thinking": message.reasoning_content if takes_thinking else None,
     }
     return seen | {name: value for name, value in others.items() if value is not None}
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pagoda_gateway.errors import NotFoundError, shorten
+from pagoda_gateway.errors import InvalidRequestError, NotFoundError, shorten
 from pagoda_gateway.openai.chat import ChatProcessor
 from pagoda_gateway.openai.endpoint import Endpoint, Translated
 from pagoda_gateway.openai.schemas.chat import ChatBody
@@ -57,6 +57,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             tool_choice=_tool_choice(sent.tool_choice),
             parallel_tool_calls=sent.parallel_tool_calls,
             response_format=_response_format(sent.text.format if sent.text else None),
+            reasoning_effort=_effort(sent.reasoning),
             cache_salt=sent.cache_salt,
             metadata=sent.metadata,
             priority=sent.priority,
@@ -121,6 +122,16 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                 "for a while, unless store is false. Send the whole conversation as input."
             )
         return kept
+
+
+def _effort(reasoning: dict[str, Any] | None) -> str | None:
+    effort = (reasoning or {}).get("effort")
+    if isinstance(effort, str | None):
+        return effort
+    raise InvalidRequestError(
+        f"'reasoning.effort' is {shorten(effort)}; it must be text such as low, medium or high",
+        param="reasoning.effort",
+    )
 
 
 def _function(tool: FunctionTool) -> dict[str, Any]:

@@ -92,10 +92,10 @@ class ResponsesBody(RequestBody):
     user: str | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     stream_options: StreamOptions | None = None
+    reasoning: dict[str, Any] | None = None  # of which `effort` counts
     # Known, and without effect here.
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
-    reasoning: dict[str, Any] | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     # Known, and refused when they would change the answer.

@@ -131,15 +131,18 @@ async def grammar_rules(text: str) -> Rules:
         raise InvalidRequestError(f"it is neither Lark nor GBNF: {message}") from error
 
 
-def whole_grammar(text: Rules | None = None, *, calls: str = "", prefix: str = "") -> str:
+def whole_grammar(
+    text: Rules | None = None, *, calls: str = "", prefix: str = "", opening: str = ""
+) -> str:
     """Return llguidance's text of a whole output: reasoning, then one of text and calls.
 
     Args:
         text: what the output's text must be.
         calls: Lark rules of one called `calls`; empty: there are none.
         prefix: Lark rules of one called `prefix`, which comes first; empty: nothing does.
+        opening: words of a rule for what comes before the text; empty: nothing does.
     """
-    answers = ["calls"] * bool(calls) + ["@text"] * (text is not None)
+    answers = ["calls"] * bool(calls) + [f"{opening} @text"] * (text is not None)
     start = f"start: {'prefix' * bool(prefix)} ({' | '.join(answers)})"
     rules = [lark_rules("\n".join(part for part in (start, calls, prefix) if part))]
     if text is not None:

@@ -20,26 +20,34 @@ class TemplateShape:
         content_parts: content may be a list of parts.
         arguments_text: the arguments of calls are JSON text, not an object.
         call_id_chars: how long a call's id must be; None: it is not asked for.
+        thinking: reasoning is read from a message's `thinking`, as gpt-oss calls it.
+        tool_descriptions: a tool's is added to text, which fails where there is none.
     """
 
     content_text: bool
     content_parts: bool
     arguments_text: bool
     call_id_chars: int | None
+    thinking: bool
+    tool_descriptions: bool
 
 
 def template_shape(tree: nodes.Template) -> TemplateShape:
     """Return what a template expects."""
     content = _Field("content", tree)
-    owners = [member.node for member in tree.find_all(nodes.Getattr)]
-    owners += [member.node for member in tree.find_all(nodes.Getitem)]
+    members: list[nodes.Getattr | nodes.Getitem] = [
+        *tree.find_all(nodes.Getattr),
+        *tree.find_all(nodes.Getitem),
+    ]
+    owners = [member.node for member in members]
     parts = any(content.is_meant(loop.iter) for loop in tree.find_all(nodes.For)) or any(
         isinstance(owner, nodes.Getitem) and content.is_named(owner.node)  # content[0].type
         for owner in owners
     )
     arguments = _Field("arguments", tree)
+    added = [side for add in tree.find_all(nodes.Add) for side in (add.left, add.right)]
     written = [
-        *(side for add in tree.find_all(nodes.Add) for side in (add.left, add.right)),
+        *added,
         *(side for join in tree.find_all(nodes.Concat) for side in join.nodes),
         *(side for output in tree.find_all(nodes.Output) for side in output.nodes),
     ]
@@ -49,6 +57,8 @@ def template_shape(tree: nodes.Template) -> TemplateShape:
         arguments_text=any(map(arguments.is_named, written))
         and not arguments.is_tested(tree, "string", "mapping"),
         call_id_chars=_call_id_chars(tree),
+        thinking=any(map(_Field("thinking", tree).is_member, members)),
+        tool_descriptions=any(map(_Field("description", tree).is_member, added)),
     )
 
 
@@ -86,6 +96,10 @@ class _Field:
             case nodes.Getitem(arg=nodes.Const() as key):
                 return bool(key.value == self._name)
         return False
+
+    def is_member(self, node: nodes.Node) -> bool:
+        """Return whether an expression is the field itself, and no variable."""
+        return not isinstance(node, nodes.Name) and self.is_named(node)
 
     def is_meant(self, node: nodes.Node) -> bool:
         """Return whether an expression is the field, maybe filtered or counted by the sandbox."""

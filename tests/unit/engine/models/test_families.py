@@ -14,6 +14,8 @@ from support.tiny_checkpoints import make_tiny_checkpoint
 from pagoda_engine import CheckpointError, EngineConfig, UnsupportedModelError, load_model
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.registry import FAMILIES, read_description
+from pagoda_engine.models.native_layers import missing_parts
+from pagoda_kernels import ClampedSwiglu
 from pagoda_kernels.native.library import native_library
 
 PAGE = Path(__file__).parents[4] / "docs" / "howto" / "model.md"
@@ -150,6 +152,37 @@ def test_older_gemma3_fields_mean_what_newer_ones_say(tmp_path: Path) -> None:
     )
     assert older == newer
     assert older.sliding_windows == (7, None, 7, None)
+
+
+def test_gpt_oss_as_it_is_published(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "initial_context_length": 4096,
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
+    scaling = {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    }
+    found = read(tmp_path, "GptOssForCausalLM", rope_theta=150000, rope_scaling=scaling, **fields)
+    assert found == read(tmp_path, "GptOssForCausalLM", **fields), "what transformers takes for it"
+    assert found.sliding_windows == (128, None, 128, None)
+    assert found.max_position_embeddings == 131072
+    assert found.rope is not None
+    assert (found.rope.theta, found.rope.truncate) == (150000, False)
+    assert found.experts is not None
+    assert (found.experts.stored, found.experts.has_bias) == ("mxfp4", True)
+    assert found.experts.gate == ClampedSwiglu(limit=7.0, alpha=1.702)
+    assert missing_parts(found) == ["mixture of experts", "attention sinks"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("type", "su"), ("type", "yarn")])

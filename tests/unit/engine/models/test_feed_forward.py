@@ -4,6 +4,7 @@ import torch
 from pagoda_engine.models.description import ExpertsDescription
 from pagoda_engine.models.feed_forward import Experts, Router
 from pagoda_engine.models.linear import Linear
+from pagoda_kernels import ClampedSwiglu
 from pagoda_kernels.moe import reference
 from pagoda_kernels.native import packed_linear
 
@@ -45,6 +46,35 @@ def test_experts_are_those_of_the_reference(
     found = experts(x)
     assert found.dtype is dtype
     error = (found.double() - want.double()).norm() / want.double().norm()
+    assert error < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "plain"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_experts_may_have_biases_and_a_bounded_gate(
+    monkeypatch: pytest.MonkeyPatch, seed: int, dtype: torch.dtype, is_packed: bool
+) -> None:
+    if not is_packed:
+        monkeypatch.setattr(packed_linear, "can_pack", lambda *_: False)
+    _, router, gate_up, down = make(seed, dtype, True)
+    gate = ClampedSwiglu(limit=0.7, alpha=1.702)
+    biases = [torch.randn(NUM_EXPERTS, size).to(dtype) for size in (2 * WIDTH, HIDDEN)]
+    experts = Experts(
+        Linear(router),
+        gate_up,
+        down,
+        num_experts_per_tok=PER_TOK,
+        norm_topk_prob=True,
+        gate_up_bias=biases[0],
+        down_bias=biases[1],
+        gate=gate,
+    )
+    x = torch.randn(33, HIDDEN).to(dtype)
+    weights, chosen = reference.route_topk(x @ router.T, PER_TOK, renormalise=True)
+    want = reference.fused_moe(
+        x, gate_up, down, weights, chosen, gate_up_bias=biases[0], down_bias=biases[1], gate=gate
+    )
+    error = (experts(x).double() - want.double()).norm() / want.double().norm()
     assert error < TOLERANCES[dtype]
 
 

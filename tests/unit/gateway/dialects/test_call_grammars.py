@@ -89,7 +89,7 @@ def test_walks_are_calls(name: str, tools: list[Tool], parallel: bool, marks: bo
     for seed in range(12):
         text = walk(tokenizer, rules, seed)
         print(f"seed {seed}: {text!r}")
-        content, _, calls = reading(parts_of(found.parser(tools, inside_reasoning=False), text))
+        content, _, calls = reading(parts_of(found.parser(tools), text))
         assert content == ""
         for called, arguments in calls:
             jsonschema.validate(json.loads(arguments), schemas[called])

@@ -30,7 +30,7 @@ def test_template_shows_the_dialect(source: str, name: str, marks: set[str]) -> 
 
 def test_a_setting_names_it() -> None:
     assert Dialect.of("<tool_call>", "mistral").name == "mistral"
-    with pytest.raises(ValueError, match=r"'xml'.*auto, hermes, llama3, mistral"):
+    with pytest.raises(ValueError, match=r"'xml'.*auto, harmony, hermes, llama3, mistral"):
         Dialect.of("", "xml")
 
 

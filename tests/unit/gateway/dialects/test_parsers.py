@@ -20,11 +20,12 @@ from pagoda_gateway.dialects.parts import (
 TOOLS = [Tool("look"), Tool("go")]
 MARKS = [
     "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<think>",
-    "</think>",
+    "</think>", "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>",
 ]  # fmt: skip
 FRAGMENTS = [
     *MARKS, "<", "[", "{", "}", "]", ",", ";", ":", '"', "\\", "\n", " ", "x", "look", "é",
     '"name": "look"', '"name": "nobody"', '"arguments": {"a": "}\\"{"}', '"parameters": {}',
+    "analysis", "final", " to=functions.look", "commentary", "<|", "assistant",
     '"id": [1, {}]', '{"name": "go", "arguments": {"b": [1, 2]}}',
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
@@ -55,9 +56,7 @@ def dialect(name: str, *, reasons: bool = False) -> Dialect:
 
 
 def read(name: str, text: str) -> tuple[str, list[PlainCall]]:
-    content, _, calls = reading(
-        parts_of(dialect(name).parser(TOOLS, inside_reasoning=False), [text])
-    )
+    content, _, calls = reading(parts_of(dialect(name).parser(TOOLS), [text]))
     return content, calls
 
 
@@ -81,8 +80,8 @@ def test_parts_do_not_depend_on_the_cuts(
     name: str, text: str, borders: list[int], inside: bool
 ) -> None:
     for found in (dialect(name or "auto"), dialect(name or "auto", reasons=True)):
-        whole = parts_of(found.parser(TOOLS, inside_reasoning=inside), [text])
-        pieces = parts_of(found.parser(TOOLS, inside_reasoning=inside), cut(text, borders))
+        whole = parts_of(found.parser(TOOLS, prompt="<think>" * inside), [text])
+        pieces = parts_of(found.parser(TOOLS, prompt="<think>" * inside), cut(text, borders))
         assert pieces == whole
 
 
@@ -91,7 +90,7 @@ def test_parts_do_not_depend_on_the_cuts(
 def test_calls_are_read_as_they_are_written(
     name: str, calls: list[tuple[str, dict[str, object]]], space: str, borders: list[int]
 ) -> None:
-    parser = dialect(name.split(",")[0]).parser(TOOLS, inside_reasoning=False)
+    parser = dialect(name.split(",")[0]).parser(TOOLS)
     text = written(name, calls, space)
     content, _, found = reading(parts_of(parser, cut(text, borders)))
     assert content == ""
@@ -162,19 +161,19 @@ def test_reading(name: str, text: str, content: str, calls: list[PlainCall]) -> 
 
 
 def test_text_waits_only_while_it_may_be_a_mark() -> None:
-    parser = dialect("hermes").parser(TOOLS, inside_reasoning=False)
+    parser = dialect("hermes").parser(TOOLS)
     assert parser.push("a <tool") == [ContentText("a ")]
     assert parser.push("s> b ") == [ContentText("<tools> b ")]
 
 
 def test_json_that_is_no_call_does_not_wait() -> None:
-    parser = dialect("llama3").parser(TOOLS, inside_reasoning=False)
+    parser = dialect("llama3").parser(TOOLS)
     assert reading(parser.push('{"city": 1')) == ('{"city": 1', "", [])
     assert parser.push(", ") == [ContentText(", ")]
 
 
 def test_arguments_go_out_as_they_arrive() -> None:
-    parser = dialect("hermes").parser(TOOLS, inside_reasoning=False)
+    parser = dialect("hermes").parser(TOOLS)
     assert parser.push('<tool_call>\n{"name": "look"') == []
     assert parser.push(', "arguments": {"a"') == [CallStart(0, "look"), CallArguments(0, '{"a"')]
     assert parser.push(": [1") == [CallArguments(0, ": [1")]
@@ -199,12 +198,12 @@ def test_arguments_go_out_as_they_arrive() -> None:
     ],
 )
 def test_reasoning(text: str, inside: bool, parts: list[Part]) -> None:
-    parser = dialect("hermes", reasons=True).parser(TOOLS, inside_reasoning=inside)
+    parser = dialect("hermes", reasons=True).parser(TOOLS, prompt="<think>" * inside)
     assert parts_of(parser, text) == parts
 
 
 def test_without_tools_marks_are_text() -> None:
     text = '<tool_call>{"name": "x", "arguments": {}}'
-    parser = dialect("hermes").parser([], inside_reasoning=False)
+    parser = dialect("hermes").parser([])
     assert parts_of(parser, [text]) == [ContentText(text)]
     assert not parser.has_calls

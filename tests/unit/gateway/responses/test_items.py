@@ -10,7 +10,7 @@ CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_ca
 
 
 def test_arguments_of_a_call_come_once() -> None:
-    parser = Dialect.of("<tool_call>").parser([Tool("weather")], inside_reasoning=False)
+    parser = Dialect.of("<tool_call>").parser([Tool("weather")])
     events = [
         event
         for change in BlockReader(parser, lambda: "call_1").read(CALL, is_last=True)

@@ -23,7 +23,7 @@ Noted = list[tuple[str, str]]
 
 def parser() -> OutputParser:
     dialect = Dialect.of("<think></think> <tool_call>", "hermes")
-    return dialect.parser([Tool("find")], inside_reasoning=False)
+    return dialect.parser([Tool("find")])
 
 
 def rules(action: str, *denied: str, **fields: Any) -> Rules:

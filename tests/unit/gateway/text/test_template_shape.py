@@ -27,6 +27,22 @@ def test_content(source: str, text: bool, parts: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "thinking", "descriptions"),
+    [
+        ("{{ m.content }}{{ thinking }}{{ m.reasoning_content }}", False, False),
+        ("{% if 'thinking' in m %}{{ m.thinking }}{% endif %}", True, False),
+        ("{{ m['thinking'] }}{{ t.description }}{{ t | tojson }}", True, False),
+        ("{{ '// ' + t.function.description + 'x' }}", False, True),
+    ],
+)
+def test_names_of_reasoning_and_tools_descriptions(
+    source: str, thinking: bool, descriptions: bool
+) -> None:
+    shape = ChatTemplate(LOOP + source + END, {}).shape
+    assert (shape.thinking, shape.tool_descriptions) == (thinking, descriptions)
+
+
+@pytest.mark.parametrize(
     ("source", "num_chars"),
     [
         ("{{ c.id }}", None),

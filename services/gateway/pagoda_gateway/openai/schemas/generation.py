@@ -88,9 +88,9 @@ class GenerationBody(RequestBody):
     priority: Priority = None
     user: str | None = None
     metadata: Metadata | None = None
+    reasoning_effort: str | None = None  # what a chat template makes of it
     # Known, and without effect here.
     prompt_cache_key: str | None = None
-    reasoning_effort: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     store: bool | None = None

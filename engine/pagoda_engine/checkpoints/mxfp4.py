@@ -1,0 +1,40 @@
+"""MXFP4: numbers of 4 bits (e2m1) of which 32 share a power of two (e8m0), as two tensors.
+
+OCP Microscaling Formats 1.0. Knows bytes; knows nothing of files or names.
+"""
+
+import math
+
+import torch
+
+BLOCK = 32
+BLOCK_BYTES = BLOCK // 2
+LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""By the lower three bits of a number; the fourth is its sign."""
+
+EXPONENT_BIAS = 127
+
+
+def largest_scale(dtype: torch.dtype) -> int:
+    """Return the highest scale with which no number is too large for a dtype."""
+    exponent = math.frexp(torch.finfo(dtype).max)[1] - 1
+    return exponent - 2 + EXPONENT_BIAS  # the largest level is 1.5 * 2 ** 2
+
+
+def decode(blocks: torch.Tensor, scales: torch.Tensor, values: torch.Tensor) -> None:
+    """Write the numbers that blocks stand for; exact in bf16, which has them all, and fp32.
+
+    Args:
+        blocks: ``[..., K / 32, 16]`` uint8; of two numbers in a byte the lower bits come first.
+        scales: ``[..., K / 32]`` uint8, at most `largest_scale`.
+        values: ``[..., K]`` of any float dtype, all three on one device; written.
+    """
+    signed = torch.tensor((*LEVELS, *(-level for level in LEVELS)))
+    codes = torch.arange(256)
+    pairs = torch.stack((signed[codes & 15], signed[codes >> 4]), 1).to(values.device)
+    powers = (2.0 ** (codes.double() - EXPONENT_BIAS)).float().to(values.device)
+    # A row of the first dim at a time: indices take four bytes for each byte.
+    for some_blocks, some_scales, some_values in zip(blocks, scales, values, strict=True):
+        numbers = pairs[some_blocks.int()].flatten(-2)
+        numbers *= powers[some_scales.int()].unsqueeze(-1)
+        some_values.copy_(numbers.flatten(-2))
