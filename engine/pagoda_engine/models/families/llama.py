@@ -1,4 +1,4 @@
-"""Llama: what every other family is described against."""
+"""Llama: what every other family is described against. And Granite: Llama with four multipliers."""
 
 from dataclasses import replace
 
@@ -16,4 +16,15 @@ def llama(config: ConfigReader) -> DecoderDescription:
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         mlp_bias=config.boolean("mlp_bias", False),
+    )
+
+
+def granite(config: ConfigReader) -> DecoderDescription:
+    """``logits_scaling`` divides."""
+    return replace(
+        llama(config),
+        embedding_multiplier=config.number("embedding_multiplier", 1.0),
+        attention_scale=config.number("attention_multiplier", 1.0),
+        residual_multiplier=config.number("residual_multiplier", 1.0),
+        logits_multiplier=1 / config.number("logits_scaling", 1.0),
     )

@@ -16,8 +16,7 @@ from pagoda_engine.models.families.glm import glm, glm4
 from pagoda_engine.models.families.gpt2 import gpt2
 from pagoda_engine.models.families.gpt_neox import gpt_neox
 from pagoda_engine.models.families.gpt_oss import gpt_oss
-from pagoda_engine.models.families.granite import granite
-from pagoda_engine.models.families.llama import llama
+from pagoda_engine.models.families.llama import granite, llama
 from pagoda_engine.models.families.mistral import mistral, mixtral
 from pagoda_engine.models.families.mpt import mpt
 from pagoda_engine.models.families.olmo import olmo2, olmo3, olmoe

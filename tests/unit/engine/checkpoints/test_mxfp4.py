@@ -101,7 +101,7 @@ def test_a_scale_that_float16_has_not_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"architectures": ["MixtralForCausalLM"]}, "quantization_config"),
         ({"intermediate_size": 40}, "intermediate_size is 40, must be a multiple of 32"),
     ],
 )

@@ -59,12 +59,11 @@ def test_experts_may_have_biases_and_a_bounded_gate(
     _, router, gate_up, down = make(seed, dtype, True)
     gate = ClampedSwiglu(limit=0.7, alpha=1.702)
     biases = [torch.randn(NUM_EXPERTS, size).to(dtype) for size in (2 * WIDTH, HIDDEN)]
+    shape = ExpertsDescription(NUM_EXPERTS, PER_TOK, WIDTH, True, frozenset())
     experts = Experts(
-        Linear(router),
+        Router(Linear(router), None, shape),
         gate_up,
         down,
-        num_experts_per_tok=PER_TOK,
-        norm_topk_prob=True,
         gate_up_bias=biases[0],
         down_bias=biases[1],
         gate=gate,
