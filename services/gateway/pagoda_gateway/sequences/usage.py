@@ -102,7 +102,7 @@ def close_record(
         stages=stages,
         ttft_ms=1000 * (ttft_seconds or 0.0),
         e2e_ms=1000 * (now - identity.arrived_unix_seconds),
-        num_attempts=sum(sequence.attempt + 1 for sequence in sequences),
+        num_attempts=sum(s.attempt + 1 for s in sequences if s.leader is None),
         closed_unix_seconds=now,
         outcome=outcome,
         worker_ids=context.worker_ids,

@@ -23,6 +23,7 @@ MAX_CACHE_SALT_CHARS = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_DRY_LENGTH = 50  # what workers count
+MAX_LENGTH_PENALTY = 10  # either way; what workers take
 
 
 class StreamOptions(RequestModel):
@@ -86,6 +87,9 @@ class GenerationBody(RequestBody):
     guided_grammar: Any = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     priority: Priority = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = Field(None, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
+    early_stopping: bool | Literal["never"] | None = None
     user: str | None = None
     metadata: Metadata | None = None
     # Known, and without effect here.
@@ -95,8 +99,6 @@ class GenerationBody(RequestBody):
     service_tier: str | None = None
     store: bool | None = None
     verbosity: str | None = None
-    # Known, and refused when set: ignoring them would change what the client gets.
-    use_beam_search: bool | None = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -192,10 +194,4 @@ class GenerationBody(RequestBody):
     @classmethod
     def _check_truncation(cls, value: int | None) -> int | None:
         checks.check_truncation(value)
-        return value
-
-    @field_validator("use_beam_search")
-    @classmethod
-    def _refuse_beam_search(cls, value: bool | None) -> bool | None:
-        checks.refuse("use_beam_search", value)
         return value
