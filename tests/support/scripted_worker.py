@@ -258,6 +258,13 @@ class ScriptedWorker:
             frame.embedding = embedding_of(request.prompt_token_ids)
             frame.cached.device = self.cached
             return frame
+        if sampling.HasField("beam_search"):
+            frame.finish_reason = pb.FINISH_REASON_LENGTH
+            frame.cached.device = self.cached
+            frame.hypotheses.extend(
+                self._hypothesis(request, i) for i in range(sampling.beam_search.width)
+            )
+            return frame
         if not sampling.max_tokens:
             frame.finish_reason = pb.FINISH_REASON_LENGTH
             return frame
@@ -283,6 +290,17 @@ class ScriptedWorker:
         if frame.finish_reason:
             frame.stages.decode_generate_ms = 3.0
         return frame
+
+    def _hypothesis(self, request: pb.GenerateRequest, rank: int) -> pb.Hypothesis:
+        """What it says from output index `rank` on, one token less than that of the rank before."""
+        sampling = request.sampling
+        token_ids = [self.token_at(request, rank + i) for i in range(sampling.max_tokens - rank)]
+        hypothesis = pb.Hypothesis(
+            token_ids=token_ids, finish_reason=pb.FINISH_REASON_LENGTH, score=-rank
+        )
+        if sampling.HasField("num_logprobs"):
+            hypothesis.logprobs.extend(_logprobs(i, sampling.num_logprobs) for i in token_ids)
+        return hypothesis
 
 
 def embedding_of(token_ids: Sequence[int]) -> bytes:

@@ -8,6 +8,7 @@ from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas import checks, formats
 from pagoda_gateway.openai.schemas.base import (
     Bias,
+    EarlyStopping,
     Items,
     Metadata,
     Priority,
@@ -89,7 +90,7 @@ class GenerationBody(RequestBody):
     priority: Priority = None
     use_beam_search: bool | None = None
     length_penalty: float | None = Field(None, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
-    early_stopping: bool | Literal["never"] | None = None
+    early_stopping: EarlyStopping = None
     user: str | None = None
     metadata: Metadata | None = None
     # Known, and without effect here.
@@ -182,6 +183,12 @@ class GenerationBody(RequestBody):
     @classmethod
     def _check_dry_sequence_breakers(cls, value: list[str] | None) -> list[str] | None:
         checks.check_dry_sequence_breakers(value)
+        return value
+
+    @field_validator("early_stopping")
+    @classmethod
+    def _check_early_stopping(cls, value: Any) -> Any:
+        checks.check_early_stopping(value)
         return value
 
     @field_validator("metadata")
