@@ -74,6 +74,7 @@ class OutputSequence:
             guard: what its text goes through; None: it goes out as it is.
         """
         self.index = index
+        self.is_search = sampling.HasField("beam_search")  # its worker finds several outputs
         self.leader: OutputSequence | None = None
         self._followers: list[OutputSequence] = []
         self.prompt = prompt
@@ -246,7 +247,7 @@ class OutputSequence:
                     self._texts.append(text)
             self._on_change(self.num_unread)
             return
-        if self.sampling.HasField("beam_search"):
+        if self.is_search:
             self._take_hypotheses(frame)
             return
         if self.prompt_logprobs is not None:
