@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from pagoda_engine import EngineConfig, load_model
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.checkpoints.tensor_part import Part
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.decoder import Decoder
@@ -66,10 +66,14 @@ class RandomWeights:
         self._dtype = dtype
         self._generator = torch.Generator().manual_seed(1)
 
-    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(
+        self, parts: Sequence[Part], shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """See `WeightSource`."""
         drawn = torch.randn(shape, generator=self._generator)
-        return (1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5).to(self._dtype)
+        return (1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5).to(
+            dtype or self._dtype
+        )
 
 
 def logits_of(decoder: Decoder, dtype: torch.dtype, ids: list[int]) -> torch.Tensor:
@@ -86,7 +90,7 @@ class Step:
         self, decoder: Decoder, dtype: torch.dtype, num_seqs: int, num_new: int, context: int
     ) -> None:
         shape, each = decoder.description, -(-context // BLOCK_SIZE)
-        layout = KvLayout(shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, dtype)
+        layout = shape.kv_layout(BLOCK_SIZE, dtype)
         self._decoder = decoder
         self._kv_cache = KvCache(layout, num_seqs * each, CPU)
         self._kv_cache.tensor.zero_()

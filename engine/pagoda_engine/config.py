@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+LOAD_FORMATS = ("auto", "dummy")
+"""Where weights come from: the model's files, or nowhere."""
+
 SPECULATIONS = ("off", "ngram")
 """Who may propose tokens: nobody, or the sequence's own earlier ones."""
 
@@ -27,6 +30,7 @@ class EngineConfig:
             the device is fast at it, else float32.
         quantization: ``none`` | ``int8`` | ``int4``: format of the projections' weights; see
             `pagoda_engine.models.quantization`.
+        load_format: ``auto`` | ``dummy``: random weights from ``config.json`` alone.
         num_threads: CPU threads of one forward; 0 leaves torch's own choice.
         enforce_eager: on CUDA: capture no graphs.
         graph_batch_sizes: on CUDA: numbers of decodes to capture graphs for, ascending; None:
@@ -49,6 +53,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "auto"
     quantization: str = "none"
+    load_format: str = "auto"
     num_threads: int = 0
     enforce_eager: bool = False
     graph_batch_sizes: tuple[int, ...] | None = None

@@ -488,11 +488,4 @@ class Engine:
 
 def kv_layout(model: LoadedModel, config: EngineConfig) -> KvLayout:
     """Return the shape of an engine's KV blocks."""
-    shape = model.description
-    return KvLayout(
-        num_layers=shape.num_layers,
-        block_size=config.block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=model.dtype,
-    )
+    return model.description.kv_layout(config.block_size, model.dtype)

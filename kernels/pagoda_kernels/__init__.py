@@ -8,7 +8,12 @@ sequences or networks. Triton is imported only when a CUDA tensor first arrives.
 from pagoda_kernels.attention.batch import AttentionBatch
 from pagoda_kernels.attention.mla import mla_decode, mla_prefill
 from pagoda_kernels.attention.paged_attention import paged_attention
-from pagoda_kernels.attention.plan import PAD_SLOT, decode_batch, plan_attention
+from pagoda_kernels.attention.plan import (
+    PAD_SLOT,
+    decode_batch,
+    plan_attention,
+    select_sequences,
+)
 from pagoda_kernels.attention.varlen_batch import VarlenBatch, plan_varlen
 from pagoda_kernels.gate.gelu_mul import gelu_mul
 from pagoda_kernels.gate.silu_mul import silu_mul
@@ -21,6 +26,7 @@ from pagoda_kernels.kv.block_copy import (
 )
 from pagoda_kernels.kv.block_digest import DIGEST_BYTES, digest_blocks
 from pagoda_kernels.kv.write_kv import write_kv
+from pagoda_kernels.kv.write_latent import write_latent
 from pagoda_kernels.kv.write_qkv import write_qkv
 from pagoda_kernels.lora.add_lora import add_lora
 from pagoda_kernels.matmul.pack import (
@@ -82,8 +88,10 @@ __all__ = [
     "route_topk",
     "sample_tokens",
     "scatter_blocks",
+    "select_sequences",
     "silu_mul",
     "silu_mul_quantised",
     "write_kv",
+    "write_latent",
     "write_qkv",
 ]

@@ -1,6 +1,7 @@
 """Money under kill -9: every process that touches a usage record dies, and the ledger is right.
 
     PYTHONPATH=tests python -m chaos.ledger [--streams 200] [--faults 21] [--seed 1]
+    PYTHONPATH=tests python -m chaos.ledger --only database --outage 300 300 --faults 1 --streams 16
 
 Two gateways, PostgreSQL that syncs, streams all the time; then gateways, applier, workers, Redis,
 NATS, the database, a gateway with all workers, and all of them at once are killed at random
@@ -128,9 +129,11 @@ class Scene:
                 detail = f"kill {role}"
             case "database":
                 seconds = self.rng.uniform(*self.options.outage_seconds)
-                detail = f"kill {role} for {seconds:.1f} s"
                 await asyncio.to_thread(kill_all, self.postgres)
+                before = self.load.num_served
                 await asyncio.sleep(seconds)
+                served = self.load.num_served - before
+                detail = f"kill {role} for {seconds:.1f} s, {served} streams served meanwhile"
                 await asyncio.to_thread(start_again, self.postgres)
             case "gateway and workers":
                 detail = await self._kill_pair()
@@ -288,6 +291,8 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=default.num_streams, help="at a time")
     parser.add_argument("--tokens", type=int, default=default.num_tokens, help="of a stream")
     parser.add_argument("--faults", type=int, default=default.num_faults)
+    parser.add_argument("--only", choices=default.faults, help="this fault, again and again")
+    parser.add_argument("--outage", type=float, nargs=2, default=default.outage_seconds)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--home", type=Path, default=ROOT / ".pagoda" / "chaos-ledger")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
@@ -296,6 +301,8 @@ def main() -> int:
         num_streams=arguments.streams,
         num_tokens=arguments.tokens,
         num_faults=arguments.faults,
+        faults=(arguments.only,) if arguments.only else default.faults,
+        outage_seconds=tuple(arguments.outage),
         seed=arguments.seed,
     )
     # As an exception, so that the stack is stopped on the way out.

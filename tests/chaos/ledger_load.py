@@ -38,6 +38,11 @@ class LedgerLoad:
         self._corpus = CORPUS.read_text()
         self._is_stopping = False
 
+    @property
+    def num_served(self) -> int:
+        """Streams that came to their end whole."""
+        return sum(stream.end is End.DONE for stream in self.streams)
+
     async def run(self) -> None:
         """Go on until `stop`; then every stream comes to its end."""
         async with asyncio.TaskGroup() as tasks:

@@ -49,9 +49,9 @@ def complete_all(stack: Stack, prompts: list[list[int]], **options) -> list[list
 
 # Every family's tokens of one engine, chunked, cached, shared, preempted and transferred, are in
 # tests/golden: a stack for each shows that they come through workers. One of each kind of layer
-# does: norms around each part, both parts at once, learned positions. What a decode worker that
-# computes prompts itself does differently is the same for all.
-OTHER_LAYERS = ("gemma3", "cohere", "gpt2")
+# does: norms around each part, both parts at once, learned positions, latents for KV. What a decode
+# worker that computes prompts itself does differently is the same for all.
+OTHER_LAYERS = ("gemma3", "cohere", "gpt2", "deepseek_v3")
 TOPOLOGIES = [
     ("llama", "aggregated"),
     *((family, "disaggregated") for family in (*FAMILIES, *OTHER_LAYERS)),

@@ -24,7 +24,7 @@ from pagoda_engine import (
     load_model,
     read_adapter,
 )
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_kernels import plan_attention
 from pagoda_kernels.native import packed_linear
 
@@ -37,6 +37,7 @@ MODULES = {
     "qwen3": ["q_proj", "v_proj", "down_proj"],
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     "gpt2": ["c_attn", "mlp.c_proj"],
+    "deepseek_v3": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"],
     "qwen3_moe": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }
 pytestmark = [
@@ -116,7 +117,7 @@ def make_case(family: str, tmp_path: Path) -> Case:
 def all_logits(case: Case, name: str | None, tokens: list[int], chunks: list[int]) -> torch.Tensor:
     """Run tokens of one sequence in chunks, beside as many of the model alone."""
     shape = case.model.description
-    layout = KvLayout(shape.num_layers, 8, shape.num_kv_heads, shape.head_dim, torch.float32)
+    layout = shape.kv_layout(8, torch.float32)
     kv_cache = KvCache(layout, 32, torch.device("cpu"))
     case.driver()  # loads them
     slot = -1 if name is None else case.table.slot_of(case.digest(name))

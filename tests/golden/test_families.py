@@ -12,7 +12,7 @@ from support.oracle import Oracle
 from support.random_tokens import random_tokens
 
 from pagoda_engine import EngineConfig, KvSource, SamplingParams
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.models.decoder import Decoder
 from pagoda_kernels import plan_attention
 
@@ -42,7 +42,7 @@ def expected(oracle: Oracle, prompts: Sequence[Sequence[int]] = PROMPTS) -> list
 def all_logits(decoder: Decoder, token_ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
     """Run tokens in chunks through blocks that lie in no particular order."""
     shape = decoder.description
-    layout = KvLayout(shape.num_layers, 8, shape.num_kv_heads, shape.head_dim, torch.float32)
+    layout = shape.kv_layout(8, torch.float32)
     kv_cache = KvCache(layout, 32, torch.device("cpu"))
     block_table = list(range(31, -1, -1))
     logits, start = [], 0

@@ -16,8 +16,9 @@ from support.oracle import Oracle
 from support.random_tokens import random_tokens
 from support.tiny_checkpoints import make_tiny_checkpoint
 
-from pagoda_engine import EngineConfig, SamplingParams, load_model
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine import CheckpointError, EngineConfig, SamplingParams, load_model
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.models import latent_attention
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.families.registry import FAMILIES
 from pagoda_engine.models.weights.num_bytes import weight_bytes
@@ -50,9 +51,7 @@ def logits_of(
 ) -> list[torch.Tensor]:
     """Return ``[T, V]`` of each sequence, whose blocks lie in no particular order."""
     shape = decoder.description
-    layout = KvLayout(
-        shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, torch.float32
-    )
+    layout = shape.kv_layout(BLOCK_SIZE, torch.float32)
     num_blocks = max(-(-len(tokens) // BLOCK_SIZE) for tokens in sequences)
     kv_cache = KvCache(layout, num_blocks * len(sequences), CPU)
     blocks = list(range(len(sequences) * num_blocks))
@@ -120,7 +119,7 @@ def test_weights_and_kv_take_what_was_reckoned(
     model = load_model(oracle.folder, EngineConfig(dtype=dtype, max_model_len=100))
     shape = model.description
     assert weight_bytes(shape, model.dtype) == held_bytes(model.decoder)
-    layout = KvLayout(shape.num_layers, 16, shape.num_kv_heads, shape.head_dim, model.dtype)
+    layout = shape.kv_layout(16, model.dtype)
     assert shape.kv_bytes_per_token(model.dtype) * 16 == layout.block_bytes
 
 
@@ -182,6 +181,60 @@ def test_gpt2_of_a_bare_model(tmp_path: Path) -> None:
     assert_close(found[0], oracle.logits(SEQUENCES[2]))
 
 
+def test_deepseek3_leaves_out_layers_that_propose_tokens(tmp_path: Path) -> None:
+    oracle = Oracle(make_family_checkpoint(tmp_path, "deepseek_v3"))
+    path = tmp_path / "model.safetensors"
+    weights = {**load_file(path), "model.layers.2.eh_proj.weight": torch.ones(48, 96)}
+    save_file(weights, path)
+    model = load_model(tmp_path, EngineConfig(dtype="float32"))
+    found = logits_of(model.decoder, [SEQUENCES[2]], [[5]])
+    assert_close(found[0], oracle.logits(SEQUENCES[2]))
+    weights["model.layers.3.eh_proj.weight"] = torch.ones(48, 96)
+    save_file(weights, path)
+    with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj\.weight"):
+        load_model(tmp_path, EngineConfig(dtype="float32"))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_latents_are_expanded_for_enough_new_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, schedule: str
+) -> None:
+    """Some sequences of a step are, beside others that are not."""
+    monkeypatch.setattr(latent_attention, "MIN_EXPANDED", 17)
+    expanded = []
+    prefill = latent_attention.mla_prefill
+    monkeypatch.setattr(
+        latent_attention,
+        "mla_prefill",
+        lambda *args, **options: expanded.append(args) or prefill(*args, **options),
+    )
+    oracle = Oracle(make_family_checkpoint(tmp_path, family))
+    found = logits_of(oracle.model.decoder, SEQUENCES, SCHEDULES[schedule])
+    for logits, tokens in zip(found, SEQUENCES, strict=True):
+        assert_close(logits, oracle.logits(tokens))
+    assert expanded
+
+
+def test_a_long_prompt_of_latents_in_chunks(tmp_path: Path) -> None:
+    oracle = Oracle(make_family_checkpoint(tmp_path, "deepseek_v3"))
+    tokens = [random_tokens(500), random_tokens(140)]
+    found = logits_of(oracle.model.decoder, tokens, [[200, 0], [140, 3], [160, 137]])
+    for logits, each in zip(found, tokens, strict=True):
+        assert_close(logits, oracle.logits(each))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_a_latent_is_cached_once_for_all_heads(tmp_path: Path, family: str) -> None:
+    model = load_model(make_family_checkpoint(tmp_path, family), EngineConfig(dtype="bfloat16"))
+    shape, latent = model.description, model.description.latent
+    assert latent is not None
+    per_token = shape.num_layers * (latent.kv_rank + latent.rope_dim) * 2
+    assert shape.kv_bytes_per_token(model.dtype) == per_token == 2 * (32 + 8) * 2
+    kv_cache = KvCache(shape.kv_layout(8, model.dtype), 3, CPU)
+    assert kv_cache.tensor.nbytes == 3 * 8 * per_token
+
+
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [
@@ -200,6 +253,14 @@ def test_gpt2_of_a_bare_model(tmp_path: Path) -> None:
         ("starcoder2", {"use_bias": False, "sliding_window": None}),
         ("gpt_neox", {"attention_bias": False, "rotary_pct": 1.0, "tie_word_embeddings": True}),
         ("gpt2", {"n_inner": None, "activation_function": "gelu"}),
+        ("deepseek_v2", {"q_lora_rank": 20, "topk_method": "group_limited_greedy", "n_group": 3,
+            "topk_group": 2, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1000.0, "factor": 8.0, "mscale": 0.707,
+            "mscale_all_dim": 0.707, "original_max_position_embeddings": 64}}),
+        ("deepseek_v3", {"q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False,
+            "n_group": 1, "topk_group": 1, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1000.0}}),
+        ("deepseek_v3", {"first_k_dense_replace": 2, "tie_word_embeddings": True}),
     ],
     ids=str,
 )  # fmt: skip

@@ -172,10 +172,32 @@ def adapters(batch: AttentionBatch) -> None:
 
 
 def latent(batch: AttentionBatch) -> None:
-    """DeepSeek's attention, absorbed."""
-    q = empty(sum(batch.seqlens_q_host), 16, 576)
+    """DeepSeek's attention, absorbed; expanded for prompts."""
+    num_tokens = sum(batch.seqlens_q_host)
+    down, q = empty(num_tokens, 1536 + 576), empty(num_tokens, 16, 192)
+    positions = on_device([np.zeros(num_tokens + 1, np.int64)])[0][1:]
+    table = empty(MAX_CONTEXT, 64, dtype=torch.float32)
+    kernels.rms_norm(down[:, :1536], empty(1536), 1e-6)
+    compressed = kernels.rms_norm(down[:, 1536:2048], empty(512), 1e-6)
+    turned_q, turned_k = kernels.apply_rope(
+        q[..., 128:], down[:, None, 2048:], positions, table, interleaved=True
+    )
     cache = empty(1000, BLOCK_SIZE, 576)
-    kernels.mla_decode(q, cache, batch, scale=0.1, kv_lora_rank=512)
+    kernels.write_latent(torch.cat((compressed, turned_k[:, 0]), 1), cache, batch.slot_mapping)
+    absorbed = torch.bmm(q[..., :128].transpose(0, 1), empty(16, 128, 512)).transpose(0, 1)
+    absorbed = torch.cat((absorbed, turned_q), 2)
+    kernels.mla_decode(absorbed, cache, batch, scale=0.1, kv_lora_rank=512)
+    start = 0
+    for new, keys in zip(batch.seqlens_q_host, batch.context_lens_host, strict=True):
+        rows, start = slice(start, start + new), start + new
+        if new < 128:
+            continue
+        starts = on_device([np.zeros(2, np.int32), np.zeros(2, np.int32)])
+        lengths = kernels.VarlenBatch(starts[0], starts[1], (new,), (keys,))
+        for heads in (16, 4):  # as many at once as there is room for
+            kv = empty(keys, heads, 256)
+            k = torch.cat((kv[..., :128], kv[..., 128:192]), 2)
+            kernels.mla_prefill(q[rows, :heads], k, kv[..., 128:], lengths, scale=0.1)
 
 
 def transfers(batch: AttentionBatch) -> None:
@@ -228,7 +250,7 @@ FAMILIES = {
     "quantised": Family(quantised, (2, 32, 64, 128)),
     "mixture": Family(mixture, (2, 256, 512)),
     "adapters": Family(adapters, (2, 128, 256)),
-    "latent": Family(latent),
+    "latent": Family(latent, (2, 256)),
     "others": Family(others),
     "transfers": Family(transfers, in_graph=False),
 }

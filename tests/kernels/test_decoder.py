@@ -10,9 +10,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.models import latent_attention
 from pagoda_engine.models.build_decoder import build_decoder
-from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
+from pagoda_engine.models.description import (
+    DecoderDescription,
+    ExpertsDescription,
+    LatentDescription,
+)
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.models.weights.names import WeightNames
 from pagoda_kernels import plan_attention
@@ -79,6 +84,27 @@ LEARNED = dataclasses.replace(
 SHARED = dataclasses.replace(
     SPARSE, experts=dataclasses.replace(SPARSE.experts, shared_size=40), qk_norm="none"
 )
+# As DeepSeek V3: latents, a bias for the choice of experts in groups, an expert for every token.
+LATENT = dataclasses.replace(
+    DENSE,
+    head_dim=48,
+    rope=RopeDescription(is_interleaved=True),
+    latent=LatentDescription(24, 32, nope_dim=32, rope_dim=16, value_dim=24, norm_eps=1e-6),
+    experts=ExpertsDescription(
+        6,
+        2,
+        48,
+        norm_topk_prob=True,
+        layers=frozenset({1, 2}),
+        shared_size=40,
+        scoring="sigmoid",
+        num_groups=3,
+        top_groups=2,
+        routed_scale=2.5,
+        is_router_float32=True,
+    ),
+    names=WeightNames(latents=("q", "kv"), router_bias="bias", shared_expert_gate=""),
+)
 RECIPES = {
     "dense": DENSE,
     "sparse": SPARSE,
@@ -86,6 +112,7 @@ RECIPES = {
     "parallel": PARALLEL,
     "learned": LEARNED,
     "shared": SHARED,
+    "latent": LATENT,
 }
 
 
@@ -96,7 +123,7 @@ class RandomWeights:
         self.device = device
         self.generator = torch.Generator().manual_seed(1)
 
-    def take(self, parts, shape):
+    def take(self, parts, shape, dtype=None):
         drawn = torch.randn(shape, generator=self.generator)
         drawn = 1 + 0.2 * drawn if len(shape) == 1 else drawn * 1.5 * shape[-1] ** -0.5
         return drawn.to(self.device)
@@ -109,7 +136,7 @@ class Step:
         self.decoder = build_decoder(
             description, RandomWeights(device), max_positions=128, device=device
         )
-        layout = KvLayout(description.num_layers, BLOCK_SIZE, 2, 32, torch.float32)
+        layout = description.kv_layout(BLOCK_SIZE, torch.float32)
         generator = torch.Generator().manual_seed(2)
         self.kv_cache = KvCache(layout, 30, device)
         self.kv_cache.tensor.copy_(torch.randn(self.kv_cache.tensor.shape, generator=generator))
@@ -174,7 +201,8 @@ DECODES, MIXED = ([1, 1, 1], [40, 100, 7]), ([5, 1, 19], [21, 33, 19])
 
 @pytest.mark.parametrize(
     ("name", "lengths"),
-    [*((name, MIXED) for name in RECIPES), ("dense", DECODES), ("sparse", DECODES)],
+    [(name, MIXED) for name in RECIPES]
+    + [(name, DECODES) for name in ("dense", "sparse", "latent")],
     ids=lambda value: value if isinstance(value, str) else f"{sum(value[0])}-tokens",
 )
 @torch.inference_mode()
@@ -188,6 +216,24 @@ def test_device_path_is_right_and_never_waits(request, name, lengths):
         got = step.forward()
     assert_close(got, want)
     assert_close(step.kv_cache.tensor, on_cpu.kv_cache.tensor)
+
+
+@torch.inference_mode()
+def test_latents_are_expanded_without_waiting(request, monkeypatch):
+    """A sequence with enough new tokens is, beside others that are not."""
+    monkeypatch.setattr(latent_attention, "MIN_EXPANDED", 10**9)
+    want = Step(LATENT, CPU, *MIXED).forward()
+    monkeypatch.setattr(latent_attention, "MIN_EXPANDED", 19)
+    lengths = zip(*MIXED, strict=True)
+    expanded = [latent_attention.expands(LATENT.latent, new, keys) for new, keys in lengths]
+    assert expanded == [False, False, True]
+    assert_close(Step(LATENT, CPU, *MIXED).forward(), want)
+    step = Step(LATENT, DEVICE, *MIXED)
+    request.getfixturevalue("on_device")
+    step.forward()
+    with nobody_waits():
+        got = step.forward()
+    assert_close(got, want)
 
 
 def test_looking_at_values_is_refused():

@@ -30,6 +30,14 @@ _LONGROPE = {
     "long_factor": [1.5, 3.0, 7.0],
     "original_max_position_embeddings": 512,
 }
+_LATENTS = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
 
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     # the second layer does not rotate, and has a window
@@ -126,6 +134,40 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
         "n_positions": 512,
         "n_inner": 64,
     },
+    # as V2 Lite: Q is not of low rank, the best experts of all
+    "deepseek_v2": {
+        "model_type": "deepseek_v2",
+        **_LATENTS,
+        "q_lora_rank": None,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 1.5,
+        "first_k_dense_replace": 1,
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        **_LATENTS,
+        "n_routed_experts": 12,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 4.0,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 128,
+            "beta_fast": 32,
+            "beta_slow": 1,
+        },
+    },
     # three heads: no power of two, whose slopes are another series
     "bloom": {"model_type": "bloom", "n_head": 3, "n_layer": 2, "seq_length": 512},
     "mpt": {
@@ -149,7 +191,7 @@ def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overri
         overrides: fields of the configuration.
     """
     fields = {**_COMMON, **FAMILY_CONFIGS[family], **overrides}
-    fields = {name: value for name, value in fields.items() if value is not None}
+    fields = {name: fields[name] for name in fields if fields[name] is not None or name in _NULL}
     if fields["model_type"] in ("gpt2", "bloom", "mpt"):  # which have names of their own for these
         fields = {name: fields[name] for name in fields if name not in _RENAMED}
     if family == "bloom":
@@ -157,12 +199,16 @@ def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overri
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
+    biases = [pair for pair in model.named_buffers() if pair[0].endswith("correction_bias")]
+    for name, parameter in (*model.named_parameters(), *biases):
         parameter.data.copy_(_drawn(name, parameter, generator))
     model.save_pretrained(folder)
     write_byte_tokenizer(folder)
     return folder
 
+
+_NULL = {"q_lora_rank"}
+"""Fields that say something where they are null."""
 
 _RENAMED = {
     "hidden_size",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from pagoda_engine import LoadedModel
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_kernels import plan_attention
 
 _BLOCK_SIZE = 8
@@ -14,9 +14,7 @@ _BLOCK_SIZE = 8
 def prompt_logits(model: LoadedModel, token_ids: Sequence[int]) -> torch.Tensor:
     """Return ``[T, V]``."""
     shape, count = model.description, len(token_ids)
-    layout = KvLayout(
-        shape.num_layers, _BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, model.dtype
-    )
+    layout = shape.kv_layout(_BLOCK_SIZE, model.dtype)
     blocks = list(range(-(-count // _BLOCK_SIZE)))
     plan = plan_attention(
         seqlens_q=[count],

@@ -9,6 +9,7 @@ whatever it might change.
 """
 
 import hashlib
+import itertools
 import random
 from collections import deque
 from collections.abc import Sequence as SequenceOf
@@ -36,18 +37,19 @@ VOCAB_SIZE = 50
 EOS = 49
 
 
-def kv_of(token_ids: SequenceOf[int]) -> bytes:
-    return hashlib.blake2b(bytes(token_ids), digest_size=8).digest()
+def kvs_of(token_ids: SequenceOf[int]) -> list[int]:
+    """Return each token's KV, which tells of all tokens up to it."""
+    return list(itertools.accumulate(token_ids, lambda kv, token: hash((kv, token)), initial=7))[1:]
 
 
 def next_token(token_ids: SequenceOf[int]) -> int:
     """Return what the imaginary model says after these tokens; now and then EOS."""
-    return kv_of(token_ids)[0] % VOCAB_SIZE
+    return hashlib.blake2b(bytes(token_ids), digest_size=8).digest()[0] % VOCAB_SIZE
 
 
 def candidates(token_ids: SequenceOf[int]) -> list[tuple[int, float]]:
     """Return all tokens with what the imaginary model says of them, the likeliest first."""
-    seed = kv_of(token_ids)
+    seed = hashlib.blake2b(bytes(token_ids), digest_size=8).digest()
     digests = (hashlib.blake2b(bytes([i]), digest_size=4, key=seed) for i in range(VOCAB_SIZE))
     values = [-int.from_bytes(digest.digest()) / 2**32 for digest in digests]
     values[EOS] /= 2  # now and then EOS
@@ -145,6 +147,7 @@ class Simulation:
     config: EngineConfig
     outputs: dict[str, list[SequenceOutput]] = field(default_factory=dict)
     computed: list[ComputedBlocks] = field(default_factory=list)
+    exported: list[ComputedBlocks] = field(default_factory=list)  # of sequences that are not over
     lag: int = 0
     make_proposer: MakeProposer | None = None
     num_accepted: int = 0
@@ -171,7 +174,7 @@ class Simulation:
                 make_proposer=self.make_proposer,
             )
         self.scheduler = Scheduler(self.config, blocks, speculator)
-        self.slots = [[b""] * self.config.block_size for _ in range(self.config.num_blocks)]
+        self.slots = [[0] * self.config.block_size for _ in range(self.config.num_blocks)]
 
     def add(self, request: SequenceRequest) -> Sequence:
         state = SamplingState(request.sampling, eos_token_ids={EOS})
@@ -197,6 +200,7 @@ class Simulation:
             self.read(*self.in_flight.popleft())
         self.scheduler.check_invariants()
         self.check_exports()
+        self.pool.take_events()
         for sequence in (*self.scheduler.running, *self.scheduler.held.values()):
             num_computed = sequence.num_computed_tokens
             if sequence.beams is not None:  # partly filled ones are copied before the next step
@@ -259,6 +263,7 @@ class Simulation:
         for output in outputs:
             self.outputs.setdefault(output.sequence_id, []).append(output)
         self.computed += computed
+        self.exported += computed
 
     def finish_import(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Do what `Engine.import_finished` does without a first token."""
@@ -271,24 +276,24 @@ class Simulation:
 
     def write_kv(self, tokens: list[int], block_ids: list[int], first: int) -> None:
         size = self.config.block_size
+        kvs = kvs_of(tokens)
         for position in range(first, len(tokens)):
-            kv = kv_of(tokens[: position + 1])
-            self.slots[block_ids[position // size]][position % size] = kv
+            self.slots[block_ids[position // size]][position % size] = kvs[position]
 
     def check_kv(self, tokens: list[int], block_ids: list[int]) -> None:
         size = self.config.block_size
-        for position in range(len(tokens)):
+        for position, expected in enumerate(kvs_of(tokens)):
             found = self.slots[block_ids[position // size]][position % size]
-            expected = kv_of(tokens[: position + 1])
             assert found == expected, f"wrong KV of {tokens} at {position}"
 
     def check_exports(self) -> None:
         """Blocks that were named for export stay with their sequence until it is released."""
-        for computed in self.computed:
+        self.exported = [c for c in self.exported if self.scheduler.get(c.sequence_id)]
+        for computed in self.exported:
             sequence = self.scheduler.get(computed.sequence_id)
-            if sequence is not None:
-                first, end = computed.first_block, computed.first_block + len(computed.block_ids)
-                assert sequence.block_ids[first:end] == list(computed.block_ids)
+            assert sequence is not None
+            first, end = computed.first_block, computed.first_block + len(computed.block_ids)
+            assert sequence.block_ids[first:end] == list(computed.block_ids)
 
     def tokens(self, sequence_id: str) -> list[int]:
         """Return the output tokens so far, having checked their indices."""

@@ -6,6 +6,7 @@ Knows threads and the event loop. Knows nothing of messages, sequences' meaning 
 import asyncio
 import collections
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
@@ -51,6 +52,7 @@ class EngineLoop(Generic[E]):
             then.
         after_step: called in the step thread with each result, before anything else can change.
         observe: called in the step thread after each step and before it sleeps.
+        niceness: of the step thread.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class EngineLoop(Generic[E]):
         after_step: Callable[[StepResult], None] = lambda _: None,
         observe: Callable[[E], None] = lambda _: None,
         max_commands: int = MAX_COMMANDS,
+        niceness: int = 0,
     ) -> None:
         self._engine = engine
         self._on_step = on_step
@@ -69,6 +72,7 @@ class EngineLoop(Generic[E]):
         self._after_step = after_step
         self._observe = observe
         self._max_commands = max_commands
+        self._niceness = niceness
         self._commands: collections.deque[Callable[[E], object]] = collections.deque()
         self._wakeup = threading.Condition()
         self._undelivered = threading.Semaphore(MAX_UNDELIVERED_STEPS)
@@ -136,6 +140,7 @@ class EngineLoop(Generic[E]):
         self._on_failure(failure)
 
     def _run(self) -> None:
+        os.nice(self._niceness)  # of this thread alone, and of those that it starts
         try:
             while self._run_commands():
                 if self._engine.has_work():

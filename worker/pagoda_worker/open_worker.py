@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from pagoda.rpc.v1 import status_pb2
 from pagoda_engine import Engine, OnLayers, StartUp, device_name, load_engine
@@ -53,13 +54,12 @@ async def open_worker(
         ModelFolderError: the model cannot be used.
     """
     metrics = metrics or WorkerMetrics()
-    if settings.cpu_niceness and device_name(settings.device) == "cpu":
-        os.nice(settings.cpu_niceness)  # of this thread, and of all that are started from now on
     resident, parents = ResidentBlocks(), ParentHashes(MAX_PARENT_HASHES)
     start_up = StartUp(_reporter(context.health), check_stop=_stop_check(context))
     with settings_errors(type(settings)):
-        loading = asyncio.to_thread(
-            _load, context, settings, resident, parents, start_up, on_layers, shares_pool
+        loading = _in_compute_thread(
+            settings,
+            lambda: _load(context, settings, resident, parents, start_up, on_layers, shares_pool),
         )
         engine = await context.unless_stopped(loading)
     model = engine.model
@@ -105,6 +105,16 @@ async def open_worker(
 def _adapter_list(common: CommonSettings) -> AdapterList | None:
     folder = common.adapter_dir
     return None if folder is None else AdapterList(folder, common.served_model_name)
+
+
+async def _in_compute_thread(settings: WorkerSettings, load: Callable[[], Engine]) -> Engine:
+    """Return what `load` does; the threads that it starts to compute inherit their niceness."""
+    niceness = settings.cpu_niceness if device_name(settings.device) == "cpu" else 0
+    thread = ThreadPoolExecutor(1, "load", initializer=os.nice, initargs=(niceness,))
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, load)
+    finally:
+        thread.shutdown(wait=False)
 
 
 def _load(

@@ -33,7 +33,7 @@ class WorkerSettings(ServiceSettings):
         0,
         ge=0,
         le=19,
-        description="Niceness of a worker that computes on the CPU, so that those who pass tokens "
+        description="Niceness of the threads that compute on a CPU, so that those who pass tokens "
         "on come first; `pagoda up` sets 10. In containers, CPU shares do it",
     )
     processor_table: str = Field(

@@ -164,6 +164,7 @@ class Worker(Generic[S]):
             on_failure=self._on_failure,
             after_step=resident.after_step,
             observe=self._observe,
+            niceness=settings.cpu_niceness if engine.model.device.type == "cpu" else 0,
         )
         self.adapters = LoadedAdapters(
             self._loop,

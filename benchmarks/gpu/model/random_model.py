@@ -28,10 +28,12 @@ class RandomWeights:
         self._device = device
         self._generator = torch.Generator(device).manual_seed(seed)
 
-    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(
+        self, parts: Sequence[Part], shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Return the parts joined; the caller owns it."""
         first = parts[0].shape
-        joined = torch.empty(shape, dtype=self._dtype, device=self._device)
+        joined = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
         if all(part.name.endswith("norm.weight") for part in parts):
             return joined.fill_(1.0)
         # Biases, the only other vectors, are small beside the products that they are added to.

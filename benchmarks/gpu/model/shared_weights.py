@@ -29,9 +29,11 @@ class SharedWeights:
         self._source = source
         self.tensors: dict[str, torch.Tensor] = {}
 
-    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(
+        self, parts: Sequence[Part], shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Return the parts joined, as the source does."""
-        joined = self._source.take(parts, shape)
+        joined = self._source.take(parts, shape, dtype)
         name = parts[0].name
         if _EXPERTS in name:
             prefix = name[: name.index(_EXPERTS) + len(_EXPERTS)]

@@ -29,7 +29,7 @@ class AdapterSlots:
         self._description = decoder.description
         self._projections: list[tuple[Projection, LoraSlots]] = []
         for index, layer in enumerate(decoder.layers):
-            linears: list[Adaptable] = [layer.attention.qkv, layer.attention.output]
+            linears: list[Adaptable] = [*layer.attention.linears]
             feed_forward = layer.feed_forward
             if isinstance(feed_forward, DenseFeedForward):
                 linears += [feed_forward.up, feed_forward.down]

@@ -3,6 +3,7 @@
 Knows shapes and bytes. Knows nothing of who owns a block (see `block_pool`).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,11 +25,15 @@ from pagoda_kernels.kv.block_digest import DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Shape of the cache: ``[2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]``.
+    """What every layer holds of a token, and so the shape of the cache.
 
-    Index 0 of the first dimension is K (with RoPE applied), index 1 is V. One block outside the
-    engine is the same without ``num_blocks``: ``[2, num_layers, block_size, num_kv_heads,
-    head_dim]``, contiguous. A part of a block is the same of some consecutive layers only.
+    Of each token it holds ``num_planes`` times ``[num_kv_heads, head_dim]``: K (with RoPE applied),
+    then V; or one latent that all heads share. The cache is ``[planes, num_layers, num_blocks,
+    block_size, num_kv_heads, head_dim]``. One block outside the engine is the same without
+    ``num_blocks``, contiguous. A part of a block is the same of some consecutive layers only.
+
+    All that tells or moves KV follows from this: sizes, `name` and with it the identity of the KV
+    and every block's hash, digests, parts.
     """
 
     num_layers: int
@@ -36,30 +41,30 @@ class KvLayout:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    num_planes: int = 2
 
     @property
     def name(self) -> str:
         """Return what two engines must agree on before they swap blocks."""
         dtype = str(self.dtype).removeprefix("torch.")
         return (
-            f"kv2-L{self.num_layers}-HK{self.num_kv_heads}-D{self.head_dim}"
+            f"kv{self.num_planes}-L{self.num_layers}-HK{self.num_kv_heads}-D{self.head_dim}"
             f"-{dtype}-bs{self.block_size}"
         )
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
         """Return the shape of one block."""
-        return (2, self.num_layers, self.block_size, self.num_kv_heads, self.head_dim)
+        return (self.num_planes, self.num_layers, self.block_size, self.num_kv_heads, self.head_dim)
 
     @property
     def block_bytes(self) -> int:
         """Return the size of one block, all layers."""
-        elements = 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
-        return elements * self.dtype.itemsize
+        return math.prod(self.block_shape) * self.dtype.itemsize
 
     def pool_shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
         """Return the shape of a cache of so many blocks."""
-        return (2, self.num_layers, num_blocks, *self.block_shape[2:])
+        return (*self.block_shape[:2], num_blocks, *self.block_shape[2:])
 
 
 class KvCache:
@@ -107,7 +112,7 @@ class KvCache:
             lanes = CopyLanes(device, staging_bytes=max(STAGING_BYTES, layout.block_bytes))
             torch.cuda.current_stream(device).synchronize()  # no import is written before the zeros
         self.lanes = lanes
-        self._layers = list(zip(self.tensor[0].unbind(), self.tensor[1].unbind(), strict=True))
+        self._layers = list(zip(*(plane.unbind() for plane in self.tensor), strict=True))
 
     @property
     def block_bytes(self) -> int:
@@ -124,13 +129,13 @@ class KvCache:
         """Where the blocks are."""
         return self.tensor.device
 
-    def layer(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views (K, V) of one layer, each ``[num_blocks, block_size, HK, D]``."""
+    def layer(self, layer_index: int) -> tuple[torch.Tensor, ...]:
+        """Return views of one layer's planes, each ``[num_blocks, block_size, HK, D]``."""
         return self._layers[layer_index]
 
     @property
     def all_layers(self) -> torch.Tensor:
-        """View ``[2, num_layers, num_blocks, block_size, HK, D]``, dense within a block's layer."""
+        """View ``[planes, num_layers, num_blocks, block_size, HK, D]``, dense in a block."""
         return self.tensor
 
     def part_bytes(self, layers: range | None = None) -> int:
@@ -247,7 +252,7 @@ class KvCache:
         They are verified where they lie then, so nobody may attend to them meanwhile.
 
         Args:
-            source: ``[2, num_layers, any, block_size, HK, D]`` on this device; it may change.
+            source: ``[planes, num_layers, any, block_size, HK, D]`` on this device; it may change.
             source_ids: which of its blocks.
             block_ids: where to, each at most once.
             layers: which of each block.
@@ -277,7 +282,7 @@ class KvCache:
         scatter_blocks(self.tensor, targets, gather_blocks(self.tensor, sources))
 
     def part(self, layers: range | None = None) -> torch.Tensor:
-        """View ``[2, len(layers), num_blocks, block_size, HK, D]`` of some layers."""
+        """View ``[planes, len(layers), num_blocks, block_size, HK, D]`` of some layers."""
         self.part_bytes(layers)
         return self.tensor if layers is None else self.tensor[:, layers.start : layers.stop]
 
@@ -286,9 +291,9 @@ class KvCache:
 
 
 def as_runs(pool: torch.Tensor) -> ByteArray:
-    """View layers of a pool on cpu as ``[2, num_layers, num_blocks, run_bytes]``.
+    """View layers of a pool on cpu as ``[planes, num_layers, num_blocks, run_bytes]``.
 
-    A run is what K or V of one layer of a block is.
+    A run is what one plane of one layer of a block is.
     """
     runs = pool.view(torch.uint8).flatten(3)
     assert runs.data_ptr() == pool.data_ptr(), "the pool was copied"

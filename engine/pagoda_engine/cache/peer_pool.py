@@ -194,8 +194,9 @@ class SharedMemoryPool:
             raise PeerPoolError(str(error)) from error
         pool_bytes = handle.num_blocks * own.block_bytes
         pool = memory[handle.offset : handle.offset + pool_bytes]
-        # What one layer's K or V of a block is: [2, num_layers, num_blocks, run_bytes]
-        self._runs: ByteArray | None = pool.reshape(2, own.layout.num_layers, handle.num_blocks, -1)
+        # What one plane of a layer of a block is: [planes, num_layers, num_blocks, run_bytes]
+        shape = own.layout.pool_shape(handle.num_blocks)
+        self._runs: ByteArray | None = pool.reshape(*shape[:3], -1)
         self._own = own
 
     @property
@@ -219,7 +220,7 @@ class SharedMemoryPool:
         check_blocks(block_ids, runs.shape[2])
         rows = np.empty((len(block_ids), self._own.part_bytes(layers)), dtype=np.uint8)
         part = runs if layers is None else runs[:, layers.start : layers.stop]
-        blocks = rows.reshape(len(block_ids), 2, part.shape[1], part.shape[3])
+        blocks = rows.reshape(len(block_ids), *part.shape[:2], part.shape[3])
         for block, block_id in zip(blocks, block_ids, strict=True):
             block[...] = part[:, :, block_id]
         return torch.from_numpy(rows)

@@ -23,6 +23,14 @@ DTYPES = {
 }
 """Dtypes that weights may have."""
 
+CODE_DTYPES = {
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+"""Dtypes that tensors of quantised weights may have beside those."""
+
 HEADER_LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
@@ -93,7 +101,7 @@ def _check(name: str, tensor: StoredTensor, start: int, size: int) -> None:
             f"is no safetensors file: {name} has bytes [{tensor.offset}, {end}), the file's "
             f"tensors [{start}, {size}); copy it again",
         )
-    dtype = DTYPES.get(tensor.dtype)
+    dtype = DTYPES.get(tensor.dtype) or CODE_DTYPES.get(tensor.dtype)
     if dtype is not None and math.prod(tensor.shape) * dtype.itemsize != tensor.num_bytes:
         raise CheckpointError(
             tensor.path,

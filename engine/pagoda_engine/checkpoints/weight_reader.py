@@ -35,8 +35,8 @@ class Piece:
         path: the file.
         offset: of the first element's first byte.
         stored: dtype or format of blocks in the file.
-        destination: ``[N]`` contiguous, on the reader's device, of any float dtype; of blocks, N is
-            a multiple of their elements.
+        destination: ``[N]`` contiguous, on the reader's device, of any float dtype, or of the
+            stored one; of blocks, N is a multiple of their elements.
         shift: added to each element, in float32.
     """
 

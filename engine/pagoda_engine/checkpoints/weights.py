@@ -6,13 +6,17 @@ tensor is for.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from pagoda_engine.checkpoints.block_formats import BLOCK_FORMATS, BlockFormat
 from pagoda_engine.checkpoints.config_reader import ConfigReader
+from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight, joined
+from pagoda_engine.checkpoints.quantised.scheme import Scheme, Wanted
 from pagoda_engine.checkpoints.safetensors_header import (
+    CODE_DTYPES,
     DTYPES,
     StoredTensor,
     read_header,
@@ -28,6 +32,8 @@ OnProgress = Callable[[int, int], None]
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _IGNORED = "rotary_emb.inv_freq"  # old exports carry what the configuration says anyway
+_WEIGHT, _BIAS = ".weight", ".bias"
+_MAX_ZERO_BIAS_BYTES = 64 << 20
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
@@ -81,7 +87,9 @@ class WeightFiles:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        scheme: Scheme | None = None,
         ignored: Collection[str] = (),
+        ignored_prefixes: Collection[str] = (),
         optional_prefix: str = "",
         on_progress: OnProgress | None = None,
     ) -> None:
@@ -93,7 +101,9 @@ class WeightFiles:
             reader: of the same device; its owner closes it.
             dtype: of what `take` returns.
             device: where it is.
+            scheme: of quantised weights among them; None: there are none.
             ignored: ends of names that need not be taken.
+            ignored_prefixes: beginnings of such names.
             optional_prefix: of names in `take`, which the files may leave out.
             on_progress: called by `take` in its thread.
         """
@@ -105,39 +115,65 @@ class WeightFiles:
         self._tensors = dict(tensors)
         if not any(name.startswith(optional_prefix) for name in self._tensors):
             self._tensors = {optional_prefix + name: t for name, t in self._tensors.items()}
-        ends = (_IGNORED, *ignored)
-        self._left = {name for name in self._tensors if not name.endswith(ends)}
+        self._scheme = scheme
+        ends = (_IGNORED, *ignored, *(scheme.ignored if scheme else ()))
+        beginnings = tuple(ignored_prefixes)
+        self._left = {
+            name
+            for name in self._tensors
+            if not name.endswith(ends) and not name.startswith(beginnings)
+        }
         self._num_bytes = sum(self._tensors[name].num_bytes for name in self._left)
         self._num_loaded_bytes = 0
 
-    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(
+        self, parts: Sequence[Part], shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Return tensors joined, see `WeightSource`; the device has them.
 
-        A part that is arranged is held twice for a moment, as stored and as wanted.
+        A part that is arranged, or quantised, is held twice for a moment, as stored and as wanted.
 
         Raises:
             CheckpointError: one is missing, has another shape or no float dtype, or cannot be read.
         """
-        for part in parts:  # before memory is taken for what a file only claims
-            self._stored(part)
-        joined = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self._check(parts)
+        dtype = dtype or self._dtype
+        joined = torch.empty(shape, dtype=dtype, device=self._device)
         flat, begin = joined.view(-1), 0
         pieces: list[Piece] = []
         for part in parts:
             wanted = flat[begin : begin + _num_elements(part)]
             begin += len(wanted)
-            if part.arrange is None:
+            is_coded = self._coded_name(part) is not None
+            if part.arrange is None and not is_coded:
                 pieces.append(self._piece(part, wanted))
                 continue
             self._read(pieces)
             pieces = []
-            stored = torch.empty(part.shape, dtype=self._dtype, device=self._device)
-            self._read([self._piece(part, stored.view(-1))])
-            arranged = part.arrange(stored)
+            if is_coded:
+                stored = self._coded(part).dequantised()
+            else:
+                stored = torch.empty(part.shape, dtype=dtype, device=self._device)
+                self._read([self._piece(part, stored.view(-1))])
+            arranged = stored if part.arrange is None else part.arrange(stored)
             wanted.view(arranged.shape).copy_(arranged)
         self._read(pieces)
         assert begin == len(flat), f"{shape} has other elements than its {len(parts)} parts"
         return joined
+
+    def take_weight(
+        self, parts: Sequence[Part], shape: tuple[int, int]
+    ) -> torch.Tensor | CodedWeight:
+        """Return the rows of several weights joined, as codes where all have such; see `take`."""
+        if any(self._coded_name(part) is None for part in parts):
+            return self.take(parts, shape)
+        self._check(parts)
+        coded = [self._coded(part).arranged(part.arrange) for part in parts]
+        whole = joined(coded)
+        if whole is None:
+            return torch.cat([each.dequantised() for each in coded])
+        assert whole.shape == shape, f"{shape} has other elements than its {len(parts)} parts"
+        return whole
 
     def check_all_taken(self) -> None:
         """Raise CheckpointError if the files hold a tensor that nothing asked for.
@@ -145,9 +181,88 @@ class WeightFiles:
         A tensor left over means that the decoder computes something else than the checkpoint
         describes.
         """
+        self._left = {name for name in sorted(self._left) if not self._is_zero_bias(name)}
         if self._left:
             shown = ", ".join(sorted(self._left)[:5])
             raise CheckpointError(self._path, f"{len(self._left)} tensors have no use: {shown}")
+
+    def _check(self, parts: Sequence[Part]) -> None:
+        """Hold tensors against what is wanted, before memory is taken for what a file claims."""
+        for part in parts:
+            name = self._coded_name(part)
+            if name is None:
+                self._stored(part)
+                continue
+            for wanted in self._wanted(name, part):
+                self._stored_code(name, wanted)
+
+    def _coded_name(self, part: Part) -> str | None:
+        """Return the name of a projection that is quantised; None: it is not."""
+        name = part.name.removesuffix(_WEIGHT)
+        if self._scheme is None or name == part.name or len(part.shape) != 2:
+            return None
+        return name if self._scheme.has(name, self._tensors) else None
+
+    def _coded(self, part: Part) -> CodedWeight:
+        """Read a quantised weight; its tensors count as taken."""
+        name = self._coded_name(part)
+        assert name is not None, "the caller has asked"
+        assert self._scheme is not None, "so there is one"
+        found: dict[str, torch.Tensor] = {}
+        pieces: list[Piece] = []
+        for wanted in self._wanted(name, part):
+            if (stored := self._stored_code(name, wanted)) is None:
+                continue
+            self._left.discard(f"{name}.{wanted.suffix}")
+            dtype = DTYPES.get(stored.dtype) or CODE_DTYPES[stored.dtype]
+            tensor = torch.empty(stored.shape, dtype=dtype, device=self._device)
+            found[wanted.suffix] = tensor
+            pieces.append(Piece(stored.path, stored.offset, dtype, tensor.view(-1)))
+        self._read(pieces)
+        try:
+            weight = self._scheme.weight((part.shape[0], part.shape[1]), found)
+        except ValueError as error:
+            raise CheckpointError(self._path, f"tensor {part.name}: {error}") from error
+        return replace(weight, dtype=self._dtype)
+
+    def _wanted(self, name: str, part: Part) -> Sequence[Wanted]:
+        assert self._scheme is not None, "the caller has asked"
+        try:
+            return self._scheme.wanted((part.shape[0], part.shape[1]))
+        except ValueError as error:
+            raise CheckpointError(self._path, f"{name} {error}") from error
+
+    def _stored_code(self, name: str, wanted: Wanted) -> StoredTensor | None:
+        """Return a tensor of a quantised weight, None if it may be missing; raise if it is none."""
+        full_name = f"{name}.{wanted.suffix}"
+        stored = self._tensors.get(full_name)
+        if stored is None:
+            if wanted.is_optional:
+                return None
+            raise CheckpointError(self._path, f"tensor {full_name} is missing")
+        if stored.shape not in wanted.shapes or stored.dtype not in wanted.dtypes:
+            shapes = " or ".join(str(list(shape)) for shape in wanted.shapes)
+            raise CheckpointError(
+                self._path,
+                f"tensor {full_name} is {stored.dtype} {list(stored.shape)}, {self._scheme} has "
+                f"{' or '.join(wanted.dtypes)} {shapes} here",
+            )
+        return stored
+
+    def _is_zero_bias(self, name: str) -> bool:
+        """Tell whether it is a bias of nothing, as old exports write beside quantised weights."""
+        stored, projection = self._tensors[name], name.removesuffix(_BIAS)
+        if (
+            self._scheme is None
+            or projection == name
+            or stored.num_bytes > _MAX_ZERO_BIAS_BYTES
+            or stored.dtype not in DTYPES
+            or not self._scheme.has(projection, self._tensors)
+        ):
+            return False
+        bias = torch.empty(math.prod(stored.shape), dtype=self._dtype, device=self._device)
+        self._read([self._piece(Part(name, stored.shape), bias)])
+        return not bias.any()
 
     def _read(self, pieces: Sequence[Piece]) -> None:
         for num_bytes in self._reader.read(pieces):

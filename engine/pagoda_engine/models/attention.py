@@ -3,6 +3,7 @@
 Knows weights, rotations and the KV cache of its layer. Knows nothing of residuals.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,19 +66,24 @@ class Attention:
     clip: float | None
     eps: float
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Projections, in the order of `adaptable_projections`."""
+        return self.qkv, self.output
+
     def write(
         self,
         hidden: torch.Tensor,
         positions: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        cache: Sequence[torch.Tensor],
         slot_mapping: torch.Tensor,
         adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write K and V of ``[T, hidden]`` to their slots, and return Q ``[T, H, D]``.
 
-        Adapters as `Linear`'s.
+        `cache` as `KvCache.layer`; adapters as `Linear`'s.
         """
+        k_cache, v_cache = cache
         qkv = self.qkv(hidden, adapters)
         weights = None if self.qk_norm is None else self.qk_norm.weights
         if self.qk_norm is not None and weights is None:
@@ -99,13 +105,10 @@ class Attention:
         )
 
     def attend(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        batch: AttentionBatch,
+        self, q: torch.Tensor, cache: Sequence[torch.Tensor], batch: AttentionBatch
     ) -> torch.Tensor:
         """Return ``[T, H * D]`` for what `write` returned."""
+        k_cache, v_cache = cache
         return paged_attention(
             q,
             k_cache,

@@ -10,14 +10,17 @@ from pagoda_engine.models.alibi import alibi_slopes
 from pagoda_engine.models.attention import Attention, QkNorm
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.decoder_layer import DecoderLayer
-from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.description import DecoderDescription, LatentDescription
 from pagoda_engine.models.embedding import Embedding
-from pagoda_engine.models.feed_forward import DenseFeedForward, Experts, SharedExpert
+from pagoda_engine.models.feed_forward import DenseFeedForward, Experts, Router, SharedExpert
+from pagoda_engine.models.latent_attention import LatentAttention
 from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear
 from pagoda_engine.models.norm import LayerNorm, RmsNorm
 from pagoda_engine.models.projections import (
     down_projection,
+    latent_projection,
     output_projection,
+    q_up_projection,
     qkv_projection,
     up_projection,
 )
@@ -48,7 +51,7 @@ def build_decoder(
     cos_sin: CosSin = {None: None}
     for rope in description.ropes:
         if rope is not None and rope not in cos_sin:
-            table = cos_sin_table(rope, description.head_dim, max_positions)
+            table = cos_sin_table(rope, description.rope_width, max_positions)
             cos_sin[rope] = table.to(device)
     slopes = None
     if description.alibi_bias_max:
@@ -80,7 +83,11 @@ def _layer(
     names, experts = description.names, description.experts
     prefix = names.layer.format(index)
     attention_in_norm = taker.optional_norm(names.attention_in_norm, prefix)
-    attention = _attention(taker, index, cos_sin, slopes)
+    attention: Attention | LatentAttention
+    if description.latent is None:
+        attention = _attention(taker, index, cos_sin, slopes)
+    else:
+        attention = _latent_attention(taker, index, description.latent, cos_sin)
     feed_forward: DenseFeedForward | Experts
     if experts is not None and index in experts.layers:
         feed_forward = _experts(taker, prefix)
@@ -119,6 +126,45 @@ def _attention(
         alibi_slopes=slopes,
         clip=description.qkv_clip,
         eps=description.norm_eps,
+    )
+
+
+def _latent_attention(
+    taker: WeightTaker, index: int, latent: LatentDescription, cos_sin: CosSin
+) -> LatentAttention:
+    description, names = taker.description, taker.description.names
+    prefix, rope = names.layer.format(index), description.ropes[index]
+    table = cos_sin[rope]
+    assert rope is not None, "a part of K turns"
+    assert table is not None
+
+    def norm(name: str, width: int) -> RmsNorm:
+        weight = taker.source.take([Part(f"{prefix}{name}.weight", (width,))], (width,))
+        return RmsNorm(weight, latent.norm_eps)
+
+    q_norm, q_up = None, None
+    down = taker.projection(latent_projection(description, index), has_bias=False)
+    if latent.q_rank:
+        q_norm = norm(names.q_latent_norm, latent.q_rank)
+        up = taker.projection(q_up_projection(description, index), has_bias=False)
+        q_up = Linear(*up, taker.bits)
+    rows = description.num_heads * (latent.nope_dim + latent.value_dim)
+    # Never quantised: its transpose is multiplied as often as itself.
+    kv_up = Part(f"{prefix}{names.kv_up}.weight", (rows, latent.kv_rank))
+    output = taker.projection(output_projection(description, index), has_bias=False)
+    return LatentAttention(
+        shape=latent,
+        down=Linear(*down, taker.bits),
+        q_norm=q_norm,
+        q_up=q_up,
+        kv_norm=norm(names.kv_latent_norm, latent.kv_rank),
+        kv_up=taker.source.take(
+            [kv_up], (description.num_heads, rows // description.num_heads, latent.kv_rank)
+        ),
+        output=Linear(*output, taker.bits),
+        cos_sin=table,
+        is_interleaved=rope.is_interleaved,
+        scale=description.scale,
     )
 
 
@@ -172,7 +218,14 @@ def _experts(taker: WeightTaker, prefix: str) -> Experts:
     assert experts is not None, "the layer has some"
     hidden, inner, count = description.hidden_size, experts.intermediate_size, experts.num_experts
     each = [prefix + names.expert.format(expert) for expert in range(count)]
-    router, _ = taker.weights([prefix + names.router], [count], hidden, has_bias=False)
+    router_dtype = torch.float32 if experts.is_router_float32 else None
+    router, _ = taker.weights(
+        [prefix + names.router], [count], hidden, has_bias=False, dtype=router_dtype
+    )
+    router_bias = None
+    if names.router_bias:
+        part = Part(prefix + names.router_bias, (count,))
+        router_bias = taker.source.take([part], (count,), torch.float32)
     gate_up = [
         Part(f"{expert}{name}.weight", (inner, hidden))
         for expert in each
@@ -181,14 +234,15 @@ def _experts(taker: WeightTaker, prefix: str) -> Experts:
     down = [Part(f"{expert}{names.expert_down}.weight", (hidden, inner)) for expert in each]
     shared = None
     if experts.shared_size:
-        gate, _ = taker.weights([prefix + names.shared_expert_gate], [1], hidden, has_bias=False)
-        shared = SharedExpert(gate=Linear(gate), expert=_shared(taker, prefix, experts.shared_size))
+        gate = None
+        if names.shared_expert_gate:
+            name = prefix + names.shared_expert_gate
+            gate = Linear(taker.weights([name], [1], hidden, has_bias=False)[0])
+        shared = SharedExpert(gate=gate, expert=_shared(taker, prefix, experts.shared_size))
     return Experts(
-        router=Linear(router),
-        gate_up=taker.source.take(gate_up, (count, 2 * inner, hidden)),
-        down=taker.source.take(down, (count, hidden, inner)),
-        num_experts_per_tok=experts.num_experts_per_tok,
-        norm_topk_prob=experts.norm_topk_prob,
+        router=Router(Linear(router), router_bias, experts),
+        gate_up=taker.rows(gate_up, (count * 2 * inner, hidden)),
+        down=taker.rows(down, (count * hidden, inner)),
         shared=shared,
         bits=taker.bits,
     )

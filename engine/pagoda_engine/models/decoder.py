@@ -137,14 +137,13 @@ class Decoder:
         hidden = residual if first_norm is None else first_norm(residual)
         last = len(self._layers) - 1
         for i, layer in enumerate(self._layers):
-            k_cache, v_cache = kv_cache.layer(i)
-            slots = batch.slot_mapping
-            q = layer.attention.write(hidden, positions, k_cache, v_cache, slots, adapters)
+            cache, slots = kv_cache.layer(i), batch.slot_mapping
+            q = layer.attention.write(hidden, positions, cache, slots, adapters)
             if on_layer is not None:
                 on_layer(i)
             if i == last and logit_rows is not None and not logit_rows.numel():
                 return residual[:0]
-            attended = layer.attention.attend(q, k_cache, v_cache, batch)
+            attended = layer.attention.attend(q, cache, batch)
             if i == last and logit_rows is not None:  # nobody reads the other rows any more
                 attended = attended.index_select(0, logit_rows)
                 residual = residual.index_select(0, logit_rows)

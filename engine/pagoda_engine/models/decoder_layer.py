@@ -9,6 +9,7 @@ import torch
 
 from pagoda_engine.models.attention import Attention
 from pagoda_engine.models.feed_forward import DenseFeedForward, Experts
+from pagoda_engine.models.latent_attention import LatentAttention
 from pagoda_engine.models.norm import Norm, add_normed
 
 
@@ -29,7 +30,7 @@ class DecoderLayer:
     """
 
     attention_in_norm: Norm | None
-    attention: Attention
+    attention: Attention | LatentAttention
     attention_out_norm: Norm | None
     feed_forward_in_norm: Norm | None
     feed_forward: DenseFeedForward | Experts

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from pagoda_engine.cache.kv_cache import KvLayout
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.models.weights.names import WeightNames
 
@@ -26,14 +27,20 @@ Activation = Literal["silu", "gelu", "gelu_tanh"]
 class ExpertsDescription:
     """A mixture of SwiGLU experts in place of some layers' feed-forward.
 
+    Whether experts are chosen by a bias too, and the shared one is weighted, is in `WeightNames`.
+
     Attributes:
         num_experts: experts of a layer.
-        num_experts_per_tok: how many of them a token goes through, the likeliest by softmax.
+        num_experts_per_tok: how many of them a token goes through, those with the best scores.
         intermediate_size: width of one expert.
         norm_topk_prob: the weights of a token's experts are divided by their sum.
         layers: indices of the layers that have experts.
-        shared_size: width of the expert that every token goes through besides, weighted by the
-            sigmoid of a gate of its own; 0: there is none.
+        shared_size: width of the expert that every token goes through besides; 0: there is none.
+        scoring: what makes scores of the router's logits.
+        num_groups: equal groups of experts that follow one another; 1 for none.
+        top_groups: the best groups, from which alone a token's experts are chosen.
+        routed_scale: factor of the weights, after `norm_topk_prob`.
+        is_router_float32: the router's weight and product are fp32, whatever the model's dtype.
     """
 
     num_experts: int
@@ -42,6 +49,42 @@ class ExpertsDescription:
     norm_topk_prob: bool
     layers: frozenset[int]
     shared_size: int = 0
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    num_groups: int = 1
+    top_groups: int = 1
+    routed_scale: float = 1.0
+    is_router_float32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LatentDescription:
+    """Multi-head latent attention: heads share one low-rank latent of K and V for each token.
+
+    Attributes:
+        q_rank: width of the latent that Q is made of; 0: Q is made of the residual.
+        kv_rank: width of the latent that K and V are made of, R.
+        nope_dim: dims of a head's Q and K that do not turn.
+        rope_dim: dims that turn, after those, P; K's are the same for all heads.
+        value_dim: dims of a head's V.
+        norm_eps: of the norms of both latents.
+    """
+
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    norm_eps: float
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head's Q and K."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def width(self) -> int:
+        """Width of what is cached of a token: the latent of K and V, then the K that turned."""
+        return self.kv_rank + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +135,8 @@ class DecoderDescription:
         alibi_bias_max: scores fall with the distance to the key, at a slope for each head down to
             ``2 ** -alibi_bias_max`` (ALiBi); 0: they do not.
         qkv_clip: bound of the absolute values of Q, K and V before RoPE; None: they have none.
+        latent: attention reads latents, `num_kv_heads` heads of K and V are made of each; None: it
+            reads K and V.
     """
 
     architecture: str
@@ -128,11 +173,17 @@ class DecoderDescription:
     logits_soft_cap: float | None = None
     alibi_bias_max: float = 0.0
     qkv_clip: float | None = None
+    latent: LatentDescription | None = None
 
     @property
     def scale(self) -> float:
         """Factor of the attention scores."""
         return self.attention_scale or self.head_dim**-0.5
+
+    @property
+    def rope_width(self) -> int:
+        """Dims of a head that rotations are of, of all or a part."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def ropes(self) -> tuple[RopeDescription | None, ...]:
@@ -146,7 +197,7 @@ class DecoderDescription:
         """
 
         def turned(rope: RopeDescription | None) -> RopeDescription | None:
-            return None if rope is None else rope.for_length(max_positions, self.head_dim)
+            return None if rope is None else rope.for_length(max_positions, self.rope_width)
 
         return replace(
             self,
@@ -154,6 +205,12 @@ class DecoderDescription:
             layer_ropes=tuple(turned(rope) for rope in self.layer_ropes),
         )
 
+    def kv_layout(self, block_size: int, dtype: torch.dtype) -> KvLayout:
+        """Return what blocks of so many tokens hold."""
+        if self.latent is not None:
+            return KvLayout(self.num_layers, block_size, 1, self.latent.width, dtype, num_planes=1)
+        return KvLayout(self.num_layers, block_size, self.num_kv_heads, self.head_dim, dtype)
+
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Return the size of one token's K and V, all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+        """Return the size of what is cached of one token, all layers."""
+        return self.kv_layout(1, dtype).block_bytes

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
+from pagoda_engine.models.description import ExpertsDescription
 from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear, holdable
 from pagoda_kernels import fused_moe, route_topk
 from pagoda_kernels.native import packed_linear
@@ -36,20 +38,50 @@ class SharedExpert:
     """The expert that every token goes through: ``sigmoid(gate(x)) * expert(x)``.
 
     Attributes:
-        gate: ``[1, hidden]``.
+        gate: ``[1, hidden]``; None: it counts as it is.
         expert: as any.
     """
 
-    gate: Linear
+    gate: Linear | None
     expert: DenseFeedForward
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[T, hidden]`` for ``[T, hidden]``."""
-        return torch.sigmoid(self.gate(hidden)) * self.expert(hidden)
+        out = self.expert(hidden)
+        return out if self.gate is None else torch.sigmoid(self.gate(hidden)) * out
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The experts of a token by the scores of its logits.
+
+    Attributes:
+        weight: ``[E, hidden]``, in fp32 where the description says so.
+        bias: ``[E]`` fp32, added to the scores for the choice alone; None: there is none.
+        description: how many experts, and how they are scored.
+    """
+
+    weight: Linear
+    bias: torch.Tensor | None
+    description: ExpertsDescription
+
+    def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weights ``[T, k]`` fp32 and experts ``[T, k]`` int32 of ``[T, hidden]``."""
+        shape = self.description
+        return route_topk(
+            self.weight(hidden.float() if shape.is_router_float32 else hidden),
+            shape.num_experts_per_tok,
+            scoring=shape.scoring,
+            renormalise=shape.norm_topk_prob,
+            bias=self.bias,
+            num_groups=shape.num_groups,
+            top_groups=shape.top_groups,
+            scale=shape.routed_scale,
+        )
 
 
 class Experts:
-    """A weighted sum of the likeliest experts of a token, by the softmax of the router.
+    """A weighted sum of the experts that the router chooses for a token.
 
     Where projections are packed (see `Linear`) so are the experts, one by one: twice as fast as
     `fused_moe` on the same CPU.
@@ -58,8 +90,6 @@ class Experts:
     __slots__ = (
         "_down",
         "_gate_up",
-        "_norm_topk_prob",
-        "_num_per_tok",
         "_packed",
         "_router",
         "_shared",
@@ -67,47 +97,49 @@ class Experts:
 
     def __init__(
         self,
-        router: Linear,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        router: Router,
+        gate_up: torch.Tensor | CodedWeight,
+        down: torch.Tensor | CodedWeight,
         *,
-        num_experts_per_tok: int,
-        norm_topk_prob: bool,
         shared: SharedExpert | None = None,
         bits: Bits | None = None,
     ) -> None:
         """Take over the weights.
 
         Args:
-            router: ``[E, hidden]``.
-            gate_up: ``[E, 2 * intermediate, hidden]``, rows of gate, then up, contiguous.
-            down: ``[E, hidden, intermediate]``, contiguous.
-            num_experts_per_tok: experts a token goes through, 1 to E.
-            norm_topk_prob: divide a token's weights by their sum.
+            router: of E experts.
+            gate_up: ``[E * 2 * intermediate, hidden]``, of each expert rows of gate, then up; as
+                `Linear`'s, contiguous.
+            down: ``[E * hidden, intermediate]``, as `gate_up`.
             shared: added for every token; None: there is none.
             bits: quantise `gate_up` and `down`; None: as they are.
         """
         self._router = router
         self._shared = shared
-        self._num_per_tok = num_experts_per_tok
-        self._norm_topk_prob = norm_topk_prob
         self._packed: tuple[DenseFeedForward, ...] = ()
-        gate_up, gate_up_bits = holdable(gate_up, bits)
-        down, down_bits = holdable(down, bits)
-        self._gate_up, self._down = gate_up, down
-        if packed_linear.can_pack(gate_up[0]) and packed_linear.can_pack(down[0]):
-            pairs = zip(gate_up, down, strict=True)
+        self._gate_up = self._down = torch.empty(0)
+        num_experts = router.description.num_experts
+        if (
+            isinstance(gate_up, CodedWeight)
+            and isinstance(down, CodedWeight)
+            and all(packed_linear.can_pack(_example(weight)) for weight in (gate_up, down))
+        ):
+            coded = zip(gate_up.split(num_experts), down.split(num_experts), strict=True)
+            self._packed = tuple(DenseFeedForward(GatedLinear(g), Linear(d)) for g, d in coded)
+            return
+        wide_up, up_bits = holdable(_by_expert(gate_up, num_experts), bits)
+        wide_down, down_bits = holdable(_by_expert(down, num_experts), bits)
+        if packed_linear.can_pack(wide_up[0]) and packed_linear.can_pack(wide_down[0]):
             self._packed = tuple(
-                DenseFeedForward(GatedLinear(g, bits=gate_up_bits), Linear(d, bits=down_bits))
-                for g, d in pairs
+                DenseFeedForward(GatedLinear(g, bits=up_bits), Linear(d, bits=down_bits))
+                for g, d in zip(wide_up, wide_down, strict=True)
             )
-            self._gate_up = self._down = gate_up.new_empty(0)
+        else:
+            self._gate_up, self._down = wide_up, wide_down
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``[T, hidden]`` for ``[T, hidden]``."""
-        weights, experts = route_topk(
-            self._router(hidden), self._num_per_tok, renormalise=self._norm_topk_prob
-        )
+        weights, experts = self._router(hidden)
         if self._packed:
             routed = self._one_by_one(hidden, weights, experts.flatten())
         else:
@@ -119,7 +151,7 @@ class Experts:
     ) -> torch.Tensor:
         """As `fused_moe`, on CPU; `experts` ``[T * k]``."""
         order = experts.argsort(stable=True)
-        tokens = order // self._num_per_tok
+        tokens = order // weights.shape[1]
         counts = torch.bincount(experts, minlength=len(self._packed)).tolist()
         rows = hidden.index_select(0, tokens).split_with_sizes(counts)
         parts = [expert(part) for expert, part in zip(self._packed, rows, strict=True) if len(part)]
@@ -127,3 +159,14 @@ class Experts:
         # A token's parts are added in the order of its experts, whatever else is in the batch.
         summed = torch.zeros(hidden.shape, dtype=torch.float32).index_add_(0, tokens, scaled)
         return summed.to(hidden.dtype)
+
+
+def _by_expert(weight: torch.Tensor | CodedWeight, num_experts: int) -> torch.Tensor:
+    """Return ``[E, N, K]``, dense."""
+    dense = weight.dequantised() if isinstance(weight, CodedWeight) else weight
+    return dense.view(num_experts, -1, dense.shape[-1])
+
+
+def _example(weight: CodedWeight) -> torch.Tensor:
+    """Return one row of what it stands for, with nothing in it."""
+    return torch.empty(1, weight.shape[1], dtype=weight.dtype, device=weight.codes.device)

@@ -2,7 +2,8 @@
 
 On CPU the weight is packed once for the native operators, where a row's result depends on that row
 alone, whatever the batch. Elsewhere, and for dtypes that those have not, it is torch's product, and
-a quantised weight is what its codes stand for, dense.
+a quantised weight is what its codes stand for, dense. Codes of a checkpoint are kept where those
+operators have a place for them.
 
 A projection may have room for adapters, of which each row names one or none.
 """
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_engine.models.description import Activation
+from pagoda_engine.models.held_codes import held_codes
 from pagoda_kernels import gelu_mul, silu_mul
 from pagoda_kernels.lora.slots import DenseLora, LoraSlots
 from pagoda_kernels.native import packed_linear
@@ -28,22 +31,28 @@ class Linear:
 
     def __init__(
         self,
-        weight: torch.Tensor,
+        weight: torch.Tensor | CodedWeight,
         bias: torch.Tensor | None = None,
         bits: Bits | None = None,
     ) -> None:
         """Take over a weight.
 
         Args:
-            weight: ``[N, K]`` on the engine's device and in its dtype.
+            weight: ``[N, K]`` on the engine's device and in its dtype, or as a checkpoint's codes.
             bias: ``[N]`` or None.
             bits: quantise it; None: as it is.
         """
-        weight, bits = holdable(weight, bits)
         self.packed: PackedLinear | None = None
         self._weight: torch.Tensor | None = None
         self._lora: DenseLora | None = None
         self._bias = bias
+        if isinstance(weight, CodedWeight):
+            coded = held_codes(weight)
+            if coded is not None:
+                self.packed = PackedLinear(coded, bias, dtype=weight.dtype)
+                return
+            weight = weight.dequantised()
+        weight, bits = holdable(weight, bits)
         if packed_linear.can_pack(weight, bits):
             self.packed = PackedLinear(weight, bias, bits=bits)
         else:
@@ -87,7 +96,7 @@ class GatedLinear:
 
     def __init__(
         self,
-        weight: torch.Tensor,
+        weight: torch.Tensor | CodedWeight,
         bias: torch.Tensor | None = None,
         activation: Activation = "silu",
         bits: Bits | None = None,
@@ -95,15 +104,24 @@ class GatedLinear:
         """Take over both weights.
 
         Args:
-            weight: ``[2 * N, K]``, rows of gate, then up, on the engine's device and in its dtype.
+            weight: ``[2 * N, K]``, rows of gate, then up; as `Linear`'s.
             bias: ``[2 * N]`` or None.
             activation: of the gate.
             bits: quantise them; None: as they are.
         """
-        weight, bits = holdable(weight, bits)
         self.packed: PackedLinear | None = None
         self._joined: Linear | None = None
         self._activation = activation
+        if isinstance(weight, CodedWeight):
+            coded = held_codes(weight) if activation == "silu" else None
+            if coded is not None:
+                self.packed = PackedLinear(coded, bias, is_gated=True, dtype=weight.dtype)
+                return
+            if activation != "silu":
+                self._joined = Linear(weight, bias)
+                return
+            weight = weight.dequantised()
+        weight, bits = holdable(weight, bits)
         if activation == "silu" and packed_linear.can_pack(weight, bits):
             self.packed = PackedLinear(weight, bias, is_gated=True, bits=bits)
         else:
@@ -134,7 +152,7 @@ class ActivatedLinear:
 
     def __init__(
         self,
-        weight: torch.Tensor,
+        weight: torch.Tensor | CodedWeight,
         bias: torch.Tensor | None,
         activation: Activation,
         bits: Bits | None = None,

@@ -6,8 +6,11 @@ from typing import Protocol
 
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.checkpoints.fingerprint import fingerprint
+from pagoda_engine.checkpoints.quantised.config import SUPPORTED, read_scheme
+from pagoda_engine.checkpoints.quantised.scheme import Scheme
 from pagoda_engine.checkpoints.safetensors_header import StoredTensor
 from pagoda_engine.checkpoints.weights import tensors_of, weight_files
+from pagoda_engine.errors import UnsupportedModelError
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.registry import describe
 from pagoda_engine.models.gguf.model import GgufModel
@@ -20,6 +23,11 @@ class ModelFiles(Protocol):
     @property
     def description(self) -> DecoderDescription:
         """The decoder; `names` are those of `tensors`."""
+        ...
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """How weights are quantised in `tensors`, if that is not a tensor's own type."""
         ...
 
     def tensors(self) -> Mapping[str, StoredTensor]:
@@ -57,6 +65,15 @@ class HuggingFaceFolder:
         self._folder = folder
         self._config = ConfigReader.open(folder / "config.json")
         self.description = describe(self._config)
+        self.scheme = read_scheme(self._config)
+        if self.scheme is not None and self.description.names.is_transposed:
+            architecture = f"{self.scheme} of {self.description.architecture}"
+            raise UnsupportedModelError(
+                self._config.path,
+                "quantization_config",
+                architecture,
+                tuple(f"{each} of other families" for each in SUPPORTED),
+            )
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         """See `ModelFiles`."""

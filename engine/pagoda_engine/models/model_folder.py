@@ -3,19 +3,23 @@
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from pagoda_engine.checkpoints.fingerprint import fingerprint
 from pagoda_engine.checkpoints.weight_reader import WeightReader
 from pagoda_engine.checkpoints.weights import OnProgress, WeightFiles
-from pagoda_engine.config import EngineConfig
+from pagoda_engine.config import LOAD_FORMATS, EngineConfig
 from pagoda_engine.errors import InvalidConfigError
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.model_files import open_model
+from pagoda_engine.models.model_files import ModelFiles, open_model
 from pagoda_engine.models.quantization import NONE, Quantization, resolve_quantization
+from pagoda_engine.models.weights.dummy import DummyWeights
+from pagoda_formats.gguf_file import is_gguf
 from pagoda_kernels.native import packed_linear
 
 logger = logging.getLogger(__name__)
@@ -72,52 +76,89 @@ def load_model(
 
     Raises:
         CheckpointError: the model is incomplete, contradicts itself, or UnsupportedModelError.
-        InvalidConfigError: device, dtype or quantization is unknown or not here.
+        InvalidConfigError: device, dtype, quantization or load format is unknown or not here.
     """
     model_files = open_model(path)
     description = model_files.description
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, description.dtype, device)
+    dtype = dtype_of(model_files, config.dtype, device)
     quantization = resolve_quantization(config.quantization)
+    is_dummy = _is_dummy(path, config.load_format)
     _say_how_weights_are_held(quantization, dtype, device)
-    tensors = model_files.tensors()
+    if model_files.scheme is not None and not is_dummy:
+        logger.info("the checkpoint's weights are quantised: %s", model_files.scheme)
     max_positions = min(description.max_position_embeddings, config.max_model_len)
     turning = description.for_length(max_positions)
     # The KV of a model whose rotation depends on the longest sequence is another one for each.
     differs_by = b"" if turning == description else repr(turning.ropes).encode()
-    names = description.names
+    build = partial(
+        build_decoder,
+        turning,
+        max_positions=max_positions,
+        device=device,
+        quantization=quantization,
+    )
+    if is_dummy:
+        decoder = build(DummyWeights(dtype, device))
+        identity = fingerprint(path / "config.json", (), differs_by + b"dummy")
+    else:
+        with ThreadPoolExecutor(1, "fingerprint") as thread, WeightReader(device) as reader:
+            # Beside the loading, which brings the same bytes into the page cache.
+            identified = thread.submit(model_files.fingerprint, differs_by)
+            files = _weight_files(path, model_files, reader, dtype, device, on_progress)
+            decoder = build(files)
+            files.check_all_taken()
+            identity = identified.result()
+    return LoadedModel(
+        description=turning,
+        decoder=decoder,
+        device=device,
+        dtype=dtype,
+        eos_token_ids=model_files.eos_token_ids(),
+        fingerprint=quantization.fingerprint(identity),
+        quantization=quantization,
+    )
+
+
+def _weight_files(
+    path: Path,
+    model_files: ModelFiles,
+    reader: WeightReader,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: OnProgress | None,
+) -> WeightFiles:
+    names = model_files.description.names
     # Some exports repeat the tied tensor.
-    tied = (f"{names.output}.weight",) if description.tie_word_embeddings else ()
-    with ThreadPoolExecutor(1, "fingerprint") as thread, WeightReader(device) as reader:
-        # Beside the loading, which brings the same bytes into the page cache.
-        identity = thread.submit(model_files.fingerprint, differs_by)
-        files = WeightFiles(
-            path,
-            tensors,
-            reader,
-            dtype,
-            device,
-            ignored=(*tied, *names.ignored),
-            optional_prefix=names.optional_prefix,
-            on_progress=on_progress,
-        )
-        decoder = build_decoder(
-            turning,
-            files,
-            max_positions=max_positions,
-            device=device,
-            quantization=quantization,
-        )
-        files.check_all_taken()
-        return LoadedModel(
-            description=turning,
-            decoder=decoder,
-            device=device,
-            dtype=dtype,
-            eos_token_ids=model_files.eos_token_ids(),
-            fingerprint=quantization.fingerprint(identity.result()),
-            quantization=quantization,
-        )
+    tied = (f"{names.output}.weight",) if model_files.description.tie_word_embeddings else ()
+    return WeightFiles(
+        path,
+        model_files.tensors(),
+        reader,
+        dtype,
+        device,
+        scheme=model_files.scheme,
+        ignored=(*tied, *names.ignored),
+        ignored_prefixes=names.ignored_prefixes,
+        optional_prefix=names.optional_prefix,
+        on_progress=on_progress,
+    )
+
+
+def _is_dummy(path: Path, load_format: str) -> bool:
+    """Tell whether weights shall be random, and say so.
+
+    Raises:
+        InvalidConfigError: the format is unknown, or the model has no ``config.json``.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise InvalidConfigError("load_format", load_format, "one of " + ", ".join(LOAD_FORMATS))
+    if load_format != "dummy":
+        return False
+    if is_gguf(path):
+        raise InvalidConfigError("load_format", load_format, "auto for a GGUF file")
+    logger.warning("load_format is dummy: weights are random, outputs mean nothing: %s", path)
+    return True
 
 
 def _say_how_weights_are_held(
@@ -154,6 +195,19 @@ def resolve_device(name: str) -> torch.device:
             "device", name, f"cpu: torch {torch.__version__} finds no CUDA device"
         )
     return device
+
+
+def dtype_of(model_files: ModelFiles, wanted: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of a model; see `resolve_dtype`, whose errors it raises.
+
+    A quantised checkpoint says float16 mostly. Where that is slow it is bfloat16, in which products
+    take codes as they are, and not float32.
+    """
+    checkpoint = model_files.description.dtype
+    if model_files.scheme is not None and checkpoint in ("float16", ""):
+        is_fast = checkpoint and _is_fast(torch.float16, device)
+        checkpoint = checkpoint if is_fast else "bfloat16"
+    return resolve_dtype(wanted, checkpoint, device)
 
 
 def resolve_dtype(wanted: str, checkpoint: str, device: torch.device) -> torch.dtype:

@@ -6,6 +6,7 @@ Knows what the native forward has. Knows nothing of how it computes.
 import logging
 from collections.abc import Sequence
 
+from pagoda_engine.models.attention import Attention
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.embedding import Embedding
@@ -27,7 +28,7 @@ def native_layers(
 
     Of parts that it has not the log tells once; of a missing native library `native_library` does.
     """
-    if any(layer.attention.qkv.packed is None for layer in layers):
+    if any(layer.attention.linears[0].packed is None for layer in layers):
         return None
     missing = missing_parts(description)
     if missing:
@@ -64,6 +65,7 @@ def missing_parts(description: DecoderDescription) -> list[str]:
         description.scale * description.head_dim**0.5,
     )
     is_missing = {
+        "latent attention": description.latent is not None,
         "mixture of experts": description.experts is not None,
         "layer norm": description.norm == "layer",
         "norm with 1 + weight": description.norm == "rms_unit_offset",
@@ -90,7 +92,8 @@ def missing_parts(description: DecoderDescription) -> list[str]:
 def _weights(layer: DecoderLayer) -> LayerWeights | None:
     """Return what the call takes, or None if a projection is not packed."""
     attention, dense = layer.attention, layer.feed_forward
-    assert isinstance(dense, DenseFeedForward), "`missing_parts` was asked"
+    assert isinstance(attention, Attention), "`missing_parts` was asked"
+    assert isinstance(dense, DenseFeedForward)
     assert isinstance(dense.up, GatedLinear)
     assert isinstance(layer.attention_in_norm, RmsNorm)
     assert isinstance(layer.feed_forward_in_norm, RmsNorm)

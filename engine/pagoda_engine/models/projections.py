@@ -50,10 +50,26 @@ def qkv_projection(description: DecoderDescription, layer: int) -> Projection:
     )
 
 
+def latent_projection(description: DecoderDescription, layer: int) -> Projection:
+    """Return that of the latents, of Q (or Q itself) and of K and V, and of the K that turns."""
+    latent = description.latent
+    assert latent is not None, "attention reads latents"
+    rows = latent.q_rank or description.num_heads * latent.head_dim, latent.width
+    return _plain(description, layer, description.names.latents, rows, description.hidden_size)
+
+
+def q_up_projection(description: DecoderDescription, layer: int) -> Projection:
+    """Return that from Q's latent to Q."""
+    latent, names = description.latent, (description.names.q_up,)
+    assert latent is not None, "attention reads latents"
+    rows = description.num_heads * latent.head_dim
+    return _plain(description, layer, names, (rows,), latent.q_rank)
+
+
 def output_projection(description: DecoderDescription, layer: int) -> Projection:
     """Return that of the attention's output."""
-    names = (description.names.attention_output,)
-    width = description.num_heads * description.head_dim
+    names, latent = (description.names.attention_output,), description.latent
+    width = description.num_heads * (description.head_dim if latent is None else latent.value_dim)
     return _plain(description, layer, names, (description.hidden_size,), width)
 
 
@@ -75,10 +91,15 @@ def down_projection(description: DecoderDescription, layer: int) -> Projection:
 
 def adaptable_projections(description: DecoderDescription, layer: int) -> tuple[Projection, ...]:
     """Return those that adapters may add to: all but experts', routers' and those of tokens."""
-    attention = qkv_projection(description, layer), output_projection(description, layer)
+    latent, attention = description.latent, [output_projection(description, layer)]
+    if latent is None:
+        attention.insert(0, qkv_projection(description, layer))
+    else:  # that to K and V is not applied as it is, see `LatentAttention`
+        up = [q_up_projection(description, layer)] if latent.q_rank else []
+        attention = [latent_projection(description, layer), *up, *attention]
     experts = description.experts
     if experts is not None and layer in experts.layers:
-        return attention
+        return tuple(attention)
     return *attention, up_projection(description, layer), down_projection(description, layer)
 
 

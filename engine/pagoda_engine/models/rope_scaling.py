@@ -220,12 +220,29 @@ def _yarn_attention_factor(section: ConfigReader, factor: float) -> float:
     if section.has("attention_factor"):
         return section.number("attention_factor")
 
-    def magnitude(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
     if section.fields.get("mscale") and section.fields.get("mscale_all_dim"):
-        return magnitude(section.number("mscale")) / magnitude(section.number("mscale_all_dim"))
-    return magnitude(1.0)
+        over = _yarn_magnitude(factor, section.number("mscale_all_dim"))
+        return _yarn_magnitude(factor, section.number("mscale")) / over
+    return _yarn_magnitude(factor, 1.0)
+
+
+def _yarn_magnitude(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def read_score_multiplier(config: ConfigReader) -> float:
+    """Return what DeepSeek multiplies scores by where YaRN made the context longer.
+
+    `RopeDescription.attention_factor` is then for the part of a head that turns; this is for all.
+
+    Raises:
+        CheckpointError: a parameter is out of range.
+    """
+    section = _section(config, "")
+    if not section.fields.get("mscale_all_dim"):
+        return 1.0
+    factor = section.number("factor", 1.0)
+    return _yarn_magnitude(factor, section.number("mscale_all_dim")) ** 2
 
 
 def cos_sin_table(rope: RopeDescription, head_dim: int, max_positions: int) -> torch.Tensor:

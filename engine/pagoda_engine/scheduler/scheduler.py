@@ -293,17 +293,17 @@ class Scheduler:
         if shares is not None:
             decodes = self._take_turns(decodes, shares)
             budgets.update({flow: share.num_prefill_tokens for flow, share in shares.items()})
-        num_rows = len(decodes) + sum(len(sequence.siblings) for sequence in decodes)
-        spare = self._max_num_batched_tokens - num_rows - budgets.total()
-        if spare < 0:  # a search took more turns than its flow had: prompts wait for it
-            for flow in budgets:
-                spare, budgets[flow] = min(0, spare + budgets[flow]), max(0, budgets[flow] + spare)
         for sequence in decodes:
             while sequence.state is SequenceState.RUNNING and self.blocks.needs_block(sequence):
                 if not self.blocks.grow(sequence):
                     victims.append(growth_victim(self._holdings(), self.running))
                     self._preempt(victims[-1])
         decodes = [s for s in decodes if s.state is SequenceState.RUNNING]
+        num_rows = len(decodes) + sum(len(sequence.siblings) for sequence in decodes)
+        spare = self._max_num_batched_tokens - num_rows - budgets.total()
+        if spare < 0:  # a search took more turns than its flow had: prompts wait for it
+            for flow in budgets:
+                spare, budgets[flow] = min(0, spare + budgets[flow]), max(0, budgets[flow] + spare)
         proposals = self._propose(decodes, spare, unclaimed)
         for sequence in decodes:
             proposed = proposals.get(sequence, ())

@@ -21,9 +21,9 @@ from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.model_files import open_model
 from pagoda_engine.models.model_folder import (
     LoadedModel,
+    dtype_of,
     load_model,
     resolve_device,
-    resolve_dtype,
 )
 from pagoda_engine.models.weights.num_bytes import weight_bytes
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
@@ -137,9 +137,10 @@ class _Loading:
         self.seat = _share_processors(options)
         self._read_buffer_bytes = read_buffer_bytes
         self._start_up = start_up
-        description = open_model(folder).description
+        model_files = open_model(folder)
+        description = model_files.description
         device = resolve_device(device_name(options.device))
-        torch_dtype = resolve_dtype(options.dtype, description.dtype, device)
+        torch_dtype = dtype_of(model_files, options.dtype, device)
         block_bytes = description.kv_bytes_per_token(torch_dtype) * options.block_size
         model_limit = description.max_position_embeddings
         num_tokens = min(options.max_model_len or model_limit, model_limit)
@@ -257,7 +258,12 @@ def step_limits_of(
         experts = description.experts
         routed = experts.num_experts_per_tok * experts.intermediate_size
         inner = max(inner, routed + experts.shared_size)
-    widest = max(2 * q_width + 2 * kv_width, 3 * inner)  # attention; gate, up and their product
+    attention = 2 * q_width + 2 * kv_width
+    if description.latent is not None:  # Q as it is and absorbed, what is attended to, and V of it
+        latent = description.latent
+        each = 2 * latent.head_dim + 2 * latent.width + latent.kv_rank + latent.value_dim
+        attention = description.num_heads * each
+    widest = max(attention, 3 * inner)  # that, or gate, up and their product
     return cuda_limits(
         room_bytes=room_bytes,
         token_bytes=(2 * description.hidden_size + widest) * dtype.itemsize,
@@ -295,6 +301,7 @@ def _config(options: EngineOptions, device: torch.device, limits: StepLimits) ->
         device=str(device),
         dtype=options.dtype,
         quantization=options.quantization,
+        load_format=options.load_format,
         num_threads=options.num_threads,
         enforce_eager=options.enforce_eager,
         graph_batch_sizes=options.graph_batch_sizes or None,

@@ -32,7 +32,7 @@ class OneLayerCache(KvCache):
         super().__init__(replace(layout, num_layers=1), num_blocks, device)
         self.layout = layout
 
-    def layer(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def layer(self, layer_index: int) -> tuple[torch.Tensor, ...]:
         """Return the same views for every layer."""
         return super().layer(0)
 

@@ -117,6 +117,47 @@ def decode_batch(
     )
 
 
+def select_sequences(
+    batch: AttentionBatch, sequences: Sequence[int]
+) -> tuple[AttentionBatch, torch.Tensor]:
+    """Return a batch of some sequences of a batch, and the rows of their new tokens.
+
+    Copies to the device without waiting for it.
+
+    Args:
+        batch: from `plan_attention`.
+        sequences: indices, ascending, at least one.
+
+    Returns:
+        The batch, which shares no memory with the other, and ``[T]`` int64 on its device.
+    """
+    all_new = np.asarray(batch.seqlens_q_host, dtype=np.int32)
+    starts = np.cumsum(all_new) - all_new
+    index = np.asarray(sequences, dtype=np.int64)
+    new = all_new[index]
+    cu_seqlens_q = np.zeros(len(index) + 1, dtype=np.int32)
+    np.cumsum(new, out=cu_seqlens_q[1:])
+    rows = np.concatenate([np.arange(starts[i], starts[i] + all_new[i]) for i in sequences])
+    device = batch.context_lens.device
+    on_device = to_device((cu_seqlens_q, index, rows.astype(np.int64)), device)
+    context_lens = batch.context_lens.index_select(0, on_device[1])
+    tables = batch.block_tables.index_select(0, on_device[1])
+    cpu_plan = None
+    if device.type == "cpu":
+        host = context_lens.numpy(), tables.numpy()
+        cpu_plan = CpuPlan(cu_seqlens_q, new, *host, batch.block_size)
+    return AttentionBatch(
+        cu_seqlens_q=on_device[0],
+        context_lens=context_lens,
+        block_tables=tables,
+        slot_mapping=batch.slot_mapping.index_select(0, on_device[2]),
+        seqlens_q_host=tuple(new.tolist()),
+        context_lens_host=tuple(batch.context_lens_host[i] for i in sequences),
+        block_size=batch.block_size,
+        cpu_plan=cpu_plan,
+    ), on_device[2]
+
+
 def _slot_mapping(
     cu_seqlens_q: Int32Array,
     new: Int32Array,

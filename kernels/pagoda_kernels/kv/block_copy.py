@@ -1,6 +1,7 @@
 """Whole KV blocks out of a pool, back, and from pool to pool, for KV transfer.
 
-Knows the pool layout ``[2, num_layers, num_blocks, block_size, HK, D]`` and the digest of a block.
+Knows the pool layout ``[planes, num_layers, num_blocks, block_size, HK, D]``, two planes for K and
+V or one for latents, and the digest of a block.
 Some layers of a pool are a pool too. Knows nothing of hashes that name blocks, or of peers.
 
 On CUDA blocks are digested while they are copied, and `digest_pool` copies none, if what one layer
@@ -31,20 +32,20 @@ def gather_blocks(
     """Copy blocks so that each is contiguous: what one block needs on the wire is one memory range.
 
     Args:
-        kv_cache: ``[2, num_layers, num_blocks, block_size, HK, D]``, any dtype.
+        kv_cache: ``[planes, num_layers, num_blocks, block_size, HK, D]``, any dtype.
         block_ids: ``[N]`` int32 or int64 on the device of the pool.
         with_digest: also digest each block.
 
     Returns:
-        New contiguous ``[N, 2, num_layers, block_size, HK, D]``; with digests the pair (blocks,
-        uint8 ``[N, 16]`` as `digest_blocks` of their bytes).
+        New contiguous ``[N, planes, num_layers, block_size, HK, D]``; with digests the pair
+        (blocks, uint8 ``[N, 16]`` as `digest_blocks` of their bytes).
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit.
     """
     _check(kv_cache, block_ids)
-    two, num_layers, _, *block = kv_cache.shape
-    blocks = kv_cache.new_empty((len(block_ids), two, num_layers, *block))
+    planes, num_layers, _, *block = kv_cache.shape
+    blocks = kv_cache.new_empty((len(block_ids), planes, num_layers, *block))
     if kv_cache.is_cuda and _has_dense_runs(kv_cache):
         from pagoda_kernels.kv.triton import block_copy as triton_block_copy
 
@@ -81,10 +82,10 @@ def scatter_blocks(
     owner of the places has to read the mask before it lets anybody attend to them.
 
     Args:
-        kv_cache: ``[2, num_layers, num_blocks, block_size, HK, D]``, any dtype.
+        kv_cache: ``[planes, num_layers, num_blocks, block_size, HK, D]``, any dtype.
         block_ids: ``[N]`` int32 or int64, each at most once.
-        blocks: ``[N, 2, num_layers, block_size, HK, D]``, dtype and device of the pool. Nobody may
-            write to it meanwhile.
+        blocks: ``[N, planes, num_layers, block_size, HK, D]``, dtype and device of the pool.
+            Nobody may write to it meanwhile.
         expected: ``[N, 16]`` uint8 on the same device, as `gather_blocks` returned them.
 
     Returns:
@@ -94,8 +95,8 @@ def scatter_blocks(
         ValueError: shapes, dtypes or devices do not fit.
     """
     _check(kv_cache, block_ids)
-    two, num_layers, _, *block = kv_cache.shape
-    check_shape("blocks", blocks, (len(block_ids), two, num_layers, *block))
+    planes, num_layers, _, *block = kv_cache.shape
+    check_shape("blocks", blocks, (len(block_ids), planes, num_layers, *block))
     check_same("blocks", blocks, "kv_cache", kv_cache)
     mismatches = None
     if expected is not None:
@@ -123,7 +124,7 @@ def digest_pool(kv_cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor
     """Digest blocks where they lie.
 
     Args:
-        kv_cache: ``[2, num_layers, num_blocks, block_size, HK, D]``, any dtype.
+        kv_cache: ``[planes, num_layers, num_blocks, block_size, HK, D]``, any dtype.
         block_ids: ``[N]`` int32 or int64 on the device of the pool.
 
     Returns:
@@ -152,7 +153,7 @@ def copy_blocks(
     so before it lets anybody attend to them.
 
     Args:
-        source: ``[2, num_layers, num_blocks, block_size, HK, D]``, any dtype.
+        source: ``[planes, num_layers, num_blocks, block_size, HK, D]``, any dtype.
         source_ids: ``[N]`` int32 or int64 on the device of both pools.
         target: another pool of the same shape but for num_blocks, same dtype and device.
         target_ids: as `source_ids`, each at most once.
@@ -165,8 +166,8 @@ def copy_blocks(
     """
     _check(source, source_ids)
     _check(target, target_ids)
-    two, num_layers, _, *block = source.shape
-    check_shape("target", target, (two, num_layers, None, *block))
+    planes, num_layers, _, *block = source.shape
+    check_shape("target", target, (planes, num_layers, None, *block))
     check_same("target", target, "source", source)
     check_shape("target_ids", target_ids, source_ids.shape)
     if source.is_cuda and _has_dense_runs(source) and _has_dense_runs(target):
@@ -185,6 +186,6 @@ def _has_dense_runs(kv_cache: torch.Tensor) -> bool:
 
 
 def _check(kv_cache: torch.Tensor, block_ids: torch.Tensor) -> None:
-    check_shape("kv_cache", kv_cache, (2, None, None, None, None, None))
+    check_shape("kv_cache", kv_cache, (None, None, None, None, None, None))
     check_shape("block_ids", block_ids, (None,))
     check_index("block_ids", block_ids, kv_cache.device)

@@ -30,6 +30,16 @@ def write_kv(
                 cache[slot // block_size, slot % block_size] = new[token].to(cache.dtype)
 
 
+def write_latent(
+    latent: torch.Tensor, latent_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """One token at a time; negative slots are skipped."""
+    block_size = latent_cache.shape[1]
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            latent_cache[slot // block_size, slot % block_size] = latent[token]
+
+
 def write_qkv(
     qkv: torch.Tensor,
     positions: torch.Tensor,

@@ -7,7 +7,13 @@ import torch
 from pagoda_kernels.huge_pages import huge_zeros
 from pagoda_kernels.native.library import NativeLibrary, native_library
 from pagoda_kernels.native.packed_lora import PackedLora
-from pagoda_kernels.native.quantised_weight import Bits, levels_table, quantise
+from pagoda_kernels.native.quantised_weight import (
+    LEVELS,
+    Bits,
+    QuantisedWeight,
+    levels_table,
+    quantise,
+)
 from pagoda_kernels.native.structures import Linear
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -33,11 +39,12 @@ class PackedLinear:
 
     def __init__(
         self,
-        weight: torch.Tensor,
+        weight: torch.Tensor | QuantisedWeight,
         bias: torch.Tensor | None = None,
         *,
         is_gated: bool = False,
         bits: Bits | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Pack a weight for which `can_pack` holds.
 
@@ -46,33 +53,40 @@ class PackedLinear:
             bias: as many elements as `weight` has rows, or None.
             is_gated: the result is ``silu(gate) * up``, both rounded before the product.
             bits: quantise it (see `quantised_weight`); the result has the dtype of `weight` still.
+            dtype: of x and the result, for a weight that is quantised already; else its own.
         """
         library = native_library()
         assert library is not None, "can_pack was not asked"
         self._library: NativeLibrary = library
-        self.dtype = weight.dtype
+        coded: QuantisedWeight | None
+        if isinstance(weight, QuantisedWeight):
+            assert dtype is not None, "codes are of no dtype"
+            coded, shape, self.dtype = weight, weight.codes.shape, dtype
+        else:
+            coded = None if bits is None else quantise(weight, bits)
+            shape, self.dtype = weight.shape, weight.dtype
         self.is_gated = is_gated
         self.lora: PackedLora | None = None
-        self.num_outputs, self.width = weight.shape[0] // (1 + is_gated), weight.shape[1]
+        self.num_outputs, self.width = shape[0] // (1 + is_gated), shape[1]
         self._bias = None if bias is None else bias.contiguous()
-        self._levels = levels_table()
+        self._levels = levels_table(LEVELS if coded is None else coded.levels)
         self.structure = Linear(
             bias=None if self._bias is None else self._bias.data_ptr(),
             num_outputs=self.num_outputs,
             width=self.width,
             is_bf16=self.dtype is torch.bfloat16,
             is_gated=is_gated,
-            bits=bits or 0,
+            bits=0 if coded is None else coded.bits,
             levels=self._levels.data_ptr(),
         )
         num_bytes = library.packed_bytes(self.structure)
         self._panels = huge_zeros(num_bytes)
         self.structure.panels = self._panels.data_ptr()
-        if bits is None:
+        if not isinstance(weight, QuantisedWeight) and coded is None:
             dense = weight.contiguous()
             library.pack(self._pool(), self.structure, dense.data_ptr(), self._panels.data_ptr())
             return
-        coded = quantise(weight, bits)
+        assert coded is not None, "it is dense, or there are codes"
         library.pack_quantised(
             self._pool(), self.structure, coded.codes.data_ptr(), coded.scales.data_ptr(),
             self._panels.data_ptr(),

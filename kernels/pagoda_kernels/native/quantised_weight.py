@@ -1,10 +1,11 @@
 """Weights of 8 or 4 bits: what they mean, and how a dense weight becomes one.
 
 Every 32 weights along K share a scale. A code of 8 bits is a whole number; one of 4 bits is an
-index into `LEVELS`. Knows nothing of how they are laid out for products (`packed_linear`).
+index into 16 levels, `LEVELS` where they are chosen here. Knows nothing of how they are laid out
+for products (`packed_linear`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,19 +34,21 @@ class QuantisedWeight:
     """``w[n, k] = value(codes[n, k]) * scales[n, k // 32]``.
 
     Attributes:
-        codes: ``[N, K]`` int8, contiguous: -127 to 127, or 0 to 15 for 4 bits.
+        codes: ``[N, K]`` int8, contiguous: -128 to 127, or 0 to 15 for 4 bits.
         scales: ``[N, K / 32]`` (rounded up) bf16, contiguous.
         bits: of a code.
+        levels: what 16 codes of 4 bits stand for: whole numbers that bf16 holds exactly.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     bits: Bits
+    levels: tuple[int, ...] = LEVELS
 
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
         """``[N, K]``, each weight rounded to `dtype`."""
         dense = torch.empty(self.codes.shape, dtype=dtype, device=self.codes.device)
-        levels = torch.tensor(LEVELS, dtype=torch.float32, device=self.codes.device)
+        levels = torch.tensor(self.levels, dtype=torch.float32, device=self.codes.device)
         for rows in _chunks(self.codes):
             codes = self.codes[rows]
             values = codes.float() if self.bits == 8 else levels[codes.long()]
@@ -72,9 +75,9 @@ def quantise_by_torch(weight: torch.Tensor, bits: Bits) -> QuantisedWeight:
     return QuantisedWeight(torch.cat(codes).contiguous(), torch.cat(scales).contiguous(), bits)
 
 
-def levels_table() -> torch.Tensor:
+def levels_table(levels: Sequence[int] = LEVELS) -> torch.Tensor:
     """``[16]`` bf16."""
-    return torch.tensor(LEVELS, dtype=torch.bfloat16)
+    return torch.tensor(levels, dtype=torch.bfloat16)
 
 
 def _natively(weight: torch.Tensor, bits: Bits) -> QuantisedWeight:

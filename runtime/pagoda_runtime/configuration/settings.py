@@ -79,7 +79,12 @@ class CommonSettings(ServiceSettings):
     quantization: Literal["none", "int8", "int4"] = Field(
         default="none",
         description="Format of the weights in memory, made as they are read, for CPUs; the output "
-        "projection has 8 bits in both",
+        "projection has 8 bits in both. none: as the checkpoint has them",
+    )
+    load_format: Literal["auto", "dummy"] = Field(
+        default="auto",
+        description="dummy: random weights from config.json alone, for benchmarks and capacity "
+        "tests; outputs mean nothing. auto: the model's files",
     )
     adapters: str = Field(
         default="",

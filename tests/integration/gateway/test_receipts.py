@@ -40,11 +40,16 @@ async def priced(
                 common, bus, model_folder, ScriptedWorker(bus, cached=CACHED), admin_key=ADMIN_KEY
             ) as running,
         ):
-            await admin(running, "POST", "prices", {"model": "tiny", **RATES})
-            async with asyncio.timeout(10):
-                while not running.gateway.price_book.price_id_at("tiny", 1e12):  # noqa: ASYNC110
-                    await asyncio.sleep(0)
+            await set_price(running)
             yield running
+
+
+async def set_price(running: Running) -> None:
+    """Give the model its price, and wait until this gateway knows it."""
+    await admin(running, "POST", "prices", {"model": "tiny", **RATES})
+    async with asyncio.timeout(10):
+        while not running.gateway.price_book.price_id_at("tiny", 1e12):  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 async def admin(
@@ -183,7 +188,7 @@ async def test_a_stream_that_the_client_leaves_is_billed_for_what_it_got(
 ) -> None:
     worker = ScriptedWorker(bus, gate_index=5)
     async with start(worker, admin_key=ADMIN_KEY) as running:
-        await admin(running, "POST", "prices", {"model": "tiny", **RATES})
+        await set_price(running)
         body = {**CHAT, "stream": True, "ignore_eos": True}
         async with running.http.stream("POST", "/v1/chat/completions", json=body) as answer:
             request_id = answer.headers["x-pagoda-request-id"]

@@ -22,9 +22,9 @@ SHAPES = [
 """num_layers, block_size, HK, D: runs that are whole rows of the digest and runs that are not."""
 
 
-def draw_pool(shape, num_blocks, dtype, device):
+def draw_pool(shape, num_blocks, dtype, device, num_planes=2):
     num_layers, *block = shape
-    full = (2, num_layers, num_blocks, *block)
+    full = (num_planes, num_layers, num_blocks, *block)
     width = dtype.itemsize
     raw = torch.randint(0, 256, (*full[:-1], full[-1] * width), dtype=torch.uint8, device=device)
     return raw.view(dtype)
@@ -41,12 +41,24 @@ def equal(got, want):
 def gather(path, pool, block_ids):
     if path == "cpu":
         return gather_blocks(pool, block_ids, with_digest=True)
-    num_layers = pool.shape[1]
     blocks = torch.zeros(
-        (len(block_ids), 2, num_layers, *pool.shape[3:]), dtype=torch.uint8, device=pool.device
+        (len(block_ids), *pool.shape[:2], *pool.shape[3:]), dtype=torch.uint8, device=pool.device
     ).repeat_interleave(pool.element_size(), -1)
     blocks = blocks.view(pool.dtype)
     return blocks, triton_block_copy.gather_blocks_digest(pool, block_ids, blocks)
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 1, 64), (2, 7, 1, 40)], ids=str)
+def test_a_pool_of_latents_has_one_plane(path, device, shape):
+    pool, other = (draw_pool(shape, 9, torch.bfloat16, device, num_planes=1) for _ in range(2))
+    ids, into = torch.tensor([7, 2], device=device), torch.tensor([0, 8], device=device)
+    want = reference.gather_blocks(pool, ids)
+    expected = digest_blocks(as_bytes(want).cpu())
+    blocks, digests = gather(path, pool, ids)
+    assert equal(blocks, want)
+    assert torch.equal(digests.cpu(), expected)
+    assert torch.equal(COPY[path](pool, ids, other, into).cpu(), expected)
+    assert equal(reference.gather_blocks(other, into), want)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

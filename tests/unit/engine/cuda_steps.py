@@ -155,16 +155,17 @@ class Pool:
     def __init__(self, layout: KvLayout, num_blocks: int) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
-        shape = (2, layout.num_layers, num_blocks, *layout.block_shape[2:])
-        self.tensor = torch.empty(shape, dtype=layout.dtype, device=DEVICE)
+        self.tensor = torch.empty(layout.pool_shape(num_blocks), dtype=layout.dtype, device=DEVICE)
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.tensor[0].unbind()[index], self.tensor[1].unbind()[index]
+    def layer(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(plane.unbind()[index] for plane in self.tensor)
 
 
 class EmptyWeights:
-    def take(self, parts: object, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device=DEVICE)
+    def take(
+        self, parts: object, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype or torch.bfloat16, device=DEVICE)
 
 
 class AnyToken:

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import threading
 
 import pytest
@@ -217,3 +218,23 @@ async def test_step_thread_waits_for_a_slow_event_loop() -> None:
 
     assert harness.engine.sequences["a"] <= seen + 32
     await harness.loop.stop()
+
+
+async def test_only_the_step_thread_lets_others_come_first() -> None:
+    def niceness(_: object = None) -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)  # of the thread that asks
+
+    loop = EngineLoop(
+        CountingEngine(),
+        on_step=lambda _: None,
+        on_failure=lambda _: None,
+        niceness=1,
+    )
+    before = niceness()
+    loop.start()
+    async with asyncio.timeout(SECONDS):
+        found = await loop.call(niceness)
+    await loop.stop()
+
+    assert found == before + 1
+    assert niceness() == before

@@ -18,10 +18,14 @@ OPTIONS = [field.name for field in fields(EngineOptions)]
 def test_every_option_has_the_value_of_its_setting() -> None:
     settings = DecodeSettings(num_blocks=7, graph_batch_sizes=(1, 2), device="cpu")
     options = engine_options(
-        settings, CommonSettings(dtype="float32", quantization="int4", speculation="off")
+        settings,
+        CommonSettings(
+            dtype="float32", quantization="int4", speculation="off", load_format="dummy"
+        ),
     )
 
     assert (options.dtype, options.quantization) == ("float32", "int4")
+    assert options.load_format == "dummy"
     for name in set(OPTIONS) - set(COMMON):
         assert getattr(options, name) == getattr(settings, name)
 

@@ -154,7 +154,7 @@ class NixlPool:
         self._own = own
         self._memory_type = "VRAM" if handle.device else "DRAM"
         self._num_blocks = handle.num_blocks
-        self._run_bytes = own.block_bytes // (2 * own.num_layers)
+        self._run_bytes = own.block_bytes // (own.layout.num_planes * own.num_layers)
         self._is_open = True
         self._address, self._device = _HEAD.unpack_from(handle.memory)
 
@@ -169,7 +169,7 @@ class NixlPool:
                 raise PeerPoolError(f"{num_bytes} bytes are more than the {len(buffer)} of a read")
             with _translated():
                 self._transfer(buffer, block_ids, layers)
-            runs = buffer[:num_bytes].view(2 * len(layers), len(block_ids), self._run_bytes)
+            runs = buffer[:num_bytes].view(-1, len(block_ids), self._run_bytes)
             with borrowed(self._own.lanes):
                 rows = runs.transpose(0, 1).clone(memory_format=torch.contiguous_format)
         return rows.view(len(block_ids), -1)
@@ -185,15 +185,15 @@ class NixlPool:
             logger.info("a peer had gone already: %s", error)
 
     def _transfer(self, buffer: torch.Tensor, block_ids: Sequence[int], layers: range) -> None:
-        """Read run by run into ``[K or V, layer, block, run_bytes]``.
+        """Read run by run into ``[plane, layer, block, run_bytes]``.
 
         So blocks that follow one another in the pool do so here too, and need one entry together.
         """
         local, remote = [], []
         at, index = buffer.data_ptr(), buffer.device.index or 0
-        for kv in range(2):
+        for plane in range(self._own.layout.num_planes):
             for layer in layers:
-                row = (kv * self._own.num_layers + layer) * self._num_blocks
+                row = (plane * self._own.num_layers + layer) * self._num_blocks
                 for first, count in _consecutive(block_ids):
                     there = self._address + (row + first) * self._run_bytes
                     size = count * self._run_bytes

@@ -8,6 +8,7 @@ from pagoda_engine.errors import CheckpointError, UnsupportedModelError
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.bloom import bloom
 from pagoda_engine.models.families.cohere import cohere, cohere2
+from pagoda_engine.models.families.deepseek import deepseek2, deepseek3
 from pagoda_engine.models.families.gemma import gemma, gemma2, gemma3
 from pagoda_engine.models.families.glm import glm, glm4
 from pagoda_engine.models.families.gpt2 import gpt2
@@ -48,6 +49,8 @@ FAMILIES: dict[str, Callable[[ConfigReader], DecoderDescription]] = {
     "GPT2LMHeadModel": gpt2,
     "BloomForCausalLM": bloom,
     "MptForCausalLM": mpt,
+    "DeepseekV2ForCausalLM": deepseek2,
+    "DeepseekV3ForCausalLM": deepseek3,
 }
 
 
@@ -74,8 +77,4 @@ def describe(config: ConfigReader) -> DecoderDescription:
     family = FAMILIES.get(architecture)
     if family is None:
         raise UnsupportedModelError(path, "architecture", architecture, tuple(FAMILIES))
-    if config.has("quantization_config"):
-        raise UnsupportedModelError(
-            path, "quantization_config", config.fields["quantization_config"], ("none",)
-        )
     return family(config)

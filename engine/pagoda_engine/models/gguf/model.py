@@ -38,6 +38,8 @@ _CONTROL = 3
 class GgufModel:
     """One file."""
 
+    scheme = None
+
     def __init__(self, path: Path) -> None:
         """Read the head.
 

@@ -29,6 +29,12 @@ class WeightNames:
         feed_forward_in_norm: as `attention_in_norm`; empty in a parallel block: the same norm.
         feed_forward_out_norm: as `attention_out_norm`.
         qkv: projections of Q, K and V.
+        latents: where attention reads latents: projections to Q (or to its latent) and to what is
+            cached.
+        q_up: projection of Q's latent to Q.
+        kv_up: projection of what is cached to K and V.
+        q_latent_norm: norm of Q's latent.
+        kv_latent_norm: norm of the latent of K and V.
         q_norm: norm of Q before RoPE.
         k_norm: norm of K before RoPE.
         attention_output: projection back to the residual.
@@ -36,15 +42,17 @@ class WeightNames:
         up: that of one without a gate.
         down: projection back to the residual.
         router: scores of the experts.
+        router_bias: added to the scores when experts are chosen, whole name; empty: nothing is.
         expert: prefix of an expert's tensors, with ``{}`` for its index.
         expert_gate_up: as `gate_up`, after that prefix.
         expert_down: as `down`, after that prefix.
         shared_expert: prefix of the shared expert's, which are called as a dense layer's.
-        shared_expert_gate: its weight.
+        shared_expert_gate: the sigmoid of this is its weight; empty: it counts as it is.
         qkv_layout: see QkvLayout; for one `qkv` tensor.
         is_transposed: weights of a layer's projections are stored ``[inputs, outputs]``.
         optional_prefix: of all names; exports of the bare model leave it out.
         ignored: ends of names of what is no weight, as masks that old exports carry.
+        ignored_prefixes: beginnings of names of what is not computed here.
     """
 
     embedding: str = "model.embed_tokens"
@@ -58,6 +66,11 @@ class WeightNames:
     feed_forward_in_norm: str = "post_attention_layernorm"
     feed_forward_out_norm: str = ""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    latents: tuple[str, ...] = ()
+    q_up: str = "self_attn.q_b_proj"
+    kv_up: str = "self_attn.kv_b_proj"
+    q_latent_norm: str = "self_attn.q_a_layernorm"
+    kv_latent_norm: str = "self_attn.kv_a_layernorm"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     attention_output: str = "self_attn.o_proj"
@@ -65,6 +78,7 @@ class WeightNames:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
+    router_bias: str = ""
     expert: str = "mlp.experts.{}."
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
@@ -74,3 +88,4 @@ class WeightNames:
     is_transposed: bool = False
     optional_prefix: str = ""
     ignored: tuple[str, ...] = ()
+    ignored_prefixes: tuple[str, ...] = ()

@@ -15,17 +15,20 @@ def weight_bytes(description: DecoderDescription, dtype: torch.dtype) -> int:
 
     Counted by what `build_decoder` asks for, so that the two cannot differ.
     """
-    counting = _Counting()
+    counting = _Counting(dtype)
     build_decoder(description, counting, max_positions=1, device=torch.device("meta"))
-    return counting.num_elements * dtype.itemsize
+    return counting.num_bytes
 
 
 class _Counting:
     """A `WeightSource` without weights."""
 
-    def __init__(self) -> None:
-        self.num_elements = 0
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self.num_bytes = 0
 
-    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
-        self.num_elements += math.prod(shape)
+    def take(
+        self, parts: Sequence[Part], shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        self.num_bytes += math.prod(shape) * (dtype or self._dtype).itemsize
         return torch.empty(shape, device="meta")

@@ -4,24 +4,42 @@ Knows names, shapes and orders of rows. Knows nothing of files or layers.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
+from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_engine.checkpoints.tensor_part import Arrange, Part
 
 
 class WeightSource(Protocol):
     """Where the tensors of a decoder come from."""
 
-    def take(self, parts: Sequence[Part], shape: tuple[int, ...]) -> torch.Tensor:
+    def take(
+        self, parts: Sequence[Part], shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Return tensors joined: the elements of one part after those of another, as `shape`.
 
-        Contiguous, on the engine's device and in its dtype; the caller owns it.
+        Contiguous and on the engine's device; the caller owns it.
 
         Args:
             parts: in order.
             shape: of the whole, with as many elements as the parts together.
+            dtype: None: the engine's.
+        """
+        ...
+
+
+@runtime_checkable
+class CodedWeightSource(WeightSource, Protocol):
+    """One that may have weights as codes, as checkpoints do that are quantised already."""
+
+    def take_weight(
+        self, parts: Sequence[Part], shape: tuple[int, int]
+    ) -> torch.Tensor | CodedWeight:
+        """Return a weight ``[N, K]`` as `take`, or as codes if all its parts are stored so.
+
+        Codes are on the engine's device.
         """
         ...
 

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 
 import torch
 
+from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_engine.checkpoints.tensor_part import Arrange, Part
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.norm import LayerNorm, Norm, RmsNorm
 from pagoda_engine.models.projections import Projection
-from pagoda_engine.models.weights.source import WeightSource, one_after_another, transposed
+from pagoda_engine.models.weights.source import (
+    CodedWeightSource,
+    WeightSource,
+    one_after_another,
+    transposed,
+)
 from pagoda_kernels.native.quantised_weight import Bits
 
 
@@ -49,7 +55,7 @@ class WeightTaker:
 
     def projection(
         self, projection: Projection, *, has_bias: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | CodedWeight, torch.Tensor | None]:
         """Return its joined weight ``[N, K]``, and its joined bias or None."""
         return self.weights(
             projection.names,
@@ -67,7 +73,8 @@ class WeightTaker:
         *,
         has_bias: bool,
         arranges: Sequence[Arrange | None] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        dtype: torch.dtype | None = None,
+    ) -> tuple[torch.Tensor | CodedWeight, torch.Tensor | None]:
         """Return the joined weight ``[N, K]`` of projections, and their joined bias or None.
 
         Args:
@@ -76,6 +83,7 @@ class WeightTaker:
             num_columns: inputs of all.
             has_bias: they have biases.
             arranges: for each name what brings rows into order; None: they are.
+            dtype: None: the engine's.
         """
         total = sum(num_rows)
         rows = num_rows if len(names) == len(num_rows) else [total]
@@ -91,5 +99,17 @@ class WeightTaker:
                 part = Part(f"{name}.weight", shape, arrange)
             weights.append(part)
             biases.append(Part(f"{name}.bias", (count,), arrange))
-        weight = self.source.take(weights, (total, num_columns))
-        return weight, self.source.take(biases, (total,)) if has_bias else None
+        weight = self.rows(weights, (total, num_columns), dtype)
+        return weight, self.source.take(biases, (total,), dtype) if has_bias else None
+
+    def rows(
+        self, parts: Sequence[Part], shape: tuple[int, int], dtype: torch.dtype | None = None
+    ) -> torch.Tensor | CodedWeight:
+        """Return a weight ``[N, K]``, as codes if it is stored so and shall not be others.
+
+        `dtype` is that of what is not; None: the model's.
+        """
+        may_be_codes = self.bits is None and dtype is None
+        if may_be_codes and isinstance(self.source, CodedWeightSource):
+            return self.source.take_weight(parts, shape)
+        return self.source.take(parts, shape, dtype)

@@ -208,11 +208,11 @@ def _copy_digest(
     target: torch.Tensor | None,
     target_ids: torch.Tensor | None,
 ) -> torch.Tensor:
-    num_blocks, num_layers = len(source_ids), source.shape[1]
+    num_blocks, (planes, num_layers) = len(source_ids), source.shape[:2]
     run_bytes = source.shape[3:].numel() * source.element_size()
     run_rows = run_bytes // (4 * TILE_WORDS)
-    num_rows = 2 * num_layers * run_rows
-    parts = 2 * num_layers * triton.cdiv(run_rows, PROGRAM_ROWS)
+    num_rows = planes * num_layers * run_rows
+    parts = planes * num_layers * triton.cdiv(run_rows, PROGRAM_ROWS)
     partials = torch.empty((num_blocks, parts, 2), dtype=torch.int64, device=source.device)
     pool = _runs(source).view(torch.int32)
     into = pool if target is None else _runs(target).view(torch.int32)
@@ -235,7 +235,7 @@ def _copy_digest(
             WORDS=TILE_WORDS,
             PROGRAM_ROWS=PROGRAM_ROWS,
         )
-    return finish_digests(partials, 2 * num_layers * run_bytes)
+    return finish_digests(partials, planes * num_layers * run_bytes)
 
 
 def _copy(
@@ -248,14 +248,14 @@ def _copy(
 ) -> None:
     if blocks.numel() == 0:
         return
-    num_blocks, _, num_layers = blocks.shape[:3]
+    num_blocks, planes, num_layers = blocks.shape[:3]
     word_type = _word_type(kv_cache, blocks)
     pool = _runs(kv_cache).view(word_type)
     buffer = as_bytes(blocks).view(word_type)
     run_words = pool.shape[3]
     block = min(COPY_BYTES // word_type.itemsize, next_power_of_2(run_words))
     with on_device_of(blocks):
-        copy_blocks_kernel[(num_blocks, 2 * num_layers * triton.cdiv(run_words, block))](
+        copy_blocks_kernel[(num_blocks, planes * num_layers * triton.cdiv(run_words, block))](
             pool,
             buffer,
             block_ids.contiguous(),
@@ -271,7 +271,7 @@ def _copy(
 
 
 def _runs(kv_cache: torch.Tensor) -> torch.Tensor:
-    """View the pool as ``[2, num_layers, num_blocks, run]`` of its dtype."""
+    """View the pool as ``[planes, num_layers, num_blocks, run]`` of its dtype."""
     shape, strides = kv_cache.shape, kv_cache.stride()
     return kv_cache.as_strided((*shape[:3], shape[3:].numel()), (*strides[:3], 1))
 

@@ -13,7 +13,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -37,7 +37,8 @@ MAX_LOOKUP_BURST = 60.0
 MAX_ADDRESSES = 10_000
 IPV6_NETWORK_BITS = 64  # one customer's network: it has more addresses than anybody can count
 REMEMBER_SECONDS = 10.0  # a revoked key works no longer than this, if news of it does not arrive
-TRUST_SECONDS = 60.0  # a key that was good goes on for so long if it does not
+TRUST_SECONDS = 900.0  # a key that was good goes on for so long while the ledger does not answer
+PAUSE_SECONDS = 5.0  # before it is asked again for such a key
 MAX_REMEMBERED = 10_000
 MAX_KEY_CHARS = 512
 RETRY_AFTER_SECONDS = 1.0
@@ -90,6 +91,15 @@ def hash_key(secret: str) -> str:
     return hashlib.blake2b(secret.encode(), digest_size=32, person=b"pagoda.api.key").hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the ledger said of a key, None: nobody's. Times are the clock's."""
+
+    key: ApiKey | None
+    fresh_until: float = -math.inf
+    trusted_until: float = -math.inf  # if the ledger does not answer
+
+
 class KeyStore(Protocol):
     """Where keys are: the ledger."""
 
@@ -113,7 +123,7 @@ class Authenticator:
         self._clock = clock
         self._wall_clock = wall_clock
         self._on_use = on_use
-        self._known: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lookups: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._num_changes = 0
@@ -121,12 +131,10 @@ class Authenticator:
     def forget(self, change: AccountChange) -> None:
         """Ask again for the keys that have changed, and trust them no more until then."""
         self._num_changes += 1
-        for digest, (_, key) in self._known.items():
-            if key is None:
-                continue
-            if _is_about(change, key):
+        for digest, known in self._known.items():
+            if known.key is not None and _is_about(change, known.key):
                 # It stays known: to ask again for what was good costs its address nothing.
-                self._known[digest] = (-math.inf, key)
+                self._known[digest] = _Known(known.key)
 
     async def authenticate(self, header: str | None, *, address: str = "") -> ApiKey:
         """Return whose key it is.
@@ -152,17 +160,20 @@ class Authenticator:
     async def _lookup(self, secret: str, address: str) -> ApiKey | None:
         digest = hash_key(secret)
         known = self._known.get(digest)
-        if known is not None and known[0] > self._clock():
-            return known[1]
-        was_good = None if known is None else known[1]
+        if known is not None and known.fresh_until > self._clock():
+            return known.key
+        was_good = known is not None and known.key is not None
         try:
             async with asyncio.timeout(RECHECK_SECONDS if was_good else LOOKUP_SECONDS):
                 async with self._asking.setdefault(digest, asyncio.Lock()):  # one asks for all
                     return await self._find(digest, address)
         except (OSError, SQLAlchemyError) as error:  # TimeoutError is an OSError
             logger.warning("the ledger does not answer for a key: %r", error)
-            if known is not None and was_good and self._clock() < known[0] + TRUST_SECONDS:
-                return was_good
+            known = self._known.get(digest)  # it may have changed meanwhile
+            if known is not None and known.key and self._clock() < known.trusted_until:
+                until = min(self._clock() + PAUSE_SECONDS, known.trusted_until)
+                self._known[digest] = replace(known, fresh_until=until)
+                return known.key
             raise UnavailableError(
                 "API keys cannot be checked now; try again",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
@@ -170,16 +181,16 @@ class Authenticator:
 
     async def _find(self, digest: str, address: str) -> ApiKey | None:
         known = self._known.get(digest)
-        if known is not None and known[0] > self._clock():
-            return known[1]
-        if known is None or known[1] is None:
+        if known is not None and known.fresh_until > self._clock():
+            return known.key
+        if known is None or known.key is None:
             self._spend_lookup(address)
         num_changes = self._num_changes
         key = await self._store.find_key(digest)
         if key is not None and num_changes != self._num_changes:
             return key  # it was read before a change, of this key perhaps: not to be remembered
-        seconds = FORGET_WRONG_SECONDS if key is None else REMEMBER_SECONDS
-        _remember(self._known, digest, (self._clock() + seconds, key), MAX_REMEMBERED)
+        until = self._clock() + (FORGET_WRONG_SECONDS if key is None else REMEMBER_SECONDS)
+        _remember(self._known, digest, _Known(key, until, until + TRUST_SECONDS), MAX_REMEMBERED)
         return key
 
     def _spend_lookup(self, address: str) -> None:

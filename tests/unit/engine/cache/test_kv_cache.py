@@ -4,8 +4,9 @@ import pytest
 import torch
 from support.kv_pools import CPU, LAYOUT, fill, make_cache, maps_of
 
-from pagoda_engine import KvCache
+from pagoda_engine import KvCache, KvLayout
 from pagoda_engine.cache.copy_lanes import CopyLanes, chunks
+from pagoda_engine.cache.peer_pool import PoolExport, SharedMemoryPool
 from pagoda_engine.cache.shared_memory import SharedMemory
 from pagoda_kernels.kv.block_digest import digest_blocks
 
@@ -29,6 +30,27 @@ def test_layout_names_everything_that_two_engines_must_agree_on() -> None:
 
 def test_block_bytes_is_the_size_of_all_layers() -> None:
     assert LAYOUT.block_bytes == 2 * 3 * 4 * 2 * 8 * 2
+
+
+def test_a_latent_is_one_plane_in_everything_that_tells_or_moves_kv() -> None:
+    latent = KvLayout(3, 4, 1, 40, torch.bfloat16, num_planes=1)
+    assert latent.name == "kv1-L3-HK1-D40-bfloat16-bs4"
+    assert latent.block_bytes == 3 * 4 * 40 * 2
+    source, cache = fill(KvCache(latent, 5, CPU)), fill(KvCache(latent, 5, CPU), seed=2)
+    assert [plane.shape for plane in cache.layer(1)] == [(5, 4, 1, 40)]
+    layers = range(1, 3)
+    rows, digests = source.read_blocks_with_digest([3, 0], layers)
+    assert rows.shape == (2, latent.block_bytes * 2 // 3)
+    assert rows[0].numpy().tobytes() == next(source.host_rows([3], layers)).tobytes()
+    assert torch.equal(digests, source.digest_blocks([3, 0], layers))
+    assert cache.write_blocks([1, 2], rows, layers, expected=digests) == []
+    assert torch.equal(cache.tensor[:, 1:, [1, 2]], source.tensor[:, 1:, [3, 0]])
+    shared = fill(KvCache(latent, 5, CPU, memory=SharedMemory(5 * latent.block_bytes)))
+    pool = SharedMemoryPool(PoolExport(shared).handle, cache)
+    assert torch.equal(pool.read([3, 0], layers), rows)
+    expected = source.digest_blocks([4])
+    assert cache.copy_blocks(source.tensor, [4], [0], expected=expected) == []
+    assert torch.equal(cache.tensor[:, :, 0], source.tensor[:, :, 4])
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

@@ -7,7 +7,7 @@ from support.held_bytes import held_bytes
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import EngineConfig, LoadedModel, load_model
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.weights.num_bytes import weight_bytes
 from pagoda_kernels import plan_attention
@@ -48,14 +48,14 @@ def test_kv_of_a_token_takes_what_the_description_says(
     tiny_model: LoadedModel, dtype: torch.dtype
 ) -> None:
     shape = tiny_model.description
-    layout = KvLayout(shape.num_layers, 16, shape.num_kv_heads, shape.head_dim, dtype)
+    layout = shape.kv_layout(16, dtype)
     assert shape.kv_bytes_per_token(dtype) * 16 == layout.block_bytes
 
 
 def run(decoder: Decoder, num_logits: int, on_layer: Any = None) -> tuple[torch.Tensor, KvCache]:
     """Compute 9 tokens of one sequence."""
     shape = decoder.description
-    layout = KvLayout(shape.num_layers, 16, shape.num_kv_heads, shape.head_dim, torch.float32)
+    layout = shape.kv_layout(16, torch.float32)
     kv_cache = KvCache(layout, 1, CPU)
     plan = plan_attention(
         seqlens_q=[9], context_lens=[9], block_tables=[[0]], block_size=16, device=CPU

@@ -2,10 +2,13 @@
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from support.family_checkpoints import make_family_checkpoint
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import CheckpointError, EngineConfig, UnsupportedModelError, load_model
@@ -50,6 +53,78 @@ def test_embeddings_are_tied_where_the_field_is_absent(
     tmp_path: Path, architecture: str, is_tied: bool
 ) -> None:
     assert read(tmp_path, architecture).tie_word_embeddings is is_tied
+
+
+LATENTS: dict[str, Any] = {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 24,
+}
+YARN = {"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096}  # fmt: skip
+
+
+def test_latents_of_v2_lite_as_it_is_published(tmp_path: Path) -> None:
+    """Its configuration is older than transformers' own: other fields, fewer of them."""
+    description = read(
+        tmp_path,
+        "DeepseekV2ForCausalLM",
+        **LATENTS,
+        q_lora_rank=None,
+        rope_scaling=YARN,
+        first_k_dense_replace=1,
+        moe_layer_freq=1,
+        n_shared_experts=2,
+        n_group=1,
+        topk_group=1,
+        topk_method="greedy",
+        scoring_func="softmax",
+        routed_scaling_factor=1.0,
+    )
+    assert description.latent is not None
+    assert description.latent.q_rank == 0
+    assert description.max_position_embeddings == 160 * 1024
+    assert description.scale == pytest.approx(24**-0.5 * (0.0707 * math.log(40) + 1) ** 2)
+    assert description.rope is not None
+    assert description.rope.attention_factor == 1.0
+    assert description.kv_bytes_per_token(torch.bfloat16) == 4 * (32 + 8) * 2
+    assert description.kv_layout(16, torch.bfloat16).name == "kv1-L4-HK1-D40-bfloat16-bs16"
+    assert description.experts is not None
+    assert description.experts.layers == {1, 2, 3}
+    assert description.experts.shared_size == 48
+
+
+def test_layers_that_propose_tokens_are_left_out(tmp_path: Path) -> None:
+    description = read(
+        tmp_path, "DeepseekV3ForCausalLM", **LATENTS, q_lora_rank=24, num_nextn_predict_layers=1
+    )
+    assert description.names.ignored_prefixes == ("model.layers.4.",)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "message"),
+    [
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "group_limited_greedy"),
+        ("DeepseekV2ForCausalLM", {"kv_lora_rank": 24}, "a multiple of 16"),
+        ("DeepseekV2ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "sigmoid"),
+        ("DeepseekV3ForCausalLM", {"attention_bias": True}, "attention_bias"),
+        ("DeepseekV3ForCausalLM", {"n_group": 3}, "equal groups"),
+        ("DeepseekV3ForCausalLM", {"n_group": 8, "topk_group": 4}, "two experts"),
+        ("DeepseekV3ForCausalLM", {"n_group": 4, "topk_group": 1}, "at most the 2 experts"),
+        ("DeepseekV3ForCausalLM", {"qk_rope_head_dim": 7}, "cannot turn"),
+    ],
+)
+def test_latents_and_experts_that_are_not_computed_are_refused(
+    tmp_path: Path, architecture: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read(tmp_path, architecture, **{**LATENTS, **fields})
 
 
 def test_older_gemma3_fields_mean_what_newer_ones_say(tmp_path: Path) -> None:
@@ -147,6 +222,19 @@ def test_what_the_decoder_has_not_is_refused(
     with pytest.raises(UnsupportedModelError) as error:
         read(tmp_path, architecture, **fields)
     assert error.value.what == what
+
+
+@pytest.mark.skipif(native_library() is None, reason="no native library on this machine")
+def test_the_log_says_that_latents_are_computed_layer_by_layer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "pagoda_engine.models.native_layers"):
+        folder = make_family_checkpoint(tmp_path, "deepseek_v2")
+        load_model(folder, EngineConfig(dtype="float32"))
+    assert (
+        "DeepseekV2ForCausalLM is computed layer by layer: the native forward has no latent "
+        in (caplog.text)
+    )
 
 
 @pytest.mark.skipif(native_library() is None, reason="no native library on this machine")

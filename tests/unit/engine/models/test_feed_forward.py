@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from pagoda_engine.models.feed_forward import Experts
+from pagoda_engine.models.description import ExpertsDescription
+from pagoda_engine.models.feed_forward import Experts, Router
 from pagoda_engine.models.linear import Linear
 from pagoda_kernels.moe import reference
 from pagoda_kernels.native import packed_linear
@@ -18,13 +19,8 @@ def make(seed: int, dtype: torch.dtype, norm_topk_prob: bool) -> tuple[Experts, 
 
     router, gate_up = draw(NUM_EXPERTS, HIDDEN), draw(NUM_EXPERTS, 2 * WIDTH, HIDDEN)
     down = draw(NUM_EXPERTS, HIDDEN, WIDTH)
-    experts = Experts(
-        Linear(router),
-        gate_up,
-        down,
-        num_experts_per_tok=PER_TOK,
-        norm_topk_prob=norm_topk_prob,
-    )
+    shape = ExpertsDescription(NUM_EXPERTS, PER_TOK, WIDTH, norm_topk_prob, frozenset())
+    experts = Experts(Router(Linear(router), None, shape), gate_up, down)
     return experts, router, gate_up, down
 
 

@@ -265,3 +265,11 @@ def test_preempted_beam_searches_begin_again_and_end_alike() -> None:
         (output,) = simulation.outputs[request.sequence_id]
         found = [hypothesis.token_ids for hypothesis in output.hypotheses]
         assert found == expected_hypotheses(request, 44)
+
+
+@pytest.mark.slow
+def test_ten_thousand_requests_keep_every_invariant(seed: int) -> None:
+    """One run of everything at once: tenants, imports, exports, forced runs, guesses, aborts."""
+    caller = RandomCaller(seed, lag=1, enable_prefix_caching=True, num_tenants=3, speculates=True)
+    caller.run(num_sequences=10_000, max_steps=200_000)
+    caller.check()

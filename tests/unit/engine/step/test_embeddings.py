@@ -19,7 +19,7 @@ from pagoda_engine import (
     KvSource,
     LoadedModel,
 )
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_kernels import plan_attention
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ MAX_ERROR = 1e-5
 def reference(model: LoadedModel, prompt: Sequence[int]) -> np.ndarray:
     """Return ``[hidden]``, from a single forward."""
     shape, num = model.description, len(prompt)
-    layout = KvLayout(shape.num_layers, num, shape.num_kv_heads, shape.head_dim, model.dtype)
+    layout = shape.kv_layout(num, model.dtype)
     plan = plan_attention(
         seqlens_q=[num], context_lens=[num], block_tables=[[0]], block_size=num, device=CPU
     )

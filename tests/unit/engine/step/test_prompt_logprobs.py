@@ -17,7 +17,7 @@ from pagoda_engine import (
     LoadedModel,
     TokenLogprobs,
 )
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_kernels import plan_attention
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ CONFIG = {"block_size": 4, "num_blocks": 32, "max_model_len": 100}
 def reference(model: LoadedModel, prompt: Sequence[int]) -> torch.Tensor:
     """Return ``[T - 1, V]``, row i: logprobs of what follows token i, from a single forward."""
     shape, num = model.description, len(prompt)
-    layout = KvLayout(shape.num_layers, num, shape.num_kv_heads, shape.head_dim, model.dtype)
+    layout = shape.kv_layout(num, model.dtype)
     plan = plan_attention(
         seqlens_q=[num], context_lens=[num], block_tables=[[0]], block_size=num, device=CPU
     )

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.models.weights.num_bytes import weight_bytes
 from pagoda_kernels import plan_attention
 
@@ -26,7 +26,7 @@ def make(name, dtype=torch.float32, seed=0, num_layers=2):
 
 def forward(model):
     shape = model.description
-    layout = KvLayout(shape.num_layers, 16, shape.num_kv_heads, shape.head_dim, model.dtype)
+    layout = shape.kv_layout(16, model.dtype)
     plan = plan_attention(
         seqlens_q=[100], context_lens=[100], block_tables=[range(7)], block_size=16, device=CPU
     )
