@@ -157,6 +157,8 @@ def frame(sequence: LiveSequence, output: SequenceOutput) -> generate_pb2.Frame:
         logprobs=map(position_logprobs, output.logprobs),
         error=output.error,
         embedding=output.embedding,
+        num_proposed_tokens=output.num_proposed_tokens,
+        num_accepted_tokens=output.num_accepted_tokens,
     )
     if output.finish_reason is not None:
         message.finish_reason = FINISH_REASONS[output.finish_reason]
