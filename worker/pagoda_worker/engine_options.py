@@ -19,6 +19,7 @@ COMMON = (
     "quantization",
     "speculation",
     "num_speculative_tokens",
+    "speculation_output_bytes",
     "max_adapters",
     "max_adapter_rank",
 )

@@ -7,7 +7,15 @@ from collections.abc import Sequence as SequenceOf
 
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.scheduler.step_cost import StepCost
-from pagoda_engine.speculation import Guesses, MakeProposer, NgramProposer
+from pagoda_engine.speculation import (
+    Guesses,
+    MakeProposer,
+    NgramProposer,
+    OutputsKey,
+    Proposer,
+    SuffixProposer,
+    TenantOutputs,
+)
 
 MARGIN = 1.5
 """A proposed token must be expected to save so many times what it costs: both are estimates."""
@@ -25,7 +33,12 @@ class Speculator:
     """
 
     def __init__(
-        self, max_tokens: int, *, overlaps: bool, make_proposer: MakeProposer = NgramProposer
+        self,
+        max_tokens: int,
+        *,
+        overlaps: bool,
+        outputs: TenantOutputs | None = None,
+        make_proposer: MakeProposer = NgramProposer,
     ) -> None:
         """Speculate.
 
@@ -33,11 +46,21 @@ class Speculator:
             max_tokens: proposed for a sequence in one step at most.
             overlaps: a step is launched before the tokens of the one before are read. Proposals
                 follow known tokens, so a sequence that has any sits out every other step.
-            make_proposer: of each sequence.
+            outputs: learns what ends, and is where a sequence's proposals come from beside itself;
+                None: from itself alone.
+            make_proposer: of each sequence, where there are no `outputs`.
         """
         self._max_tokens = max_tokens
         self._overlaps = overlaps
+        self._outputs = outputs
         self._make_proposer = make_proposer
+
+    def learn(self, sequence: Sequence) -> None:
+        """Remember for its tenant what a sequence said that has ended, however it did."""
+        if self._outputs is not None and not sequence.request.prefill_only:
+            self._outputs.add(
+                _key(sequence), sequence.request.prompt_token_ids, sequence.output_token_ids
+            )
 
     def propose(
         self, decodes: SequenceOf[Sequence], cost: StepCost
@@ -68,7 +91,12 @@ class Speculator:
         return proposals
 
     def _start(self, sequence: Sequence) -> Guesses:
-        proposer = self._make_proposer(sequence.token_ids, sequence.max_num_tokens)
+        token_ids, most = sequence.token_ids, sequence.max_num_tokens
+        proposer: Proposer
+        if self._outputs is not None:
+            proposer = SuffixProposer(token_ids, most, self._outputs, _key(sequence))
+        else:
+            proposer = self._make_proposer(token_ids, most)
         sequence.guesses = Guesses(sequence.token_ids, proposer)
         return sequence.guesses
 
@@ -82,3 +110,7 @@ class Speculator:
             if not is_worth_it or sequence.num_unread_tokens:
                 return ()
         return found[: guesses.num_likely(least)]
+
+
+def _key(sequence: Sequence) -> OutputsKey:
+    return OutputsKey(sequence.request.tenant, sequence.request.cache_root)

@@ -38,7 +38,11 @@ async def priced(
         async with (
             Bus.connect(common, name="workers") as bus,
             running_gateway(
-                common, bus, model_folder, ScriptedWorker(bus, cached=CACHED, speculated=SPECULATED), admin_key=ADMIN_KEY
+                common,
+                bus,
+                model_folder,
+                ScriptedWorker(bus, cached=CACHED, speculated=SPECULATED),
+                admin_key=ADMIN_KEY,
             ) as running,
         ):
             await admin(running, "POST", "prices", {"model": "tiny", **RATES})

@@ -112,8 +112,7 @@ def token_time_ms(worker: WorkerSnapshot, *, num_sequences: int, num_new_tokens:
     """
     speeds = worker.speeds
     per_sequence_ms = (
-        speeds.step_per_sequence_ms
-        + speeds.step_per_proposed_token_ms * speeds.proposed_per_decode
+        speeds.step_per_sequence_ms + speeds.step_per_proposed_token_ms * speeds.proposed_per_decode
     )
     step_ms = (
         speeds.step_base_ms

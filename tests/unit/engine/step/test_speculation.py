@@ -42,6 +42,11 @@ def collected(driver: EngineDriver, prompt: list[int], **fields: object) -> Coll
     return driver.run()["a"]
 
 
+def last_proposed(driver: EngineDriver, first: int) -> int:
+    """Return what was proposed in the steps from `first` on."""
+    return sum(result.stats.num_proposed_tokens for result in driver.results[first:])
+
+
 def num_proposed(driver: EngineDriver) -> int:
     return sum(result.stats.num_proposed_tokens for result in driver.results)
 
@@ -146,6 +151,53 @@ def test_what_was_accepted_is_said_of_each_sequence(tiny_model: LoadedModel) -> 
     assert last["a"].num_accepted_tokens == num_accepted(driver)
     assert last["b"].num_proposed_tokens == 0
     assert sum(len(output.token_ids) for output in outputs) == 61
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sampling", [LONG, DRAWN], ids=["greedy", "drawn"])
+def test_what_a_tenant_had_before_is_proposed_and_changes_no_bit(
+    tiny_folder: Path, dtype: str, sampling: SamplingParams
+) -> None:
+    model = load_model(tiny_folder, EngineConfig(dtype=dtype, max_model_len=100))
+    sampling = replace(sampling, num_logprobs=1)
+    plain, driver = make_driver(model), speculating(model)
+    for name, prompt in (("a", PROMPT), ("b", OTHER), ("c", PROMPT)):
+        for each in (plain, driver):
+            each.add(name, prompt, sampling=sampling, tenant=b"me")
+            each.run()
+        assert_equal(driver.sequences[name], plain.sequences[name])
+    first = len(driver.results)
+    driver.add("d", PROMPT, sampling=sampling, tenant=b"me")
+    assert_equal(driver.run()["d"], plain.sequences["a"])
+    assert len(driver.results) - first < 30, "the same question has the same answer"
+
+
+def test_no_tenant_is_proposed_what_another_one_had(tiny_model: LoadedModel) -> None:
+    """Not by its outputs, not by its prompts, not where the cache root alone differs."""
+    driver, alone = speculating(tiny_model), speculating(tiny_model)
+    for name in "ab":
+        driver.add(name, PROMPT, sampling=LONG, tenant=b"one")
+        driver.run()
+    assert last_proposed(driver, 0) > 0
+    expected = collected(alone, PROMPT, sampling=LONG, tenant=b"two")
+    for name, fields in {
+        "tenant": {"tenant": b"two"},
+        "nobody": {},
+        "salt": {"tenant": b"one", "cache_root": b"s" * 16},
+    }.items():
+        first = len(driver.results)
+        driver.add(name, PROMPT, sampling=LONG, **fields)
+        assert driver.run()[name].token_ids == expected.token_ids
+        assert last_proposed(driver, first) == num_proposed(alone)
+
+
+def test_without_memory_a_sequence_proposes_from_itself_alone(tiny_model: LoadedModel) -> None:
+    driver = speculating(tiny_model, speculation_output_bytes=0)
+    alone = collected(driver, PROMPT, sampling=LONG)
+    num_alone, first = num_proposed(driver), len(driver.results)
+    driver.add("b", PROMPT, sampling=LONG)
+    assert driver.run()["b"].token_ids == alone.token_ids
+    assert last_proposed(driver, first) == num_alone
 
 
 def test_only_what_was_accepted_is_reused(tiny_model: LoadedModel) -> None:
@@ -306,3 +358,5 @@ def test_an_unknown_way_is_refused(tiny_model: LoadedModel) -> None:
         make_driver(tiny_model, speculation="guess")
     with pytest.raises(InvalidConfigError, match="num_speculative_tokens is 0"):
         speculating(tiny_model, num_speculative_tokens=0)
+    with pytest.raises(InvalidConfigError, match="speculation_output_bytes is -1"):
+        speculating(tiny_model, speculation_output_bytes=-1)
