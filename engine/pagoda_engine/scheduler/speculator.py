@@ -5,6 +5,7 @@ Knows sequences, their proposers and what steps cost. Knows nothing of blocks, s
 
 from collections.abc import Sequence as SequenceOf
 
+from pagoda_engine.errors import TokenMaskError
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.speculation import (
@@ -103,13 +104,37 @@ class Speculator:
     def _of(self, sequence: Sequence, guesses: Guesses, least: float) -> SequenceOf[int]:
         # One token more is sampled, which may be the last.
         room = sequence.max_num_tokens - sequence.num_tokens - 1
-        found = guesses.look(min(self._max_tokens, room), counts_none=sequence.waits_for_tokens)
+        max_tokens = min(self._max_tokens, room)
+        found = guesses.look(max_tokens, counts_none=sequence.waits_for_tokens)
+        if sequence.request.token_mask is not None:  # it waits for its tokens anyway
+            must_come = _forced_with_logprobs(sequence)[:max_tokens]
+            return _that_may_come(sequence, must_come or found[: guesses.num_likely(least)])
         if self._overlaps:
             is_worth_it = guesses.num_expected(self._max_tokens) >= LEAST_OVERLAPPED
             sequence.waits_for_tokens = is_worth_it
             if not is_worth_it or sequence.num_unread_tokens:
                 return ()
         return found[: guesses.num_likely(least)]
+
+
+def _forced_with_logprobs(sequence: Sequence) -> SequenceOf[int]:
+    """Return what a grammar forces next where each token needs its logits, so is not output yet."""
+    mask = sequence.request.token_mask
+    if mask is None or sequence.request.sampling.num_logprobs is None:
+        return ()
+    return mask.forced(sequence.output_token_ids)
+
+
+def _that_may_come(sequence: Sequence, proposed: SequenceOf[int]) -> SequenceOf[int]:
+    """Return as many of the proposed tokens as the sequence's grammar lets follow."""
+    mask = sequence.request.token_mask
+    if mask is None or not proposed:
+        return ()
+    try:
+        sequence.masks_ahead = mask.ahead(sequence.output_token_ids, proposed)
+    except TokenMaskError:  # which the step's own row says again, and ends the sequence
+        return ()
+    return proposed[: len(sequence.masks_ahead) - 1]
 
 
 def _key(sequence: Sequence) -> OutputsKey:
