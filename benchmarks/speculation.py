@@ -15,12 +15,15 @@ that less. Where rounds differ in their steps the median of the rounds' ratios c
 where it gains nothing.
 `again`: greedy output of one of four prompts, which the tenant has asked before.
 `alike`: greedy output of prompts that all end alike and begin differently.
-In `text`, `varied`, `again` and `alike` all rounds are of the same tenants, in the others each is
-of new ones. Outputs of all engines are compared.
+`json`: the same, bound to a JSON schema, of which the grammar leaves only values open.
+In `repeats` and `loops` each round is of new tenants, in the others all are of the same ones.
+Outputs of all engines are compared.
 """
 
 import argparse
+import asyncio
 import itertools
+import json
 import random
 import statistics
 import time
@@ -30,15 +33,35 @@ from pathlib import Path
 from support.engine_driver import hash_block, make_request
 
 from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams, load_model
+from pagoda_worker.grammars import Grammars
 from pagoda_worker.heartbeat.speed_model import SpeedModel
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
 PROMPT_TOKENS = 96
 TEMPERATURES = {
     "repeats": 0.0, "loops": 0.0, "text": 1.0, "varied": 5.0, "again": 0.0, "alike": 0.0,
+    "json": 0.0,
 }  # fmt: skip
 ENGINES = {"off": {}, "own": {"speculation_output_bytes": 0}, "all": {}}
 NUM_QUESTIONS = 4
+SCHEMA = {
+    "type": "array",
+    "minItems": 3,
+    "maxItems": 3,
+    "x-guidance": {"whitespace_flexible": False},
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 24},
+            "kind": {"enum": ["castle", "ship", "crown", "sword"]},
+            "size": {"type": "integer", "minimum": 0, "maximum": 9999},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
+        },
+        "required": ["name", "kind", "size", "tags"],
+        "additionalProperties": False,
+    },
+}
+JSON = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
 TELL_STEPS = 50  # a worker tells its engine four times a second
 
 
@@ -64,7 +87,8 @@ class Round:
 class Bench:
     """An engine that knows how fast it is."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, model: LoadedModel, config: EngineConfig, grammars: Grammars) -> None:
+        self._grammars = grammars
         self.engine = Engine(model, config, hash_block=hash_block, clock=time.thread_time)
         self.speed = SpeedModel()
         self._numbers = itertools.count()
@@ -80,6 +104,7 @@ class Bench:
                 block_size=engine.config.block_size,
                 cache_root=bytes([i]) * 16,
                 tenant=f"{load} {number if is_new_tenant else 0}".encode(),
+                token_mask=asyncio.run(self._grammars.mask(JSON)) if load.name == "json" else None,
                 sampling=replace(load.sampling, seed=load.sampling.seed + number),
             )
             engine.add(request)
@@ -107,7 +132,7 @@ def prompt(name: str, i: int, number: int) -> list[int]:
     which = i if name != "again" else (i + number) % NUM_QUESTIONS
     phrase = [20 + (7 * which + j * j) % 180 for j in range(24)]
     tokens = (phrase * (PROMPT_TOKENS // 24))[:PROMPT_TOKENS]
-    if name == "alike":
+    if name in ("alike", "json"):
         rng = random.Random(f"{i} {number}")
         tokens = [20 + rng.randrange(180) for _ in range(24)] + (
             [20 + j * j % 180 for j in range(72)]
@@ -137,10 +162,14 @@ def main() -> None:
         "num_speculative_tokens": options.speculative_tokens,
     }
     model = load_model(options.model, EngineConfig(**config))
+    grammars = Grammars.load(
+        options.model, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
+    )
     benches = {
         name: Bench(
             model,
             EngineConfig(**config, **values, speculation="off" if name == "off" else "ngram"),
+            grammars,
         )
         for name, values in ENGINES.items()
     }
@@ -151,7 +180,7 @@ def main() -> None:
             temperature=TEMPERATURES[name],
             logit_bias=dict.fromkeys(range(30, 34), 60.0) if name == "loops" else {},
             seed=7,
-            ignore_eos=True,
+            ignore_eos=name != "json",
         )
         load = Load(name, batch, sampling)
         rounds: dict[str, list[Round]] = {engine: [] for engine in ENGINES}
@@ -163,13 +192,13 @@ def main() -> None:
             outputs = [rounds[engine][-1].tokens for engine in ENGINES]
             assert outputs[0] == outputs[1] == outputs[2], "speculation changed an output"
         kept = {engine: found[num_first:] for engine, found in rounds.items()}
-        print(line(load, kept, options.tokens), flush=True)
+        print(line(load, kept), flush=True)
 
 
-def line(load: Load, rounds: dict[str, list[Round]], num_tokens: int) -> str:
+def line(load: Load, rounds: dict[str, list[Round]]) -> str:
     """Return what one load gave."""
-    total = load.batch * (num_tokens - 1)
-    found = [f"{load.name:8} batch {load.batch:3}: {total / seconds(rounds['off']):7.0f} tokens/s"]
+    speed = max(sum(map(len, r.tokens)) / sum(r.seconds) for r in rounds["off"])
+    found = [f"{load.name:8} batch {load.batch:3}: {speed:7.0f} tokens/s"]
     for name in ("own", "all"):
         last = rounds[name][-1]
         found.append(
@@ -179,14 +208,9 @@ def line(load: Load, rounds: dict[str, list[Round]], num_tokens: int) -> str:
     return "; ".join(found)
 
 
-def seconds(rounds: list[Round]) -> float:
-    """Return what a round takes at least."""
-    return min(sum(r.seconds) for r in rounds)
-
-
 def ratio(off: list[Round], on: list[Round]) -> float:
     """Return how many times as fast rounds are."""
-    if len({len(r.seconds) for r in on}) == 1:
+    if len({len(r.seconds) for r in on}) == len({len(r.seconds) for r in off}) == 1:
         return least_seconds(off) / least_seconds(on)
     pairs = zip(off, on, strict=True)
     return statistics.median(sum(a.seconds) / sum(b.seconds) for a, b in pairs)

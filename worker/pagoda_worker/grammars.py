@@ -84,6 +84,7 @@ class GrammarMask:
         self._vocab_size = vocab_size
         self._is_alone = False  # shares its lexer states with no other sequence
         self._looks_ahead = True  # until a limit was reached there
+        self._forced: list[int] = []
         self._start(compiled)
 
     def bitmask(self, output_token_ids: Sequence[int]) -> TokenBits:
