@@ -48,7 +48,7 @@ from pagoda_engine.step.result import (
     StepResult,
     StepStats,
 )
-from pagoda_engine.token_mask import TokenBits, TokenMask, token_bits
+from pagoda_engine.token_mask import TokenBits, TokenMask, has_token, token_bits
 from pagoda_engine.validation import check_request
 
 __all__ = [
@@ -98,6 +98,7 @@ __all__ = [
     "UnsupportedModelError",
     "check_request",
     "device_name",
+    "has_token",
     "kv_layout",
     "load_engine",
     "load_model",

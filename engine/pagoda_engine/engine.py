@@ -37,6 +37,7 @@ from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
 from pagoda_engine.scheduler.speculator import Speculator
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
+from pagoda_engine.speculation import TenantOutputs
 from pagoda_engine.step.commit import commit_step, fail, final_output, take_tokens
 from pagoda_engine.step.compute_time import share_out
 from pagoda_engine.step.decode_graphs import Progress
@@ -136,7 +137,11 @@ class Engine:
         speculator = None
         if config.speculation != "off":
             overlaps = self._queue.lag > 0
-            speculator = Speculator(config.num_speculative_tokens, overlaps=overlaps)
+            speculator = Speculator(
+                config.num_speculative_tokens,
+                overlaps=overlaps,
+                outputs=TenantOutputs(config.speculation_output_bytes),
+            )
         self._scheduler = Scheduler(config, self._blocks, speculator)
         with self._queue.preparing():
             self._runner = Runner(

@@ -38,8 +38,10 @@ def check_config(config: EngineConfig) -> None:
             raise InvalidConfigError(name, value, "at least 1")
     if config.speculation not in SPECULATIONS:
         raise InvalidConfigError("speculation", config.speculation, " or ".join(SPECULATIONS))
-    if config.num_threads < 0:
-        raise InvalidConfigError("num_threads", config.num_threads, "at least 0")
+    for name in ("num_threads", "speculation_output_bytes"):
+        value = getattr(config, name)
+        if value < 0:
+            raise InvalidConfigError(name, value, "at least 0")
     sizes = config.graph_batch_sizes
     if sizes is not None and (not sizes or list(sizes) != sorted({*sizes}) or sizes[0] < 1):
         raise InvalidConfigError("graph_batch_sizes", sizes, "ascending numbers, at least 1")

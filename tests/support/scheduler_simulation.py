@@ -30,7 +30,7 @@ from pagoda_engine.speculation import MakeProposer
 from pagoda_engine.step.commit import commit_step
 from pagoda_engine.step.launched import ReadStep, verified
 from pagoda_engine.step.result import ComputedBlocks
-from pagoda_engine.token_mask import TokenBits
+from pagoda_engine.token_mask import TokenBits, has_token, token_bits
 from support.engine_driver import hash_block
 
 VOCAB_SIZE = 50
@@ -87,6 +87,21 @@ class ForcesRuns:
 
     def bitmask(self, output_token_ids: SequenceOf[int]) -> TokenBits:
         raise AssertionError("nothing is sampled here")
+
+    def ahead(
+        self, output_token_ids: SequenceOf[int], proposed: SequenceOf[int]
+    ) -> list[TokenBits]:
+        output = [*output_token_ids]
+        masks = [self._allowed(output)]
+        for token_id in proposed:
+            if not has_token(masks[-1], token_id):
+                break
+            output.append(token_id)
+            masks.append(self._allowed(output))
+        return masks
+
+    def _allowed(self, output_token_ids: SequenceOf[int]) -> TokenBits:
+        return token_bits([*self.forced(output_token_ids)][:1] or range(VOCAB_SIZE), VOCAB_SIZE)
 
     def forced(self, output_token_ids: SequenceOf[int]) -> SequenceOf[int]:
         index = len(output_token_ids) % 16
@@ -222,6 +237,7 @@ class Simulation:
             assert sequence.num_unread_tokens <= self.lag
             known, block_ids = sequence.token_ids[:end], list(sequence.block_ids)
             proposed = entry.proposed
+            assert sequence.beams is None or not proposed, "a beam search was proposed tokens"
             copies = [] if sequence.beams is None else sequence.beams.take_copies()
             first, samples = entry.first_token, entry.samples
             rows.append(Row(sequence, known, proposed, block_ids, first, end, samples, copies))

@@ -71,6 +71,7 @@ class ScriptedWorker:
         finish_error: ends every sequence at `gate_index`.
         finish_reason: with this reason.
         cached: prompt tokens reported as reused (device).
+        speculated: proposed and accepted tokens that it reports for each output token.
         logprob_of: the log probability of a token that it says.
         requests, cancels, probes: everything that came.
     """
@@ -85,6 +86,7 @@ class ScriptedWorker:
     finish_error: str = ""
     finish_reason: "pb.FinishReason.ValueType" = pb.FINISH_REASON_ERROR
     cached: int = 0
+    speculated: tuple[int, int] = (0, 0)
     logprob_of: Callable[[int], float] = lambda _token_id: -0.5
     worker_id: str = field(default_factory=lambda: new_worker_id("decode"))
     epoch: str = field(default_factory=new_epoch)
@@ -281,6 +283,9 @@ class ScriptedWorker:
             frame.cached.device = self.cached
             frame.stages.prefill_compute_ms = 2.0
         running.index += 1
+        num_published = running.index - len(request.output_token_ids)
+        frame.num_proposed_tokens = num_published * self.speculated[0]
+        frame.num_accepted_tokens = num_published * self.speculated[1]
         stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {self.eos_id})
         if token_id in stops and running.index > sampling.min_tokens:
             frame.finish_reason = pb.FINISH_REASON_STOP

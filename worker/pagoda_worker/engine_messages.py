@@ -186,6 +186,8 @@ def frame(sequence: LiveSequence, output: SequenceOutput) -> generate_pb2.Frame:
         logprobs=map(position_logprobs, output.logprobs),
         error=output.error,
         embedding=output.embedding,
+        num_proposed_tokens=output.num_proposed_tokens,
+        num_accepted_tokens=output.num_accepted_tokens,
         hypotheses=map(_hypothesis, output.hypotheses),
     )
     if output.finish_reason is not None:

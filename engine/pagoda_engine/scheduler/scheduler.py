@@ -171,6 +171,8 @@ class Scheduler:
                 raise AssertionError(f"sequence {sequence.sequence_id!r} finished twice")
         if sequence.block_ids:
             self.blocks.free(sequence)
+        if self._speculator is not None:
+            self._speculator.learn(sequence)
         sequence.leave_steps(SequenceState.FINISHED)
         self._flows.remove(sequence)
         if sequence.flow not in self._flows:

@@ -11,6 +11,7 @@ from pagoda_engine.sampling.sampling_state import SamplingState
 from pagoda_engine.scheduler.beams import Beams
 from pagoda_engine.sequence_request import SequenceRequest
 from pagoda_engine.speculation import Guesses
+from pagoda_engine.token_mask import TokenBits
 
 MAX_INTERACTIVE_PRIORITY = 1000
 """Sequences with a higher number are in the background: those of batches."""
@@ -80,7 +81,9 @@ class Sequence:
         num_prefilled_tokens: computed by those steps as prefill; again after a preemption.
         can_speculate: what its tokens are chosen by follows from the tokens before, or from
             nothing: so several can be chosen in one step. Penalties count on the device what each
-            step has chosen, grammars go forward only.
+            step has chosen.
+        masks_ahead: where a grammar says which tokens may come, those that may come next, and
+            those behind each token that is proposed in the step that is being prepared.
         guesses: its proposals; None until it is decoded, and while it waits.
         waits_for_tokens: it sits out a step whenever its last token is unread, so that something
             can be proposed.
@@ -107,6 +110,7 @@ class Sequence:
         "is_import_pending",
         "last_step",
         "leader",
+        "masks_ahead",
         "max_num_tokens",
         "num_accepted_tokens",
         "num_announced_blocks",
@@ -175,11 +179,12 @@ class Sequence:
         self.can_speculate = not (
             request.prefill_only
             or beams is not None
-            or request.token_mask is not None
+            or (request.token_mask is not None and request.sampling.allowed_token_ids)
             or request.sampling.bad_words
             or sampling_state.has_penalties
             or sampling_state.penalises_repeats
         )
+        self.masks_ahead: list[TokenBits] = []
         self.guesses: Guesses | None = None
         self.waits_for_tokens = False
         self.num_proposed_tokens = 0

@@ -158,7 +158,7 @@ def _commit_tokens(
         logprobs = (token.logprobs for token in sampled[: len(output.token_ids)])
         output = replace(output, logprobs=tuple(filter(None, logprobs)))
     if scheduled.proposed:
-        output = _keep_accepted(scheduler, sequence, output)
+        output = _keep_accepted(scheduler, sequence, output, len(sampled))
     sequence.has_ended = output.finish_reason is not None
     _leave_steps(scheduler, sequence)
     return output
@@ -176,10 +176,11 @@ def _commit_hypotheses(scheduler: Scheduler, sequence: Sequence) -> SequenceOutp
 
 
 def _keep_accepted(
-    scheduler: Scheduler, sequence: Sequence, output: SequenceOutput
+    scheduler: Scheduler, sequence: Sequence, output: SequenceOutput, num_sampled: int
 ) -> SequenceOutput:
     """Count the proposed tokens that are output, whose KV is there; what the others had is free."""
-    num_accepted = len(output.token_ids) - 1  # the last one was not computed
+    # The last one was not computed, nor was what is forced behind it.
+    num_accepted = min(len(output.token_ids), num_sampled) - 1
     sequence.num_accepted_tokens += num_accepted
     if sequence.state is SequenceState.RUNNING:
         sequence.num_launched_tokens += num_accepted

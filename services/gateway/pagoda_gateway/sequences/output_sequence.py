@@ -90,6 +90,9 @@ class OutputSequence:
         self.matched_stop: str | int | None = None
         self.cached: generate_pb2.CachedTokens | None = None
         self.stages = dict.fromkeys(_STAGE_NAMES, 0.0)
+        self.num_proposed_tokens = 0  # verified, in all attempts
+        self.num_accepted_tokens = 0  # of them, those that the workers output
+        self._speculated_before = (0, 0)  # of both, in earlier attempts
         self.first_token_seconds: float | None = None
         self.last_token_seconds: float | None = None
         self.attempt = 0
@@ -180,6 +183,7 @@ class OutputSequence:
     def begin_attempt(self, attempt: int) -> None:
         """Take frames of this attempt only, from now on."""
         self.attempt = attempt
+        self._speculated_before = self.num_proposed_tokens, self.num_accepted_tokens
         self.worker_id = ""
         self.is_handed_over = False
         self.has_progressed = self.is_ended_by_worker = False
@@ -231,6 +235,8 @@ class OutputSequence:
         if frame.attempt != self.attempt or self.attention.is_set():
             return
         self.hear()
+        if frame.num_proposed_tokens:
+            self._note_speculation(frame)
         first_index = frame.first_index
         if (
             self._is_text_only
@@ -428,6 +434,16 @@ class OutputSequence:
         if frame.HasField("stages"):
             for name in _STAGE_NAMES:
                 self.stages[name] += getattr(frame.stages, name)
+
+    def _note_speculation(self, frame: generate_pb2.Frame) -> None:
+        """Frames count from the attempt's beginning on, and may come in any order."""
+        num_proposed, num_accepted = self._speculated_before
+        self.num_proposed_tokens = max(
+            self.num_proposed_tokens, num_proposed + frame.num_proposed_tokens
+        )
+        self.num_accepted_tokens = max(
+            self.num_accepted_tokens, num_accepted + frame.num_accepted_tokens
+        )
 
     def _note_times(self) -> None:
         self.has_progressed = True

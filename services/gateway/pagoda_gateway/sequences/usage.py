@@ -108,4 +108,6 @@ def close_record(
         worker_ids=context.worker_ids,
         gateway_tokenize_ms=identity.tokenize_ms,
         gateway_route_ms=route_ms,
+        num_proposed_tokens=sum(sequence.num_proposed_tokens for sequence in sequences),
+        num_accepted_tokens=sum(sequence.num_accepted_tokens for sequence in sequences),
     )

@@ -228,6 +228,26 @@ def test_random_runs_with_beam_searches_keep_every_invariant(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
+@pytest.mark.parametrize("num_tenants", [1, 3])
+@pytest.mark.parametrize("number", range(3))
+def test_beam_searches_beside_those_that_speculate_keep_every_invariant(
+    seed: int, number: int, num_tenants: int, lag: int
+) -> None:
+    caller = RandomCaller(
+        seed + number,
+        lag=lag,
+        enable_prefix_caching=True,
+        num_tenants=num_tenants,
+        speculates=True,
+        searches=True,
+    )
+    caller.run(num_sequences=150, max_steps=6000)
+    caller.check()
+    assert caller.simulation.num_beam_rows > 100
+
+
+@pytest.mark.slow
 def test_random_runs_do_speculate_and_are_wrong() -> None:
     caller = RandomCaller(1, lag=1, enable_prefix_caching=True, speculates=True)
     caller.run(num_sequences=200, max_steps=6000)

@@ -30,6 +30,10 @@ def alone(model: LoadedModel, prompt: list[int], **fields: object) -> tuple[Hypo
     return driver.run()["a"].hypotheses
 
 
+def num_proposed(driver: EngineDriver) -> int:
+    return sum(result.stats.num_proposed_tokens for result in driver.results)
+
+
 @pytest.fixture
 def queue(seed: int) -> Iterator[ThreadQueue]:
     queue = ThreadQueue(seed)
@@ -54,6 +58,27 @@ def test_the_prompt_is_computed_once_and_beams_share_its_blocks(tiny_model: Load
 def test_a_width_of_one_is_greedy(tiny_model: LoadedModel) -> None:
     (hypothesis,) = alone(tiny_model, PROMPT, width=1, max_tokens=6)
     assert list(hypothesis.token_ids) == greedy_tokens(tiny_model, PROMPT)
+
+
+def test_nothing_is_proposed_to_a_search_and_nothing_learnt_of_it(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model, speculation="ngram", num_blocks=64)
+    untaught = make_driver(tiny_model, speculation="ngram", num_blocks=64)
+    untaught.add("told", PROMPT, sampling=greedy(20))
+    untaught.run()
+    driver.add("search", PROMPT, sampling=searched(width=1, max_tokens=20))
+    driver.run()
+    driver.add("told", PROMPT, sampling=greedy(20))
+    driver.run()
+    said, expected = driver.sequences["told"], untaught.sequences["told"]
+    assert said.token_ids == expected.token_ids
+    assert num_proposed(driver) == num_proposed(untaught), "the search taught something"
+    before = num_proposed(driver)
+    driver.add("again", PROMPT, sampling=searched(max_tokens=20))
+    assert driver.run()["again"].hypotheses == alone(tiny_model, PROMPT, max_tokens=20)
+    assert num_proposed(driver) == before
+    driver.add("retold", PROMPT, sampling=greedy(20))
+    driver.run()
+    assert num_proposed(driver) > before, "there was something to propose"
 
 
 def test_overlapped_steps_and_graphs_find_the_same(

@@ -320,3 +320,17 @@ async def test_a_failed_search_is_its_leaders(tokenizer: ModelTokenizer) -> None
     leader.take(frame(0, [], attempt=1, finish_reason=pb.FINISH_REASON_ERROR, error="broken"))
     assert leader.error == "broken"
     assert not follower.attention.is_set()
+
+
+async def test_what_was_speculated_is_the_sum_over_attempts(tokenizer: ModelTokenizer) -> None:
+    sequence = make(tokenizer)
+    sequence.take(frame(1, [11], num_proposed_tokens=7, num_accepted_tokens=2))
+    sequence.take(frame(0, [10], num_proposed_tokens=3, num_accepted_tokens=1))
+    assert (sequence.num_proposed_tokens, sequence.num_accepted_tokens) == (7, 2)
+    sequence.begin_attempt(1)
+    sequence.take(frame(2, [12], num_proposed_tokens=50, num_accepted_tokens=50))
+    assert (sequence.num_proposed_tokens, sequence.num_accepted_tokens) == (7, 2), "too late"
+    sequence.take(frame(2, [12], attempt=1, num_proposed_tokens=4, num_accepted_tokens=3))
+    sequence.take(frame(3, [13], attempt=1))
+    assert (sequence.num_proposed_tokens, sequence.num_accepted_tokens) == (11, 5)
+    sequence.close()

@@ -857,6 +857,8 @@ class Frame(_message.Message):
     FIRST_PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     EMBEDDING_FIELD_NUMBER: _builtins.int
+    NUM_PROPOSED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     HYPOTHESES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     sequence_index: _builtins.int
@@ -873,6 +875,10 @@ class Frame(_message.Message):
     """which prompt token prompt_logprobs[0] is of"""
     embedding: _builtins.bytes
     """of the prompt: float32, little endian, of length 1; with FINISH_REASON_STOP and no token"""
+    num_proposed_tokens: _builtins.int
+    """verified for this attempt up to here"""
+    num_accepted_tokens: _builtins.int
+    """of them, those that are in the output"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -912,11 +918,13 @@ class Frame(_message.Message):
         first_prompt_index: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[Global___PositionLogprobs] | None = ...,
         embedding: _builtins.bytes = ...,
+        num_proposed_tokens: _builtins.int = ...,
+        num_accepted_tokens: _builtins.int = ...,
         hypotheses: _abc.Iterable[Global___Hypothesis] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id", "cached", b"cached", "matched_stop_token_id", b"matched_stop_token_id", "stages", b"stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id", "attempt", b"attempt", "cached", b"cached", "embedding", b"embedding", "error", b"error", "finish_reason", b"finish_reason", "first_index", b"first_index", "first_prompt_index", b"first_prompt_index", "hypotheses", b"hypotheses", "logprobs", b"logprobs", "matched_stop_token_id", b"matched_stop_token_id", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sequence_index", b"sequence_index", "stages", b"stages", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id", "attempt", b"attempt", "cached", b"cached", "embedding", b"embedding", "error", b"error", "finish_reason", b"finish_reason", "first_index", b"first_index", "first_prompt_index", b"first_prompt_index", "hypotheses", b"hypotheses", "logprobs", b"logprobs", "matched_stop_token_id", b"matched_stop_token_id", "num_accepted_tokens", b"num_accepted_tokens", "num_proposed_tokens", b"num_proposed_tokens", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sequence_index", b"sequence_index", "stages", b"stages", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_stop_token_id: _TypeAlias = _typing.Literal["matched_stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__matched_stop_token_id: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id"]  # noqa: Y015
