@@ -2,32 +2,66 @@
 
     PYTHONPATH=tests OMP_NUM_THREADS=1 python benchmarks/speculation.py [--model FOLDER]
 
-No network. Both engines share the weights and know how long their steps take, as a worker's does.
-Rounds alternate between them. Times are CPU seconds of the thread that steps, which does all the
-work, and of rounds of as many steps each step's least counts: a busy machine disturbs that less.
+No network. All engines share the weights and know how long their steps take, as a worker's does:
+one without, one whose sequences propose from themselves (`own`), one from their tenant's outputs
+too (`all`). Rounds alternate between them. Times are CPU seconds of the thread that steps, which
+does all the work, and of rounds of as many steps each step's least counts: a busy machine disturbs
+that less. Where rounds differ in their steps the median of the rounds' ratios counts.
 
 `repeats`: greedy output of a prompt that repeats itself, which with the demo model soon does too.
 `loops`: the same, of four tokens alone: models of random weights do not repeat themselves else.
 `text`: tokens drawn as the model has them, which repeat pairs and little more.
 `varied`: tokens drawn at a high temperature, which nothing can foresee: what speculation costs
-where it gains nothing. Outputs of both are compared.
+where it gains nothing.
+`again`: greedy output of one of four prompts, which the tenant has asked before.
+`alike`: greedy output of prompts that all end alike and begin differently.
+`json`: the same, bound to a JSON schema, of which the grammar leaves only values open.
+In `repeats` and `loops` each round is of new tenants, in the others all are of the same ones.
+Outputs of all engines are compared.
 """
 
 import argparse
+import asyncio
 import itertools
+import json
+import random
+import statistics
 import time
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from support.engine_driver import hash_block, make_request
 
 from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams, load_model
+from pagoda_worker.grammars import Grammars
 from pagoda_worker.heartbeat.speed_model import SpeedModel
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
 PROMPT_TOKENS = 96
-TEMPERATURES = {"repeats": 0.0, "loops": 0.0, "text": 1.0, "varied": 5.0}
+TEMPERATURES = {
+    "repeats": 0.0, "loops": 0.0, "text": 1.0, "varied": 5.0, "again": 0.0, "alike": 0.0,
+    "json": 0.0,
+}  # fmt: skip
+ENGINES = {"off": {}, "own": {"speculation_output_bytes": 0}, "all": {}}
+NUM_QUESTIONS = 4
+SCHEMA = {
+    "type": "array",
+    "minItems": 3,
+    "maxItems": 3,
+    "x-guidance": {"whitespace_flexible": False},
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 24},
+            "kind": {"enum": ["castle", "ship", "crown", "sword"]},
+            "size": {"type": "integer", "minimum": 0, "maximum": 9999},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
+        },
+        "required": ["name", "kind", "size", "tags"],
+        "additionalProperties": False,
+    },
+}
+JSON = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
 TELL_STEPS = 50  # a worker tells its engine four times a second
 
 
@@ -53,22 +87,25 @@ class Round:
 class Bench:
     """An engine that knows how fast it is."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, model: LoadedModel, config: EngineConfig, grammars: Grammars) -> None:
+        self._grammars = grammars
         self.engine = Engine(model, config, hash_block=hash_block, clock=time.thread_time)
         self.speed = SpeedModel()
         self._numbers = itertools.count()
 
-    def run(self, load: Load) -> Round:
-        """Serve it once, and time its decode steps."""
+    def run(self, load: Load, number: int) -> Round:
+        """Serve it for the so manieth time, and time its decode steps."""
         engine, outputs = self.engine, dict[str, list[int]]()
+        is_new_tenant = load.name in ("repeats", "loops")
         for i in range(load.batch):
-            phrase = [20 + (7 * i + j * j) % 180 for j in range(24)]
             request = make_request(
                 f"{next(self._numbers)}",
-                (phrase * (PROMPT_TOKENS // 24))[:PROMPT_TOKENS],
+                prompt(load.name, i, number),
                 block_size=engine.config.block_size,
                 cache_root=bytes([i]) * 16,
-                sampling=load.sampling,
+                tenant=f"{load} {number if is_new_tenant else 0}".encode(),
+                token_mask=asyncio.run(self._grammars.mask(JSON)) if load.name == "json" else None,
+                sampling=replace(load.sampling, seed=load.sampling.seed + number),
             )
             engine.add(request)
             outputs[request.sequence_id] = []
@@ -88,6 +125,19 @@ class Bench:
                 engine.set_step_cost(cost)
         found.tokens = list(outputs.values())
         return found
+
+
+def prompt(name: str, i: int, number: int) -> list[int]:
+    """Return what sequence `i` of a round asks."""
+    which = i if name != "again" else (i + number) % NUM_QUESTIONS
+    phrase = [20 + (7 * which + j * j) % 180 for j in range(24)]
+    tokens = (phrase * (PROMPT_TOKENS // 24))[:PROMPT_TOKENS]
+    if name in ("alike", "json"):
+        rng = random.Random(f"{i} {number}")
+        tokens = [20 + rng.randrange(180) for _ in range(24)] + (
+            [20 + j * j % 180 for j in range(72)]
+        )
+    return tokens
 
 
 def main() -> None:
@@ -112,8 +162,17 @@ def main() -> None:
         "num_speculative_tokens": options.speculative_tokens,
     }
     model = load_model(options.model, EngineConfig(**config))
-    off = Bench(model, EngineConfig(**config))
-    on = Bench(model, EngineConfig(**config, speculation="ngram"))
+    grammars = Grammars.load(
+        options.model, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
+    )
+    benches = {
+        name: Bench(
+            model,
+            EngineConfig(**config, **values, speculation="off" if name == "off" else "ngram"),
+            grammars,
+        )
+        for name, values in ENGINES.items()
+    }
     print(f"{options.model.name}, {model.dtype}, {options.tokens} tokens, {options.rounds} rounds")
     for name, batch in itertools.product(options.loads, options.batches):
         sampling = SamplingParams(
@@ -121,34 +180,45 @@ def main() -> None:
             temperature=TEMPERATURES[name],
             logit_bias=dict.fromkeys(range(30, 34), 60.0) if name == "loops" else {},
             seed=7,
-            ignore_eos=True,
+            ignore_eos=name != "json",
         )
         load = Load(name, batch, sampling)
-        rounds = [(off.run(load), on.run(load)) for _ in range(options.rounds)]
-        assert all(a.tokens == b.tokens for a, b in rounds), "speculation changed an output"
-        print(line(load, [a for a, _ in rounds], [b for _, b in rounds], options.tokens))
+        rounds: dict[str, list[Round]] = {engine: [] for engine in ENGINES}
+        # What is asked again must have been asked before.
+        num_first = NUM_QUESTIONS if name == "again" else 0
+        for number in range(num_first + options.rounds):
+            for engine, bench in benches.items():
+                rounds[engine].append(bench.run(load, number))
+            outputs = [rounds[engine][-1].tokens for engine in ENGINES]
+            assert outputs[0] == outputs[1] == outputs[2], "speculation changed an output"
+        kept = {engine: found[num_first:] for engine, found in rounds.items()}
+        print(line(load, kept), flush=True)
 
 
-def line(load: Load, off: list[Round], on: list[Round], num_tokens: int) -> str:
+def line(load: Load, rounds: dict[str, list[Round]]) -> str:
     """Return what one load gave."""
-    fastest, faster = least_seconds(off), least_seconds(on)
-    total = load.batch * (num_tokens - 1)
-    last = on[-1]
-    accepted = f"{last.num_accepted} of {last.num_proposed} proposed tokens accepted"
-    return (
-        f"{load.name:8} batch {load.batch:3}: {total / fastest:7.0f} tokens/s without, "
-        f"{total / faster:7.0f} with: {fastest / faster:.3f} times; "
-        f"{len(last.seconds)} steps, not {len(off[-1].seconds)}, {accepted}"
-    )
+    speed = max(sum(map(len, r.tokens)) / sum(r.seconds) for r in rounds["off"])
+    found = [f"{load.name:8} batch {load.batch:3}: {speed:7.0f} tokens/s"]
+    for name in ("own", "all"):
+        last = rounds[name][-1]
+        found.append(
+            f"{name} {ratio(rounds['off'], rounds[name]):.3f} times, {len(last.seconds)} steps, "
+            f"{last.num_accepted} of {last.num_proposed} accepted"
+        )
+    return "; ".join(found)
+
+
+def ratio(off: list[Round], on: list[Round]) -> float:
+    """Return how many times as fast rounds are."""
+    if len({len(r.seconds) for r in on}) == len({len(r.seconds) for r in off}) == 1:
+        return least_seconds(off) / least_seconds(on)
+    pairs = zip(off, on, strict=True)
+    return statistics.median(sum(a.seconds) / sum(b.seconds) for a, b in pairs)
 
 
 def least_seconds(rounds: list[Round]) -> float:
-    """Return what the steps took at least, by the rounds of the commonest number of steps."""
-    alike = Counter(len(r.seconds) for r in rounds)
-    num_steps, _ = alike.most_common(1)[0]
-    return sum(
-        map(min, zip(*(r.seconds for r in rounds if len(r.seconds) == num_steps), strict=True))
-    )
+    """Return what the steps took at least, of rounds of as many steps."""
+    return sum(map(min, zip(*(r.seconds for r in rounds), strict=True)))
 
 
 if __name__ == "__main__":

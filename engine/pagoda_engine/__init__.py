@@ -29,8 +29,9 @@ from pagoda_engine.errors import (
     UnsupportedModelError,
 )
 from pagoda_engine.models.model_folder import LoadedModel, load_model
+from pagoda_engine.sampling.beam_search import Hypothesis
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
-from pagoda_engine.sampling_params import SamplingParams
+from pagoda_engine.sampling_params import BeamSearchParams, EarlyStopping, SamplingParams
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
@@ -47,7 +48,7 @@ from pagoda_engine.step.result import (
     StepResult,
     StepStats,
 )
-from pagoda_engine.token_mask import TokenBits, TokenMask, token_bits
+from pagoda_engine.token_mask import TokenBits, TokenMask, has_token, token_bits
 from pagoda_engine.validation import check_request
 
 __all__ = [
@@ -56,17 +57,20 @@ __all__ = [
     "AdapterNotLoadedError",
     "AdapterSlots",
     "AdapterTable",
+    "BeamSearchParams",
     "BlockHasher",
     "BlockPoolError",
     "CheckpointError",
     "ComputedBlocks",
     "ComputedLayers",
+    "EarlyStopping",
     "Engine",
     "EngineConfig",
     "EngineError",
     "EngineLoad",
     "EngineOptions",
     "FinishReason",
+    "Hypothesis",
     "InvalidConfigError",
     "InvalidSequenceError",
     "KvCache",
@@ -94,6 +98,7 @@ __all__ = [
     "UnsupportedModelError",
     "check_request",
     "device_name",
+    "has_token",
     "kv_layout",
     "load_engine",
     "load_model",

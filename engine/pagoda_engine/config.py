@@ -37,9 +37,12 @@ class EngineConfig:
             chosen up to max_num_seqs.
         num_layer_groups: parts in which a prefill_only sequence's KV is reported while its forward
             runs (see `Engine`); 1: not before the forward has ended.
-        speculation: ``off`` | ``ngram``: propose tokens that followed the same ones before, and
-            verify several in one step. Outputs stay the same.
+        speculation: ``off`` | ``ngram``: propose tokens that followed the same ones before, in the
+            sequence or in its tenant's outputs, and verify several in one step. Outputs stay the
+            same.
         num_speculative_tokens: proposed for a sequence in one step at most.
+        speculation_output_bytes: for what tenants' outputs said, 544 KiB each; less than one
+            needs: a sequence proposes from itself alone.
     """
 
     block_size: int = 16
@@ -60,6 +63,7 @@ class EngineConfig:
     num_layer_groups: int = 1
     speculation: str = "off"
     num_speculative_tokens: int = 7
+    speculation_output_bytes: int = 32 << 20
 
     @property
     def max_num_rows(self) -> int:

@@ -27,6 +27,8 @@ from pagoda_engine.errors import (
 )
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling import SampleRow, SamplingState
+from pagoda_engine.sampling.beam_search import BeamSearch
+from pagoda_engine.scheduler.beams import Beams
 from pagoda_engine.scheduler.rest import SharedProcessors, rest_after
 from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
 from pagoda_engine.scheduler.scheduler import Scheduler
@@ -35,6 +37,7 @@ from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
 from pagoda_engine.scheduler.speculator import Speculator
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
+from pagoda_engine.speculation import TenantOutputs
 from pagoda_engine.step.commit import commit_step, fail, final_output, take_tokens
 from pagoda_engine.step.compute_time import share_out
 from pagoda_engine.step.decode_graphs import Progress
@@ -134,7 +137,11 @@ class Engine:
         speculator = None
         if config.speculation != "off":
             overlaps = self._queue.lag > 0
-            speculator = Speculator(config.num_speculative_tokens, overlaps=overlaps)
+            speculator = Speculator(
+                config.num_speculative_tokens,
+                overlaps=overlaps,
+                outputs=TenantOutputs(config.speculation_output_bytes),
+            )
         self._scheduler = Scheduler(config, self._blocks, speculator)
         with self._queue.preparing():
             self._runner = Runner(
@@ -199,7 +206,7 @@ class Engine:
         if num_waiting >= self.config.max_num_waiting:
             raise QueueFullError(num_waiting, self.config.max_num_waiting)
         self._num_arrivals += 1
-        sampling_state = SamplingState(request.sampling, eos_token_ids=self.model.eos_token_ids)
+        sampling_state, beams = self._sampling(request)
         self._scheduler.add(
             Sequence(
                 request,
@@ -208,6 +215,7 @@ class Engine:
                 sampling_state=sampling_state,
                 is_import_pending=request.kv_source is KvSource.IMPORT,
                 adapter_slot=adapter_slot,
+                beams=beams,
             )
         )
 
@@ -388,6 +396,23 @@ class Engine:
         """Recount everything from first principles; AssertionError if anything differs."""
         self._scheduler.check_invariants()
 
+    def _sampling(self, request: SequenceRequest) -> tuple[SamplingState, Beams | None]:
+        """Return what chooses the sequence's tokens, and its search if it is one."""
+        params, eos_token_ids = request.sampling, self.model.eos_token_ids
+        state = SamplingState(params, eos_token_ids=eos_token_ids)
+        if params.beam_search is None:
+            return state, None
+        search = BeamSearch(
+            params.beam_search,
+            max_tokens=min(params.max_tokens, self.max_model_len - len(request.prompt_token_ids)),
+            min_tokens=params.min_tokens,
+            stop_token_ids=state.stop_token_ids,
+            num_logprobs=params.num_logprobs,
+        )
+        num_logprobs = max(search.num_candidates, params.num_logprobs or 0)
+        params = replace(params, num_logprobs=num_logprobs, min_tokens=0)
+        return SamplingState(params, eos_token_ids=eos_token_ids), Beams(search)
+
     def _adapter_slot(self, digest: bytes) -> int:
         slot = NO_ADAPTER
         if digest:
@@ -410,7 +435,9 @@ class Engine:
                 return scheduled
             export = self._layer_export
             on_layer = None if export is None else export.of_batch(batch)
-            step = self._runner.prepare(batch, rows, on_layer=on_layer)
+            searches = (b for entry in batch if (b := entry.sequence.beams) is not None)
+            copies = [pair for beams in searches for pair in beams.take_copies()]
+            step = self._runner.prepare(batch, rows, copies=copies, on_layer=on_layer)
         sampled_rows = iter(step.row_of)
         for entry in batch:
             row = next(sampled_rows) if entry.samples else None

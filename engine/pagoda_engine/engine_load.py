@@ -12,7 +12,8 @@ class EngineLoad:
 
     Attributes:
         num_waiting: sequences without blocks: new or preempted.
-        num_running: sequences that prefill, decode or wait for an import.
+        num_running: sequences that prefill, decode or wait for an import; a beam search counts as
+            one for each beam.
         num_waiting_tokens: tokens of all these that must be computed before their next output
             token, except for the one that every decode computes anyway.
         num_blocks: blocks of the pool.
@@ -35,9 +36,11 @@ class EngineLoad:
             waiting_tokens += sequence.num_uncomputed_tokens - (not sequence.is_prefilling)
         return cls(
             num_waiting=len(scheduler.waiting),
-            num_running=len(scheduler.running) + len(scheduler.importing),
+            num_running=scheduler.num_taken_seats,
             num_waiting_tokens=waiting_tokens,
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free_blocks,
-            num_context_tokens=sum(s.num_computed_tokens for s in scheduler.running),
+            num_context_tokens=sum(
+                s.num_computed_tokens * len(s.members) for s in scheduler.running
+            ),
         )

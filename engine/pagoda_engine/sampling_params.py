@@ -2,6 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    """Search for the likeliest outputs, in place of choosing one token after the other.
+
+    Attributes:
+        width: outputs that are followed at a time, and returned in the end; >= 1.
+        length_penalty: an output's score is its log probability divided by its length to this
+            power, so that above 0 longer ones gain and below 0 shorter ones.
+        early_stopping: as in transformers. True: the search ends with the first `width` outputs
+            that have ended. False: once none that goes on scores more as it is than the worst of
+            those. "never": once none can come to score more.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +73,7 @@ class SamplingParams:
         bad_words: sequences of tokens; the last token of one is not chosen where the output ends
             with those before it. Each token must be known before the next, as with a grammar.
         embed: the prompt's embedding is returned, and no token; needs max_tokens 0.
+        beam_search: None = off. With it the temperature is 0, and nothing else changes logits.
     """
 
     max_tokens: int
@@ -82,3 +104,4 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     embed: bool = False
+    beam_search: BeamSearchParams | None = None

@@ -38,6 +38,30 @@ class TokenMask(Protocol):
         """
         ...
 
+    def ahead(
+        self, output_token_ids: Sequence[int], proposed_token_ids: Sequence[int]
+    ) -> list[TokenBits]:
+        """Return what may come next, and what behind each of the tokens that may follow.
+
+        The first is `bitmask`, the next one what `bitmask` would be behind the first proposed
+        token, and so on, up to the first proposed token that may not come, or behind which it
+        cannot be told what may. Where a token is forced it alone is in the set. The sequence has
+        gone no step further.
+
+        Args:
+            output_token_ids: the whole output so far; not to be kept.
+            proposed_token_ids: what might come next; none of them may be chosen yet.
+
+        Raises:
+            TokenMaskError: as `bitmask`.
+        """
+        ...
+
+
+def has_token(bits: TokenBits, token_id: int) -> bool:
+    """Tell whether a token is in a set."""
+    return bool(bits[token_id >> 5] >> (token_id & 31) & 1)
+
 
 def token_bits(token_ids: Collection[int], vocab_size: int) -> TokenBits:
     """Return int32 ``[ceil(vocab_size / 32)]`` with these tokens, all below `vocab_size`."""

@@ -16,7 +16,9 @@ from pagoda_engine.sequence_request import KvSource, SequenceRequest
 _HASH_BYTES = 16
 _MAX_SEED = 2**64
 _MAX_TOP_K = 2**31
+_MAX_LENGTH_PENALTY = 10.0
 _MIN_WEIGHT, _MAX_WEIGHT = 0.01, 100.0
+_SEARCHED = SamplingParams(max_tokens=1)  # what a beam search leaves as it is
 
 
 def check_config(config: EngineConfig) -> None:
@@ -36,8 +38,10 @@ def check_config(config: EngineConfig) -> None:
             raise InvalidConfigError(name, value, "at least 1")
     if config.speculation not in SPECULATIONS:
         raise InvalidConfigError("speculation", config.speculation, " or ".join(SPECULATIONS))
-    if config.num_threads < 0:
-        raise InvalidConfigError("num_threads", config.num_threads, "at least 0")
+    for name in ("num_threads", "speculation_output_bytes"):
+        value = getattr(config, name)
+        if value < 0:
+            raise InvalidConfigError(name, value, "at least 0")
     sizes = config.graph_batch_sizes
     if sizes is not None and (not sizes or list(sizes) != sorted({*sizes}) or sizes[0] < 1):
         raise InvalidConfigError("graph_batch_sizes", sizes, "ascending numbers, at least 1")
@@ -74,6 +78,7 @@ def check_request(
     _check_hashes(request, config)
     check_sampling(request.sampling, vocab_size)
     _check_prompt_results(request)
+    _check_search(request, config, vocab_size)
     if num_output >= max(1, request.sampling.max_tokens):
         raise InvalidSequenceError(
             "number of output tokens", num_output, f"below max_tokens {request.sampling.max_tokens}"
@@ -159,9 +164,9 @@ def check_import(
         )
     if first_token_id is None:
         return
-    if sequence.request.prefill_only:
+    if sequence.request.prefill_only or sequence.beams is not None:
         raise InvalidSequenceError(
-            "first_token_id", first_token_id, "None for a prefill_only sequence"
+            "first_token_id", first_token_id, "None for a prefill_only sequence or a beam search"
         )
     if not 0 <= first_token_id < vocab_size:
         raise InvalidSequenceError("first_token_id", first_token_id, f"in [0, {vocab_size})")
@@ -194,6 +199,50 @@ def _check_prompt_results(request: SequenceRequest) -> None:
             )
 
 
+def _check_search(request: SequenceRequest, config: EngineConfig, vocab_size: int) -> None:
+    """Raise InvalidSequenceError for a beam search that cannot run, or not as it is asked for."""
+    params = request.sampling
+    search = params.beam_search
+    if search is None:
+        return
+    most = min(config.max_num_seqs, config.max_num_batched_tokens, vocab_size // 2)
+    if not 1 <= search.width <= most:
+        raise InvalidSequenceError("width of the beam search", search.width, f"in [1, {most}]")
+    if not abs(search.length_penalty) <= _MAX_LENGTH_PENALTY:  # a NaN is not
+        limit = f"in [-{_MAX_LENGTH_PENALTY}, {_MAX_LENGTH_PENALTY}]"
+        raise InvalidSequenceError("length_penalty", search.length_penalty, limit)
+    if len(params.stop_token_ids) > vocab_size // 4:
+        raise InvalidSequenceError(
+            "number of stop_token_ids of a beam search",
+            len(params.stop_token_ids),
+            f"at most {vocab_size // 4}",
+        )
+    for name in (
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "dry_multiplier",
+        "lz_penalty",
+        "logit_bias",
+        "logprob_token_ids",
+        "num_prompt_logprobs",
+        "allowed_token_ids",
+        "bad_words",
+        "embed",
+    ):
+        off = getattr(_SEARCHED, name)
+        if getattr(params, name) != off:
+            raise InvalidSequenceError(name, getattr(params, name), f"{off} in a beam search")
+    for name, value, is_met in (
+        ("temperature", params.temperature, params.temperature == 0),
+        ("token_mask", "a grammar", request.token_mask is None),
+        ("prefill_only", True, not request.prefill_only),
+        ("number of output tokens", len(request.output_token_ids), not request.output_token_ids),
+    ):
+        if not is_met:
+            raise InvalidSequenceError(name, value, "0, or none, in a beam search")
+
+
 def _check_blocks(request: SequenceRequest, config: EngineConfig, max_model_len: int) -> None:
     num_prompt, num_output = len(request.prompt_token_ids), len(request.output_token_ids)
     # The last output token is never fed back, so its KV needs no slot.
@@ -201,6 +250,16 @@ def _check_blocks(request: SequenceRequest, config: EngineConfig, max_model_len:
     if request.prefill_only or not request.sampling.max_tokens:
         longest = num_prompt + num_output
     num_blocks = -(-longest // config.block_size)
+    if request.sampling.beam_search is not None:  # beams share the prompt's full blocks
+        num_shared = num_prompt // config.block_size
+        width = request.sampling.beam_search.width
+        num_blocks = num_shared + width * (-(-longest // config.block_size) - num_shared)
+        if num_blocks > config.num_blocks:
+            raise InvalidSequenceError(
+                f"number of KV blocks that {width} beams of {longest + 1} tokens may need",
+                num_blocks,
+                f"at most {config.num_blocks}: ask for fewer beams or a lower max_tokens",
+            )
     if num_blocks > config.num_blocks:
         raise InvalidSequenceError(
             "number of KV blocks needed in the end", num_blocks, f"at most {config.num_blocks}"

@@ -13,7 +13,7 @@ import pytest
 from openai.types import Batch
 from support.batch_files import answers, numbered
 from support.greedy_oracle import GreedyOracle
-from support.processes import busy_decode_workers
+from support.processes import kill_a_busy_decode_worker
 from support.report_schema import REPORT
 from support.stack import Stack, running_stack
 from support.tiny_checkpoints import make_tiny_checkpoint
@@ -44,14 +44,6 @@ def whole_demo(demo: Stack) -> Iterator[Stack]:
     demo.close_clients()
 
 
-def kill_a_busy_decode_worker(stack: Stack) -> None:
-    deadline = time.monotonic() + 10
-    while not (workers := busy_decode_workers(stack.process.pid)):
-        assert time.monotonic() < deadline, "all ended before it could be disturbed"
-        time.sleep(0.01)  # a poll of other processes: there is no event to wait on
-    workers[0].kill()
-
-
 def test_a_killed_decode_worker_costs_no_token(tmp_path: Path) -> None:
     checkpoint = make_tiny_checkpoint(tmp_path / "model", "llama", max_position_embeddings=2048)
     environ = {**TWO_DECODE_WORKERS, "PAGODA_MODEL": str(checkpoint)}
@@ -79,7 +71,7 @@ def test_a_killed_decode_worker_costs_no_token(tmp_path: Path) -> None:
                 usages += [chunk["usage"]] if chunk.get("usage") else []
                 if len(tokens) >= 10 and not is_killed:
                     is_killed = True
-                    kill_a_busy_decode_worker(stack)
+                    kill_a_busy_decode_worker(stack.process.pid)
             request_id = response.headers["x-request-id"]
         receipt = http.get(f"/v1/receipts/{request_id}").json()
     assert tokens == GreedyOracle(checkpoint).greedy(PROMPT, MAX_TOKENS)
@@ -110,7 +102,7 @@ def test_a_killed_decode_worker_costs_no_token_of_a_grammar(whole_demo: Stack) -
         text += chunk.choices[0].delta.content or ""
         if len(text) > 100 and not is_killed:
             is_killed = True
-            kill_a_busy_decode_worker(whole_demo)
+            kill_a_busy_decode_worker(whole_demo.process.pid)
     assert is_killed
     assert text == undisturbed.message.content
 
@@ -149,7 +141,7 @@ def test_a_batch_survives_whatever_is_killed(whole_demo: Stack) -> None:
     wait(client, batch.id, 10)
     gateway_of(whole_demo).kill()
     wait(client, batch.id, 25)
-    kill_a_busy_decode_worker(whole_demo)
+    kill_a_busy_decode_worker(whole_demo.process.pid)
     ended = wait(client, batch.id, NUM_LINES + 1)
     assert ended.status == "completed"
     found = answers(client.files.content(ended.output_file_id or "").content)

@@ -34,6 +34,19 @@ class AutomatonMask:
             run.append(token_id)
         return run
 
+    def ahead(self, output_token_ids: Sequence[int], proposed: Sequence[int]) -> list[TokenBits]:
+        self.bitmask(output_token_ids)
+        output = [*output_token_ids]
+        masks = [token_bits(self._choices(output), VOCAB_SIZE)]
+        for token_id in proposed:
+            if token_id not in self._choices(output):
+                break
+            output.append(token_id)
+            if not self._choices(output):
+                break
+            masks.append(token_bits(self._choices(output), VOCAB_SIZE))
+        return masks
+
     def _choices(self, output_token_ids: Sequence[int]) -> list[int]:
         return [*self.edges[self._state(output_token_ids)]]
 

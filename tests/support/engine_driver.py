@@ -11,6 +11,7 @@ from pagoda_engine import (
     Engine,
     EngineConfig,
     FinishReason,
+    Hypothesis,
     LoadedModel,
     SamplingParams,
     SequenceRequest,
@@ -64,6 +65,7 @@ class Collected:
     matched_stop_token_id: int | None = None
     error: str = ""
     embedding: bytes = b""
+    hypotheses: tuple[Hypothesis, ...] = ()
     compute_ns: int = 0
     num_prefilled_tokens: int = 0
 
@@ -101,6 +103,7 @@ class EngineDriver:
             collected.matched_stop_token_id = output.matched_stop_token_id
             collected.error = output.error
             collected.embedding = output.embedding
+            collected.hypotheses = output.hypotheses
             if not output.prompt_logprobs:
                 assert output.compute_ns >= collected.compute_ns
                 collected.compute_ns = output.compute_ns

@@ -1,4 +1,4 @@
-"""What transformers generates greedily, on the CPU in float32: every topology must repeat it."""
+"""What transformers generates without chance, on the CPU in float32: all topologies repeat it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,3 +33,36 @@ class GreedyOracle:
                 )
             self._answers[key] = tokens[0, len(prompt) :].tolist()
         return self._answers[key]
+
+    def beams(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        width: int,
+        stop_token_ids: Sequence[int] = (),
+        length_penalty: float = 1.0,
+        early_stopping: bool | str = False,
+        min_tokens: int = 0,
+    ) -> list[list[int]]:
+        """Return the outputs of a beam search, the best first, each with its stop token."""
+        with torch.no_grad():
+            outputs = self.reference.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                do_sample=False,
+                num_beams=width,
+                num_return_sequences=width,
+                length_penalty=length_penalty,
+                early_stopping=early_stopping,
+                max_new_tokens=max_tokens,
+                min_new_tokens=min_tokens,
+                eos_token_id=list(stop_token_ids) or None,
+                pad_token_id=0,
+            )
+        stops = frozenset(stop_token_ids)
+        rows = outputs[:, len(prompt) :].tolist()
+        return [
+            row[: next((i + 1 for i, token in enumerate(row) if token in stops), None)]
+            for row in rows
+        ]

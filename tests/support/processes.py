@@ -1,5 +1,7 @@
 """Processes of a stack, found from outside."""
 
+import time
+
 import httpx
 import psutil
 
@@ -18,3 +20,12 @@ def _num_running(process: psutil.Process) -> float:
     text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30, verify=False).text
     lines = [line for line in text.splitlines() if line.startswith("pagoda_num_requests_running")]
     return sum(float(line.split()[-1]) for line in lines)
+
+
+def kill_a_busy_decode_worker(root_pid: int) -> None:
+    """Kill the first decode worker below a process that computes, within ten seconds."""
+    deadline = time.monotonic() + 10
+    while not (workers := busy_decode_workers(root_pid)):
+        assert time.monotonic() < deadline, "all ended before it could be disturbed"
+        time.sleep(0.01)  # a poll of other processes: there is no event to wait on
+    workers[0].kill()

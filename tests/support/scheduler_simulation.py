@@ -17,9 +17,12 @@ from dataclasses import dataclass, field
 
 from pagoda_engine import EngineConfig, SequenceOutput
 from pagoda_engine.cache.block_pool import BlockPool
+from pagoda_engine.sampling.beam_search import BeamSearch
 from pagoda_engine.sampling.sampler import SampledToken
 from pagoda_engine.sampling.sampling_state import SamplingState
+from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.scheduler import ScheduledStep, Scheduler, Sequence
+from pagoda_engine.scheduler.beams import Beams
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
 from pagoda_engine.scheduler.speculator import Speculator
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
@@ -27,7 +30,7 @@ from pagoda_engine.speculation import MakeProposer
 from pagoda_engine.step.commit import commit_step
 from pagoda_engine.step.launched import ReadStep, verified
 from pagoda_engine.step.result import ComputedBlocks
-from pagoda_engine.token_mask import TokenBits
+from pagoda_engine.token_mask import TokenBits, has_token, token_bits
 from support.engine_driver import hash_block
 
 VOCAB_SIZE = 50
@@ -44,6 +47,38 @@ def next_token(token_ids: SequenceOf[int]) -> int:
     return hashlib.blake2b(bytes(token_ids), digest_size=8).digest()[0] % VOCAB_SIZE
 
 
+def candidates(token_ids: SequenceOf[int]) -> list[tuple[int, float]]:
+    """Return all tokens with what the imaginary model says of them, the likeliest first."""
+    seed = hashlib.blake2b(bytes(token_ids), digest_size=8).digest()
+    digests = (hashlib.blake2b(bytes([i]), digest_size=4, key=seed) for i in range(VOCAB_SIZE))
+    values = [-int.from_bytes(digest.digest()) / 2**32 for digest in digests]
+    values[EOS] /= 2  # now and then EOS
+    return sorted(enumerate(values), key=lambda pair: pair[1], reverse=True)
+
+
+def search_of(request: SequenceRequest, max_model_len: int) -> BeamSearch | None:
+    params = request.sampling
+    if params.beam_search is None:
+        return None
+    return BeamSearch(
+        params.beam_search,
+        max_tokens=min(params.max_tokens, max_model_len - len(request.prompt_token_ids)),
+        min_tokens=0,
+        stop_token_ids={EOS},
+        num_logprobs=None,
+    )
+
+
+def expected_hypotheses(request: SequenceRequest, max_model_len: int) -> list[tuple[int, ...]]:
+    """Search alone and without blocks: the naive truth."""
+    search = search_of(request, max_model_len)
+    assert search is not None
+    while not search.is_over:
+        prompt = request.prompt_token_ids
+        search.advance([candidates([*prompt, *beam.token_ids]) for beam in search.beams])
+    return [hypothesis.token_ids for hypothesis in search.hypotheses]
+
+
 class ForcesRuns:
     """Of each 16 output tokens, forces those from `first` to the last."""
 
@@ -52,6 +87,21 @@ class ForcesRuns:
 
     def bitmask(self, output_token_ids: SequenceOf[int]) -> TokenBits:
         raise AssertionError("nothing is sampled here")
+
+    def ahead(
+        self, output_token_ids: SequenceOf[int], proposed: SequenceOf[int]
+    ) -> list[TokenBits]:
+        output = [*output_token_ids]
+        masks = [self._allowed(output)]
+        for token_id in proposed:
+            if not has_token(masks[-1], token_id):
+                break
+            output.append(token_id)
+            masks.append(self._allowed(output))
+        return masks
+
+    def _allowed(self, output_token_ids: SequenceOf[int]) -> TokenBits:
+        return token_bits([*self.forced(output_token_ids)][:1] or range(VOCAB_SIZE), VOCAB_SIZE)
 
     def forced(self, output_token_ids: SequenceOf[int]) -> SequenceOf[int]:
         index = len(output_token_ids) % 16
@@ -102,6 +152,7 @@ class Row:
     first_token: int
     end: int
     samples: bool
+    copies: list[tuple[int, int]]
 
 
 @dataclass
@@ -117,6 +168,7 @@ class Simulation:
     num_accepted: int = 0
     num_proposed: int = 0
     num_preempted: int = 0
+    num_beam_rows: int = 0
     num_arrivals: int = 0
     in_flight: deque[tuple[ScheduledStep, list[Row]]] = field(default_factory=deque)
     sampled: dict[Sequence, int] = field(default_factory=dict)  # in the step computed last
@@ -142,12 +194,14 @@ class Simulation:
     def add(self, request: SequenceRequest) -> Sequence:
         state = SamplingState(request.sampling, eos_token_ids={EOS})
         self.num_arrivals += 1
+        search = search_of(request, self.config.max_model_len)
         sequence = Sequence(
             request,
             self.num_arrivals,
             max_model_len=self.config.max_model_len,
             sampling_state=state,
             is_import_pending=request.kv_source is KvSource.IMPORT,
+            beams=None if search is None else Beams(search),
         )
         self.scheduler.add(sequence)
         return sequence
@@ -164,7 +218,10 @@ class Simulation:
         self.pool.take_events()
         for sequence in (*self.scheduler.running, *self.scheduler.held.values()):
             num_computed = sequence.num_computed_tokens
-            self.check_kv(sequence.token_ids[:num_computed], sequence.block_ids)
+            if sequence.beams is not None:  # partly filled ones are copied before the next step
+                num_computed -= num_computed % self.config.block_size
+            for member in sequence.members:
+                self.check_kv(member.token_ids[:num_computed], member.block_ids)
         return scheduled
 
     def has_work(self) -> bool:
@@ -180,9 +237,10 @@ class Simulation:
             assert sequence.num_unread_tokens <= self.lag
             known, block_ids = sequence.token_ids[:end], list(sequence.block_ids)
             proposed = entry.proposed
-            rows.append(
-                Row(sequence, known, proposed, block_ids, entry.first_token, end, entry.samples)
-            )
+            assert sequence.beams is None or not proposed, "a beam search was proposed tokens"
+            copies = [] if sequence.beams is None else sequence.beams.take_copies()
+            first, samples = entry.first_token, entry.samples
+            rows.append(Row(sequence, known, proposed, block_ids, first, end, samples, copies))
             row = i if entry.samples else None
             sequence.launch(entry.num_new_tokens, row=row, num_proposed=len(proposed))
         return rows
@@ -190,6 +248,8 @@ class Simulation:
     def read(self, scheduled: ScheduledStep, rows: list[Row]) -> None:
         """Compute a step and tell the host what was sampled."""
         sampled, accepted = {}, []
+        for source, target in (copy for row in rows for copy in row.copies):
+            self.slots[target] = list(self.slots[source])
         for row in rows:
             tokens = row.known_tokens
             if len(tokens) + len(row.proposed) < row.end:
@@ -199,7 +259,12 @@ class Simulation:
             assert len(tokens) == row.end
             self.check_kv(tokens[: row.first_token], row.block_ids)
             self.write_kv(tokens, row.block_ids, row.first_token)
-            if row.samples:
+            if row.samples and row.sequence.beams is not None:
+                best = candidates(tokens)
+                logprobs = TokenLogprobs(*best[0], tuple(best))
+                accepted.append([SampledToken(best[0][0], logprobs)])
+                self.num_beam_rows += 1
+            elif row.samples:
                 ends = range(num_known, len(tokens) + 1)
                 found = [
                     SampledToken(token_after(row.sequence.request, tokens[:end])) for end in ends

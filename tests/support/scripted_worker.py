@@ -71,6 +71,7 @@ class ScriptedWorker:
         finish_error: ends every sequence at `gate_index`.
         finish_reason: with this reason.
         cached: prompt tokens reported as reused (device).
+        speculated: proposed and accepted tokens that it reports for each output token.
         logprob_of: the log probability of a token that it says.
         requests, cancels, probes: everything that came.
     """
@@ -85,6 +86,7 @@ class ScriptedWorker:
     finish_error: str = ""
     finish_reason: "pb.FinishReason.ValueType" = pb.FINISH_REASON_ERROR
     cached: int = 0
+    speculated: tuple[int, int] = (0, 0)
     logprob_of: Callable[[int], float] = lambda _token_id: -0.5
     worker_id: str = field(default_factory=lambda: new_worker_id("decode"))
     epoch: str = field(default_factory=new_epoch)
@@ -258,6 +260,13 @@ class ScriptedWorker:
             frame.embedding = embedding_of(request.prompt_token_ids)
             frame.cached.device = self.cached
             return frame
+        if sampling.HasField("beam_search"):
+            frame.finish_reason = pb.FINISH_REASON_LENGTH
+            frame.cached.device = self.cached
+            frame.hypotheses.extend(
+                self._hypothesis(request, i) for i in range(sampling.beam_search.width)
+            )
+            return frame
         if not sampling.max_tokens:
             frame.finish_reason = pb.FINISH_REASON_LENGTH
             return frame
@@ -274,6 +283,9 @@ class ScriptedWorker:
             frame.cached.device = self.cached
             frame.stages.prefill_compute_ms = 2.0
         running.index += 1
+        num_published = running.index - len(request.output_token_ids)
+        frame.num_proposed_tokens = num_published * self.speculated[0]
+        frame.num_accepted_tokens = num_published * self.speculated[1]
         stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {self.eos_id})
         if token_id in stops and running.index > sampling.min_tokens:
             frame.finish_reason = pb.FINISH_REASON_STOP
@@ -283,6 +295,17 @@ class ScriptedWorker:
         if frame.finish_reason:
             frame.stages.decode_generate_ms = 3.0
         return frame
+
+    def _hypothesis(self, request: pb.GenerateRequest, rank: int) -> pb.Hypothesis:
+        """What it says from output index `rank` on, one token less than that of the rank before."""
+        sampling = request.sampling
+        token_ids = [self.token_at(request, rank + i) for i in range(sampling.max_tokens - rank)]
+        hypothesis = pb.Hypothesis(
+            token_ids=token_ids, finish_reason=pb.FINISH_REASON_LENGTH, score=-rank
+        )
+        if sampling.HasField("num_logprobs"):
+            hypothesis.logprobs.extend(_logprobs(i, sampling.num_logprobs) for i in token_ids)
+        return hypothesis
 
 
 def embedding_of(token_ids: Sequence[int]) -> bytes:

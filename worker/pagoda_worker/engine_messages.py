@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_engine import (
+    BeamSearchParams,
+    EarlyStopping,
     FinishReason,
+    Hypothesis,
     KvSource,
     SamplingParams,
     SequenceOutput,
@@ -28,6 +31,11 @@ FINISH_REASONS = {
     FinishReason.ABORT: generate_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: generate_pb2.FINISH_REASON_ERROR,
     FinishReason.INVALID: generate_pb2.FINISH_REASON_INVALID,
+}
+_EARLY_STOPPING: dict["generate_pb2.EarlyStopping.ValueType", EarlyStopping] = {
+    generate_pb2.EARLY_STOPPING_UNSPECIFIED: False,
+    generate_pb2.EARLY_STOPPING_AT_ONCE: True,
+    generate_pb2.EARLY_STOPPING_NEVER: "never",
 }
 
 
@@ -64,6 +72,15 @@ def sampling_params(message: generate_pb2.SamplingParams) -> SamplingParams:
         dry_allowed_length=message.dry_allowed_length or 1,
         dry_sequence_breakers=_shared(tuple(message.dry_sequence_breakers)),
         lz_penalty=as_decimal(message.lz_penalty),
+        beam_search=_beam_search(message.beam_search) if message.HasField("beam_search") else None,
+    )
+
+
+def _beam_search(message: generate_pb2.BeamSearch) -> BeamSearchParams:
+    return BeamSearchParams(
+        width=message.width,
+        length_penalty=as_decimal(message.length_penalty),
+        early_stopping=_EARLY_STOPPING.get(message.early_stopping, False),
     )
 
 
@@ -98,6 +115,18 @@ def sampling_message(params: SamplingParams) -> generate_pb2.SamplingParams:
         dry_allowed_length=params.dry_allowed_length,
         dry_sequence_breakers=params.dry_sequence_breakers,
         lz_penalty=params.lz_penalty,
+        beam_search=_beam_search_message(params.beam_search),
+    )
+
+
+def _beam_search_message(params: BeamSearchParams | None) -> generate_pb2.BeamSearch | None:
+    if params is None:
+        return None
+    names = {value: name for name, value in _EARLY_STOPPING.items()}
+    return generate_pb2.BeamSearch(
+        width=params.width,
+        length_penalty=params.length_penalty,
+        early_stopping=names[params.early_stopping],
     )
 
 
@@ -157,12 +186,27 @@ def frame(sequence: LiveSequence, output: SequenceOutput) -> generate_pb2.Frame:
         logprobs=map(position_logprobs, output.logprobs),
         error=output.error,
         embedding=output.embedding,
+        num_proposed_tokens=output.num_proposed_tokens,
+        num_accepted_tokens=output.num_accepted_tokens,
+        hypotheses=map(_hypothesis, output.hypotheses),
     )
     if output.finish_reason is not None:
         message.finish_reason = FINISH_REASONS[output.finish_reason]
         if output.matched_stop_token_id is not None:
             message.matched_stop_token_id = output.matched_stop_token_id
     return message
+
+
+def _hypothesis(hypothesis: Hypothesis) -> generate_pb2.Hypothesis:
+    stop_id = hypothesis.matched_stop_token_id
+    reason = FinishReason.LENGTH if stop_id is None else FinishReason.STOP
+    return generate_pb2.Hypothesis(
+        token_ids=hypothesis.token_ids,
+        logprobs=map(position_logprobs, hypothesis.logprobs),
+        finish_reason=FINISH_REASONS[reason],
+        matched_stop_token_id=stop_id,
+        score=hypothesis.score,
+    )
 
 
 def prompt_frames(sequence: LiveSequence, output: SequenceOutput) -> Iterator[generate_pb2.Frame]:

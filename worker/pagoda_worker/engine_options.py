@@ -20,6 +20,7 @@ COMMON = (
     "load_format",
     "speculation",
     "num_speculative_tokens",
+    "speculation_output_bytes",
     "max_adapters",
     "max_adapter_rank",
 )

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from pagoda_engine import TokenBits, TokenMask, TokenMaskError, token_bits
+from pagoda_engine import TokenBits, TokenMask, TokenMaskError, has_token, token_bits
 from pagoda_formats.gguf_file import is_gguf
 from pagoda_runtime.errors import GrammarError, ModelFolderError
 from pagoda_runtime.gguf_tokenizer.tokenizer import tokenizer_json
@@ -83,6 +83,8 @@ class GrammarMask:
         self._compiled = compiled
         self._vocab_size = vocab_size
         self._is_alone = False  # shares its lexer states with no other sequence
+        self._looks_ahead = True  # until a limit was reached there
+        self._forced: list[int] = []
         self._start(compiled)
 
     def bitmask(self, output_token_ids: Sequence[int]) -> TokenBits:
@@ -95,6 +97,29 @@ class GrammarMask:
             return self._answer(output_token_ids, lambda: self._forced)
         except TokenMaskError:  # `bitmask` says it
             return ()
+
+    def ahead(
+        self, output_token_ids: Sequence[int], proposed_token_ids: Sequence[int]
+    ) -> list[TokenBits]:
+        """See `TokenMask`."""
+        masks = [self.bitmask(output_token_ids)]
+        if self._looks_ahead:
+            forced, num_consumed = self._forced, 0
+            try:
+                for token_id in proposed_token_ids:
+                    if not has_token(masks[-1], token_id):
+                        break
+                    num_consumed += self._advance(token_id)
+                    masks.append(self._allowed())
+                self._matcher.rollback(num_consumed)
+                check(self._matcher)
+                self._forced = forced
+            except GrammarError:
+                # A matcher does not come back from its limits: what was proposed may never come,
+                # and what has come is followed again from its beginning.
+                self._looks_ahead = False
+                self._start(self._current)
+        return masks
 
     def _answer(self, output_token_ids: Sequence[int], answer: Callable[[], T]) -> T:
         try:
@@ -112,6 +137,7 @@ class GrammarMask:
             raise TokenMaskError(f"the grammar: {error}") from error
 
     def _start(self, compiled: CompiledGrammar) -> None:
+        self._current = compiled
         self._matcher = compiled.matcher()
         self._num_followed = 0
         self._forced = self._find_forced()
@@ -119,10 +145,17 @@ class GrammarMask:
     def _follow(self, output_token_ids: Sequence[int]) -> None:
         for token_id in output_token_ids[self._num_followed :]:
             self._num_followed += 1
-            if not self._matcher.is_stopped():  # else it is the end, which nothing follows
-                self._matcher.consume_token(token_id)
-                check(self._matcher)
-            self._forced = self._forced[1:] or self._find_forced()
+            self._advance(token_id)
+
+    def _advance(self, token_id: int) -> int:
+        """Go past a token; returns how many the matcher has consumed: at the end none."""
+        num_consumed = 0
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token_id)
+            check(self._matcher)
+            num_consumed = 1
+        self._forced = self._forced[1:] or self._find_forced()
+        return num_consumed
 
     def _find_forced(self) -> list[int]:
         if self._matcher.is_stopped():

@@ -91,6 +91,13 @@ class BlockPool:
             block_ids.append(block_id)
         return block_ids
 
+    def share(self, block_ids: Sequence[int]) -> None:
+        """Hold blocks once more that somebody holds; each of the holders frees them."""
+        for block_id in block_ids:
+            if self._ref_counts[block_id] == 0:
+                raise BlockPoolError(block_id, "only a held block can be shared")
+            self._ref_counts[block_id] += 1
+
     def register(self, block_id: int, block_hash: bytes) -> bool:
         """Make a held, fully written block reusable under its hash.
 

@@ -272,6 +272,15 @@ class KvCache:
                 view.index_fill_(2, self._ids([block_ids[position] for position in bad]), 0)
         return bad
 
+    def duplicate_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy blocks within the pool, as part of a step's work: nobody waits for it.
+
+        Args:
+            sources: int64 ``[N]`` on this device.
+            targets: int64 ``[N]``, each once, none of them a source.
+        """
+        scatter_blocks(self.tensor, targets, gather_blocks(self.tensor, sources))
+
     def part(self, layers: range | None = None) -> torch.Tensor:
         """View ``[planes, len(layers), num_blocks, block_size, HK, D]`` of some layers."""
         self.part_bytes(layers)

@@ -34,5 +34,18 @@ def check_sequence(sequence: Sequence, blocks: SequenceBlocks) -> None:
     assert sequence.num_cached_tokens % size == 0
     assert sequence.num_cached_tokens <= num_computed
     # Blocks that this sequence may still write are its own.
-    for block_id in sequence.block_ids[num_computed // size :]:
-        assert blocks.pool.ref_count(block_id) == 1, f"block {block_id} is shared"
+    for member in sequence.members:
+        for block_id in member.block_ids[num_computed // size :]:
+            assert blocks.pool.ref_count(block_id) == 1, f"block {block_id} is shared"
+    for sibling in sequence.siblings:
+        assert sequence.state is sibling.state is SequenceState.RUNNING
+        assert sibling.leader is sequence
+        assert sibling.token_ids[: sequence.num_prompt_tokens] == [
+            *sequence.request.prompt_token_ids
+        ]
+        assert len(sibling.token_ids) == len(sequence.token_ids), "a beam fell behind"
+        assert sibling.num_unread_tokens == sequence.num_unread_tokens
+        assert sibling.num_launched_tokens == num_launched
+        assert sibling.num_computed_tokens == num_computed
+        assert num_computed // size <= len(sibling.block_ids) <= blocks.num_blocks_for(num_tokens)
+    assert len(sequence.members) <= sequence.num_seats

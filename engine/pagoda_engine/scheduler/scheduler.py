@@ -62,7 +62,9 @@ class Scheduler:
     So a flow alone has everything, and nothing that others send keeps one from its share.
 
     ``max_num_seqs`` caps the running and importing sequences together, and so does the budget of
-    tokens: each of them is in a step sooner or later. Held ones are in none and do not count.
+    tokens: each of them is in a step sooner or later. Held ones are in none and do not count. A
+    beam search has a seat for each beam from its admission on, is in a step with all of them or
+    none, and loses the blocks of all of them together.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Scheduler:
         self._max_num_rows = config.max_num_rows
         self._enough_prompt_tokens = config.enough_prompt_tokens or config.max_num_batched_tokens
         self._sequences: dict[str, Sequence] = {}
+        self._searches: set[Sequence] = set()  # those of them that need several seats
         self._flows = Flows()
         self._lateness = Lateness()
         self._num_steps = 0
@@ -101,6 +104,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self._sequences[sequence.sequence_id] = sequence
+        if sequence.num_seats > 1:
+            self._searches.add(sequence)
         is_new = sequence.flow not in self._flows
         self._flows.add(sequence)
         if is_new and self._flows.are_several:
@@ -166,11 +171,14 @@ class Scheduler:
                 raise AssertionError(f"sequence {sequence.sequence_id!r} finished twice")
         if sequence.block_ids:
             self.blocks.free(sequence)
+        if self._speculator is not None:
+            self._speculator.learn(sequence)
         sequence.leave_steps(SequenceState.FINISHED)
         self._flows.remove(sequence)
         if sequence.flow not in self._flows:
             self._lateness.forget(sequence.flow)
         del self._sequences[sequence.sequence_id]
+        self._searches.discard(sequence)
 
     def has_work(self) -> bool:
         """Tell whether `schedule` would choose or admit anything."""
@@ -186,7 +194,7 @@ class Scheduler:
         To nobody else: what a later one were given, the first would take.
         """
         first, has_blocks = next(self._firsts(), (None, True))
-        if first is None or (has_blocks and self._has_seat()):
+        if first is None or (has_blocks and self._has_seats(first.num_seats)):
             return []
         victims = self._victims_for(first, self._holdings())
         for victim in victims:
@@ -196,15 +204,17 @@ class Scheduler:
     def _victims_for(self, sequence: Sequence, holdings: Holdings) -> list[Sequence]:
         """Return who must give so that a sequence can be admitted; nobody if that is too much."""
         flow, given = sequence.flow, list[Sequence]()
-        if not self._has_seat():
-            victim = seat_victim(holdings, self.running, flow)
+        num_seats = sequence.num_seats
+        while not self._has_seats(num_seats - sum(victim.num_seats for victim in given)):
+            running = [s for s in self.running if s not in given] if given else self.running
+            victim = seat_victim(holdings, running, flow, num_seats=num_seats)
             if victim is None:
                 return []
             holdings.give_up(victim)
             given.append(victim)
         num_blocks = self.blocks.num_blocks_for(len(sequence.token_ids))
         more = block_victims(holdings, self.running, flow, num_blocks=num_blocks, first=given)
-        while not self.blocks.can_reserve(sequence, self._num_spare_blocks(given), given):
+        while not self.blocks.can_reserve(sequence, self._num_spare_blocks(sequence, given), given):
             victim = next(more, None)
             if victim is None:
                 return []
@@ -218,10 +228,10 @@ class Scheduler:
             if sequence.is_prefilling:
                 num_tokens[sequence.flow] += sequence.num_uncomputed_tokens
             elif sequence.is_decoding:
-                num_decodes[sequence.flow] += 1
+                num_decodes[sequence.flow] += len(sequence.members)
         for sequence in self.importing.values():
             num_importing[sequence.flow] += 1
-        if self._has_seat():
+        if self._has_seats():
             for sequence, has_blocks in self._firsts():
                 if has_blocks:
                     line = itertools.islice(self._line(sequence.flow), MAX_FORESEEN)
@@ -291,11 +301,17 @@ class Scheduler:
                     victims.append(growth_victim(self._holdings(), self.running))
                     self._preempt(victims[-1])
         decodes = [s for s in decodes if s.state is SequenceState.RUNNING]
-        spare = self._max_num_batched_tokens - len(decodes) - budgets.total()
+        num_rows = len(decodes) + sum(len(sequence.siblings) for sequence in decodes)
+        spare = self._max_num_batched_tokens - num_rows - budgets.total()
+        if spare < 0:  # a search took more turns than its flow had: prompts wait for it
+            for flow in budgets:
+                spare, budgets[flow] = min(0, spare + budgets[flow]), max(0, budgets[flow] + spare)
         proposals = self._propose(decodes, spare, unclaimed)
         for sequence in decodes:
             proposed = proposals.get(sequence, ())
             spare -= self._schedule_chunk(sequence, spare + 1, batch, tuple(proposed)) - 1
+            for sibling in sequence.siblings:
+                self._schedule_chunk(sibling, 1, batch)
         if shares is None:
             budgets.update(dict.fromkeys(self._flows, spare))
         return budgets
@@ -308,7 +324,8 @@ class Scheduler:
         They take nobody's blocks, and half of what prompts could have at most. Of two flows each
         gets half of the time that neither claims.
         """
-        num_rows = min(self._max_num_seqs, len(self.running) + len(self.waiting))
+        num_rows = len(self.running) + len(self.waiting)
+        num_rows = min(self._max_num_seqs, num_rows + self._num_more_seats(self._searches))
         if self._speculator is None or not decodes:
             return {}
         if num_rows >= self._max_num_rows:
@@ -347,8 +364,8 @@ class Scheduler:
         left = {flow: share.num_decodes for flow, share in shares.items()}
         chosen = []
         for sequence in sorted(decodes, key=lambda s: (s.last_step, s.rank)):
-            if left[sequence.flow]:
-                left[sequence.flow] -= 1
+            if left[sequence.flow]:  # beams are not parted, even if fewer turns are left
+                left[sequence.flow] = max(0, left[sequence.flow] - len(sequence.members))
                 chosen.append(sequence)
         return sorted(chosen, key=_BY_RANK)
 
@@ -400,6 +417,7 @@ class Scheduler:
         """Take the blocks of a running sequence away."""
         self.running.remove(victim)
         self.blocks.free(victim)
+        victim.restart_beams()
         victim.guesses = None  # those who wait are many, and it is soon made again
         victim.waits_for_tokens = False
         victim.state = SequenceState.WAITING
@@ -422,12 +440,14 @@ class Scheduler:
 
         Who gets blocks for the first time is put into `reserved`.
         """
-        sequence = self._first_in_line(flow) if self._has_seat() else None
+        sequence = self._first_in_line(flow) if self._has_seats() else None
         if sequence is None or sequence.priority >= before or sequence.num_unread_tokens:
+            return False
+        if not self._has_seats(sequence.num_seats):
             return False
         if not budgets[flow] and not sequence.is_import_pending:
             return False
-        if not self.blocks.reserve(sequence, self._num_spare_blocks()):
+        if not self.blocks.reserve(sequence, self._num_spare_blocks(sequence)):
             return False
         self.waiting.remove(sequence)
         if not sequence.was_reserved:
@@ -443,21 +463,22 @@ class Scheduler:
 
     def _flows_to_admit(self, closed: AbstractSet[Flow]) -> Iterable[Flow]:
         """Return the flows that may admit somebody, whose turn it is first; not the closed ones."""
-        if not self.waiting or not self._has_seat():
+        if not self.waiting or not self._has_seats():
             return ()
         if not self._flows.are_several:
             return [flow for flow in self._flows if flow not in closed]
         return (first.flow for first, has_blocks in self._firsts(closed) if has_blocks)
 
     def _can_admit(self) -> bool:
-        if not self.waiting or not self._has_seat():
+        if not self.waiting or not self._has_seats():
             return False
         return any(has_blocks for _, has_blocks in self._firsts())
 
     def _firsts(self, closed: AbstractSet[Flow] = frozenset()) -> Iterator[tuple[Sequence, bool]]:
         """Yield the first of each flow that waits, whose turn it is first, and if it finds blocks.
 
-        Who finds none is not passed by flows that hold more blocks than its own does.
+        Or seats, if it needs several. Who finds none is not passed by flows that hold more blocks
+        than its own does.
 
         Args:
             closed: flows to leave out.
@@ -473,7 +494,10 @@ class Scheduler:
             sequence = self._first_in_line(flow)
             if sequence is None or sequence.num_unread_tokens:
                 continue
-            has_blocks = self.blocks.can_reserve(sequence, self._num_spare_blocks())
+            has_blocks = self._has_seats(sequence.num_seats) or sequence.num_seats == 1
+            if has_blocks:
+                num_spare = self._num_spare_blocks(sequence)
+                has_blocks = self.blocks.can_reserve(sequence, num_spare)
             if not has_blocks and holdings is not None:
                 most = min(most, holdings.blocks(flow))
             yield sequence, has_blocks
@@ -495,20 +519,31 @@ class Scheduler:
     def _holdings(self) -> Holdings:
         return Holdings(self._flows, itertools.chain(self.running, self.importing.values()))
 
-    def _has_seat(self) -> bool:
-        return len(self.running) + len(self.importing) < self._max_num_seqs
+    def _has_seats(self, num_seats: int = 1) -> bool:
+        return self.num_taken_seats + num_seats <= self._max_num_seqs
 
-    def _num_spare_blocks(self, victims: SequenceOf[Sequence] = ()) -> int:
+    @property
+    def num_taken_seats(self) -> int:
+        """Sequences that run or wait for an import, one for each beam of a search."""
+        waiting = SequenceState.WAITING
+        more = self._num_more_seats(s for s in self._searches if s.state is not waiting)
+        return len(self.running) + len(self.importing) + more
+
+    def _num_more_seats(self, searches: Iterable[Sequence]) -> int:
+        """Return the seats that searches need beside the one of each."""
+        return sum(sequence.num_seats - 1 for sequence in searches)
+
+    def _num_spare_blocks(self, sequence: Sequence, victims: SequenceOf[Sequence] = ()) -> int:
         """Blocks that an admission leaves free, so that it does not cause a preemption soon.
 
         Each running sequence asks for at most one block in block_size steps, but for what grammars
-        force. With none running nothing is spared: else a sequence as large as the pool would wait
-        for ever.
+        force, and so does each beam; those of `sequence` do once its prompt is computed. With none
+        running nothing is spared: else a sequence as large as the pool would wait for ever.
         """
-        running = [sequence for sequence in self.running if sequence not in victims]
+        running = [other for other in self.running if other not in victims]
         if not running:
             return 0
-        growing = sum(self.blocks.may_grow(sequence) for sequence in running)
+        growing = sum(map(self.blocks.num_growing, running)) + sequence.num_seats - 1
         return growing + self.blocks.pool.num_blocks // 100
 
     def check_invariants(self) -> None:
@@ -525,7 +560,8 @@ class Scheduler:
         assert all(s.state is state for state, queue in queues for s in queue)
         assert [*self.waiting] == sorted(self.waiting, key=_BY_RANK), "the queue lost its order"
         assert self.running == sorted(self.running, key=_BY_RANK), "the batch lost its order"
-        assert len(self.running) + len(self.importing) <= self._max_num_seqs
+        assert self.num_taken_seats <= self._max_num_seqs
+        assert self._searches == {s for s in queued if s.num_seats > 1}
         for sequence in queued:
             check_sequence(sequence, self.blocks)
         self._flows.check_invariants(queued)

@@ -3,12 +3,15 @@
 Knows tokens, lengths and block ids. Knows nothing of other sequences, of the pool or of tensors.
 """
 
+import copy
 import enum
 from typing import NamedTuple
 
 from pagoda_engine.sampling.sampling_state import SamplingState
+from pagoda_engine.scheduler.beams import Beams
 from pagoda_engine.sequence_request import SequenceRequest
 from pagoda_engine.speculation import Guesses
+from pagoda_engine.token_mask import TokenBits
 
 MAX_INTERACTIVE_PRIORITY = 1000
 """Sequences with a higher number are in the background: those of batches."""
@@ -78,16 +81,25 @@ class Sequence:
         num_prefilled_tokens: computed by those steps as prefill; again after a preemption.
         can_speculate: what its tokens are chosen by follows from the tokens before, or from
             nothing: so several can be chosen in one step. Penalties count on the device what each
-            step has chosen, grammars go forward only.
+            step has chosen.
+        masks_ahead: where a grammar says which tokens may come, those that may come next, and
+            those behind each token that is proposed in the step that is being prepared.
         guesses: its proposals; None until it is decoded, and while it waits.
         waits_for_tokens: it sits out a step whenever its last token is unread, so that something
             can be proposed.
         num_proposed_tokens: verified by the steps that were read.
         num_accepted_tokens: of them, those that are in the output.
+        beams: the search that it computes; None: it is none.
+        leader: of a search the sequence that queues, states and outputs are about, and whose tokens
+            and blocks are of one beam; else itself.
+        siblings: of a leader the sequences of the other beams, in every step that it is in, once
+            its prompt is computed. Nobody else knows them. As long as they are, all have as many
+            tokens, and full blocks that they have in common are shared.
     """
 
     __slots__ = (
         "adapter_slot",
+        "beams",
         "block_hashes",
         "block_ids",
         "can_speculate",
@@ -97,6 +109,8 @@ class Sequence:
         "has_ended",
         "is_import_pending",
         "last_step",
+        "leader",
+        "masks_ahead",
         "max_num_tokens",
         "num_accepted_tokens",
         "num_announced_blocks",
@@ -114,6 +128,7 @@ class Sequence:
         "rank",
         "request",
         "sampling_state",
+        "siblings",
         "state",
         "stop_token_ids",
         "token_ids",
@@ -131,6 +146,7 @@ class Sequence:
         sampling_state: SamplingState,
         is_import_pending: bool,
         adapter_slot: int = NO_ADAPTER,
+        beams: Beams | None = None,
     ) -> None:
         """Begin to wait; `arrival` counts the sequences ever added."""
         num_prompt_tokens = len(request.prompt_token_ids)
@@ -162,17 +178,22 @@ class Sequence:
         self.num_prefilled_tokens = 0
         self.can_speculate = not (
             request.prefill_only
-            or request.token_mask is not None
+            or beams is not None
+            or (request.token_mask is not None and request.sampling.allowed_token_ids)
             or request.sampling.bad_words
             or sampling_state.has_penalties
             or sampling_state.penalises_repeats
         )
+        self.masks_ahead: list[TokenBits] = []
         self.guesses: Guesses | None = None
         self.waits_for_tokens = False
         self.num_proposed_tokens = 0
         self.num_accepted_tokens = 0
         self.sampling_state = sampling_state
         self.stop_token_ids = frozenset(sampling_state.stop_token_ids)
+        self.beams = beams
+        self.leader = self
+        self.siblings: list[Sequence] = []
 
     @property
     def sequence_id(self) -> str:
@@ -188,6 +209,16 @@ class Sequence:
     def priority(self) -> int:
         """Who has the lower number goes first."""
         return self.request.priority
+
+    @property
+    def num_seats(self) -> int:
+        """Rows of a step that it needs in the end: one for each beam."""
+        return 1 if self.beams is None else self.beams.search.width
+
+    @property
+    def members(self) -> "list[Sequence]":
+        """The sequences that are in a step when it is: one for each beam so far."""
+        return [self, *self.siblings]
 
     @property
     def num_tokens(self) -> int:
@@ -226,6 +257,7 @@ class Sequence:
         request = self.request
         depends = (
             request.token_mask is not None
+            or self.beams is not None
             or bool(request.sampling.bad_words)
             or self.waits_for_tokens
             or self.num_unverified_tokens > 0
@@ -253,8 +285,29 @@ class Sequence:
             self.num_unread_tokens += 1
             self.unread_row = row
 
+    def add_sibling(self) -> None:
+        """Let one more sequence follow a beam; it has no blocks and no tokens yet."""
+        sibling = copy.copy(self)
+        sibling.siblings, sibling.block_ids = [], []
+        sibling.compute_ns = 0
+        self.siblings.append(sibling)
+
+    def leave_siblings(self) -> None:
+        """Forget the sequences of the other beams, which hold no blocks any more."""
+        for sibling in self.siblings:
+            sibling.state = SequenceState.FINISHED
+        self.siblings = []
+
+    def restart_beams(self) -> None:
+        """Search again from the prompt on: without its blocks a beam is worth no more."""
+        if self.beams is not None:
+            self.leave_siblings()
+            self.beams.restart()
+            del self.token_ids[self.num_prompt_tokens :]
+
     def leave_steps(self, state: SequenceState) -> None:
         """Enter a state in which nothing is sampled any more; device memory for it is dropped."""
+        self.leave_siblings()
         self.state = state
         self.guesses = None
         self.sampling_state.leave_device()

@@ -50,7 +50,8 @@ class SequenceBlocks:
         """
         hits = self._match(sequence)
         num_new = self.num_blocks_for(len(sequence.token_ids)) - len(hits)
-        given_back = Counter(itertools.chain.from_iterable(v.block_ids for v in victims))
+        members = itertools.chain.from_iterable(v.members for v in victims)
+        given_back = Counter(itertools.chain.from_iterable(m.block_ids for m in members))
         return self.pool.num_allocatable(hits, given_back) >= num_new + num_spare_blocks
 
     def reserve(self, sequence: Sequence, num_spare_blocks: int) -> bool:
@@ -93,8 +94,10 @@ class SequenceBlocks:
         return not producer.is_import_pending or wanted[-1] in self._producers
 
     def needs_block(self, sequence: Sequence) -> bool:
-        """Tell whether the KV of the sequence's last token has no block yet."""
-        return sequence.num_tokens > len(sequence.block_ids) * self.block_size
+        """Tell whether the KV of the sequence's last token has no block yet, in any beam."""
+        if sequence.siblings:
+            return any(self._lacks_block(member) for member in sequence.members)
+        return self._lacks_block(sequence)
 
     def num_free_slots(self, sequence: Sequence) -> int:
         """Return the slots of its blocks behind its last token."""
@@ -109,21 +112,68 @@ class SequenceBlocks:
             sequence.block_ids = sequence.block_ids[:num_blocks]
 
     def grow(self, sequence: Sequence) -> bool:
-        """Take one more block. Returns False if none is free."""
+        """Take one more block, for the first beam that lacks one. Returns False if none is free."""
         block_ids = self.pool.allocate((), 1)
         if block_ids is None:
             return False
-        sequence.block_ids.extend(block_ids)
+        member = next(filter(self._lacks_block, sequence.siblings), sequence)
+        index = len(member.block_ids)
+        member.block_ids.extend(block_ids)
+        if sequence.beams is not None and index * self.block_size < member.num_computed_tokens:
+            sequence.beams.copy_block(sequence.block_ids[index], block_ids[0])
         return True
 
-    def may_grow(self, sequence: Sequence) -> bool:
-        """Tell whether the sequence may still ask for a block before it ends."""
+    def fork(self, leader: Sequence, parents: SequenceOf[int]) -> None:
+        """Let beams go on from others: full blocks are shared, partly filled ones copied.
+
+        What a beam that nobody follows had becomes the copy, so blocks are taken only when the
+        first beam becomes several: by `grow`, before the next step.
+
+        Args:
+            leader: whose members there are as many of as of `parents`, new ones without blocks.
+            parents: for each member which one's blocks it goes on from.
+        """
+        assert leader.beams is not None
+        members = leader.members
+        num_full, num_partial = divmod(leader.num_computed_tokens, self.block_size)
+        tables = [member.block_ids for member in members]
+        full = [tables[parent][:num_full] for parent in parents]
+        partial = [table[num_full:] for table in tables]
+        for block_ids in full:  # before anything is given back
+            self.pool.share(block_ids)
+        for table in tables:
+            self.pool.free(table[:num_full])
+        spare = [partial[i] for i in range(len(members)) if i not in parents and partial[i]]
+        is_taken: set[int] = set()
+        for member, parent, block_ids in zip(members, parents, full, strict=True):
+            if not num_partial:
+                last = []
+            elif parent not in is_taken:
+                is_taken.add(parent)
+                last = partial[parent]
+            elif spare:
+                last = spare.pop()
+                leader.beams.copy_block(partial[parent][0], last[0])
+            else:
+                last = []
+            # Another list, as after a preemption: what was told of the old one is void.
+            member.block_ids = block_ids + last
+
+    def _lacks_block(self, sequence: Sequence) -> bool:
+        return sequence.num_tokens > len(sequence.block_ids) * self.block_size
+
+    def num_growing(self, sequence: Sequence) -> int:
+        """Return how many blocks the sequence may ask for before one step, until it ends."""
         if sequence.request.prefill_only:
-            return False
-        return self.num_blocks_for(sequence.max_num_tokens - 1) > len(sequence.block_ids)
+            return 0
+        if sequence.beams is not None:
+            return sequence.num_seats
+        return int(self.num_blocks_for(sequence.max_num_tokens - 1) > len(sequence.block_ids))
 
     def register_computed(self, sequence: Sequence) -> None:
-        """Make every block that is full by now reusable."""
+        """Make every block that is full by now reusable; of a search those of its prompt alone."""
+        if sequence.beams is not None and sequence.beams.search.length:
+            return
         num_full_blocks = sequence.num_computed_tokens // self.block_size
         if not self._enable_prefix_caching or num_full_blocks <= sequence.num_registered_blocks:
             return
@@ -141,8 +191,9 @@ class SequenceBlocks:
         """Give all blocks back; full ones stay cached."""
         for block_hash in sequence.block_hashes[sequence.num_registered_blocks :]:
             self._no_longer_producing(sequence, block_hash)
-        self.pool.free(sequence.block_ids)
-        sequence.block_ids = []
+        for member in sequence.members:
+            self.pool.free(member.block_ids)
+            member.block_ids = []
         sequence.num_computed_tokens = sequence.num_launched_tokens = 0
         sequence.num_unverified_tokens = 0
         sequence.num_registered_blocks = 0
@@ -156,7 +207,8 @@ class SequenceBlocks:
 
         `sequences`: all.
         """
-        self.pool.check_invariants(Counter(i for s in sequences for i in s.block_ids))
+        members = [member for sequence in sequences for member in sequence.members]
+        self.pool.check_invariants(Counter(i for s in members for i in s.block_ids))
         holders = {id(s): s for s in sequences if s.block_ids}
         for block_hash, producer in self._producers.items():
             assert id(producer) in holders, "a block is made by nobody"

@@ -5,9 +5,18 @@ Knows sequences, their proposers and what steps cost. Knows nothing of blocks, s
 
 from collections.abc import Sequence as SequenceOf
 
+from pagoda_engine.errors import TokenMaskError
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.scheduler.step_cost import StepCost
-from pagoda_engine.speculation import Guesses, MakeProposer, NgramProposer
+from pagoda_engine.speculation import (
+    Guesses,
+    MakeProposer,
+    NgramProposer,
+    OutputsKey,
+    Proposer,
+    SuffixProposer,
+    TenantOutputs,
+)
 
 MARGIN = 1.5
 """A proposed token must be expected to save so many times what it costs: both are estimates."""
@@ -25,7 +34,12 @@ class Speculator:
     """
 
     def __init__(
-        self, max_tokens: int, *, overlaps: bool, make_proposer: MakeProposer = NgramProposer
+        self,
+        max_tokens: int,
+        *,
+        overlaps: bool,
+        outputs: TenantOutputs | None = None,
+        make_proposer: MakeProposer = NgramProposer,
     ) -> None:
         """Speculate.
 
@@ -33,11 +47,24 @@ class Speculator:
             max_tokens: proposed for a sequence in one step at most.
             overlaps: a step is launched before the tokens of the one before are read. Proposals
                 follow known tokens, so a sequence that has any sits out every other step.
-            make_proposer: of each sequence.
+            outputs: learns what ends, and is where a sequence's proposals come from beside itself;
+                None: from itself alone.
+            make_proposer: of each sequence, where there are no `outputs`.
         """
         self._max_tokens = max_tokens
         self._overlaps = overlaps
+        self._outputs = outputs
         self._make_proposer = make_proposer
+
+    def learn(self, sequence: Sequence) -> None:
+        """Remember for its tenant what a sequence said that has ended, however it did.
+
+        Not of a beam search: its tokens are those of a beam, which may not be what it found.
+        """
+        request = sequence.request
+        if self._outputs is None or request.prefill_only or sequence.beams is not None:
+            return
+        self._outputs.add(_key(sequence), request.prompt_token_ids, sequence.output_token_ids)
 
     def propose(
         self, decodes: SequenceOf[Sequence], cost: StepCost
@@ -68,17 +95,50 @@ class Speculator:
         return proposals
 
     def _start(self, sequence: Sequence) -> Guesses:
-        proposer = self._make_proposer(sequence.token_ids, sequence.max_num_tokens)
+        token_ids, most = sequence.token_ids, sequence.max_num_tokens
+        proposer: Proposer
+        if self._outputs is not None:
+            proposer = SuffixProposer(token_ids, most, self._outputs, _key(sequence))
+        else:
+            proposer = self._make_proposer(token_ids, most)
         sequence.guesses = Guesses(sequence.token_ids, proposer)
         return sequence.guesses
 
     def _of(self, sequence: Sequence, guesses: Guesses, least: float) -> SequenceOf[int]:
         # One token more is sampled, which may be the last.
         room = sequence.max_num_tokens - sequence.num_tokens - 1
-        found = guesses.look(min(self._max_tokens, room), counts_none=sequence.waits_for_tokens)
+        max_tokens = min(self._max_tokens, room)
+        found = guesses.look(max_tokens, counts_none=sequence.waits_for_tokens)
+        if sequence.request.token_mask is not None:  # it waits for its tokens anyway
+            must_come = _forced_with_logprobs(sequence)[:max_tokens]
+            return _that_may_come(sequence, must_come or found[: guesses.num_likely(least)])
         if self._overlaps:
             is_worth_it = guesses.num_expected(self._max_tokens) >= LEAST_OVERLAPPED
             sequence.waits_for_tokens = is_worth_it
             if not is_worth_it or sequence.num_unread_tokens:
                 return ()
         return found[: guesses.num_likely(least)]
+
+
+def _forced_with_logprobs(sequence: Sequence) -> SequenceOf[int]:
+    """Return what a grammar forces next where each token needs its logits, so is not output yet."""
+    mask = sequence.request.token_mask
+    if mask is None or sequence.request.sampling.num_logprobs is None:
+        return ()
+    return mask.forced(sequence.output_token_ids)
+
+
+def _that_may_come(sequence: Sequence, proposed: SequenceOf[int]) -> SequenceOf[int]:
+    """Return as many of the proposed tokens as the sequence's grammar lets follow."""
+    mask = sequence.request.token_mask
+    if mask is None or not proposed:
+        return ()
+    try:
+        sequence.masks_ahead = mask.ahead(sequence.output_token_ids, proposed)
+    except TokenMaskError:  # which the step's own row says again, and ends the sequence
+        return ()
+    return proposed[: len(sequence.masks_ahead) - 1]
+
+
+def _key(sequence: Sequence) -> OutputsKey:
+    return OutputsKey(sequence.request.tenant, sequence.request.cache_root)

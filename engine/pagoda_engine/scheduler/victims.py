@@ -17,25 +17,29 @@ class Holdings:
 
     def __init__(self, flows: Flows, sequences: Iterable[Sequence]) -> None:
         self._flows = flows
+        self._sequences: Counter[Flow] = Counter()
         self._seats: Counter[Flow] = Counter()
         self._blocks: Counter[Flow] = Counter()
         for sequence in sequences:
-            self._seats[sequence.flow] += 1
-            self._blocks[sequence.flow] += len(sequence.block_ids)
+            self.take_seat(sequence)
 
     def take_seat(self, sequence: Sequence) -> None:
         """Count a sequence that was admitted."""
-        self._seats[sequence.flow] += 1
-        self._blocks[sequence.flow] += len(sequence.block_ids)
+        self._count(sequence, 1)
 
     def give_up(self, sequence: Sequence) -> None:
-        """Count out a sequence that is about to lose its seat and blocks."""
-        self._seats[sequence.flow] -= 1
-        self._blocks[sequence.flow] -= len(sequence.block_ids)
+        """Count out a sequence that is about to lose its seats and blocks."""
+        self._count(sequence, -1)
 
-    def num_seats(self, flow: Flow) -> int:
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        flow = sequence.flow
+        self._sequences[flow] += sign
+        self._seats[flow] += sign * sequence.num_seats
+        self._blocks[flow] += sign * sum(len(member.block_ids) for member in sequence.members)
+
+    def num_sequences(self, flow: Flow) -> int:
         """Return how many of its sequences run or import."""
-        return self._seats[flow]
+        return self._sequences[flow]
 
     def seats(self, flow: Flow, *, more: int = 0) -> tuple[bool, float]:
         """Return how heavy a flow is by its seats and `more`; those in the background are most."""
@@ -46,10 +50,12 @@ class Holdings:
         return flow.is_background, (self._blocks[flow] + more) / self._flows.weight(flow)
 
 
-def seat_victim(holdings: Holdings, running: SequenceOf[Sequence], flow: Flow) -> Sequence | None:
-    """Return who gives its seat to one more sequence of `flow`, if anybody does."""
+def seat_victim(
+    holdings: Holdings, running: SequenceOf[Sequence], flow: Flow, *, num_seats: int = 1
+) -> Sequence | None:
+    """Return who gives its seats to a sequence of `flow` that needs so many, if anybody does."""
     last = _givers(holdings, running, flow)
-    givers = [f for f in last if holdings.seats(f) > holdings.seats(flow, more=1)]
+    givers = [f for f in last if holdings.seats(f) > holdings.seats(flow, more=num_seats)]
     return last[max(givers, key=holdings.seats)] if givers else None
 
 
@@ -91,7 +97,7 @@ def growth_victim(holdings: Holdings, running: SequenceOf[Sequence]) -> Sequence
     Where nobody has more than one sequence it is the youngest of all, so that the oldest one ends.
     """
     last = _last_of_flows(running)
-    several = [flow for flow in last if holdings.num_seats(flow) > 1]
+    several = [flow for flow in last if holdings.num_sequences(flow) > 1]
     if several:
         return last[max(several, key=holdings.blocks)]
     return max(last.values(), key=lambda s: (s.flow.is_background, s.arrival))
@@ -106,7 +112,7 @@ def _givers(holdings: Holdings, running: SequenceOf[Sequence], flow: Flow) -> di
     return {
         giver: sequence
         for giver, sequence in _last_of_flows(running).items()
-        if holdings.num_seats(giver) > 1 or giver.is_background > flow.is_background
+        if holdings.num_sequences(giver) > 1 or giver.is_background > flow.is_background
     }
 
 

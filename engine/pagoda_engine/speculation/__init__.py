@@ -1,10 +1,21 @@
 """Speculative decoding: who proposes a sequence's next tokens, and how often that was right.
 
-Knows tokens of one sequence. Knows nothing of steps, blocks or what a verification costs.
+Knows tokens of sequences and of tenants' outputs. Knows nothing of steps, blocks or what a
+verification costs.
 """
 
 from pagoda_engine.speculation.guesses import Guesses
 from pagoda_engine.speculation.ngram import NgramProposer
 from pagoda_engine.speculation.proposer import MakeProposer, Proposer
+from pagoda_engine.speculation.suffix import SuffixProposer
+from pagoda_engine.speculation.tenant_outputs import OutputsKey, TenantOutputs
 
-__all__ = ["Guesses", "MakeProposer", "NgramProposer", "Proposer"]
+__all__ = [
+    "Guesses",
+    "MakeProposer",
+    "NgramProposer",
+    "OutputsKey",
+    "Proposer",
+    "SuffixProposer",
+    "TenantOutputs",
+]

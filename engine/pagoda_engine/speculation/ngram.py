@@ -29,9 +29,21 @@ class NgramProposer:
     tokens is looked up, at its latest place. Tables are of fixed size and hold places, not tokens:
     a newer n-gram with the same hash takes an older one's entry, and what is found is compared. So
     a token takes constant time, about a microsecond, and a sequence constant memory.
+
+    Attributes:
+        num_matched: tokens before that place that are known to be the last ones; 0: none.
     """
 
-    __slots__ = ("_long", "_mask", "_match", "_num_seen", "_short", "_slots", "_token_ids")
+    __slots__ = (
+        "_long",
+        "_mask",
+        "_match",
+        "_num_seen",
+        "_short",
+        "_slots",
+        "_token_ids",
+        "num_matched",
+    )
 
     def __init__(self, token_ids: Sequence[int], max_num_tokens: int) -> None:
         """Begin to follow.
@@ -48,6 +60,7 @@ class NgramProposer:
         self._num_seen = 0
         self._match = _NOWHERE  # the tokens before this place are the last ones
         self._slots = (_NOWHERE, _NOWHERE)  # of the n-grams that end the tokens: long, short
+        self.num_matched = 0
 
     def propose(self, max_tokens: int) -> Sequence[int]:
         """See `Proposer`. A run that reaches the end goes on with itself: a loop is a loop."""
@@ -75,7 +88,11 @@ class NgramProposer:
                     self._long[long_slot] = place
             is_right = self._match != _NOWHERE and tokens[self._match] == tokens[place]
             self._slots = self._slots_at(place + 1)
-            self._match = self._match + 1 if is_right else self._look_up(place + 1)
+            if is_right:
+                self._match += 1
+                self.num_matched += 1
+            else:
+                self._match = self._look_up(place + 1)
         self._num_seen = num_tokens
 
     def _index_many(self, num_tokens: int) -> None:
@@ -111,13 +128,16 @@ class NgramProposer:
     def _look_up(self, end: int) -> int:
         """Return the latest place behind the longest n-gram that ends the tokens."""
         tokens = self._token_ids
+        self.num_matched = 0
         long_slot, short_slot = self._slots
         if long_slot != _NOWHERE:
             place = self._long[long_slot]
             if place != _NOWHERE and tokens[place - LONG : place] == tokens[end - LONG : end]:
+                self.num_matched = LONG
                 return place
         if short_slot != _NOWHERE:
             place = self._short[short_slot]
             if place != _NOWHERE and tokens[place - SHORT : place] == tokens[end - SHORT : end]:
+                self.num_matched = SHORT
                 return place
         return _NOWHERE

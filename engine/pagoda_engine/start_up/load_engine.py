@@ -309,4 +309,5 @@ def _config(options: EngineOptions, device: torch.device, limits: StepLimits) ->
         or (CUDA_LAYER_GROUPS if device.type == "cuda" else 1),
         speculation="off" if options.speculation == "auto" else options.speculation,
         num_speculative_tokens=options.num_speculative_tokens,
+        speculation_output_bytes=options.speculation_output_bytes,
     )

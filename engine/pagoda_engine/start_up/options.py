@@ -35,6 +35,7 @@ class EngineOptions:
             depend on what is computed beside it, so that no output changes: on a CPU, for dense
             models.
         num_speculative_tokens: see `EngineConfig`.
+        speculation_output_bytes: see `EngineConfig`.
         max_adapters: LoRA adapters loaded at the same time at most, for which memory is taken at
             the start; 0: none can be loaded.
         max_adapter_rank: of an adapter at most.
@@ -59,5 +60,6 @@ class EngineOptions:
     num_layer_groups: int = 0
     speculation: str = "auto"
     num_speculative_tokens: int = 7
+    speculation_output_bytes: int = 32 << 20
     max_adapters: int = 0
     max_adapter_rank: int = 16

@@ -11,6 +11,7 @@ from pagoda_engine.sampling.sampler import SampledToken
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
 from pagoda_engine.scheduler.scheduler import Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
+from pagoda_engine.step.commit_beams import take_candidates
 from pagoda_engine.step.launched import ReadStep
 from pagoda_engine.step.result import ComputedBlocks, FinishReason, SequenceOutput
 
@@ -45,7 +46,7 @@ def final_output(
     """Return the end of a sequence that brings no token."""
     return SequenceOutput(
         sequence_id=sequence.sequence_id,
-        first_index=sequence.num_output_tokens,
+        first_index=0 if sequence.beams is not None else sequence.num_output_tokens,
         token_ids=(),
         finish_reason=reason,
         error=error,
@@ -101,8 +102,8 @@ def commit_step(
             if not sampled[0].is_valid:
                 # KV that may hold NaN must not be reused. Nor what earlier chunks left: attention
                 # passes a NaN on to the tokens before it, where its weight is 0.
-                scheduler.blocks.forget(sequence)
-                outputs.append(fail(scheduler, sequence, FinishReason.ERROR, _NOT_FINITE))
+                scheduler.blocks.forget(sequence.leader)
+                outputs.append(fail(scheduler, sequence.leader, FinishReason.ERROR, _NOT_FINITE))
                 continue
         if sequence.state is SequenceState.RUNNING:
             sequence.num_computed_tokens += scheduled.num_new_tokens - len(scheduled.proposed)
@@ -119,7 +120,10 @@ def commit_step(
                     prompt_logprobs=logprobs,
                 )
             )
-        if sampled:
+        if sequence.beams is not None:
+            if sampled and take_candidates(scheduler.blocks, sequence, sampled[0]):
+                outputs.append(_commit_hypotheses(scheduler, sequence.leader))
+        elif sampled:
             outputs.append(_commit_tokens(scheduler, scheduled, sampled, embedding))
     return outputs, computed
 
@@ -154,17 +158,29 @@ def _commit_tokens(
         logprobs = (token.logprobs for token in sampled[: len(output.token_ids)])
         output = replace(output, logprobs=tuple(filter(None, logprobs)))
     if scheduled.proposed:
-        output = _keep_accepted(scheduler, sequence, output)
+        output = _keep_accepted(scheduler, sequence, output, len(sampled))
     sequence.has_ended = output.finish_reason is not None
     _leave_steps(scheduler, sequence)
     return output
 
 
+def _commit_hypotheses(scheduler: Scheduler, sequence: Sequence) -> SequenceOutput:
+    assert sequence.beams is not None
+    hypotheses = tuple(sequence.beams.search.hypotheses)
+    is_stop = hypotheses[0].matched_stop_token_id is not None
+    reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
+    output = replace(final_output(sequence, reason), hypotheses=hypotheses)
+    sequence.has_ended = True
+    _leave_steps(scheduler, sequence)
+    return output
+
+
 def _keep_accepted(
-    scheduler: Scheduler, sequence: Sequence, output: SequenceOutput
+    scheduler: Scheduler, sequence: Sequence, output: SequenceOutput, num_sampled: int
 ) -> SequenceOutput:
     """Count the proposed tokens that are output, whose KV is there; what the others had is free."""
-    num_accepted = len(output.token_ids) - 1  # the last one was not computed
+    # The last one was not computed, nor was what is forced behind it.
+    num_accepted = min(len(output.token_ids), num_sampled) - 1
     sequence.num_accepted_tokens += num_accepted
     if sequence.state is SequenceState.RUNNING:
         sequence.num_launched_tokens += num_accepted

@@ -4,6 +4,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pagoda_engine.sampling.beam_search import Hypothesis
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 
 
@@ -32,6 +33,8 @@ class SequenceOutput:
 
     The embedding of a prompt comes with the end: float32, little endian, of length 1.
 
+    So do the ``hypotheses`` of a beam search, the best first; it has no other tokens.
+
     ``compute_ns``, ``num_prefilled_tokens`` and ``num_proposed_tokens`` are what was computed for
     the sequence up to here, ``num_accepted_tokens`` what of the latter is output; outputs of the
     prompt's logprobs do not say it.
@@ -52,6 +55,7 @@ class SequenceOutput:
     first_prompt_index: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     embedding: bytes = b""
+    hypotheses: tuple[Hypothesis, ...] = ()
     compute_ns: int = 0
     num_prefilled_tokens: int = 0
     num_proposed_tokens: int = 0

@@ -103,6 +103,7 @@ class Runner:
         batch: SequenceOf[ScheduledSequence],
         rows: list[SampleRow],
         *,
+        copies: SequenceOf[tuple[int, int]] = (),
         on_layer: OnLayer | None = None,
     ) -> PreparedStep:
         """Put what a batch needs on the device. Reads nothing of it afterwards.
@@ -110,16 +111,17 @@ class Runner:
         Args:
             batch: not launched yet.
             rows: ``num_rows`` for each entry, in order.
+            copies: (from, to) of KV blocks that the work begins with; no block is both.
             on_layer: called by the work after each layer; only without a graph.
         """
         if self._graphs is not None and on_layer is None and self._graphs.fits(batch):
             row_of, forward = self._graphs.prepare(batch)
             ordered = [row for _, row in sorted(zip(row_of, rows, strict=True), key=_first)]
-            work = self._work(lambda _: (forward(), []), ordered)
+            work = self._work(lambda _: (forward(), []), ordered, copies)
             return PreparedStep(work, ordered, row_of, 0, scored=None, is_graph=True)
         inputs = flatten(batch)
         scored = ScoredRows.of(inputs.scored_token_ids, inputs.scored_nums, self._device)
-        work = self._work(self._eager(inputs, scored, on_layer), rows)
+        work = self._work(self._eager(inputs, scored, on_layer), rows, copies)
         starts = itertools.accumulate((entry.num_rows for entry in batch), initial=0)
         row_of = [row for row, entry in zip(starts, batch, strict=False) if entry.samples]
         num_embedded = len(inputs.embedded)
@@ -177,12 +179,21 @@ class Runner:
 
         return forward
 
-    def _work(self, forward: StepForward, rows: list[SampleRow]) -> Work:
+    def _work(
+        self,
+        forward: StepForward,
+        rows: list[SampleRow],
+        copies: SequenceOf[tuple[int, int]],
+    ) -> Work:
         plan = plan_rows(rows, self._device)
+        copied = [np.array(block_ids, np.int64) for block_ids in zip(*copies, strict=True)]
+        copied_on_device = to_device(copied, self._device) if copied else []
 
         def work(recorder: Recorder) -> list[torch.Tensor]:
             with torch.inference_mode():
                 recorder.mark()
+                if copied_on_device:
+                    self._kv_cache.duplicate_blocks(*copied_on_device)
                 logits, others = forward(recorder)
                 recorder.mark()
                 tensors = sample(logits, plan) if rows else []

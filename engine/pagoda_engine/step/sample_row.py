@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 
 from pagoda_engine.errors import TokenMaskError
 from pagoda_engine.models.model_folder import LoadedModel
-from pagoda_engine.sampling import SampleRow, TokenCounts
+from pagoda_engine.sampling import SampleRow, SamplingState, TokenCounts
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.token_mask import TokenBits, token_bits
 
@@ -29,6 +29,13 @@ def sample_rows(sequence: Sequence, num_rows: int, model: LoadedModel) -> list[S
         state.counts = TokenCounts(prompt, output, model.vocab_size, model.device)
     index = sequence.num_tokens - num_prompt
     changes = state.repeat_changes(sequence.token_ids, model.vocab_size)
+    if num_rows > 1 and sequence.request.token_mask is not None:
+        masks, sequence.masks_ahead = sequence.masks_ahead, []
+        known = state.allowed(model.vocab_size)
+        return [
+            SampleRow(state, i, _but_no_early_end(state, i, mask & known), changes)
+            for i, mask in enumerate(masks[:num_rows], index)
+        ]
     return [
         SampleRow(state, i, _allowed(sequence, i, model.vocab_size), changes)
         for i in range(index, index + num_rows)
@@ -50,10 +57,16 @@ def _allowed(sequence: Sequence, index: int, vocab_size: int) -> TokenBits | Non
         allowed = allowed & ~token_bits(_bad(params.bad_words, output), vocab_size)
     if not allowed.any():
         raise TokenMaskError("allowed_token_ids and bad_words leave no next token")
-    if index < params.min_tokens:
-        others = allowed & ~token_bits(state.stop_token_ids, vocab_size)
-        return others if others.any() else allowed  # nothing but the end is left
-    return allowed
+    return _but_no_early_end(state, index, allowed)
+
+
+def _but_no_early_end(state: SamplingState, index: int, allowed: TokenBits) -> TokenBits:
+    """Return what may come there: before ``min_tokens`` the end only if nothing else may."""
+    if index >= state.params.min_tokens:
+        return allowed
+    ends = token_bits(state.stop_token_ids, 32 * len(allowed))
+    others = allowed & ~ends
+    return others if others.any() else allowed
 
 
 def _bad(words: SequenceOf[tuple[int, ...]], output: list[int]) -> list[int]:

@@ -70,11 +70,19 @@ class CommonSettings(ServiceSettings):
     speculation: Literal["auto", "ngram", "off"] = Field(
         default="auto",
         description="ngram: decode workers propose tokens that followed the same ones before in a "
-        "prompt or its output, and verify several in one step. auto: where that changes no bit of "
-        "an output, which is on a CPU with AVX-512, for dense models",
+        "prompt, its output or its tenant's earlier outputs, and verify several in one step. auto: "
+        "where that changes no bit of an output, which is on a CPU with AVX-512, for dense models",
     )
     num_speculative_tokens: int = Field(
         default=7, ge=1, le=64, description="Tokens proposed for a sequence in one step at most"
+    )
+    speculation_output_bytes: int = Field(
+        default=32 << 20,
+        ge=0,
+        le=1 << 34,
+        description="Host memory of a decode worker for tenants' latest outputs, each found by its "
+        "own tenant alone, 557056 bytes a tenant: tokens that followed the same ones there are "
+        "proposed too; 0: only those of a sequence's own prompt and output",
     )
     quantization: Literal["none", "int8", "int4"] = Field(
         default="none",

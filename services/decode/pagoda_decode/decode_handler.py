@@ -116,9 +116,13 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
             output = dataclasses.replace(output, error=sequence.end_error)
         sequence.take_work(output)
         frame = engine_messages.frame(sequence, output)
-        sequence.num_output_tokens += len(output.token_ids)
-        sequence.next_index = output.first_index + len(output.token_ids)
-        is_end = bool(output.embedding) or output.finish_reason is FinishReason.LENGTH
+        num_tokens = len(output.token_ids) + sum(len(h.token_ids) for h in output.hypotheses)
+        sequence.num_output_tokens += num_tokens
+        sequence.next_index = output.first_index + num_tokens
+        is_end = (
+            bool(output.embedding or output.hypotheses)
+            or output.finish_reason is FinishReason.LENGTH
+        )
         if (output.token_ids or is_end) and not stages.joined:  # the first, or max_tokens 0, here
             stages.first_token = stages.joined = self.worker.clock()
             frame.cached.CopyFrom(engine_messages.cached_message(sequence.cached))

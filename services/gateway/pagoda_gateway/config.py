@@ -72,6 +72,9 @@ class GatewaySettings(ServiceSettings):
         "template shows.",
     )
     max_n: int = Field(16, ge=1, le=128, description="Largest n (choices for each prompt).")
+    max_beam_width: int = Field(
+        16, ge=1, le=128, description="Most beams of a search: the larger of its n and best_of."
+    )
     max_sequences: int = Field(
         128,
         ge=1,

@@ -24,6 +24,7 @@ ADMIN_KEY = "admin-key-0123456789"
 HEADER = "x-pagoda-receipt"
 WANTED = {"include_receipt": True}
 CACHED = 3
+SPECULATED = (3, 2)  # proposed and accepted for each output token
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -37,7 +38,11 @@ async def priced(
         async with (
             Bus.connect(common, name="workers") as bus,
             running_gateway(
-                common, bus, model_folder, ScriptedWorker(bus, cached=CACHED), admin_key=ADMIN_KEY
+                common,
+                bus,
+                model_folder,
+                ScriptedWorker(bus, cached=CACHED, speculated=SPECULATED),
+                admin_key=ADMIN_KEY,
             ) as running,
         ):
             await set_price(running)
@@ -100,6 +105,7 @@ async def test_the_last_event_of_a_stream_has_the_receipt(
     assert receipt["output_tokens"] == 16
     assert receipt["cached_tokens"] == {"total": 3, "device": 3, "cpu": 0, "nvme": 0}
     assert receipt["attempts"] == 2
+    assert receipt["speculation"] == {"proposed_tokens": 48, "accepted_tokens": 32}
     assert receipt["stages_ms"]["prefill_compute"] == 4.0
     assert receipt["cost"]["micros"] == expected_micros(receipt["prompt_tokens"], 16)
     check(receipt, await ledgers(priced, receipt["request_id"]))

@@ -54,6 +54,19 @@ async def test_an_equal_request_gets_the_same_answer(start: Start, file: Path) -
     assert metrics.status_code == 200
 
 
+async def test_a_beam_search_is_kept_too(start: Start, file: Path) -> None:
+    asked = {"use_beam_search": True, "n": 2, "best_of": 3}
+    async with start(safety_file=file) as running:
+        first = await running.completion(**asked)
+        again = await running.completion(**asked)
+        other = await running.completion(**asked, length_penalty=0.5)
+    headers = [answer.headers[HEADER] for answer in (first, again, other)]
+    assert headers == ["miss", "hit", "miss"]
+    assert len(running.worker.requests) == 2
+    for name in ("choices", "usage"):
+        assert first.json()[name] == again.json()[name]
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_a_stream_from_the_cache_is_one(start: Start, file: Path, path: str) -> None:
     prompt = {"prompt": "hello"} if path == "/v1/completions" else {}

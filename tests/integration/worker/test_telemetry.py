@@ -96,6 +96,12 @@ async def test_speculation_is_counted_and_traced(
     proposed = worker.metric("pagoda_speculation_proposed_tokens_total")
     accepted = worker.metric("pagoda_speculation_accepted_tokens_total")
     assert 10 < accepted <= proposed
+    assert answer.last is not None
+    assert answer.last.num_proposed_tokens == proposed
+    assert answer.last.num_accepted_tokens == accepted
+    assert max(frame.num_accepted_tokens for frame in answer.frames[:-1]) > 0, "said on the way"
+    status = await cluster.status("decode-1", lambda s: s.speed.accepted_per_decode > 0)
+    assert status.speed.accepted_per_decode <= status.speed.proposed_per_decode <= 7
     num_tokens = 99 if prefill_worker_id else 100
     num_decoded = worker.metric("pagoda_decode_tokens_total")
     assert num_decoded == 99, "the first token comes with the prompt's last"

@@ -28,7 +28,7 @@ from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.start_up.warm_up import prompt_lengths
-from pagoda_engine.token_mask import TokenBits, token_bits
+from pagoda_engine.token_mask import TokenBits, has_token, token_bits
 
 VOCAB_SIZE = 151936
 DENSE = DecoderDescription(
@@ -176,6 +176,18 @@ class AnyToken:
 
     def forced(self, output_token_ids: Sequence[int]) -> Sequence[int]:
         return (1,) * 5 if len(output_token_ids) == 4 else ()
+
+    def ahead(self, output_token_ids: Sequence[int], proposed: Sequence[int]) -> list[TokenBits]:
+        output, masks = [*output_token_ids], [self._allowed(output_token_ids)]
+        for token_id in proposed:
+            if not has_token(masks[-1], token_id):
+                break
+            output.append(token_id)
+            masks.append(self._allowed(output))
+        return masks
+
+    def _allowed(self, output_token_ids: Sequence[int]) -> TokenBits:
+        return token_bits([*self.forced(output_token_ids)][:1] or range(VOCAB_SIZE), VOCAB_SIZE)
 
 
 REQUESTS: list[dict[str, Any]] = [

@@ -4,7 +4,13 @@ from typing import Any
 import pytest
 from support.engine_driver import make_request
 
-from pagoda_engine import EngineConfig, InvalidSequenceError, SamplingParams, SequenceRequest
+from pagoda_engine import (
+    BeamSearchParams,
+    EngineConfig,
+    InvalidSequenceError,
+    SamplingParams,
+    SequenceRequest,
+)
 from pagoda_engine.validation import check_request
 
 CONFIG = EngineConfig(block_size=4, num_blocks=10, max_model_len=50)
@@ -132,3 +138,51 @@ def test_sequence_must_fit_the_pool_to_its_end(max_tokens: int, is_possible: boo
 
 def test_prefill_only_needs_room_for_its_prompt_only() -> None:
     check(request(9, sampling=SamplingParams(max_tokens=1000), prefill_only=True))
+
+
+def searched(width: int = 2, length_penalty: float = 1.0, **fields: Any) -> SamplingParams:
+    values = {"max_tokens": 8, "temperature": 0.0, **fields}
+    return SamplingParams(**values, beam_search=BeamSearchParams(width, length_penalty))
+
+
+def test_sound_search_passes() -> None:
+    check(request(sampling=searched(num_logprobs=2, min_tokens=3, stop_token_ids=(5,))))
+
+
+@pytest.mark.parametrize(
+    ("params", "what"),
+    [
+        ({"width": 0}, "width"),
+        ({"width": 51}, r"width .* in \[1, 50\]"),
+        ({"length_penalty": 10.5}, "length_penalty"),
+        ({"length_penalty": math.nan}, "length_penalty"),
+        ({"temperature": 0.1}, "temperature"),
+        ({"stop_token_ids": tuple(range(26))}, "stop_token_ids"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"lz_penalty": 0.1}, "lz_penalty"),
+        ({"logit_bias": {1: 1.0}}, "logit_bias"),
+        ({"allowed_token_ids": (1,)}, "allowed_token_ids"),
+        ({"bad_words": ((1,),)}, "bad_words"),
+        ({"num_prompt_logprobs": 1}, "num_prompt_logprobs"),
+        ({"num_logprobs": 1, "logprob_token_ids": (1,)}, "logprob_token_ids"),
+    ],
+)
+def test_what_a_search_cannot_have_is_refused(params: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidSequenceError, match=what):
+        check(request(sampling=searched(**params)))
+
+
+def test_a_search_goes_on_after_nothing_and_is_not_sent_elsewhere() -> None:
+    with pytest.raises(InvalidSequenceError, match="output tokens"):
+        check(request(sampling=searched(), output_token_ids=(1,)))
+    with pytest.raises(InvalidSequenceError, match="prefill_only"):
+        check(request(sampling=searched(), prefill_only=True))
+
+
+def test_the_blocks_of_all_beams_must_fit_the_pool() -> None:
+    """9 prompt tokens have 2 full blocks; 15 more tokens are 4 blocks of each beam."""
+    check(request(sampling=searched(2, max_tokens=16)))
+    with pytest.raises(
+        InvalidSequenceError, match=r"3 beams of 25 tokens may need is 14.*at most 10"
+    ):
+        check(request(sampling=searched(3, max_tokens=16)))

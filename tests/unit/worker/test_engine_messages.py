@@ -3,6 +3,7 @@ from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_engine import (
+    BeamSearchParams,
     FinishReason,
     KvSource,
     SamplingParams,
@@ -93,6 +94,9 @@ def decode(message: generate_pb2.GenerateRequest) -> SequenceRequest:
             lz_penalty=0.2,
         ),
         SamplingParams(max_tokens=0, embed=True),
+        SamplingParams(max_tokens=3, beam_search=BeamSearchParams(4)),
+        SamplingParams(max_tokens=3, beam_search=BeamSearchParams(1, -0.7, early_stopping=True)),
+        SamplingParams(max_tokens=3, beam_search=BeamSearchParams(2, early_stopping="never")),
     ],
 )
 def test_sampling_survives_the_wire(params: SamplingParams) -> None:

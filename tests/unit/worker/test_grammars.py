@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from pagoda_engine import TokenMask, TokenMaskError
 from pagoda_runtime.errors import GrammarError
-from pagoda_worker.grammars import Grammars
+from pagoda_worker.grammars import GrammarMask, Grammars
 
 VOCAB_SIZE, EOS = 2048, 1
 SCHEMA = {
@@ -125,3 +125,58 @@ async def test_without_a_tokenizer_no_grammar_is_served(tmp_path: Path) -> None:
     grammars = Grammars.load(tmp_path, vocab_size=64, eos_token_ids=[])
     with pytest.raises(GrammarError, match="no tokenizer"):
         await grammars.mask(GRAMMAR)
+
+
+async def test_looking_ahead_says_what_would_be_allowed_and_goes_no_step(
+    grammars: Grammars,
+) -> None:
+    num_seen = 0
+    for seed in range(10):
+        whole = walk(await grammars.mask(GRAMMAR), seed)
+        mask, draw = await grammars.mask(GRAMMAR), random.Random(seed)
+        place = 0
+        while place < len(whole):
+            proposed = whole[place : place + draw.randint(1, 9)]
+            wrong = draw.randrange(len(proposed) + 3)
+            if wrong < len(proposed):
+                proposed[wrong] = draw.randrange(VOCAB_SIZE)
+            masks = mask.ahead(whole[:place], proposed)
+            assert len(masks) <= len(proposed) + 1
+            fresh = await grammars.mask(GRAMMAR)
+            for i, bits in enumerate(masks):
+                output = whole[:place] + proposed[:i]
+                assert bits.tolist() == fresh.bitmask(output).tolist(), (seed, place, i)
+            if len(masks) <= len(proposed):
+                rejected = proposed[len(masks) - 1]
+                assert rejected not in allowed(fresh, whole[:place] + proposed[: len(masks) - 1])
+            num_seen += len(masks) - 1
+            assert list(mask.forced(whole[:place])) == list(
+                (await grammars.mask(GRAMMAR)).forced(whole[:place])
+            )
+            place += draw.randint(1, 4)
+        assert allowed(mask, whole) == [EOS], "nothing follows the end"
+        assert len(mask.ahead(whole[:-1], [EOS, EOS, 5])) >= 2
+    assert num_seen > 100
+
+
+async def test_a_limit_that_is_reached_ahead_does_not_end_the_output(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = await grammars.mask(GRAMMAR)
+    whole = walk(await grammars.mask(GRAMMAR), 3)
+    assert isinstance(mask, GrammarMask)
+    mask.bitmask(whole[:4])
+    find, calls = mask._find_forced, iter(range(100))
+
+    def fails_once() -> list[int]:
+        if next(calls) == 1:
+            raise GrammarError("too complex from here on")
+        return find()
+
+    monkeypatch.setattr(mask, "_find_forced", fails_once)
+    mask._forced = []
+    masks = mask.ahead(whole[:4], whole[4:9])
+    assert 1 <= len(masks) < 6
+    monkeypatch.undo()
+    assert walk(mask, 3, whole[:4]) == whole
+    assert len(mask.ahead(whole[:4], whole[4:9])) == 1, "it looks ahead no more"

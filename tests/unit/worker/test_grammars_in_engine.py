@@ -52,17 +52,24 @@ async def run(
     *,
     num_blocks: int,
     outputs: list[list[int]] | None = None,
+    speculation: str = "off",
     **sampling: Any,
 ) -> tuple[EngineDriver, list[Collected]]:
     """Run sequences of one grammar, each with its own seed; `outputs` are of earlier attempts."""
-    config = EngineConfig(block_size=4, num_blocks=num_blocks, max_model_len=400, max_num_seqs=8)
+    config = EngineConfig(
+        block_size=4,
+        num_blocks=num_blocks,
+        max_model_len=400,
+        max_num_seqs=8,
+        speculation=speculation,
+    )
     driver = EngineDriver(model, config)
     for i in range(NUM_SEQUENCES):
         draw = random.Random(i)
         driver.add(
             str(i),
             [draw.randrange(300, VOCAB_SIZE) for _ in range(draw.randrange(3, 30))],
-            sampling=SamplingParams(max_tokens=300, temperature=1.0, seed=i, **sampling),
+            sampling=SamplingParams(max_tokens=300, seed=i, **{"temperature": 1.0, **sampling}),
             token_mask=await grammars.mask(GRAMMAR),
             output_token_ids=tuple(outputs[i]) if outputs else (),
         )
@@ -103,3 +110,24 @@ async def test_logprobs_change_no_token_and_forced_ones_save_steps(
     assert [s.token_ids for s in explained] == [s.token_ids for s in whole]
     assert all(len(s.logprobs) == len(s.token_ids) for s in explained)
     assert len(plain.results) < 0.8 * len(slow.results)
+
+
+@pytest.mark.parametrize("num_blocks", [400, 84], ids=["room", "short of blocks"])
+@pytest.mark.parametrize("num_logprobs", [None, 1])
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+async def test_speculation_changes_no_output(
+    model: LoadedModel,
+    grammars: Grammars,
+    num_blocks: int,
+    num_logprobs: int | None,
+    temperature: float,
+) -> None:
+    fields = {"num_blocks": num_blocks, "num_logprobs": num_logprobs, "temperature": temperature}
+    _, expected = await run(model, grammars, **fields)
+    driver, found = await run(model, grammars, **fields, speculation="ngram")
+    for one, other in zip(found, expected, strict=True):
+        assert (one.token_ids, one.logprobs, one.finish_reason) == (
+            other.token_ids, other.logprobs, other.finish_reason,
+        )  # fmt: skip
+    assert sum(result.stats.num_accepted_tokens for result in driver.results) > 0
+    assert driver.engine.num_free_blocks == num_blocks

@@ -104,12 +104,17 @@ class SpeedModel:
         self._step_time = StepTime()
         self._num_unfitted_steps = 0
         self._prefill = Rate()
+        # Of decodes lately: how many, the tokens proposed for them, and those accepted.
+        self._decodes: npt.NDArray[np.float64] = np.zeros(3)
 
     def add(self, stats: StepStats) -> None:
         """Learn from one step."""
         seconds = stats.seconds
         if not stats.num_sequences or seconds <= 0:
             return
+        if stats.num_decode_tokens:
+            counts = stats.num_decode_tokens, stats.num_proposed_tokens, stats.num_accepted_tokens
+            self._decodes = DECAY * self._decodes + counts
         if not stats.num_prefill_tokens:
             self._add_decode(stats, seconds)
         elif stats.num_prefill_tokens >= MIN_PREFILL_TOKENS:
@@ -144,6 +149,16 @@ class SpeedModel:
     def prefill_tokens_per_second(self) -> float:
         """0 until measured."""
         return self._prefill.per_second
+
+    @property
+    def proposed_per_decode(self) -> float:
+        """Tokens that a step verifies for a sequence, on average; 0 until measured."""
+        return float(self._decodes[1] / max(self._decodes[0], 1e-9))
+
+    @property
+    def accepted_per_decode(self) -> float:
+        """Of them, those that are right, so that the sequence gets so many tokens more."""
+        return float(self._decodes[2] / max(self._decodes[0], 1e-9))
 
     @property
     def step_time(self) -> StepTime:

@@ -10,7 +10,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 FOLDER = Path(__file__).with_name("migrations")
-LAST_REVISION = "0009"
+LAST_REVISION = "0010"
 WAIT_SECONDS = 60  # for another gateway that migrates
 _LOCK = 0x7061676F6461  # "pagoda": an advisory lock is a number
 

@@ -62,6 +62,8 @@ USAGE = Table(
     Column("worker_ids", JSON),
     Column("is_cached_answer", Boolean),  # null in rows of older versions
     Column("safety_findings", JSON),  # "policy/rule action direction"
+    Column("proposed_tokens", Integer),  # by speculation; null in rows of older versions
+    Column("accepted_tokens", Integer),
     Column("prefix_class", String(32)),  # null: as much was cached as could be
     Column("prefix_place", String(64)),
     Column("prefix_lost_tokens", Integer),

@@ -51,5 +51,7 @@ def close_values(record: UsageClose) -> dict[str, Any]:
         "worker_ids": list(record.worker_ids),
         "is_cached_answer": record.is_cached_answer,
         "safety_findings": list(record.safety_findings),
+        "proposed_tokens": record.num_proposed_tokens,
+        "accepted_tokens": record.num_accepted_tokens,
         **prefix_values(record),
     }

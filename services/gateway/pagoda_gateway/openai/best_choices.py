@@ -27,6 +27,17 @@ def best_choices(outputs: Sequence[Output], *, num_choices: int, num_best: int) 
     ]
 
 
+def first_choices(outputs: Sequence[Output], *, num_choices: int, num_best: int) -> list[Output]:
+    """Return the first `num_best` of each prompt's choices, which a search has put in order.
+
+    Args:
+        outputs: `num_choices` of each prompt, one prompt after the other.
+        num_choices: of each prompt.
+        num_best: to return of each prompt.
+    """
+    return [output for i, output in enumerate(outputs) if i % num_choices < num_best]
+
+
 def mean_logprob(delta: Delta) -> float:
     """Return the mean over an output's tokens, so that a long one is not less likely for that."""
     return math.fsum(p.chosen.logprob for p in delta.logprobs) / max(1, len(delta.logprobs))

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: a conversation to go on with."""
 
+from pagoda_gateway.openai.beam_search import check_beam_search
 from pagoda_gateway.openai.choices import ChatSerializer
 from pagoda_gateway.openai.endpoint import ChoicesEndpoint
 from pagoda_gateway.openai.messages import conversation_tokens
@@ -19,7 +20,9 @@ class ChatProcessor(RequestProcessor[ChatBody]):
     def options(self, body: ChatBody) -> OutputOptions:
         """Check a chat body's options."""
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return output_options(body, num_logprobs=num_logprobs)
+        options = output_options(body, num_logprobs=num_logprobs)
+        check_beam_search(body, options, max_width=self._settings.max_beam_width)
+        return options
 
     async def tokenize(
         self, body: ChatBody, _options: OutputOptions, model: ServedModel

@@ -13,7 +13,7 @@ import orjson
 from pagoda_gateway import sse
 from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.openai.answer_form import AnswerForm
-from pagoda_gateway.openai.best_choices import best_choices
+from pagoda_gateway.openai.best_choices import best_choices, first_choices
 from pagoda_gateway.openai.chat_message import ChatMessage
 from pagoda_gateway.openai.logprobs import LogprobFormat
 from pagoda_gateway.openai.serializer import Serializer, whole_output
@@ -282,7 +282,8 @@ class CompletionSerializer(ChoiceSerializer):
         options = self._options
         if options.num_best is None:
             return super()._whole_choices()
-        best = best_choices(
+        choose = first_choices if options.is_search else best_choices
+        best = choose(
             [(sequence, whole_output(sequence)) for sequence in self._generation.sequences],
             num_choices=options.num_choices,
             num_best=options.num_best,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.openai.beam_search import check_beam_search
 from pagoda_gateway.openai.choices import CompletionSerializer
 from pagoda_gateway.openai.completion_prompts import completion_prompts
 from pagoda_gateway.openai.endpoint import ChoicesEndpoint
@@ -26,6 +27,7 @@ class CompletionProcessor(RequestProcessor[CompletionBody]):
             options = replace(options, num_choices=body.best_of, num_best=num_choices)
         if body.echo:
             options = replace(options, num_echoed_logprobs=body.logprobs)
+        check_beam_search(body, options, max_width=self._settings.max_beam_width)
         if body.max_tokens == 0 and options.num_scored_logprobs is None:
             raise InvalidRequestError(
                 "'max_tokens' is 0; it must be >= 1 unless 'prompt_logprobs', or 'echo' with "

@@ -19,4 +19,5 @@ def output_options(body: GenerationBody, *, num_logprobs: int | None) -> OutputO
         return_token_ids=bool(body.return_token_ids),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         num_prompt_logprobs=body.prompt_logprobs,
+        is_search=bool(body.use_beam_search),
     )

@@ -13,6 +13,7 @@ from pagoda.rpc.v1.generate_pb2 import SamplingParams
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.errors import InvalidRequestError, Problems
 from pagoda_gateway.openai.answer_form import AnswerForm, AnswerForms
+from pagoda_gateway.openai.beam_search import check_grammar, most_tokens
 from pagoda_gateway.openai.sampling_params import (
     dry_sequence_breakers,
     logit_bias,
@@ -111,6 +112,7 @@ class RequestProcessor(ABC, Generic[Body]):
         problems = Problems()
         with problems.gathered():
             tokenized = await self.tokenize(body, options, model)
+            check_grammar(tokenized.form.grammar, options)
             budgets = self._budgets(body, tokenized, options, model)
         for param, token_ids in (
             ("stop_token_ids", body.stop_token_ids),
@@ -160,12 +162,22 @@ class RequestProcessor(ABC, Generic[Body]):
         num_prompts = len(tokenized.prompts)
         num_sequences = num_prompts * options.num_choices
         if num_sequences > self.max_sequences:
-            field = "n" if options.num_best is None else "best_of"
+            field = options.num_choices_field
             raise InvalidRequestError(
                 f"{num_prompts} prompts times {field} {options.num_choices} make {num_sequences} "
                 f"sequences; the limit is {self.max_sequences}",
                 param=body.prompt_field if num_prompts > 1 else field,
             )
+        wanted, default = tokenized.max_tokens, self.default_max_tokens
+        if options.is_search:
+            most = most_tokens(options)
+            if wanted is not None and wanted > most:
+                raise InvalidRequestError(
+                    f"'{body.max_tokens_field}' is {wanted}; for {options.num_choices} beams with "
+                    f"these log probabilities it can be {most} at most",
+                    param=body.max_tokens_field,
+                )
+            default = most if default is None else min(default, most)
         budgets = []
         for token_ids, _ in tokenized.prompts:
             if not token_ids:
@@ -176,8 +188,8 @@ class RequestProcessor(ABC, Generic[Body]):
                 )
             budget = output_budget(
                 len(token_ids),
-                tokenized.max_tokens,
-                self.default_max_tokens,
+                wanted,
+                default,
                 model,
                 param=body.max_tokens_field,
                 prompt_param=body.prompt_field,

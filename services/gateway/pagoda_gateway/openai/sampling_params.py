@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_gateway.errors import ContextLengthError
+from pagoda_gateway.openai.beam_search import beam_search
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.served_model import ServedModel
@@ -32,7 +33,7 @@ def sampling_params(
     return generate_pb2.SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens or 0,
-        temperature=_or(body.temperature, 1.0),
+        temperature=0.0 if options.is_search else _or(body.temperature, 1.0),
         top_k=max(0, body.top_k or 0),
         top_p=_or(body.top_p, 1.0),
         min_p=_or(body.min_p, 0.0),
@@ -58,6 +59,7 @@ def sampling_params(
         dry_allowed_length=2 if body.dry_allowed_length is None else body.dry_allowed_length,
         dry_sequence_breakers=dry_sequence_breakers,
         lz_penalty=_or(body.lz_penalty, 0.0),
+        beam_search=beam_search(body, options),
     )
 
 

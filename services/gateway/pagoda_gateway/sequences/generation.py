@@ -145,7 +145,7 @@ class Generation:
             return "failover"
         if any(sequence.token_ids for sequence in self.sequences):
             return "decode"
-        if all(sequence.worker_id for sequence in self.sequences):
+        if all(sequence.worker_id or sequence.leader for sequence in self.sequences):
             return "prefill"
         return "route"
 
@@ -287,7 +287,9 @@ class Generation:
 
     async def _make(self, sequence: OutputSequence) -> None:
         """Have a sequence's tokens made, or take them from an answer that was kept."""
-        if self.kept_outputs is None:
+        if self.kept_outputs is None and sequence.leader is not None:
+            await sequence.attention.wait()  # if the leader fails, this is cancelled with it
+        elif self.kept_outputs is None:
             await self._placer.run(self._request, sequence)
         else:
             await self._request.opened.wait()

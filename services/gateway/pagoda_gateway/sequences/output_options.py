@@ -10,6 +10,7 @@ class OutputOptions:
     Attributes:
         num_choices: sequences that run for each prompt: n, or best_of.
         num_best: so many of them, the likeliest, are the answer; None = all.
+        is_search: a prompt's choices are what one beam search finds, the best first.
         stops: stop strings.
         include_stop: the matched stop string stays in the text.
         num_logprobs: alternatives for each token; None = no logprobs.
@@ -37,11 +38,17 @@ class OutputOptions:
     num_echoed_logprobs: int | None = None
     embed: bool = False
     num_best: int | None = None
+    is_search: bool = False
+
+    @property
+    def num_choices_field(self) -> str:
+        """Name of the field that says how many sequences run for each prompt."""
+        return "n" if self.num_best is None else "best_of"
 
     @property
     def num_engine_logprobs(self) -> int | None:
         """Alternatives that an engine must find for each token; None = no logprobs at all."""
-        is_ranked = self.num_best is not None
+        is_ranked = self.num_best is not None and not self.is_search
         return 0 if self.num_logprobs is None and is_ranked else self.num_logprobs
 
     @property

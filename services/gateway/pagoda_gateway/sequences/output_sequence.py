@@ -41,7 +41,11 @@ class Delta:
 
 
 class OutputSequence:
-    """State of one sequence. Frames go in with `take`; text comes out with `read`."""
+    """State of one sequence. Frames go in with `take`; text comes out with `read`.
+
+    The outputs of a beam search are several sequences, but one on a worker: the first is placed and
+    leads, the others follow. All of them have nothing before the end.
+    """
 
     def __init__(
         self,
@@ -70,6 +74,9 @@ class OutputSequence:
             guard: what its text goes through; None: it goes out as it is.
         """
         self.index = index
+        self.is_search = sampling.HasField("beam_search")  # its worker finds several outputs
+        self.leader: OutputSequence | None = None
+        self._followers: list[OutputSequence] = []
         self.prompt = prompt
         self.sampling = sampling
         self.guard = guard
@@ -83,6 +90,9 @@ class OutputSequence:
         self.matched_stop: str | int | None = None
         self.cached: generate_pb2.CachedTokens | None = None
         self.stages = dict.fromkeys(_STAGE_NAMES, 0.0)
+        self.num_proposed_tokens = 0  # verified, in all attempts
+        self.num_accepted_tokens = 0  # of them, those that the workers output
+        self._speculated_before = (0, 0)  # of both, in earlier attempts
         self.first_token_seconds: float | None = None
         self.last_token_seconds: float | None = None
         self.attempt = 0
@@ -165,9 +175,15 @@ class OutputSequence:
         total = cached.device + cached.cpu + cached.nvme if cached else 0
         return min(total, len(self.prompt.token_ids))
 
+    def follow(self, leader: "OutputSequence") -> None:
+        """Take what the leader's worker finds for this one too."""
+        self.leader = leader
+        leader._followers.append(self)
+
     def begin_attempt(self, attempt: int) -> None:
         """Take frames of this attempt only, from now on."""
         self.attempt = attempt
+        self._speculated_before = self.num_proposed_tokens, self.num_accepted_tokens
         self.worker_id = ""
         self.is_handed_over = False
         self.has_progressed = self.is_ended_by_worker = False
@@ -219,6 +235,8 @@ class OutputSequence:
         if frame.attempt != self.attempt or self.attention.is_set():
             return
         self.hear()
+        if frame.num_proposed_tokens:
+            self._note_speculation(frame)
         first_index = frame.first_index
         if (
             self._is_text_only
@@ -234,6 +252,9 @@ class OutputSequence:
                 if text := self._detokenizer.push(token_id):
                     self._texts.append(text)
             self._on_change(self.num_unread)
+            return
+        if self.is_search:
+            self._take_hypotheses(frame)
             return
         if self.prompt_logprobs is not None:
             self.prompt_logprobs.take(frame)
@@ -307,6 +328,30 @@ class OutputSequence:
         if reason:
             self.embedding = frame.embedding
             self._end(reason, frame.error, matched_id)
+
+    def _take_hypotheses(self, frame: generate_pb2.Frame) -> None:
+        """Let each sequence of a search have its own output; the leader the last."""
+        sequences = [self, *self._followers]
+        if frame.finish_reason in _FAILURES:
+            self._apply(frame)
+        elif len(frame.hypotheses) != len(sequences):
+            self.lose(f"{len(frame.hypotheses)} outputs came of a search for {len(sequences)}")
+        else:
+            pairs = list(zip(sequences, frame.hypotheses, strict=True))
+            for sequence, hypothesis in reversed(pairs):
+                part = generate_pb2.Frame(
+                    token_ids=hypothesis.token_ids,
+                    logprobs=hypothesis.logprobs,
+                    finish_reason=hypothesis.finish_reason,
+                )
+                if hypothesis.HasField("matched_stop_token_id"):
+                    part.matched_stop_token_id = hypothesis.matched_stop_token_id
+                if sequence is self:
+                    part.cached.CopyFrom(frame.cached)
+                    part.stages.CopyFrom(frame.stages)
+                sequence._apply(part)
+                sequence.is_ended_by_worker = True  # also where a stop string has cut it
+                sequence._on_change(sequence.num_unread)
 
     def _contradicts(self, frame: generate_pb2.Frame) -> bool:
         """Lose the attempt if the frame repeats an index with another token.
@@ -389,6 +434,16 @@ class OutputSequence:
         if frame.HasField("stages"):
             for name in _STAGE_NAMES:
                 self.stages[name] += getattr(frame.stages, name)
+
+    def _note_speculation(self, frame: generate_pb2.Frame) -> None:
+        """Frames count from the attempt's beginning on, and may come in any order."""
+        num_proposed, num_accepted = self._speculated_before
+        self.num_proposed_tokens = max(
+            self.num_proposed_tokens, num_proposed + frame.num_proposed_tokens
+        )
+        self.num_accepted_tokens = max(
+            self.num_accepted_tokens, num_accepted + frame.num_accepted_tokens
+        )
 
     def _note_times(self) -> None:
         self.has_progressed = True

@@ -197,6 +197,8 @@ class Placer:
         )
         if sequence.sampling.HasField("num_prompt_logprobs") or sequence.sampling.embed:
             plan.Clear()  # who answers computes the prompt: KV alone has no logits, no hidden state
+        if sequence.sampling.HasField("beam_search"):
+            plan.prefill_worker_id = ""  # nor the likeliest first tokens: a prefill worker has one
         request = generate_pb2.GenerateRequest(
             request_id=context.request_id,
             sequence_index=sequence.index,

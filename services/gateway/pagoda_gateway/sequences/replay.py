@@ -41,6 +41,7 @@ class KeptOutput:
 async def replay(sequence: OutputSequence, output: KeptOutput) -> None:
     """Let a sequence take an output, some tokens at a time: a stream stays one."""
     sequence.begin_attempt(0)
+    sequence.is_search = False  # what was found comes to each sequence by itself
     token_ids = output.token_ids
     for start in range(0, max(1, len(token_ids)), FRAME_TOKENS):
         frame = generate_pb2.Frame(

@@ -102,10 +102,12 @@ def close_record(
         stages=stages,
         ttft_ms=1000 * (ttft_seconds or 0.0),
         e2e_ms=1000 * (now - identity.arrived_unix_seconds),
-        num_attempts=sum(sequence.attempt + 1 for sequence in sequences),
+        num_attempts=sum(s.attempt + 1 for s in sequences if s.leader is None),
         closed_unix_seconds=now,
         outcome=outcome,
         worker_ids=context.worker_ids,
         gateway_tokenize_ms=identity.tokenize_ms,
         gateway_route_ms=route_ms,
+        num_proposed_tokens=sum(sequence.num_proposed_tokens for sequence in sequences),
+        num_accepted_tokens=sum(sequence.num_accepted_tokens for sequence in sequences),
     )

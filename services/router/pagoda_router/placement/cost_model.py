@@ -1,7 +1,9 @@
 """Predicted times of a plan, from reported load and speeds. Pure arithmetic, in milliseconds.
 
     TTFT = queue + fetch + miss tokens / prefill speed + transfer
-    TPOT = step base + per sequence * (sequences + 1) + per context token * (context + prompt)
+    TPOT = step / (1 + accepted per sequence)
+    step = base + (per sequence + per proposed * proposed per sequence) * (sequences + 1)
+           + per context token * (context + prompt)
     cost = TTFT + expected output tokens * TPOT
 
 Transfers overlap with compute in part; they count in full, so a remote plan's TTFT is an upper
@@ -93,23 +95,31 @@ def decode_cost(
     )
     queue_ms = 0.0
     if num_ahead:
-        step_ms = step_time_ms(worker, num_sequences=worker.num_running, num_new_tokens=0)
-        queue_ms = num_ahead * num_output_tokens * step_ms / max(1, worker.num_running)
+        token_ms = token_time_ms(worker, num_sequences=worker.num_running, num_new_tokens=0)
+        queue_ms = num_ahead * num_output_tokens * token_ms / max(1, worker.num_running)
     num_sequences = worker.num_sequences + 1
     if worker.max_num_seqs:
         num_sequences = min(num_sequences, worker.max_num_seqs)
-    tpot_ms = step_time_ms(worker, num_sequences=num_sequences, num_new_tokens=num_prompt_tokens)
+    tpot_ms = token_time_ms(worker, num_sequences=num_sequences, num_new_tokens=num_prompt_tokens)
     return DecodeCost(queue_ms, tpot_ms)
 
 
-def step_time_ms(worker: WorkerSnapshot, *, num_sequences: int, num_new_tokens: int) -> float:
-    """Return the time of one decode step with `num_new_tokens` more context."""
+def token_time_ms(worker: WorkerSnapshot, *, num_sequences: int, num_new_tokens: int) -> float:
+    """Return the time from token to token of a sequence, with `num_new_tokens` more context.
+
+    That of a decode step, by the tokens that it gives each sequence: more than one where proposed
+    ones are accepted, as often as they were lately.
+    """
     speeds = worker.speeds
-    return (
+    per_sequence_ms = (
+        speeds.step_per_sequence_ms + speeds.step_per_proposed_token_ms * speeds.proposed_per_decode
+    )
+    step_ms = (
         speeds.step_base_ms
-        + speeds.step_per_sequence_ms * num_sequences
+        + per_sequence_ms * num_sequences
         + speeds.step_per_context_token_ms * (worker.num_context_tokens + num_new_tokens)
     )
+    return step_ms / (1.0 + speeds.accepted_per_decode)
 
 
 def transfer_ms(

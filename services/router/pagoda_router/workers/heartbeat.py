@@ -59,6 +59,9 @@ def _decode_speeds(speed: status_pb2.Speed, settings: RouterSettings) -> Speeds:
         *steps,
         _positive(speed.transfer_bytes_per_second, settings.prior_transfer_bytes_per_second),
         _positive(speed.fetch_bytes_per_second, settings.prior_fetch_bytes_per_second),
+        speed.step_per_proposed_token_ms,
+        speed.proposed_per_decode,
+        speed.accepted_per_decode,
     )
 
 

@@ -24,6 +24,9 @@ class Speeds:
     step_per_context_token_ms: float
     transfer_bytes_per_second: float
     fetch_bytes_per_second: float
+    step_per_proposed_token_ms: float = 0.0
+    proposed_per_decode: float = 0.0
+    accepted_per_decode: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

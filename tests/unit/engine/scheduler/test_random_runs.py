@@ -8,11 +8,12 @@ from support.engine_driver import make_request
 from support.scheduler_simulation import (
     ForcesRuns,
     OftenRight,
+    expected_hypotheses,
     expected_output,
     make_simulation,
 )
 
-from pagoda_engine import KvSource, SamplingParams, StepCost
+from pagoda_engine import BeamSearchParams, KvSource, SamplingParams, StepCost
 from pagoda_engine.scheduler import Sequence, SequenceState
 
 
@@ -27,15 +28,19 @@ class RandomCaller:
         enable_prefix_caching: bool,
         num_tenants: int = 1,
         speculates: bool = False,
+        searches: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         proposer_rng = random.Random(seed)
         self.tenants = [bytes([i]) for i in range(num_tenants)]
+        self.searches = searches
         self.idle_steps: Counter[Sequence] = Counter()
         self.simulation = make_simulation(
             num_blocks=self.rng.choice([12, 16, 24]),
-            max_num_seqs=self.rng.choice([5, 9, 16] if speculates else [2, 5, 9]),
-            max_num_batched_tokens=self.rng.choice([8, 40] if speculates else [3, 8, 40]),
+            max_num_seqs=self.rng.choice([5, 9, 16] if speculates or searches else [2, 5, 9]),
+            max_num_batched_tokens=self.rng.choice(
+                [8, 40] if speculates or searches else [3, 8, 40]
+            ),
             max_model_len=44,
             enable_prefix_caching=enable_prefix_caching,
             num_speculative_tokens=self.rng.choice([3, 9]),
@@ -66,7 +71,7 @@ class RandomCaller:
                     scheduler.finish(sequence)
             ready = [s for s in scheduler.running if s.is_prefilling or s.is_decoding]
             scheduled = self.simulation.step()
-            self.check_turns(ready, {entry.sequence for entry in scheduled.batch})
+            self.check_turns(ready, {entry.sequence.leader for entry in scheduled.batch})
             is_idle = not len(scheduler) and not self.simulation.in_flight
             if len(self.sequences) == num_sequences and is_idle:
                 return
@@ -94,6 +99,9 @@ class RandomCaller:
         prompt = prompt + [rng.randrange(49) for _ in range(rng.randint(0 if prompt else 1, 10))]
         self.prompts.append(prompt)
         kind = rng.random()
+        if self.searches and rng.random() < 0.4:
+            self.add_search(prompt)
+            return
         tenant = rng.choice(self.tenants)
         priority = rng.choice([0, 0, 0, -2, 1])
         if len(self.tenants) > 1:
@@ -115,15 +123,48 @@ class RandomCaller:
             )
         )
 
+    def add_search(self, prompt: list[int]) -> None:
+        """Of few tokens, so that the pool is large enough for each alone."""
+        rng = self.rng
+        width = rng.randint(1, 4)
+        params = SamplingParams(
+            max_tokens=rng.randint(1, 8),
+            temperature=0.0,
+            beam_search=BeamSearchParams(
+                width, rng.choice([0.0, 1.0, 2.0]), rng.choice([False, True, "never"])
+            ),
+        )
+        sequence_id = str(len(self.sequences))
+        self.sequences[sequence_id] = self.simulation.add(
+            make_request(
+                sequence_id,
+                prompt[:11],
+                block_size=4,
+                sampling=params,
+                kv_source=KvSource.IMPORT if rng.random() < 0.25 else KvSource.COMPUTE,
+                tenant=rng.choice(self.tenants),
+            )
+        )
+
     def check(self) -> None:
         """All blocks are free, and every output is what it is alone, or its beginning."""
         simulation = self.simulation
         assert simulation.pool.num_free_blocks == simulation.config.num_blocks
         for sequence_id, sequence in self.sequences.items():
+            if sequence.beams is not None:
+                self.check_hypotheses(sequence_id, sequence)
+                continue
             expected = expected_output(sequence.request, 44)
             found = simulation.tokens(sequence_id)
             num_expected = len(found) if sequence_id in self.aborted else len(expected)
             assert found == expected[:num_expected]
+
+    def check_hypotheses(self, sequence_id: str, sequence: Sequence) -> None:
+        outputs = self.simulation.outputs.get(sequence_id, [])
+        assert len(outputs) == 1 or sequence_id in self.aborted
+        for output in outputs:
+            found = [hypothesis.token_ids for hypothesis in output.hypotheses]
+            assert found == expected_hypotheses(sequence.request, 44)
 
     def abort(self) -> None:
         alive = [s for s in self.sequences.values() if s.state is not SequenceState.FINISHED]
@@ -167,6 +208,46 @@ def test_random_runs_that_speculate_keep_every_invariant(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("enable_prefix_caching", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
+@pytest.mark.parametrize("num_tenants", [1, 3])
+@pytest.mark.parametrize("number", range(6))
+def test_random_runs_with_beam_searches_keep_every_invariant(
+    seed: int, number: int, num_tenants: int, lag: int, enable_prefix_caching: bool
+) -> None:
+    caller = RandomCaller(
+        seed + number,
+        lag=lag,
+        enable_prefix_caching=enable_prefix_caching,
+        num_tenants=num_tenants,
+        searches=True,
+    )
+    caller.run(num_sequences=150, max_steps=6000)
+    caller.check()
+    assert caller.simulation.num_beam_rows > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
+@pytest.mark.parametrize("num_tenants", [1, 3])
+@pytest.mark.parametrize("number", range(3))
+def test_beam_searches_beside_those_that_speculate_keep_every_invariant(
+    seed: int, number: int, num_tenants: int, lag: int
+) -> None:
+    caller = RandomCaller(
+        seed + number,
+        lag=lag,
+        enable_prefix_caching=True,
+        num_tenants=num_tenants,
+        speculates=True,
+        searches=True,
+    )
+    caller.run(num_sequences=150, max_steps=6000)
+    caller.check()
+    assert caller.simulation.num_beam_rows > 100
+
+
+@pytest.mark.slow
 def test_random_runs_do_speculate_and_are_wrong() -> None:
     caller = RandomCaller(1, lag=1, enable_prefix_caching=True, speculates=True)
     caller.run(num_sequences=200, max_steps=6000)
@@ -185,6 +266,25 @@ def test_random_runs_do_preempt() -> None:
         simulation.step()
     assert not len(simulation.scheduler)
     assert simulation.num_preempted > 10
+
+
+@pytest.mark.slow
+def test_preempted_beam_searches_begin_again_and_end_alike() -> None:
+    rng = random.Random(1)
+    simulation = make_simulation(num_blocks=14, max_num_seqs=9, max_model_len=44)
+    params = SamplingParams(max_tokens=8, temperature=0.0, beam_search=BeamSearchParams(3))
+    requests = []
+    for i in range(20):
+        prompt = [rng.randrange(49) for _ in range(rng.randint(1, 8))]
+        requests.append(make_request(str(i), prompt, block_size=4, sampling=params))
+        simulation.add(requests[-1])
+    while simulation.scheduler.has_work():
+        simulation.step()
+    assert simulation.num_preempted > 5
+    for request in requests:
+        (output,) = simulation.outputs[request.sequence_id]
+        found = [hypothesis.token_ids for hypothesis in output.hypotheses]
+        assert found == expected_hypotheses(request, 44)
 
 
 @pytest.mark.slow

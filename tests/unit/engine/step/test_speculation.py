@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.automaton_mask import AutomatonMask
+from support.automaton_mask import AutomatonMask, random_edges
 from support.engine_driver import Collected, EngineDriver
 from support.rerun_capture import RerunCapture
 from support.thread_queue import ThreadQueue
@@ -40,6 +40,11 @@ def speculating(model: LoadedModel, **fields: object) -> EngineDriver:
 def collected(driver: EngineDriver, prompt: list[int], **fields: object) -> Collected:
     driver.add("a", prompt, **fields)
     return driver.run()["a"]
+
+
+def last_proposed(driver: EngineDriver, first: int) -> int:
+    """Return what was proposed in the steps from `first` on."""
+    return sum(result.stats.num_proposed_tokens for result in driver.results[first:])
 
 
 def num_proposed(driver: EngineDriver) -> int:
@@ -121,9 +126,12 @@ def test_no_token_too_many(tiny_model: LoadedModel, max_tokens: int) -> None:
         {"sampling": greedy(60, repetition_penalty=1.01, logit_bias=FEW)},
         {"sampling": greedy(60, bad_words=((3, 4),))},
         {"sampling": greedy(60, dry_multiplier=0.8, logit_bias=FEW)},
-        {"sampling": LONG, "token_mask": AutomatonMask({0: dict.fromkeys(range(30, 40), 0)})},
+        {
+            "sampling": greedy(60, allowed_token_ids=(30, 31)),
+            "token_mask": AutomatonMask({0: dict.fromkeys(range(30, 40), 0)}),
+        },
     ],
-    ids=["penalties", "bad words", "DRY", "grammar"],
+    ids=["penalties", "bad words", "DRY", "grammar and allowed tokens"],
 )
 def test_what_depends_on_the_tokens_before_is_taken_one_by_one(
     tiny_model: LoadedModel, fields: dict[str, object]
@@ -132,6 +140,72 @@ def test_what_depends_on_the_tokens_before_is_taken_one_by_one(
     driver = speculating(tiny_model)
     assert_equal(collected(driver, REFRAIN, **fields), expected)
     assert num_proposed(driver) == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_logprobs", [None, 2])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("number", range(3))
+def test_what_a_grammar_binds_is_bitwise_the_same(
+    tiny_folder: Path,
+    seed: int,
+    number: int,
+    temperature: float,
+    num_logprobs: int | None,
+    dtype: str,
+) -> None:
+    model = load_model(tiny_folder, EngineConfig(dtype=dtype, max_model_len=100))
+    rng = random.Random(seed + number)
+    mask = AutomatonMask(random_edges(rng, num_states=8))
+    plain, driver = make_driver(model), speculating(model)
+    for i in range(6):
+        sampling = SamplingParams(
+            max_tokens=60, temperature=temperature, seed=i, num_logprobs=num_logprobs, min_tokens=5
+        )
+        for each in (plain, driver):
+            each.add(str(i), PROMPT[i % 2 :], sampling=sampling, token_mask=mask)
+            each.run()
+        assert_equal(driver.sequences[str(i)], plain.sequences[str(i)])
+    assert driver.engine.num_free_blocks == 32
+
+
+def test_what_a_grammar_binds_is_speculated_for(tiny_model: LoadedModel) -> None:
+    """Four tokens of ten, then two that are forced, again and again."""
+    edges = {i: dict.fromkeys(range(30, 40), i + 1) for i in range(4)}
+    mask = AutomatonMask({**edges, 4: {50: 5}, 5: {51: 0}})
+    sampling = greedy(60, logit_bias={30: 40.0, 31: 39.0})
+    expected = collected(make_driver(tiny_model), REFRAIN, sampling=sampling, token_mask=mask)
+    driver = speculating(tiny_model)
+    assert_equal(collected(driver, REFRAIN, sampling=sampling, token_mask=mask), expected)
+    assert num_accepted(driver) > 10
+    assert num_steps(driver) < 30, "40 tokens were chosen, 20 forced"
+
+
+def test_what_is_forced_and_needs_log_probabilities_is_proposed(tiny_model: LoadedModel) -> None:
+    edges = {i: {20 + i: i + 1} for i in range(30)}
+    mask = AutomatonMask({**edges, 30: dict.fromkeys(range(200, 210), 0)})
+    fields = {"sampling": greedy(62, num_logprobs=1), "token_mask": mask}
+    expected = collected(make_driver(tiny_model), PROMPT, **fields)
+    driver = speculating(tiny_model, num_speculative_tokens=15)
+    assert_equal(collected(driver, PROMPT, **fields), expected)
+    assert len(expected.logprobs) == 62
+    assert num_steps(driver) <= 8, "two of sixteen for each run of thirty"
+
+
+def test_where_proposals_are_outside_the_grammar_the_output_is_inside(
+    tiny_model: LoadedModel,
+) -> None:
+    """Its prompt says again and again what the grammar does not let it say."""
+    edges = {0: dict.fromkeys(range(30, 40), 1), 1: dict.fromkeys(range(40, 50), 0)}
+    mask, sampling = AutomatonMask(edges), greedy(60, num_logprobs=1)
+    prompt = [i for i in range(30, 40) for _ in range(3)]
+    expected = collected(make_driver(tiny_model), prompt, sampling=sampling, token_mask=mask)
+    driver = speculating(tiny_model)
+    assert_equal(collected(driver, prompt, sampling=sampling, token_mask=mask), expected)
+    assert all(
+        (30 if i % 2 == 0 else 40) <= t < (40 if i % 2 == 0 else 50)
+        for i, t in enumerate(expected.token_ids)
+    )
 
 
 def test_what_was_accepted_is_said_of_each_sequence(tiny_model: LoadedModel) -> None:
@@ -146,6 +220,53 @@ def test_what_was_accepted_is_said_of_each_sequence(tiny_model: LoadedModel) -> 
     assert last["a"].num_accepted_tokens == num_accepted(driver)
     assert last["b"].num_proposed_tokens == 0
     assert sum(len(output.token_ids) for output in outputs) == 61
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sampling", [LONG, DRAWN], ids=["greedy", "drawn"])
+def test_what_a_tenant_had_before_is_proposed_and_changes_no_bit(
+    tiny_folder: Path, dtype: str, sampling: SamplingParams
+) -> None:
+    model = load_model(tiny_folder, EngineConfig(dtype=dtype, max_model_len=100))
+    sampling = replace(sampling, num_logprobs=1)
+    plain, driver = make_driver(model), speculating(model)
+    for name, prompt in (("a", PROMPT), ("b", OTHER), ("c", PROMPT)):
+        for each in (plain, driver):
+            each.add(name, prompt, sampling=sampling, tenant=b"me")
+            each.run()
+        assert_equal(driver.sequences[name], plain.sequences[name])
+    first = len(driver.results)
+    driver.add("d", PROMPT, sampling=sampling, tenant=b"me")
+    assert_equal(driver.run()["d"], plain.sequences["a"])
+    assert len(driver.results) - first < 30, "the same question has the same answer"
+
+
+def test_no_tenant_is_proposed_what_another_one_had(tiny_model: LoadedModel) -> None:
+    """Not by its outputs, not by its prompts, not where the cache root alone differs."""
+    driver, alone = speculating(tiny_model), speculating(tiny_model)
+    for name in "ab":
+        driver.add(name, PROMPT, sampling=LONG, tenant=b"one")
+        driver.run()
+    assert last_proposed(driver, 0) > 0
+    expected = collected(alone, PROMPT, sampling=LONG, tenant=b"two")
+    for name, fields in {
+        "tenant": {"tenant": b"two"},
+        "nobody": {},
+        "salt": {"tenant": b"one", "cache_root": b"s" * 16},
+    }.items():
+        first = len(driver.results)
+        driver.add(name, PROMPT, sampling=LONG, **fields)
+        assert driver.run()[name].token_ids == expected.token_ids
+        assert last_proposed(driver, first) == num_proposed(alone)
+
+
+def test_without_memory_a_sequence_proposes_from_itself_alone(tiny_model: LoadedModel) -> None:
+    driver = speculating(tiny_model, speculation_output_bytes=0)
+    alone = collected(driver, PROMPT, sampling=LONG)
+    num_alone, first = num_proposed(driver), len(driver.results)
+    driver.add("b", PROMPT, sampling=LONG)
+    assert driver.run()["b"].token_ids == alone.token_ids
+    assert last_proposed(driver, first) == num_alone
 
 
 def test_only_what_was_accepted_is_reused(tiny_model: LoadedModel) -> None:
@@ -259,13 +380,15 @@ def test_random_runs_give_what_each_gives_alone(
             min_tokens=rng.choice([0, 9]),
             stop_token_ids=(rng.choice([31, 250]),),
         )
-        requests[str(i)] = (prompt, sampling)
+        mask = rng.choice([None, None, AutomatonMask(random_edges(rng, num_states=6))])
+        requests[str(i)] = (prompt, sampling, mask)
     waiting = [*requests]
     while waiting or driver.engine.has_work():
         if waiting and rng.random() < 0.3:
             name = waiting.pop()
-            prompt, sampling = requests[name]
-            driver.add(name, prompt, sampling=sampling, tenant=rng.choice([b"a", b"b"]))
+            prompt, sampling, mask = requests[name]
+            tenant = rng.choice([b"a", b"b"])
+            driver.add(name, prompt, sampling=sampling, token_mask=mask, tenant=tenant)
         alive = [n for n, found in driver.sequences.items() if found.finish_reason is None]
         if alive and rng.random() < 0.03:
             aborted.add(rng.choice(alive))
@@ -273,8 +396,9 @@ def test_random_runs_give_what_each_gives_alone(
         driver.step()
     assert driver.engine.num_free_blocks == config.num_blocks
     driver.check_compute_time()
-    for name, (prompt, sampling) in requests.items():
-        expected = collected(make_driver(tiny_model, max_model_len=64), prompt, sampling=sampling)
+    for name, (prompt, sampling, mask) in requests.items():
+        alone = make_driver(tiny_model, max_model_len=64)
+        expected = collected(alone, prompt, sampling=sampling, token_mask=mask)
         found = driver.sequences[name]
         if name in aborted:
             assert found.token_ids == expected.token_ids[: len(found.token_ids)]
@@ -306,3 +430,5 @@ def test_an_unknown_way_is_refused(tiny_model: LoadedModel) -> None:
         make_driver(tiny_model, speculation="guess")
     with pytest.raises(InvalidConfigError, match="num_speculative_tokens is 0"):
         speculating(tiny_model, num_speculative_tokens=0)
+    with pytest.raises(InvalidConfigError, match="speculation_output_bytes is -1"):
+        speculating(tiny_model, speculation_output_bytes=-1)

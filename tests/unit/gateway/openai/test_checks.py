@@ -56,7 +56,6 @@ def test_min_tokens_within_what_is_asked_for(field: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"use_beam_search": True},
         {"functions": [{"name": "f"}]},
         {"function_call": "auto"},
     ],
@@ -74,7 +73,8 @@ def test_former_tools_name_what_replaces_them() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"use_beam_search": False},
+        {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False},
+        {"early_stopping": "never"},
         {"response_format": {"type": "text"}},
         {"bad_words": [], "dry_sequence_breakers": []},
         {"allowed_token_ids": None, "truncate_prompt_tokens": None},

@@ -43,6 +43,20 @@ def text_of(sequence: OutputSequence) -> str:
     return delta.text if delta else ""
 
 
+SEARCH = pb.SamplingParams(max_tokens=9, beam_search=pb.BeamSearch(width=2))
+
+
+def make_search(tokenizer: ModelTokenizer) -> tuple[OutputSequence, OutputSequence]:
+    leader, follower = make(tokenizer, sampling=SEARCH), make(tokenizer, sampling=SEARCH)
+    follower.follow(leader)
+    leader.begin_attempt(1)
+    return leader, follower
+
+
+def hypothesis(ids: list[int]) -> pb.Hypothesis:
+    return pb.Hypothesis(token_ids=ids, finish_reason=pb.FINISH_REASON_LENGTH)
+
+
 @pytest.fixture
 def ids(tokenizer: ModelTokenizer) -> list[int]:
     return tokenizer.encode("say \U0001f600 and stop", add_special_tokens=False)
@@ -267,3 +281,56 @@ async def test_an_error_needs_no_logprobs(tokenizer: ModelTokenizer) -> None:
     sequence = make(tokenizer, sampling=pb.SamplingParams(max_tokens=9, num_prompt_logprobs=0))
     sequence.take(frame(0, [], finish_reason=pb.FINISH_REASON_ERROR, error="out of memory"))
     assert (sequence.error, sequence.lost_reason) == ("out of memory", None)
+
+
+async def test_a_search_gives_each_sequence_its_output(
+    tokenizer: ModelTokenizer, ids: list[int]
+) -> None:
+    leader, follower = make_search(tokenizer)
+    end = frame(
+        0, [], attempt=1, hypotheses=[hypothesis(ids), hypothesis(ids[:3])],
+        finish_reason=pb.FINISH_REASON_LENGTH,
+    )  # fmt: skip
+    leader.take(frame(0, [], attempt=0, hypotheses=end.hypotheses))
+    assert not leader.is_finished  # of an attempt that was given up
+    leader.take(end)
+    leader.take(end)  # again
+    assert (leader.token_ids, follower.token_ids) == (ids, ids[:3])
+    for sequence in (leader, follower):
+        assert sequence.finish_reason == "length"
+        assert sequence.attention.is_set()
+        assert sequence.is_ended_by_worker
+
+
+@pytest.mark.parametrize("num_hypotheses", [0, 1, 3])
+async def test_a_worker_that_finds_another_number_of_outputs_is_lost(
+    tokenizer: ModelTokenizer, ids: list[int], num_hypotheses: int
+) -> None:
+    """One of an older version knows no search, and sends tokens."""
+    leader, follower = make_search(tokenizer)
+    tokens = [] if num_hypotheses else ids
+    found = [hypothesis(ids)] * num_hypotheses
+    leader.take(frame(0, tokens, attempt=1, hypotheses=found))
+    assert f"{num_hypotheses} outputs" in (leader.lost_reason or "")
+    assert leader.token_ids == follower.token_ids == []
+
+
+async def test_a_failed_search_is_its_leaders(tokenizer: ModelTokenizer) -> None:
+    leader, follower = make_search(tokenizer)
+    leader.take(frame(0, [], attempt=1, finish_reason=pb.FINISH_REASON_ERROR, error="broken"))
+    assert leader.error == "broken"
+    assert not follower.attention.is_set()
+
+
+async def test_what_was_speculated_is_the_sum_over_attempts(tokenizer: ModelTokenizer) -> None:
+    sequence = make(tokenizer)
+    sequence.take(frame(1, [11], num_proposed_tokens=7, num_accepted_tokens=2))
+    sequence.take(frame(0, [10], num_proposed_tokens=3, num_accepted_tokens=1))
+    assert (sequence.num_proposed_tokens, sequence.num_accepted_tokens) == (7, 2)
+    sequence.begin_attempt(1)
+    sequence.take(frame(2, [12], num_proposed_tokens=50, num_accepted_tokens=50))
+    assert (sequence.num_proposed_tokens, sequence.num_accepted_tokens) == (7, 2), "too late"
+    sequence.take(frame(2, [12], attempt=1, num_proposed_tokens=4, num_accepted_tokens=3))
+    sequence.take(frame(3, [13], attempt=1))
+    assert (sequence.num_proposed_tokens, sequence.num_accepted_tokens) == (11, 5)
+    sequence.close()

@@ -1,5 +1,7 @@
+import dataclasses
+
 import pytest
-from support.router_workers import decode, prefill
+from support.router_workers import SPEEDS, decode, prefill
 
 from pagoda_router.placement import cost_model
 from pagoda_router.placement.cost_model import PrefillCost
@@ -78,3 +80,24 @@ def test_transfer_leaves_out_what_the_consumer_holds() -> None:
         prefill("p"), decode("d"), num_prompt_tokens=170, num_consumer_blocks=3
     )
     assert ms == pytest.approx(8.0)
+
+
+def test_where_proposed_tokens_are_accepted_a_step_gives_several() -> None:
+    plain = decode("d", num_running=3)
+    speeds = dataclasses.replace(
+        SPEEDS, step_per_proposed_token_ms=0.5, proposed_per_decode=4.0, accepted_per_decode=1.0
+    )
+    fast = decode("d", num_running=3, speeds=speeds)
+    tokens = {"num_prompt_tokens": 100, "num_output_tokens": 10}
+    assert cost_model.decode_cost(plain, **tokens).tpot_ms == 10 + 4 * 2 + 1
+    # A step verifies 4 tokens for each of the 4, and gives each 2.
+    assert cost_model.decode_cost(fast, **tokens).tpot_ms == (10 + 4 * (2 + 4 * 0.5) + 1) / 2
+
+
+def test_who_waits_for_a_place_waits_for_fewer_steps_where_tokens_are_accepted() -> None:
+    full = {"num_running": 8, "max_num_seqs": 8}
+    speeds = dataclasses.replace(SPEEDS, accepted_per_decode=3.0)
+    tokens = {"num_prompt_tokens": 100, "num_output_tokens": 10}
+    slow = cost_model.decode_cost(decode("d", **full), **tokens)
+    fast = cost_model.decode_cost(decode("d", speeds=speeds, **full), **tokens)
+    assert fast.queue_ms == slow.queue_ms / 4 > 0

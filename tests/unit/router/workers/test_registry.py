@@ -49,6 +49,18 @@ def test_priors_stand_in_for_what_was_not_measured() -> None:
     assert (worker.speeds.step_base_ms, worker.speeds.step_per_sequence_ms) == (0.0, 3.0)
     registry.on_status("d", make_status())
     assert registry.workers()[0].speeds.step_base_ms == 7.0
+    assert registry.workers()[0].speeds.accepted_per_decode == 0.0
+
+
+def test_what_speculation_brings_is_taken_from_the_heartbeat() -> None:
+    registry, _ = make_registry()
+    status = make_status()
+    status.speed.step_per_proposed_token_ms = 0.25
+    status.speed.proposed_per_decode, status.speed.accepted_per_decode = 3.0, 1.5
+    registry.on_status("d", status)
+    speeds = registry.workers()[0].speeds
+    assert speeds.step_per_proposed_token_ms == 0.25
+    assert (speeds.proposed_per_decode, speeds.accepted_per_decode) == (3.0, 1.5)
 
 
 def test_kvstore_is_found_by_host_and_is_no_worker() -> None:

@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -228,3 +229,16 @@ def test_rate_weighs_by_amount() -> None:
     rate.add(10, 1.0)
     rate.add(0, 5.0)
     assert rate.per_second == pytest.approx(505)
+
+
+def test_what_a_decode_gets_beside_its_token_is_an_average_of_late() -> None:
+    model = SpeedModel()
+    assert model.proposed_per_decode == model.accepted_per_decode == 0
+    for _ in range(50):
+        model.add(replace(proposing_step(4, 12, 5e-3), num_accepted_tokens=6))
+    assert (model.proposed_per_decode, model.accepted_per_decode) == (3.0, 1.5)
+    model.add(StepStats(num_sequences=1, num_prefill_tokens=100, forward_seconds=1e-2))
+    assert model.accepted_per_decode == 1.5, "a prompt says nothing of decodes"
+    for _ in range(2000):
+        model.add(proposing_step(4, 0, 5e-3))
+    assert model.accepted_per_decode < 0.01

@@ -19,6 +19,29 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _EarlyStopping:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
+    """end once none that goes on scores more than the worst of them as it is"""
+    EARLY_STOPPING_AT_ONCE: _EarlyStopping.ValueType  # 1
+    """end"""
+    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 2
+    """end once none that goes on can come to score more than the worst of them"""
+
+class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper): ...
+
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
+"""end once none that goes on scores more than the worst of them as it is"""
+EARLY_STOPPING_AT_ONCE: EarlyStopping.ValueType  # 1
+"""end"""
+EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 2
+"""end once none that goes on can come to score more than the worst of them"""
+Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
+
 class _AdmitStatus:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -132,6 +155,7 @@ class SamplingParams(_message.Message):
     DRY_ALLOWED_LENGTH_FIELD_NUMBER: _builtins.int
     DRY_SEQUENCE_BREAKERS_FIELD_NUMBER: _builtins.int
     LZ_PENALTY_FIELD_NUMBER: _builtins.int
+    BEAM_SEARCH_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """output tokens at most, counted from output index 0; 0 only with num_prompt_logprobs or embed"""
     min_tokens: _builtins.int
@@ -202,6 +226,10 @@ class SamplingParams(_message.Message):
     def dry_sequence_breakers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """tokens that end every repetition"""
 
+    @_builtins.property
+    def beam_search(self) -> Global___BeamSearch:
+        """absent = off; needs temperature 0, a KvPlan without prefill worker, and nothing that changes logits"""
+
     def __init__(
         self,
         *,
@@ -234,10 +262,11 @@ class SamplingParams(_message.Message):
         dry_allowed_length: _builtins.int = ...,
         dry_sequence_breakers: _abc.Iterable[_builtins.int] | None = ...,
         lz_penalty: _builtins.float = ...,
+        beam_search: Global___BeamSearch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "beam_search", b"beam_search", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "dry_allowed_length", b"dry_allowed_length", "dry_base", b"dry_base", "dry_multiplier", b"dry_multiplier", "dry_sequence_breakers", b"dry_sequence_breakers", "embed", b"embed", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprob_token_ids", b"logprob_token_ids", "lz_penalty", b"lz_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_n_sigma", b"top_n_sigma", "top_p", b"top_p", "typical_p", b"typical_p", "xtc_probability", b"xtc_probability", "xtc_threshold", b"xtc_threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "beam_search", b"beam_search", "dry_allowed_length", b"dry_allowed_length", "dry_base", b"dry_base", "dry_multiplier", b"dry_multiplier", "dry_sequence_breakers", b"dry_sequence_breakers", "embed", b"embed", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprob_token_ids", b"logprob_token_ids", "lz_penalty", b"lz_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_n_sigma", b"top_n_sigma", "top_p", b"top_p", "typical_p", b"typical_p", "xtc_probability", b"xtc_probability", "xtc_threshold", b"xtc_threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
@@ -249,6 +278,36 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class BeamSearch(_message.Message):
+    """Several outputs are followed at a time, and returned together in the frame at the end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WIDTH_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    width: _builtins.int
+    """how many; >= 1"""
+    length_penalty: _builtins.float
+    """[-10, 10]; an output's score is its log probability over its length to this power"""
+    early_stopping: Global___EarlyStopping.ValueType
+    """when `width` outputs have ended"""
+    def __init__(
+        self,
+        *,
+        width: _builtins.int = ...,
+        length_penalty: _builtins.float = ...,
+        early_stopping: Global___EarlyStopping.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["early_stopping", b"early_stopping", "length_penalty", b"length_penalty", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeamSearch: _TypeAlias = BeamSearch  # noqa: Y015
 
 @_typing.final
 class TokenSequence(_message.Message):
@@ -798,6 +857,9 @@ class Frame(_message.Message):
     FIRST_PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     EMBEDDING_FIELD_NUMBER: _builtins.int
+    NUM_PROPOSED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    HYPOTHESES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     sequence_index: _builtins.int
     attempt: _builtins.int
@@ -813,6 +875,10 @@ class Frame(_message.Message):
     """which prompt token prompt_logprobs[0] is of"""
     embedding: _builtins.bytes
     """of the prompt: float32, little endian, of length 1; with FINISH_REASON_STOP and no token"""
+    num_proposed_tokens: _builtins.int
+    """verified for this attempt up to here"""
+    num_accepted_tokens: _builtins.int
+    """of them, those that are in the output"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -831,6 +897,10 @@ class Frame(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
         """what came before (another attempt, a preemption) may come again"""
 
+    @_builtins.property
+    def hypotheses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hypothesis]:
+        """of a beam search, best first: for this sequence and those with the next indices; at its end, with no token"""
+
     def __init__(
         self,
         *,
@@ -848,16 +918,61 @@ class Frame(_message.Message):
         first_prompt_index: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[Global___PositionLogprobs] | None = ...,
         embedding: _builtins.bytes = ...,
+        num_proposed_tokens: _builtins.int = ...,
+        num_accepted_tokens: _builtins.int = ...,
+        hypotheses: _abc.Iterable[Global___Hypothesis] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id", "cached", b"cached", "matched_stop_token_id", b"matched_stop_token_id", "stages", b"stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id", "attempt", b"attempt", "cached", b"cached", "embedding", b"embedding", "error", b"error", "finish_reason", b"finish_reason", "first_index", b"first_index", "first_prompt_index", b"first_prompt_index", "logprobs", b"logprobs", "matched_stop_token_id", b"matched_stop_token_id", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sequence_index", b"sequence_index", "stages", b"stages", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id", "attempt", b"attempt", "cached", b"cached", "embedding", b"embedding", "error", b"error", "finish_reason", b"finish_reason", "first_index", b"first_index", "first_prompt_index", b"first_prompt_index", "hypotheses", b"hypotheses", "logprobs", b"logprobs", "matched_stop_token_id", b"matched_stop_token_id", "num_accepted_tokens", b"num_accepted_tokens", "num_proposed_tokens", b"num_proposed_tokens", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sequence_index", b"sequence_index", "stages", b"stages", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_stop_token_id: _TypeAlias = _typing.Literal["matched_stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__matched_stop_token_id: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__matched_stop_token_id) -> _WhichOneofReturnType__matched_stop_token_id | None: ...
 
 Global___Frame: _TypeAlias = Frame  # noqa: Y015
+
+@_typing.final
+class Hypothesis(_message.Message):
+    """An output that a beam search found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    MATCHED_STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    finish_reason: Global___FinishReason.ValueType
+    """STOP or LENGTH"""
+    matched_stop_token_id: _builtins.int
+    """with FINISH_REASON_STOP"""
+    score: _builtins.float
+    """by which they are in order"""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
+        """one for each token if asked for"""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[Global___PositionLogprobs] | None = ...,
+        finish_reason: Global___FinishReason.ValueType = ...,
+        matched_stop_token_id: _builtins.int | None = ...,
+        score: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id", "matched_stop_token_id", b"matched_stop_token_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "matched_stop_token_id", b"matched_stop_token_id", "score", b"score", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__matched_stop_token_id: _TypeAlias = _typing.Literal["matched_stop_token_id"]  # noqa: Y015
+    _WhichOneofArgType__matched_stop_token_id: _TypeAlias = _typing.Literal["_matched_stop_token_id", b"_matched_stop_token_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__matched_stop_token_id) -> _WhichOneofReturnType__matched_stop_token_id | None: ...
+
+Global___Hypothesis: _TypeAlias = Hypothesis  # noqa: Y015
 
 @_typing.final
 class FramesMessage(_message.Message):

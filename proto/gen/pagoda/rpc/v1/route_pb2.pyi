@@ -131,7 +131,7 @@ class Candidate(_message.Message):
     ttft_ms: _builtins.float
     """queue + fetch + compute + transfer"""
     tpot_ms: _builtins.float
-    """step time with this sequence added"""
+    """time per token with this sequence added: step time by tokens per step"""
     cost_ms: _builtins.float
     """what was compared; least wins"""
     is_chosen: _builtins.bool

@@ -127,6 +127,10 @@ def receipt_of(row: Mapping[Any, Any]) -> dict[str, Any]:
         "workers": row["worker_ids"],
         "cached_answer": bool(row["is_cached_answer"]),
         "safety_findings": row["safety_findings"] or [],
+        "speculation": {
+            "proposed_tokens": row["proposed_tokens"] or 0,
+            "accepted_tokens": row["accepted_tokens"] or 0,
+        },
         "prefix": prefix_section(row),
     }
     if row["receipt_number"] is not None:

@@ -187,18 +187,20 @@ class GenerationHandler(Generic[Sent, Body]):
             ),
             max_placed=settings.max_sequences,
         )
+        num_choices = processed.options.num_choices
         for index, sampling in enumerate(processed.sampling):
-            generation.add_sequence(
-                OutputSequence(
-                    index=index,
-                    prompt=processed.prompts[index // processed.options.num_choices],
-                    sampling=sampling,
-                    options=processed.options,
-                    tokenizer=self._endpoint.processors[model.name].tokenizer,
-                    on_change=generation.on_sequence_change,
-                    gap_timeout_seconds=settings.gap_timeout_seconds,
-                    clock=time.time,
-                    guard=policy.guard(index) if policy is not None else None,
-                )
+            sequence = OutputSequence(
+                index=index,
+                prompt=processed.prompts[index // num_choices],
+                sampling=sampling,
+                options=processed.options,
+                tokenizer=self._endpoint.processors[model.name].tokenizer,
+                on_change=generation.on_sequence_change,
+                gap_timeout_seconds=settings.gap_timeout_seconds,
+                clock=time.time,
+                guard=policy.guard(index) if policy is not None else None,
             )
+            if processed.options.is_search and index % num_choices:
+                sequence.follow(generation.sequences[index - index % num_choices])
+            generation.add_sequence(sequence)
         return generation

@@ -111,6 +111,8 @@ def describe_outcome(generation: Generation, record: UsageClose) -> None:
             "pagoda.cached_tokens.cpu": record.cached.cpu,
             "pagoda.cached_tokens.nvme": record.cached.nvme,
             "pagoda.ttft_ms": record.ttft_ms,
+            "pagoda.proposed_tokens": record.num_proposed_tokens,
+            "pagoda.accepted_tokens": record.num_accepted_tokens,
         }
     )
     if record.safety_findings:

@@ -47,6 +47,7 @@ Content = Annotated[
     Any,
     WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]}),
 ]
+EarlyStopping = Annotated[Any, WithJsonSchema({"enum": [None, False, True, "never"]})]
 ToolChoice = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}),

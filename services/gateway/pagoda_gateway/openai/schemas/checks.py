@@ -76,6 +76,15 @@ def refuse(name: str, value: Any, *, hint: str = "") -> None:
         raise UnsupportedFieldError(f"'{name}' is not supported by this server{hint}", param=name)
 
 
+def check_early_stopping(value: Any) -> None:
+    """Raise InvalidRequestError unless it says when a beam search ends, or is None."""
+    if value is not None and not isinstance(value, bool) and value != "never":
+        raise InvalidRequestError(
+            f"'early_stopping' is {shorten(value)}; it must be true, false or \"never\"",
+            param="early_stopping",
+        )
+
+
 def check_stop(stop: Any) -> None:
     """Raise InvalidRequestError unless it is a stop string, a few, or None."""
     stops = [stop] if isinstance(stop, str) else stop

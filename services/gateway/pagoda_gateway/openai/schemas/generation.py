@@ -8,6 +8,7 @@ from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas import checks, formats
 from pagoda_gateway.openai.schemas.base import (
     Bias,
+    EarlyStopping,
     Items,
     Metadata,
     Priority,
@@ -23,6 +24,7 @@ MAX_CACHE_SALT_CHARS = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_DRY_LENGTH = 50  # what workers count
+MAX_LENGTH_PENALTY = 10  # either way; what workers take
 
 
 class StreamOptions(RequestModel):
@@ -86,6 +88,9 @@ class GenerationBody(RequestBody):
     guided_grammar: Any = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     priority: Priority = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = Field(None, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
+    early_stopping: EarlyStopping = None
     user: str | None = None
     metadata: Metadata | None = None
     reasoning_effort: str | None = None  # what a chat template makes of it
@@ -95,8 +100,6 @@ class GenerationBody(RequestBody):
     service_tier: str | None = None
     store: bool | None = None
     verbosity: str | None = None
-    # Known, and refused when set: ignoring them would change what the client gets.
-    use_beam_search: bool | None = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -182,6 +185,12 @@ class GenerationBody(RequestBody):
         checks.check_dry_sequence_breakers(value)
         return value
 
+    @field_validator("early_stopping")
+    @classmethod
+    def _check_early_stopping(cls, value: Any) -> Any:
+        checks.check_early_stopping(value)
+        return value
+
     @field_validator("metadata")
     @classmethod
     def _check_metadata(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -192,10 +201,4 @@ class GenerationBody(RequestBody):
     @classmethod
     def _check_truncation(cls, value: int | None) -> int | None:
         checks.check_truncation(value)
-        return value
-
-    @field_validator("use_beam_search")
-    @classmethod
-    def _refuse_beam_search(cls, value: bool | None) -> bool | None:
-        checks.refuse("use_beam_search", value)
         return value

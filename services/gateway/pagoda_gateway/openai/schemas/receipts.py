@@ -14,6 +14,13 @@ class CachedTokens(BaseModel):
     nvme: int
 
 
+class Speculation(BaseModel):
+    """Tokens that were guessed and computed beside others, and those that were right."""
+
+    proposed_tokens: int
+    accepted_tokens: int
+
+
 class Prefix(BaseModel):
     """Why less of the prompt was cached than should have been; see docs/howto/prefixes.md."""
 
@@ -74,6 +81,7 @@ class AnswerReceipt(_Receipt):
     stages_ms: dict[str, float]
     cached_answer: bool
     safety_findings: list[str]
+    speculation: Speculation
     cost: Cost
 
 
@@ -105,6 +113,7 @@ class Receipt(_Receipt):
     safety_findings: list[str] | None = Field(
         None, description='Rules of the policy that matched: "policy/rule action direction".'
     )
+    speculation: Speculation | None = None
     prefix: Prefix | None = None
     cost: Cost | None = None
     number: int | None = None
