@@ -22,7 +22,7 @@ class SharedWeights:
     """A `WeightSource` that remembers under which names its tensors are known elsewhere.
 
     Attributes:
-        tensors: by the names of `transformers`, which stacks a layer's experts as the engine does.
+        tensors: by the names of `transformers`, which stacks a layer's experts in our order.
     """
 
     def __init__(self, source: WeightSource) -> None:
@@ -38,7 +38,8 @@ class SharedWeights:
         if _EXPERTS in name:
             prefix = name[: name.index(_EXPERTS) + len(_EXPERTS)]
             kind = "down_proj" if ".down_proj." in name else "gate_up_proj"
-            self.tensors[f"{prefix}{kind}"] = joined
+            num_experts = len(parts) // (1 if kind == "down_proj" else 2)
+            self.tensors[f"{prefix}{kind}"] = joined.view(num_experts, -1, joined.shape[-1])
             return joined
         sizes = [math.prod(part.shape) for part in parts]
         flat = joined.view(-1).split(sizes)
