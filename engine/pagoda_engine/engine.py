@@ -493,4 +493,5 @@ class Engine:
 
 def kv_layout(model: LoadedModel, config: EngineConfig) -> KvLayout:
     """Return the shape of an engine's KV blocks."""
-    return model.description.kv_layout(config.block_size, model.dtype)
+    layout = model.description.kv_layout(config.block_size, model.dtype)
+    return replace(layout, is_packed=model.decoder.packs_kv(layout))

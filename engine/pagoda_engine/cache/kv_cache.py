@@ -32,6 +32,9 @@ class KvLayout:
     block_size, num_kv_heads, head_dim]``. One block outside the engine is the same without
     ``num_blocks``, contiguous. A part of a block is the same of some consecutive layers only.
 
+    Where ``is_packed``, the bytes of a layer's block lie otherwise: as native attention multiplies
+    them (``sources/packed_kv.h`` of the kernels), which nothing but its decoder reads.
+
     All that tells or moves KV follows from this: sizes, `name` and with it the identity of the KV
     and every block's hash, digests, parts.
     """
@@ -42,6 +45,7 @@ class KvLayout:
     head_dim: int
     dtype: torch.dtype
     num_planes: int = 2
+    is_packed: bool = False
 
     @property
     def name(self) -> str:
@@ -49,7 +53,7 @@ class KvLayout:
         dtype = str(self.dtype).removeprefix("torch.")
         return (
             f"kv{self.num_planes}-L{self.num_layers}-HK{self.num_kv_heads}-D{self.head_dim}"
-            f"-{dtype}-bs{self.block_size}"
+            f"-{dtype}-bs{self.block_size}{'-packed' if self.is_packed else ''}"
         )
 
     @property

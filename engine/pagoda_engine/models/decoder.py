@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.embedding import Embedding
@@ -67,6 +67,13 @@ class Decoder:
     def is_native(self) -> bool:
         """Whether all layers are one native call."""
         return self._native is not None
+
+    def packs_kv(self, layout: KvLayout) -> bool:
+        """Whether a cache of such blocks should be packed, which only this decoder reads then."""
+        native = self._native
+        if native is None or layout.dtype is not self._embedding.dtype:
+            return False
+        return native.can_pack(layout.block_size)
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -128,10 +135,20 @@ class Decoder:
         Returns:
             ``[R, hidden]`` in the model's dtype.
         """
-        if self._native is not None and kv_cache.layout.dtype is self._embedding.dtype:
+        layout = kv_cache.layout
+        if self._native is not None and layout.dtype is self._embedding.dtype:
             return self._native.hidden(
-                token_ids, positions, batch, kv_cache.all_layers, logit_rows, on_layer, adapters
+                token_ids,
+                positions,
+                batch,
+                kv_cache.all_layers,
+                logit_rows,
+                on_layer,
+                adapters,
+                is_packed=layout.is_packed,
             )
+        if layout.is_packed:
+            raise ValueError(f"{layout.name}: only a native decoder of its dtype reads packed KV")
         residual = self._embedded(token_ids, positions)
         first_norm = self._layers[0].attention_in_norm
         hidden = residual if first_norm is None else first_norm(residual)

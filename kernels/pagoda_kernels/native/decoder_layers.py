@@ -11,6 +11,11 @@ from pagoda_kernels.native.packed_linear import PackedLinear
 from pagoda_kernels.native.packed_lora import check_adapters
 from pagoda_kernels.native.structures import AttentionShape, Batch, Decoder, Layer, Step
 
+GROUP_KEYS = 16
+"""Keys that lie side by side in packed KV (packed_kv.h)."""
+PACKED_WIDTH = 32
+"""What a head of packed KV must be a multiple of."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -87,6 +92,10 @@ class DecoderLayers:
         shape = self._decoder.shape
         return not shape.head_dim % 2 and self._library.scratch_bytes(shape) <= SCRATCH_BYTES
 
+    def can_pack(self, block_size: int) -> bool:
+        """Whether KV may lie in blocks of this size as attention multiplies it, which is faster."""
+        return not block_size % GROUP_KEYS and not self._decoder.shape.head_dim % PACKED_WIDTH
+
     def hidden(
         self,
         token_ids: torch.Tensor,
@@ -96,6 +105,8 @@ class DecoderLayers:
         logit_rows: torch.Tensor | None,
         on_layer: Callable[[int], None] | None = None,
         adapters: torch.Tensor | None = None,
+        *,
+        is_packed: bool = False,
     ) -> torch.Tensor:
         """Write the KV of the new tokens and return the last norm's rows.
 
@@ -109,6 +120,7 @@ class DecoderLayers:
             on_layer: called with a layer's index after it.
             adapters: ``[T]`` int32 slots of the projections' adapters, -1 for none, contiguous;
                 None: no row has one.
+            is_packed: `kv` has its blocks as ``sources/packed_kv.h`` says; see `can_pack`.
 
         Returns:
             ``[R, hidden]``.
@@ -153,6 +165,7 @@ class DecoderLayers:
                 num_tokens=num_tokens,
                 block_size=batch.block_size,
                 block_stride=kv.stride(2),
+                is_packed=is_packed,
             ),
             token_ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),

@@ -61,6 +61,7 @@ class Batch(ctypes.Structure):
         ("num_tokens", c_int64),
         ("block_size", c_int64),
         ("block_stride", c_int64),
+        ("is_packed", c_int64),
     )
 
 

@@ -167,7 +167,7 @@ class Sequences:
 
     def step(
         self, parts: list[tuple[int, int, int]], kv: torch.Tensor, *, by_torch: bool = False,
-        rows: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None, is_packed: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         """Compute tokens [first, end) of sequence s for every (s, first, end)."""
         ids = torch.cat([self.ids[s][first:end] for s, first, end in parts])
@@ -182,7 +182,7 @@ class Sequences:
         if by_torch:
             kv.nan_to_num_()
             return self.model.by_torch(ids, positions, batch, kv)
-        return self.model.native.hidden(ids, positions, batch, kv, rows)
+        return self.model.native.hidden(ids, positions, batch, kv, rows, is_packed=is_packed)
 
 
 def model_of(name: str, dtype: torch.dtype) -> Model:
@@ -244,6 +244,50 @@ def test_a_token_is_the_same_to_the_bit_however_it_came(name: str, dtype: torch.
                 assert torch.equal(hidden[: end - first], at_once[s][first:end]), (s, first, end)
                 hidden, done[s] = hidden[end - first :], end
     torch.set_num_threads(1)
+
+
+PACKED_SHAPES = {
+    "heads-of-32": Shape(head_dim=32),
+    "heads-of-96": Shape(head_dim=96, num_heads=3, num_kv_heads=3),
+    "heads-of-256": Shape(head_dim=256, num_heads=2, num_kv_heads=1),
+    "many-rows": Shape(head_dim=64, num_heads=14),
+    "windows": Shape(head_dim=64, windows=(5, None, 70), block_size=32),
+}
+
+
+def in_rows(packed: torch.Tensor) -> torch.Tensor:
+    """Return packed KV as ``[2, layers, blocks, block_size, HK, D]`` has it."""
+    planes, layers, blocks, size, heads, width = packed.shape
+    pair = 2 if packed.dtype is torch.bfloat16 else 1
+    groups = packed.reshape(planes, layers, blocks, size // 16, heads, 16 * width)
+    k = groups[0].unflatten(-1, (width // pair, 16, pair)).movedim(-2, 3).flatten(-2)
+    v = groups[1].unflatten(-1, (16 // pair, width, pair)).transpose(-1, -2).flatten(-3, -2)
+    return torch.stack((k.flatten(2, 3), v.transpose(-2, -3).flatten(2, 3)))
+
+
+@pytest.mark.usefixtures("native", "num_threads")
+@pytest.mark.parametrize("name", PACKED_SHAPES)
+@DTYPES
+def test_packed_kv_changes_no_bit(name: str, dtype: torch.dtype) -> None:
+    model = Model(replace(PACKED_SHAPES[name], dtype=dtype))
+    assert model.native.can_pack(model.shape.block_size)
+    sequences = Sequences(model, [130, 64, 17, 1])
+    rows, packed = model.new_cache(), model.new_cache()
+    for parts in (
+        [(0, 0, 50), (1, 0, 37), (3, 0, 1)],
+        [(0, 50, 129), (1, 37, 64), (2, 0, 16)],
+        [(0, 129, 130), (2, 16, 17)],
+    ):
+        expected = sequences.step(parts, rows)
+        assert not expected.isnan().any()
+        assert torch.equal(sequences.step(parts, packed, is_packed=True), expected)
+    torch.testing.assert_close(in_rows(packed), rows, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.usefixtures("native")
+def test_what_cannot_be_packed_is_not() -> None:
+    assert not model_of("heads-of-80", torch.float32).native.can_pack(16)
+    assert not Model(Shape(head_dim=64)).native.can_pack(8)
 
 
 @pytest.mark.usefixtures("native", "num_threads")

@@ -10,7 +10,7 @@
 
 #pragma once
 
-#include "product.h"
+#include "packed_kv.h"
 
 #define TILE_KEYS PANEL
 #define TASK_ROWS 48  // query tokens times heads of a KV head, about
@@ -25,6 +25,7 @@ typedef struct {
     int64_t num_tokens;
     int64_t block_size;
     int64_t block_stride;  // elements from one block of a cache to the next; a block is dense [block_size, HK, D]
+    int64_t is_packed;     // or as packed_kv.h has it
 } Batch;
 
 typedef struct {
@@ -300,6 +301,53 @@ static inline void find_tile(const AttentionJob *job, const Part *part, long til
         rows->keys[i] = rows->keys[rows->num_keys - 1], rows->values[i] = rows->values[rows->num_keys - 1];
 }
 
+// Where a tile lies in packed blocks.
+typedef struct {
+    const uint32_t *keys[TILE_GROUPS], *values[TILE_GROUPS];
+} TileGroups;
+
+// Groups that nobody sees stand for others; `later` ones are only asked for. Of a group's V without all keys a
+// masked copy is made in `room`, which begins with a group of zeros.
+static inline void find_groups(const AttentionJob *job, const Part *part, long tile, TileGroups *groups, uint32_t *room,
+                               int is_bf16) {
+    const AttentionShape *shape = job->shape;
+    const Batch *batch = job->batch;
+    const int32_t *table = batch->block_tables + part->sequence * batch->table_stride;
+    const long width = shape->head_dim, group_words = num_steps(GROUP_KEYS, is_bf16) * width;
+    int seen = -1;
+    for (int g = 0; g < TILE_GROUPS; g++) {
+        const long key = tile + g * GROUP_KEYS, left = part->end_key - key;
+        groups->keys[g] = NULL;
+        groups->values[g] = room;
+        if (left <= 0 || key + GROUP_KEYS <= part->first_key) continue;
+        const long from = table[key / batch->block_size] * batch->block_stride +
+            group_offset(key % batch->block_size, shape->num_kv_heads, part->head, width);
+        groups->keys[g] = at(job->k_cache, from, is_bf16);
+        groups->values[g] = at(job->v_cache, from, is_bf16);
+        if (room && left < GROUP_KEYS) {
+            mask_group(groups->values[g], left, width, room + group_words, is_bf16);
+            groups->values[g] = room + group_words;
+        }
+        seen = g;
+    }
+    for (int g = 0; g < TILE_GROUPS; g++) {
+        if (!groups->keys[g]) groups->keys[g] = groups->keys[seen];
+        if (!groups->values[g]) groups->values[g] = groups->values[seen];
+    }
+}
+
+// Where the tile behind this one lies, or the first one of the thread's next task; false: there is none.
+static inline int find_later(const AttentionJob *job, const Part *part, long task, long tile, Part *of, long *later) {
+    const long next_task = task + job->threads->num_threads;  // others take those between
+    *of = *part;
+    *later = tile + TILE_KEYS;
+    if (*later < part->end_key) return 1;
+    if (next_task >= job->first_task[job->batch->num_seqs]) return 0;
+    *of = part_of(job, next_task);
+    *later = of->first_key / TILE_KEYS * TILE_KEYS;
+    return 1;
+}
+
 static inline __attribute__((always_inline)) void attend(const AttentionJob *job, long task, int thread,
                                                          const int is_bf16) {
     const AttentionShape *shape = job->shape;
@@ -307,9 +355,11 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
     const long steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
     const long columns = (width + PANEL - 1) / PANEL * PANEL;
     const Part part = part_of(job, task);
+    const int is_packed = job->batch->is_packed != 0;
     TileRows rows[2];
+    TileGroups groups, later_groups;
     long tile = part.first_key / TILE_KEYS * TILE_KEYS;
-    find_tile(job, &part, tile, &rows[0], is_bf16);
+    if (!is_packed) find_tile(job, &part, tile, &rows[0], is_bf16);
     AttentionScratch s;
     lay_out(shape, scratch_of(job->threads, thread), &s);
     for (long row = 0; row < part.num_rows; row++) {
@@ -319,26 +369,34 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
         s.total[row] = 0;
     }
     memset(s.sums, 0, (size_t)(part.num_rows * columns) * 4);
-    if (columns != width) memset(s.v_panel, 0, (size_t)(key_steps * columns) * 4);
+    if (is_packed) memset(s.v_panel, 0, (size_t)(key_steps / TILE_GROUPS * width) * 4);
+    else if (columns != width) memset(s.v_panel, 0, (size_t)(key_steps * columns) * 4);
 
     for (int now = 0; tile < part.end_key; tile += TILE_KEYS, now = !now) {
         const TileRows *here = &rows[now], *later = &rows[!now];
-        const long next_task = task + job->threads->num_threads;  // others take those between
-        if (tile + TILE_KEYS < part.end_key) {
-            find_tile(job, &part, tile + TILE_KEYS, &rows[!now], is_bf16);
-        } else if (next_task < job->first_task[job->batch->num_seqs]) {
-            const Part next = part_of(job, next_task);
-            find_tile(job, &next, next.first_key / TILE_KEYS * TILE_KEYS, &rows[!now], is_bf16);
+        Part next;
+        long next_tile;
+        const int has_later = find_later(job, &part, task, tile, &next, &next_tile);
+        if (is_packed) {
+            find_groups(job, &part, tile, &groups, s.v_panel, is_bf16);
+            if (has_later) find_groups(job, &next, next_tile, &later_groups, NULL, is_bf16);
+            else later_groups = groups;
+            packed_scores(part.num_rows, steps, s.q, groups.keys, later_groups.keys, s.scores, is_bf16);
         } else {
-            later = here;
+            if (has_later) find_tile(job, &next, next_tile, &rows[!now], is_bf16);
+            else later = here;
+            pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16);
+            pack_values(here->values, later->values, here->num_keys, width, s.v_panel, is_bf16);
+            panel_product(part.num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
         }
-        pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16);
-        pack_values(here->values, later->values, here->num_keys, width, s.v_panel, is_bf16);
-        panel_product(part.num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
         for (long row = 0; row < part.num_rows; row++) {
             const long own = part.position + row / group;
             const long first_seen = job->window && own + 1 > job->window ? own + 1 - job->window : 0;
             weigh(job, &s, row, tile, first_seen, own, columns, is_bf16);
+        }
+        if (is_packed) {
+            packed_values(part.num_rows, width, s.weights, groups.values, later_groups.values, s.sums, columns, is_bf16);
+            continue;
         }
         for (long d = 0; d < columns; d += PANEL)
             panel_product(part.num_rows, key_steps, s.weights, key_steps, s.v_panel + d / PANEL * key_steps * PANEL,

@@ -129,12 +129,16 @@ static inline __attribute__((always_inline)) void rotate_tokens(const RotaryJob 
         }
         const long slot = batch->slot_mapping[token];
         if (slot < 0) continue;
-        const long block = slot / batch->block_size;
-        const long inside = slot % batch->block_size * shape->num_kv_heads * width;
-        memcpy((void *)at(job->k_cache, block * batch->block_stride + inside, is_bf16),
-               at(row, shape->num_heads * width, is_bf16), bytes);
-        memcpy((void *)at(job->v_cache, block * batch->block_stride + inside, is_bf16),
-               at(row, num_rotated * width, is_bf16), bytes);
+        const long block = slot / batch->block_size * batch->block_stride, inside = slot % batch->block_size;
+        const void *k = at(row, shape->num_heads * width, is_bf16), *v = at(row, num_rotated * width, is_bf16);
+        if (batch->is_packed) {
+            write_packed(k, v, shape->num_kv_heads, width, inside, (void *)at(job->k_cache, block, is_bf16),
+                         (void *)at(job->v_cache, block, is_bf16), is_bf16);
+            continue;
+        }
+        const long to = block + inside * shape->num_kv_heads * width;
+        memcpy((void *)at(job->k_cache, to, is_bf16), k, bytes);
+        memcpy((void *)at(job->v_cache, to, is_bf16), v, bytes);
     }
 }
 

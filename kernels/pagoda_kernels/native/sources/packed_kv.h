@@ -1,0 +1,152 @@
+// KV as attention multiplies it: blocks in groups of 16 keys, so that no key is transposed when it is read,
+// and what a head reads of a block lies side by side.
+//
+// A group of K is [HK][steps of D][16 keys], one of V [HK][steps of 16 keys][D], in words of 32 bits: a step is
+// a pair of bf16 or one float, as in a panel (product.h). A block has as many groups as it has sixteens of
+// slots, and as many bytes as [block_size, HK, D].
+
+#pragma once
+
+#include "product.h"
+
+#define GROUP_KEYS LANES
+#define TILE_GROUPS (PANEL / GROUP_KEYS)
+
+// Elements before a group's part of one head.
+static inline long group_offset(long slot, long num_heads, long head, long width) {
+    return (slot / GROUP_KEYS * num_heads + head) * GROUP_KEYS * width;
+}
+
+// Write K and V of one token, [HK, D] each, into a block's slot.
+static inline __attribute__((always_inline)) void write_packed(
+    const void *k, const void *v, long num_heads, long width, long slot, void *k_block, void *v_block, const int is_bf16) {
+    const long steps = num_steps(width, is_bf16), key = slot % GROUP_KEYS;
+    for (long head = 0; head < num_heads; head++) {
+        const long to = group_offset(slot, num_heads, head, width);
+        uint32_t *k_group = (uint32_t *)at(k_block, to, is_bf16);
+        const uint32_t *k_row = (const uint32_t *)at(k, head * width, is_bf16);
+        for (long step = 0; step < steps; step++) memcpy(k_group + step * GROUP_KEYS + key, k_row + step, 4);
+        if (is_bf16) {
+            uint16_t *v_group = (uint16_t *)v_block + to + key / 2 * width * 2 + key % 2;
+            const uint16_t *v_row = (const uint16_t *)v + head * width;
+            for (long d = 0; d < width; d++) v_group[2 * d] = v_row[d];
+        } else {
+            memcpy((float *)v_block + to + key * width, (const float *)v + head * width, (size_t)width * 4);
+        }
+    }
+}
+
+// The first `num_keys` keys of a group of V, zeros behind them: what lies there is nobody's, and 0 * NaN is NaN.
+static inline void mask_group(const uint32_t *group, long num_keys, long width, uint32_t *out, int is_bf16) {
+    const long each = is_bf16 ? 2 : 1, whole = num_keys / each, steps = GROUP_KEYS / each;
+    memcpy(out, group, (size_t)(whole * width) * 4);
+    memset(out + whole * width, 0, (size_t)((steps - whole) * width) * 4);
+    if (num_keys % each)
+        for (long d = 0; d < width; d++) out[whole * width + d] = group[whole * width + d] & 0xffff;
+}
+
+// scores[m, 64] = q[m] times the keys of four groups; meanwhile memory is asked for `later` ones.
+static inline __attribute__((always_inline)) void score_rows(
+    const int num_rows, long steps, const uint32_t *q, const uint32_t *const *groups, const uint32_t *const *later,
+    float *scores, const int is_bf16) {
+    vfloat sums[MAX_ROWS][TILE_GROUPS];
+#pragma GCC unroll 6
+    for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 4
+        for (int g = 0; g < TILE_GROUPS; g++) sums[m][g] = (vfloat){};
+    for (long step = 0; step < steps; step++) {
+        vuint k[TILE_GROUPS];
+#pragma GCC unroll 4
+        for (int g = 0; g < TILE_GROUPS; g++) {
+            k[g] = vload_bits(groups[g] + step * GROUP_KEYS);
+            __builtin_prefetch(later[g] + step * GROUP_KEYS);
+        }
+#pragma GCC unroll 6
+        for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 4
+            for (int g = 0; g < TILE_GROUPS; g++)
+                sums[m][g] = step_sum(sums[m][g], q[m * steps + step], k[g], is_bf16);
+    }
+#pragma GCC unroll 6
+    for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 4
+        for (int g = 0; g < TILE_GROUPS; g++) vstore(scores + m * PANEL + g * GROUP_KEYS, sums[m][g]);
+}
+
+// sums[m, num_vectors * 16] += weights[m] times values of four groups, which begin at these columns.
+static inline __attribute__((always_inline)) void value_rows(
+    const int num_rows, const int num_vectors, long width, const uint32_t *weights,
+    const uint32_t *const *groups, const uint32_t *const *later, long column, float *out, long out_stride, const int is_bf16) {
+    const long steps = num_steps(GROUP_KEYS, is_bf16);
+    vfloat sums[MAX_ROWS][VECTORS];
+#pragma GCC unroll 6
+    for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 4
+        for (int j = 0; j < num_vectors; j++) sums[m][j] = vload(out + m * out_stride + j * LANES);
+    for (int g = 0; g < TILE_GROUPS; g++) {
+        const uint32_t *values = groups[g] + column, *ahead = later[g] + column, *x = weights + g * steps;
+        for (long step = 0; step < steps; step++, values += width, ahead += width) {
+            vuint v[VECTORS];
+#pragma GCC unroll 4
+            for (int j = 0; j < num_vectors; j++) {
+                v[j] = vload_bits(values + j * LANES);
+                __builtin_prefetch(ahead + j * LANES);
+            }
+#pragma GCC unroll 6
+            for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 4
+                for (int j = 0; j < num_vectors; j++)
+                    sums[m][j] = step_sum(sums[m][j], x[m * TILE_GROUPS * steps + step], v[j], is_bf16);
+        }
+    }
+#pragma GCC unroll 6
+    for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 4
+        for (int j = 0; j < num_vectors; j++) vstore(out + m * out_stride + j * LANES, sums[m][j]);
+}
+
+typedef void (*ScoreRows)(long, const uint32_t *, const uint32_t *const *, const uint32_t *const *, float *);
+typedef void (*ValueRows)(
+    long, const uint32_t *, const uint32_t *const *, const uint32_t *const *, long, float *, long);
+
+#define PACKED(ROWS, BF16)                                                                                  \
+    static void scores_##ROWS##_##BF16(long steps, const uint32_t *q, const uint32_t *const *groups,        \
+                                       const uint32_t *const *later, float *scores) {                       \
+        score_rows(ROWS, steps, q, groups, later, scores, BF16);                                            \
+    }                                                                                                       \
+    static void values_##ROWS##_##BF16(long width, const uint32_t *weights, const uint32_t *const *groups,  \
+                                       const uint32_t *const *later, long column, float *out, long stride) { \
+        if (width - column >= PANEL) value_rows(ROWS, 4, width, weights, groups, later, column, out, stride, BF16); \
+        else value_rows(ROWS, 2, width, weights, groups, later, column, out, stride, BF16);                 \
+    }
+#define PACKED_ROWS(BF16) \
+    PACKED(1, BF16) PACKED(2, BF16) PACKED(3, BF16) PACKED(4, BF16) PACKED(5, BF16) PACKED(6, BF16)
+PACKED_ROWS(0)
+PACKED_ROWS(1)
+#define PACKED_NAMES(NAME, BF16) \
+    {NAME##_1_##BF16, NAME##_2_##BF16, NAME##_3_##BF16, NAME##_4_##BF16, NAME##_5_##BF16, NAME##_6_##BF16}
+static const ScoreRows SCORE_ROWS[2][MAX_ROWS] = {PACKED_NAMES(scores, 0), PACKED_NAMES(scores, 1)};  // [is_bf16][rows - 1]
+static const ValueRows VALUE_ROWS[2][MAX_ROWS] = {PACKED_NAMES(values, 0), PACKED_NAMES(values, 1)};
+
+// scores [rows, 64] of q [rows, steps].
+static inline void packed_scores(long num_rows, long steps, const uint32_t *q, const uint32_t *const *groups,
+                                 const uint32_t *const *later, float *scores, int is_bf16) {
+    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
+    for (long tile = 0; tile < num_tiles; tile++) {
+        const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
+        SCORE_ROWS[is_bf16][end - row - 1](steps, q + row * steps, groups, tile ? groups : later, scores + row * PANEL);
+    }
+}
+
+// out [rows, out_stride] += weights [rows, steps of 64 keys] times values, whose width is a multiple of 32.
+static inline void packed_values(long num_rows, long width, const uint32_t *weights, const uint32_t *const *groups,
+                                 const uint32_t *const *later, float *out, long out_stride, int is_bf16) {
+    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, key_steps = num_steps(PANEL, is_bf16);
+    for (long column = 0; column < width; column += PANEL)
+        for (long tile = 0; tile < num_tiles; tile++) {
+            const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
+            VALUE_ROWS[is_bf16][end - row - 1](
+                width, weights + row * key_steps, groups, tile ? groups : later, column,
+                out + row * out_stride + column, out_stride);
+        }
+}
