@@ -44,7 +44,8 @@ class LoadedModel:
         dtype: of weights, activations and KV.
         eos_token_ids: tokens that end an output unless a sequence ignores them.
         fingerprint: 16 bytes; equal only for the same configuration, weights and quantization.
-        quantization: format of the projections' weights.
+        quantization: format that the projections' weights were given as they were read.
+        files_quantization: format that they have in the files, see `ModelFiles.quantization`.
     """
 
     description: DecoderDescription
@@ -54,6 +55,13 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     fingerprint: bytes
     quantization: Quantization = NONE
+    files_quantization: str = NONE.name
+
+    @property
+    def quantization_name(self) -> str:
+        """What the weights are: the format that they were given, or else that of the files."""
+        given = self.quantization.name
+        return self.files_quantization if given == NONE.name else given
 
     @property
     def vocab_size(self) -> int:
@@ -119,6 +127,7 @@ def load_model(
         eos_token_ids=model_files.eos_token_ids(),
         fingerprint=quantization.fingerprint(identity),
         quantization=quantization,
+        files_quantization=NONE.name if is_dummy else model_files.quantization,
     )
 
 

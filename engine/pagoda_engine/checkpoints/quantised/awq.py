@@ -25,6 +25,11 @@ class Awq:
 
     ignored: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """See `Scheme`."""
+        return "awq-int4"
+
     def __str__(self) -> str:
         """See `Scheme`."""
         groups = "one group" if self.group_size == -1 else f"groups of {self.group_size}"

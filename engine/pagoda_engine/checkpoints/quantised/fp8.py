@@ -38,6 +38,11 @@ class Fp8:
     scale: str
     ignored: tuple[str, ...] = SCALES_OF_ACTIVATIONS
 
+    @property
+    def label(self) -> str:
+        """See `Scheme`."""
+        return "fp8" if self.name == "fp8" else f"{self.name.split()[0]}-fp8"
+
     def __str__(self) -> str:
         """See `Scheme`."""
         if self.block is None:

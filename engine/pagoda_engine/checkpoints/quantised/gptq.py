@@ -28,6 +28,11 @@ class Gptq:
 
     ignored: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """See `Scheme`."""
+        return f"gptq-int{self.bits}"
+
     def __str__(self) -> str:
         """See `Scheme`."""
         groups = "one group" if self.group_size == -1 else f"groups of {self.group_size}"

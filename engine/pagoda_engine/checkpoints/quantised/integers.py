@@ -28,6 +28,11 @@ class PackedIntegers:
     group_size: int
     ignored: tuple[str, ...] = _IGNORED
 
+    @property
+    def label(self) -> str:
+        """See `Scheme`."""
+        return f"compressed-tensors-int{self.bits}"
+
     def __str__(self) -> str:
         """See `Scheme`."""
         groups = "one group" if self.group_size == -1 else f"groups of {self.group_size}"
@@ -88,6 +93,11 @@ class ByteIntegers:
 
     group_size: int
     ignored: tuple[str, ...] = _IGNORED
+
+    @property
+    def label(self) -> str:
+        """See `Scheme`."""
+        return "compressed-tensors-int8"
 
     def __str__(self) -> str:
         """See `Scheme`."""

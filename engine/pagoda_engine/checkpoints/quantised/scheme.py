@@ -37,6 +37,11 @@ class Scheme(Protocol):
         """Ends of names of tensors that say nothing of weights."""
         ...
 
+    @property
+    def label(self) -> str:
+        """Format and kind of number, as heartbeats and ``/v1/models`` say it: ``awq-int4``."""
+        ...
+
     def __str__(self) -> str:
         """Return name and parameters, for logs."""
         ...

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.family_checkpoints import make_family_checkpoint
 from support.prompt_logits import prompt_logits
 from support.quantised_checkpoints import (
     Format,
@@ -85,6 +86,32 @@ def test_codes_are_kept_where_that_loses_nothing(
     assert held_bits(found) == {in_fp32}
     assert error(found, exact) < 1e-5
     assert kept.decoder.is_native
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (gptq(), "gptq-int4"),
+        (gptq(8), "gptq-int8"),
+        (awq(), "awq-int4"),
+        (fp8(), "fp8"),
+        (compressed_tensors("float-quantized", "channel"), "compressed-tensors-fp8"),
+        (compressed_tensors("pack-quantized", "group", 4, 32), "compressed-tensors-int4"),
+        (compressed_tensors("int-quantized", "channel"), "compressed-tensors-int8"),
+    ],
+)
+def test_a_model_says_what_its_checkpoint_is(form: Format, name: str, tmp_path: Path) -> None:
+    coded, dense = pair(tmp_path, form)
+    assert load(coded).quantization_name == name
+    assert load(coded, quantization="int8").quantization_name == "int8"
+    assert load(coded, load_format="dummy").quantization_name == "none"
+    assert load(dense).quantization_name == "none"
+
+
+def test_so_does_gpt_oss(tmp_path: Path) -> None:
+    for family, name in (("gpt_oss", "none"), ("gpt_oss_mxfp4", "mxfp4")):
+        folder = make_family_checkpoint(tmp_path / family, family)
+        assert load(folder).quantization_name == name
 
 
 @native
