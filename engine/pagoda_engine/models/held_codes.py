@@ -37,6 +37,9 @@ def held_codes(weight: CodedWeight) -> QuantisedWeight | None:
         return None
     columns = torch.arange(0, num_inputs, GROUP) // weight.group_size
     scales = scales.index_select(1, columns).contiguous()
+    if weight.levels is not None:
+        assert weight.zeros is None, "levels have no zero points"
+        return QuantisedWeight(weight.codes.view(torch.int8), scales, 4, weight.levels)
     if weight.bits == 4:
         zero = _one_zero(weight)
         levels = tuple(code - (_MIDDLE if zero is None else zero) for code in range(len(LEVELS)))

@@ -132,6 +132,35 @@ def test_experts_keep_their_codes(form: Format, bits: int, tmp_path: Path) -> No
     assert error(kept, exact) < 2 * error(load(dense, dtype="bfloat16"), exact) + 0.02
 
 
+@native
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_experts_in_mxfp4_keep_their_codes_exactly(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_family_checkpoint(tmp_path / "model", "gpt_oss_mxfp4")
+    kept = experts_of(load(folder, dtype=dtype))
+    packed = [p for each in kept._packed for p in (each.up._joined.packed, each.down.packed)]
+    assert {p.structure.bits for p in packed} == {4}
+    # Of rows in whole panels of 64, as those of gpt-oss are.
+    assert [8 * p.num_bytes / (p.num_outputs * p.width) for p in packed] == [4.5] * len(packed)
+    x = torch.randn(33, 64).to(getattr(torch, dtype))
+    found = kept(x)
+    for num_rows in (1, 2, 7, 32):
+        assert torch.equal(kept(x[:num_rows]), found[:num_rows])
+        assert torch.equal(kept(x[-num_rows:]), found[-num_rows:])
+    monkeypatch.setattr(packed_linear, "can_pack", lambda *_: False)
+    widened = experts_of(load(folder, dtype=dtype))
+    assert not widened._packed
+    off = (found.double() - widened(x).double()).norm() / widened(x).double().norm()
+    assert off < (0.02 if dtype == "bfloat16" else 1e-5)
+
+
+def experts_of(model: LoadedModel) -> Experts:
+    experts = model.decoder.layers[1].feed_forward
+    assert isinstance(experts, Experts)
+    return experts
+
+
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_without_native_products_it_is_widened_to_the_same(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
