@@ -6,8 +6,15 @@ Knows what codes stand for. Knows nothing of who packed them, or of layers.
 import torch
 
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
+from pagoda_engine.checkpoints.quantised.scheme import Kind
 from pagoda_kernels.native import packed_linear
-from pagoda_kernels.native.quantised_weight import GROUP, LEVELS, Bits, QuantisedWeight
+from pagoda_kernels.native.quantised_weight import (
+    GROUP,
+    LEVELS,
+    Bits,
+    QuantisedWeight,
+    held_bits,
+)
 
 _CHUNK_ROWS = 64
 _MIDDLE = 8  # of codes of 4 bits: levels and zero points about 0 are small
@@ -50,6 +57,29 @@ def held_codes(weight: CodedWeight) -> QuantisedWeight | None:
     codes = _signed(weight)
     bits: Bits = 8
     return None if codes is None else QuantisedWeight(codes, scales, bits)
+
+
+def bits_held(kind: Kind, example: torch.Tensor) -> float | None:
+    """Return the bits a weight takes as `held_codes` will keep it, scale and all; None: widened.
+
+    Where only the codes themselves can tell, it is reckoned to be widened.
+
+    Args:
+        kind: of its codes.
+        example: ``[1, K]`` of the dtype, on the device.
+    """
+    width = example.shape[1]
+    if (
+        not kind.bits
+        or not kind.is_ordered
+        or (kind.group_size != -1 and kind.group_size % GROUP and kind.group_size < width)
+        or not packed_linear.can_pack(example, 8)
+        or (example.dtype is not torch.bfloat16 and kind.scale_dtype != "BF16")
+    ):
+        return None
+    if kind.bits == 4:
+        return held_bits(4, has_zeros=kind.zeros == "many")
+    return held_bits(8) if kind.zeros == "one" else None
 
 
 def _one_zero(weight: CodedWeight) -> int | None:

@@ -64,6 +64,12 @@ class QuantisedWeight:
         return by_group.float().repeat_interleave(GROUP, 1)[:, : self.codes.shape[1]]
 
 
+def held_bits(bits: Bits | None, *, has_zeros: bool = False) -> float:
+    """Return the bits that a packed weight takes with its scale, and its zero point if any."""
+    assert bits is not None, "a dense weight has no codes"
+    return bits + (16 + 8 * has_zeros) / GROUP
+
+
 def quantise(weight: torch.Tensor, bits: Bits) -> QuantisedWeight:
     """Quantise a weight ``[N, K]`` of any float dtype, on its own device.
 
