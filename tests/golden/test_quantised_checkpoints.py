@@ -1,10 +1,12 @@
 """Quantised checkpoints against transformers with what their codes stand for, in fp32."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.deepseek_fp8 import make_deepseek_fp8
 from support.engine_driver import EngineDriver
 from support.greedy_oracle import GreedyOracle
 from support.prompt_logits import prompt_logits
@@ -74,12 +76,28 @@ def test_logits_and_64_greedy_tokens_are_those_of_transformers(name: str, tmp_pa
     oracle, model = GreedyOracle(dense), load(coded)
     assert logit_error(model, oracle) < 1e-4
     assert logit_error(load(folder), oracle) > 1e-3, "rounding to the format shows"
+    assert greedy(model) == [oracle.greedy(prompt, 64) for prompt in PROMPTS]
+
+
+def greedy(model: LoadedModel) -> list[list[int]]:
     config = EngineConfig(
         block_size=8, num_blocks=128, dtype="float32", max_model_len=512, max_num_batched_tokens=24
     )
     sampling = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
-    tokens = EngineDriver(model, config).generate(PROMPTS, sampling=sampling)
-    assert tokens == [oracle.greedy(prompt, 64) for prompt in PROMPTS]
+    return EngineDriver(model, config).generate(PROMPTS, sampling=sampling)
+
+
+def test_deepseek_as_it_is_published(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Latent attention, experts in groups, e4m3 in blocks, a layer that predicts further tokens."""
+    coded, dense = make_deepseek_fp8(tmp_path / "model")
+    oracle = GreedyOracle(dense)
+    with caplog.at_level(logging.INFO):
+        model = load(coded)
+    assert logit_error(model, oracle) < 1e-4
+    assert logit_error(load(tmp_path / "model"), oracle) > 1e-3, "rounding to the format shows"
+    assert greedy(model) == [oracle.greedy(prompt, 64) for prompt in PROMPTS]
+    assert "fp8 (e4m3, blocks of 128 x 128)" in caplog.text
+    assert "model.layers.2 is left out" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["gptq-4", "awq", "fp8-blocks", "ct-int4-group"])

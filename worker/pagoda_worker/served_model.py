@@ -24,7 +24,8 @@ class ServedModel:
         embedding_size: numbers in an embedding.
         block_bytes: of one KV block, all layers.
         dtype: of activations and KV, e.g. ``bfloat16``.
-        quantization: of weights: ``none``, ``int8``, ``int4``.
+        quantization: of weights: ``none``; ``int8`` or ``int4``, given as they were read; or the
+            checkpoint's own, as ``awq-int4``.
         aliases: further names that clients may use.
     """
 
@@ -52,7 +53,7 @@ class ServedModel:
             embedding_size=model.description.hidden_size,
             block_bytes=engine.kv_cache.block_bytes,
             dtype=str(model.dtype).removeprefix("torch."),
-            quantization=model.quantization.name,
+            quantization=model.quantization_name,
             aliases=tuple(aliases),
         )
 

@@ -7,12 +7,16 @@ import math
 
 import torch
 
+from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
+
 BLOCK = 32
 BLOCK_BYTES = BLOCK // 2
 LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """By the lower three bits of a number; the fourth is its sign."""
 
 EXPONENT_BIAS = 127
+WHOLE_LEVELS = tuple(int(2 * sign * level) for sign in (1, -1) for level in LEVELS)
+"""What 16 codes stand for, doubled: whole numbers. Scales are then halved."""
 
 
 def largest_scale(dtype: torch.dtype) -> int:
@@ -38,3 +42,22 @@ def decode(blocks: torch.Tensor, scales: torch.Tensor, values: torch.Tensor) -> 
         numbers = pairs[some_blocks.int()].flatten(-2)
         numbers *= powers[some_scales.int()].unsqueeze(-1)
         some_values.copy_(numbers.flatten(-2))
+
+
+def as_codes(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> CodedWeight:
+    """Return what blocks stand for with their own codes; arguments as `decode`'s.
+
+    The rows of all dims but the last follow one another. `dtype`: as `CodedWeight`'s.
+    """
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-3).flatten(0, -2)
+    powers = (2.0 ** (torch.arange(256).double() - EXPONENT_BIAS - 1)).bfloat16()
+    return CodedWeight(
+        codes=codes,
+        scales=powers.to(scales.device)[scales.int()].flatten(0, -2),
+        zeros=None,
+        group_size=BLOCK,
+        groups=None,
+        bits=4,
+        dtype=dtype,
+        levels=WHOLE_LEVELS,
+    )

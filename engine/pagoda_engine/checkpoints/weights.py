@@ -170,7 +170,14 @@ class WeightFiles:
     def take_weight(
         self, parts: Sequence[Part], shape: tuple[int, int]
     ) -> torch.Tensor | CodedWeight:
-        """Return the rows of several weights joined, as codes where all have such; see `take`."""
+        """Return the rows of several weights joined, as codes where all have such; see `take`.
+
+        MXFP4 is codes on a CPU alone: elsewhere it is widened, and would be held twice for that.
+        """
+        if len(parts) == 1 and parts[0].scales and self._device.type == "cpu":
+            self._check(parts)
+            blocks, scales = self._packed_mxfp4(parts[0])
+            return mxfp4.as_codes(blocks, scales, self._dtype)
         if any(self._coded_name(part) is None for part in parts):
             return self.take(parts, shape)
         self._check(parts)
@@ -279,6 +286,12 @@ class WeightFiles:
 
     def _read_mxfp4(self, part: Part, wanted: torch.Tensor) -> None:
         """Fill ``[N]`` with the numbers of blocks and scales, which are held beside it."""
+        blocks, scales = self._packed_mxfp4(part)
+        values = wanted.view(*scales.shape[:-1], part.shape[-1])
+        mxfp4.decode(blocks, scales, values)
+
+    def _packed_mxfp4(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read blocks and scales, their rows in order; the dtype has room for their numbers."""
         held = []
         for each in _stored_parts(part):
             packed = torch.empty(each.shape, dtype=torch.uint8, device=self._device)
@@ -294,8 +307,7 @@ class WeightFiles:
                 f"which numbers are too large for {name}; set the dtype to bfloat16, or copy the "
                 "file again",
             )
-        values = wanted.view(*scales.shape[:-1], part.shape[-1])
-        mxfp4.decode(blocks, scales, values)
+        return blocks, scales
 
     def _piece(self, part: "_StoredPart", destination: torch.Tensor) -> Piece:
         """Return how to read a tensor whole; it counts as taken."""

@@ -30,6 +30,11 @@ class ModelFiles(Protocol):
         """How weights are quantised in `tensors`, if that is not a tensor's own type."""
         ...
 
+    @property
+    def quantization(self) -> str:
+        """What the weights are in the files: ``none``, or a format, as ``awq-int4``."""
+        ...
+
     def tensors(self) -> Mapping[str, StoredTensor]:
         """Return where the tensors lie, by name.
 
@@ -74,6 +79,14 @@ class HuggingFaceFolder:
                 architecture,
                 tuple(f"{each} of other families" for each in SUPPORTED),
             )
+
+    @property
+    def quantization(self) -> str:
+        """See `ModelFiles`."""
+        experts = self.description.experts
+        if self.scheme is None and experts is not None and experts.stored != "dense":
+            return experts.stored
+        return "none" if self.scheme is None else self.scheme.label
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         """See `ModelFiles`."""

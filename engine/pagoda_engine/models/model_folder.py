@@ -1,6 +1,7 @@
 """Loads a model: configuration, weights, end-of-sequence tokens, identity."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 
 from pagoda_engine.checkpoints.fingerprint import fingerprint
+from pagoda_engine.checkpoints.safetensors_header import StoredTensor
 from pagoda_engine.checkpoints.weight_reader import WeightReader
 from pagoda_engine.checkpoints.weights import OnProgress, WeightFiles
 from pagoda_engine.config import LOAD_FORMATS, EngineConfig
@@ -42,7 +44,8 @@ class LoadedModel:
         dtype: of weights, activations and KV.
         eos_token_ids: tokens that end an output unless a sequence ignores them.
         fingerprint: 16 bytes; equal only for the same configuration, weights and quantization.
-        quantization: format of the projections' weights.
+        quantization: format that the projections' weights were given as they were read.
+        files_quantization: format that they have in the files, see `ModelFiles.quantization`.
     """
 
     description: DecoderDescription
@@ -52,6 +55,13 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     fingerprint: bytes
     quantization: Quantization = NONE
+    files_quantization: str = NONE.name
+
+    @property
+    def quantization_name(self) -> str:
+        """What the weights are: the format that they were given, or else that of the files."""
+        given = self.quantization.name
+        return self.files_quantization if given == NONE.name else given
 
     @property
     def vocab_size(self) -> int:
@@ -117,6 +127,7 @@ def load_model(
         eos_token_ids=model_files.eos_token_ids(),
         fingerprint=quantization.fingerprint(identity),
         quantization=quantization,
+        files_quantization=NONE.name if is_dummy else model_files.quantization,
     )
 
 
@@ -128,12 +139,13 @@ def _weight_files(
     device: torch.device,
     on_progress: OnProgress | None,
 ) -> WeightFiles:
-    names = model_files.description.names
+    names, tensors = model_files.description.names, model_files.tensors()
+    _say_what_is_left_out(names.ignored_prefixes, tensors)
     # Some exports repeat the tied tensor.
     tied = (f"{names.output}.weight",) if model_files.description.tie_word_embeddings else ()
     return WeightFiles(
         path,
-        model_files.tensors(),
+        tensors,
         reader,
         dtype,
         device,
@@ -159,6 +171,19 @@ def _is_dummy(path: Path, load_format: str) -> bool:
         raise InvalidConfigError("load_format", load_format, "auto for a GGUF file")
     logger.warning("load_format is dummy: weights are random, outputs mean nothing: %s", path)
     return True
+
+
+def _say_what_is_left_out(prefixes: Sequence[str], tensors: Mapping[str, StoredTensor]) -> None:
+    for prefix in prefixes:
+        sizes = [each.num_bytes for name, each in tensors.items() if name.startswith(prefix)]
+        if sizes:
+            logger.info(
+                "%s is left out: it predicts further tokens (multi-token prediction), which is not "
+                "done here; %d tensors, %.1f MiB",
+                prefix.removesuffix("."),
+                len(sizes),
+                sum(sizes) / 2**20,
+            )
 
 
 def _say_how_weights_are_held(

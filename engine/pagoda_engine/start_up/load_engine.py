@@ -18,14 +18,15 @@ from pagoda_engine.config import EngineConfig
 from pagoda_engine.engine import Engine, kv_layout
 from pagoda_engine.errors import CheckpointError, MemoryBudgetError
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.model_files import open_model
+from pagoda_engine.models.model_files import ModelFiles, open_model
 from pagoda_engine.models.model_folder import (
     LoadedModel,
     dtype_of,
     load_model,
     resolve_device,
 )
-from pagoda_engine.models.weights.num_bytes import weight_bytes
+from pagoda_engine.models.quantization import resolve_quantization
+from pagoda_engine.models.weights.num_bytes import Stored, weight_bytes
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.start_up.device_memory import CudaMemory, DeviceMemory
 from pagoda_engine.start_up.host_memory import (
@@ -145,7 +146,10 @@ class _Loading:
         model_limit = description.max_position_embeddings
         num_tokens = min(options.max_model_len or model_limit, model_limit)
         adapter_bytes = slot_bytes(description, torch_dtype, options.max_adapter_rank)
-        taken_bytes = weight_bytes(description, torch_dtype) + options.max_adapters * adapter_bytes
+        stored = _stored(model_files, options, device)
+        num_bytes = weight_bytes(description, torch_dtype, stored)
+        taken_bytes = num_bytes + options.max_adapters * adapter_bytes
+        logger.info("weights will take %s", format_bytes(num_bytes))
         self._planner = PoolPlanner(
             options,
             block_bytes=block_bytes,
@@ -268,6 +272,17 @@ def step_limits_of(
         room_bytes=room_bytes,
         token_bytes=(2 * description.hidden_size + widest) * dtype.itemsize,
         row_bytes=description.vocab_size * (dtype.itemsize + 3 * torch.float32.itemsize),
+    )
+
+
+def _stored(model_files: ModelFiles, options: EngineOptions, device: torch.device) -> Stored:
+    """Return how the weights will come; raises as `load_model`."""
+    scheme = None if options.load_format == "dummy" else model_files.scheme
+    return Stored(
+        quantization=resolve_quantization(options.quantization),
+        scheme=scheme,
+        tensors=model_files.tensors() if scheme is not None else {},
+        device=device,
     )
 
 

@@ -82,7 +82,7 @@ class NativeLibrary:
         self.pack = library.pagoda_pack
         self.pack.argtypes, self.pack.restype = [pointer, linear, pointer, pointer], None
         self.pack_quantised = library.pagoda_pack_quantised
-        self.pack_quantised.argtypes = [pointer, linear, pointer, pointer, pointer]
+        self.pack_quantised.argtypes = [pointer, linear, pointer, pointer, pointer, pointer]
         self.pack_quantised.restype = None
         self.quantise = library.pagoda_quantise
         self.quantise.argtypes = [pointer, ctypes.POINTER(QuantiseJob)]

@@ -77,6 +77,7 @@ class PackedLinear:
             is_bf16=self.dtype is torch.bfloat16,
             is_gated=is_gated,
             bits=0 if coded is None else coded.bits,
+            has_zeros=coded is not None and coded.zeros is not None,
             levels=self._levels.data_ptr(),
         )
         num_bytes = library.packed_bytes(self.structure)
@@ -89,7 +90,7 @@ class PackedLinear:
         assert coded is not None, "it is dense, or there are codes"
         library.pack_quantised(
             self._pool(), self.structure, coded.codes.data_ptr(), coded.scales.data_ptr(),
-            self._panels.data_ptr(),
+            None if coded.zeros is None else coded.zeros.data_ptr(), self._panels.data_ptr(),
         )  # fmt: skip
 
     def take_adapters(self, lora: PackedLora) -> None:

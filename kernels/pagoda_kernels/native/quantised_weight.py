@@ -31,19 +31,21 @@ CHUNK_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
-    """``w[n, k] = value(codes[n, k]) * scales[n, k // 32]``.
+    """``w[n, k] = (value(codes[n, k]) - zeros[n, k // 32]) * scales[n, k // 32]``.
 
     Attributes:
         codes: ``[N, K]`` int8, contiguous: -128 to 127, or 0 to 15 for 4 bits.
         scales: ``[N, K / 32]`` (rounded up) bf16, contiguous.
         bits: of a code.
         levels: what 16 codes of 4 bits stand for: whole numbers that bf16 holds exactly.
+        zeros: as `scales`, int8; None: all are 0. For 4 bits alone.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     bits: Bits
     levels: tuple[int, ...] = LEVELS
+    zeros: torch.Tensor | None = None
 
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
         """``[N, K]``, each weight rounded to `dtype`."""
@@ -52,9 +54,20 @@ class QuantisedWeight:
         for rows in _chunks(self.codes):
             codes = self.codes[rows]
             values = codes.float() if self.bits == 8 else levels[codes.long()]
-            scales = self.scales[rows].float().repeat_interleave(GROUP, 1)
-            dense[rows] = values * scales[:, : values.shape[1]]
+            if self.zeros is not None:
+                values -= self._spread(self.zeros[rows])
+            dense[rows] = values * self._spread(self.scales[rows])
         return dense
+
+    def _spread(self, by_group: torch.Tensor) -> torch.Tensor:
+        """Return what is said for each group, ``[n, G]``, of every input, fp32."""
+        return by_group.float().repeat_interleave(GROUP, 1)[:, : self.codes.shape[1]]
+
+
+def held_bits(bits: Bits | None, *, has_zeros: bool = False) -> float:
+    """Return the bits that a packed weight takes with its scale, and its zero point if any."""
+    assert bits is not None, "a dense weight has no codes"
+    return bits + (16 + 8 * has_zeros) / GROUP
 
 
 def quantise(weight: torch.Tensor, bits: Bits) -> QuantisedWeight:

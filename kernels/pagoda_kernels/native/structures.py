@@ -15,6 +15,7 @@ class Linear(ctypes.Structure):
         ("is_bf16", c_int32),
         ("is_gated", c_int32),
         ("bits", c_int32),
+        ("has_zeros", c_int32),
         ("levels", c_void_p),
         ("lora", c_void_p),
     )

@@ -180,6 +180,7 @@ class Catalog:
             max_model_len=card.max_model_len,
             vocab_size=card.vocab_size,
             embedding_size=card.embedding_size,
+            quantization=card.quantization or "none",
             created_unix_seconds=int(self._clock()),
         )
 

@@ -24,6 +24,7 @@ class ServedModel:
         vocab_size: token ids are below it.
         embedding_size: numbers in an embedding.
         created_unix_seconds: when this gateway first heard of it.
+        quantization: of the weights: ``none``, or the format's name.
         adapter: name of the LoRA adapter that is asked for with it; empty: none.
         adapter_digest: of its content; part of the root of the block hashes.
     """
@@ -35,6 +36,7 @@ class ServedModel:
     vocab_size: int
     embedding_size: int
     created_unix_seconds: int
+    quantization: str = "none"
     adapter: str = ""
     adapter_digest: bytes = b""
 

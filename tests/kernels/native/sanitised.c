@@ -29,15 +29,18 @@ static Linear *linear(Threads *threads, long num_outputs, long width, int is_bf1
         0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
         0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
     *made = (Linear){NULL, draw() % 2 ? numbers(rows, is_bf16) : NULL, num_outputs, width, is_bf16, is_gated,
-                     (int32_t)between(0, 2) * 4, levels, NULL};
+                     (int32_t)between(0, 2) * 4, 0, levels, NULL};
+    made->has_zeros = made->bits == 4 && draw() % 2;
     void *weight = numbers(rows * width, is_bf16), *panels = malloc((size_t)pagoda_packed_bytes(made));
     if (made->bits) {
         int8_t *codes = malloc((size_t)(rows * width));
         uint16_t *scales = malloc((size_t)(rows * num_groups(width)) * sizeof *scales);
         QuantiseJob job = {weight, made->bits == 4 ? levels : NULL, codes, scales, rows, width, is_bf16};
         pagoda_quantise(threads, &job);
-        pagoda_pack_quantised(threads, made, codes, scales, panels);
-        free(codes), free(scales);
+        int8_t *zeros = malloc((size_t)(rows * num_groups(width)));
+        for (long i = 0; i < rows * num_groups(width); i++) zeros[i] = (int8_t)between(-8, 8);
+        pagoda_pack_quantised(threads, made, codes, scales, made->has_zeros ? zeros : NULL, panels);
+        free(codes), free(scales), free(zeros);
     } else {
         pagoda_pack(threads, made, weight, panels);
     }

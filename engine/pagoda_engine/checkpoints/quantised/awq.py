@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
-from pagoda_engine.checkpoints.quantised.scheme import FLOATS, Wanted, num_groups
+from pagoda_engine.checkpoints.quantised.scheme import FLOATS, Kind, Wanted, dtype_of, num_groups
 from pagoda_engine.checkpoints.safetensors_header import StoredTensor
 from pagoda_kernels.matmul.pack import AWQ_NIBBLE_OF_COLUMN
 
@@ -25,6 +25,11 @@ class Awq:
 
     ignored: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """See `Scheme`."""
+        return "awq-int4"
+
     def __str__(self) -> str:
         """See `Scheme`."""
         groups = "one group" if self.group_size == -1 else f"groups of {self.group_size}"
@@ -33,6 +38,10 @@ class Awq:
     def has(self, name: str, tensors: Mapping[str, StoredTensor]) -> bool:
         """See `Scheme`."""
         return f"{name}.qweight" in tensors
+
+    def kind(self, name: str, tensors: Mapping[str, StoredTensor]) -> Kind:
+        """See `Scheme`."""
+        return Kind(_BITS, self.group_size, "many", True, dtype_of(f"{name}.scales", tensors))
 
     def wanted(self, shape: tuple[int, int]) -> tuple[Wanted, ...]:
         """See `Scheme`."""

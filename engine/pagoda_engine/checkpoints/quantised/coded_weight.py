@@ -16,7 +16,7 @@ CHUNK_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class CodedWeight:
-    """``w[n, k] = (codes[n, k] - zeros[n, g]) * scales[n, g]``, in fp32.
+    """``w[n, k] = (value(codes[n, k]) - zeros[n, g]) * scales[n, g]``, in fp32.
 
     Attributes:
         codes: ``[N, K]`` uint8, int8 or float8_e4m3fn, contiguous.
@@ -26,6 +26,7 @@ class CodedWeight:
         groups: ``[K]`` int64, the group of each k where they are not in that order; else None.
         bits: of a code in the checkpoint.
         dtype: that a weight is rounded to where it is widened.
+        levels: whole numbers that codes of 4 bits stand for; None: for themselves.
     """
 
     codes: torch.Tensor
@@ -35,6 +36,7 @@ class CodedWeight:
     groups: torch.Tensor | None
     bits: int
     dtype: torch.dtype = torch.float32
+    levels: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,8 +48,12 @@ class CodedWeight:
         dense = torch.empty(self.shape, dtype=self.dtype, device=self.codes.device)
         scales = self.scales.float()
         zeros = None if self.zeros is None else self.zeros.float()
+        levels = None
+        if self.levels is not None:
+            levels = torch.tensor(self.levels, dtype=torch.float32, device=self.codes.device)
         for rows in self._chunks():
-            values = self.codes[rows].float()
+            codes = self.codes[rows]
+            values = codes.float() if levels is None else levels[codes.int()]
             if zeros is not None:
                 self._grouped(values).sub_(self._spread(zeros[rows]))
             self._grouped(values).mul_(self._spread(scales[rows]))
@@ -116,6 +122,7 @@ def joined(weights: Sequence[CodedWeight]) -> CodedWeight | None:
             other.codes.dtype is not first.codes.dtype
             or other.scales.dtype is not first.scales.dtype
             or (other.group_size, other.bits) != (first.group_size, first.bits)
+            or other.levels != first.levels
             or (other.zeros is None) != (first.zeros is None)
             or not _are_same(other.groups, first.groups)
         ):

@@ -63,7 +63,13 @@ def _gptq(config: ConfigReader) -> Scheme:
     for pattern in config.section("dynamic").fields if config.has("dynamic") else ():
         if not pattern.startswith("-"):  # "-" leaves modules as they are, which tensors say
             raise _refused(config, "dynamic", pattern, "patterns that begin with '-'")
-    return Gptq(bits, _group_size(config), zero_offset=1 if layout == "gptq" else 0)
+    return Gptq(
+        bits,
+        _group_size(config),
+        zero_offset=1 if layout == "gptq" else 0,
+        is_symmetric=config.boolean("sym", False),
+        is_ordered=not config.boolean("desc_act", False),
+    )
 
 
 def _awq(config: ConfigReader) -> Scheme:

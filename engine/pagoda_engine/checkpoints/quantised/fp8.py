@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
-from pagoda_engine.checkpoints.quantised.scheme import FLOATS, Wanted
+from pagoda_engine.checkpoints.quantised.scheme import FLOATS, Kind, Wanted, dtype_of
 from pagoda_engine.checkpoints.safetensors_header import StoredTensor
 
 Block = tuple[int, int]
@@ -38,6 +38,11 @@ class Fp8:
     scale: str
     ignored: tuple[str, ...] = SCALES_OF_ACTIVATIONS
 
+    @property
+    def label(self) -> str:
+        """See `Scheme`."""
+        return "fp8" if self.name == "fp8" else f"{self.name.split()[0]}-fp8"
+
     def __str__(self) -> str:
         """See `Scheme`."""
         if self.block is None:
@@ -48,6 +53,11 @@ class Fp8:
         """See `Scheme`."""
         weight = tensors.get(f"{name}.weight")
         return weight is not None and weight.dtype == "F8_E4M3"
+
+    def kind(self, name: str, tensors: Mapping[str, StoredTensor]) -> Kind:
+        """See `Scheme`."""
+        size = -1 if self.block is None else self.block[1]
+        return Kind(0, size, "one", True, dtype_of(f"{name}.{self.scale}", tensors))
 
     def wanted(self, shape: tuple[int, int]) -> tuple[Wanted, ...]:
         """See `Scheme`."""

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 import torch
 
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
-from pagoda_engine.checkpoints.quantised.scheme import FLOATS, Wanted, groups_of, num_groups
+from pagoda_engine.checkpoints.quantised.scheme import (
+    FLOATS,
+    Kind,
+    Wanted,
+    dtype_of,
+    groups_of,
+    num_groups,
+)
 from pagoda_engine.checkpoints.quantised.unpack import unpacked, unpacked_down
 from pagoda_engine.checkpoints.safetensors_header import StoredTensor
 
@@ -20,13 +27,22 @@ class Gptq:
         group_size: inputs that share a scale; -1: all.
         zero_offset: what is added to stored zero points: 1 in ``gptq``, 0 in ``gptq_v2``. The
             largest stored one then stands for 2**bits, as in `pack_gptq` of the kernels.
+        is_symmetric: the configuration says that all zero points are the same.
+        is_ordered: it says that groups follow one another.
     """
 
     bits: int
     group_size: int
     zero_offset: int
+    is_symmetric: bool = False
+    is_ordered: bool = False
 
     ignored: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """See `Scheme`."""
+        return f"gptq-int{self.bits}"
 
     def __str__(self) -> str:
         """See `Scheme`."""
@@ -36,6 +52,16 @@ class Gptq:
     def has(self, name: str, tensors: Mapping[str, StoredTensor]) -> bool:
         """See `Scheme`."""
         return f"{name}.qweight" in tensors
+
+    def kind(self, name: str, tensors: Mapping[str, StoredTensor]) -> Kind:
+        """See `Scheme`."""
+        return Kind(
+            bits=self.bits,
+            group_size=self.group_size,
+            zeros="one" if self.is_symmetric else "many",
+            is_ordered=self.is_ordered or self.group_size == -1,
+            scale_dtype=dtype_of(f"{name}.scales", tensors),
+        )
 
     def wanted(self, shape: tuple[int, int]) -> tuple[Wanted, ...]:
         """See `Scheme`."""

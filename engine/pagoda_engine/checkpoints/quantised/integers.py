@@ -7,7 +7,14 @@ import torch
 
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_engine.checkpoints.quantised.fp8 import SCALES_OF_ACTIVATIONS
-from pagoda_engine.checkpoints.quantised.scheme import FLOATS, Wanted, groups_of, num_groups
+from pagoda_engine.checkpoints.quantised.scheme import (
+    FLOATS,
+    Kind,
+    Wanted,
+    dtype_of,
+    groups_of,
+    num_groups,
+)
 from pagoda_engine.checkpoints.quantised.unpack import unpacked, unpacked_down
 from pagoda_engine.checkpoints.safetensors_header import StoredTensor
 
@@ -28,6 +35,11 @@ class PackedIntegers:
     group_size: int
     ignored: tuple[str, ...] = _IGNORED
 
+    @property
+    def label(self) -> str:
+        """See `Scheme`."""
+        return f"compressed-tensors-int{self.bits}"
+
     def __str__(self) -> str:
         """See `Scheme`."""
         groups = "one group" if self.group_size == -1 else f"groups of {self.group_size}"
@@ -36,6 +48,16 @@ class PackedIntegers:
     def has(self, name: str, tensors: Mapping[str, StoredTensor]) -> bool:
         """See `Scheme`."""
         return f"{name}.weight_packed" in tensors
+
+    def kind(self, name: str, tensors: Mapping[str, StoredTensor]) -> Kind:
+        """See `Scheme`."""
+        return Kind(
+            bits=self.bits,
+            group_size=self.group_size,
+            zeros="many" if f"{name}.weight_zero_point" in tensors else "one",
+            is_ordered=f"{name}.weight_g_idx" not in tensors,
+            scale_dtype=dtype_of(f"{name}.weight_scale", tensors),
+        )
 
     def wanted(self, shape: tuple[int, int]) -> tuple[Wanted, ...]:
         """See `Scheme`."""
@@ -89,6 +111,11 @@ class ByteIntegers:
     group_size: int
     ignored: tuple[str, ...] = _IGNORED
 
+    @property
+    def label(self) -> str:
+        """See `Scheme`."""
+        return "compressed-tensors-int8"
+
     def __str__(self) -> str:
         """See `Scheme`."""
         return "compressed-tensors int-quantized (8 bits)"
@@ -97,6 +124,16 @@ class ByteIntegers:
         """See `Scheme`."""
         weight = tensors.get(f"{name}.weight")
         return weight is not None and weight.dtype == "I8"
+
+    def kind(self, name: str, tensors: Mapping[str, StoredTensor]) -> Kind:
+        """See `Scheme`."""
+        return Kind(
+            bits=8,
+            group_size=self.group_size,
+            zeros="many" if f"{name}.weight_zero_point" in tensors else "one",
+            is_ordered=True,
+            scale_dtype=dtype_of(f"{name}.weight_scale", tensors),
+        )
 
     def wanted(self, shape: tuple[int, int]) -> tuple[Wanted, ...]:
         """See `Scheme`."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -29,6 +29,25 @@ class Wanted:
     is_optional: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What can be told of a weight's codes before they are read.
+
+    Attributes:
+        bits: of a code; 0: it is a float.
+        group_size: inputs that share a scale; -1: all.
+        zeros: zero points: none, or one for all groups; or many.
+        is_ordered: groups follow one another.
+        scale_dtype: as safetensors names it.
+    """
+
+    bits: int
+    group_size: int
+    zeros: Literal["one", "many"]
+    is_ordered: bool
+    scale_dtype: str
+
+
 class Scheme(Protocol):
     """One format, as one checkpoint is configured."""
 
@@ -37,12 +56,21 @@ class Scheme(Protocol):
         """Ends of names of tensors that say nothing of weights."""
         ...
 
+    @property
+    def label(self) -> str:
+        """Format and kind of number, as heartbeats and ``/v1/models`` say it: ``awq-int4``."""
+        ...
+
     def __str__(self) -> str:
         """Return name and parameters, for logs."""
         ...
 
     def has(self, name: str, tensors: Mapping[str, StoredTensor]) -> bool:
         """Tell whether a projection is quantised: what files hold decides, not lists of names."""
+        ...
+
+    def kind(self, name: str, tensors: Mapping[str, StoredTensor]) -> Kind:
+        """Return what is known of a projection that `has` holds for."""
         ...
 
     def wanted(self, shape: tuple[int, int]) -> tuple[Wanted, ...]:
@@ -64,6 +92,12 @@ class Scheme(Protocol):
             ValueError: they contradict each other.
         """
         ...
+
+
+def dtype_of(name: str, tensors: Mapping[str, StoredTensor]) -> str:
+    """Return how a tensor is stored, as safetensors names it; empty: it is not there."""
+    stored = tensors.get(name)
+    return "" if stored is None else stored.dtype
 
 
 def num_groups(num_inputs: int, group_size: int) -> int:

@@ -1,9 +1,12 @@
 """A GGUF file as a model: what `ModelFiles` asks for, from its head."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from pagoda_engine.checkpoints.block_formats import BLOCK_FORMATS
 from pagoda_engine.checkpoints.fingerprint import fingerprint_of_file
 from pagoda_engine.checkpoints.safetensors_header import StoredTensor
 from pagoda_engine.errors import CheckpointError
@@ -61,6 +64,15 @@ class GgufModel:
             output_bias=_has_bias(self._file, "attn_output"),
             mlp_bias=_has_bias(self._file, "ffn_down"),
         )
+
+    @property
+    def quantization(self) -> str:
+        """See `ModelFiles`; files mix types: the one that most weights have."""
+        weights: Counter[str] = Counter()
+        for tensor in self._file.tensors.values():
+            weights[tensor.type_name] += math.prod(tensor.shape)
+        most = weights.most_common(1)[0][0] if weights else ""
+        return f"gguf-{most.lower()}" if most in BLOCK_FORMATS else "none"
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         """See `ModelFiles`."""

@@ -77,4 +77,4 @@ def _stacked(
     if experts.has_bias:
         bias_part = Part(f"{name}_bias", (count, num_rows), arrange)
         bias = taker.source.take([bias_part], (count, num_rows))
-    return taker.source.take([part], (count * num_rows, width)), bias
+    return taker.rows([part], (count * num_rows, width)), bias

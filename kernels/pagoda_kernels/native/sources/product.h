@@ -20,6 +20,7 @@ typedef struct {
     int32_t is_bf16;
     int32_t is_gated;  // a panel has 32 of the gate, then 32 of up; y = silu(gate) * up
     int32_t bits;      // of a code of quantised panels (quantised.h), 4 or 8; 0: dense
+    int32_t has_zeros; // 4 bits: groups have zero points
     const uint16_t *levels;  // 4 bits: [16] bf16 that the codes stand for
     const Lora *lora;  // adapters that may be asked for; NULL: none
 } Linear;
@@ -31,8 +32,13 @@ static inline long num_panels(const Linear *linear) {
 // Steps along K: pairs of bf16, or floats. Each has PANEL words of 32 bits.
 static inline long num_steps(long width, int is_bf16) { return is_bf16 ? width / 2 : width; }
 
+// Of one panel of codes.
+static inline long coded_panel_bytes(const Linear *linear) {
+    return num_groups(linear->width) * group_bytes(linear->bits, linear->has_zeros);
+}
+
 int64_t pagoda_packed_bytes(const Linear *linear) {
-    if (linear->bits) return num_panels(linear) * num_groups(linear->width) * group_bytes(linear->bits);
+    if (linear->bits) return num_panels(linear) * coded_panel_bytes(linear);
     return num_panels(linear) * num_steps(linear->width, linear->is_bf16) * PANEL * 4;
 }
 
@@ -70,6 +76,7 @@ typedef struct {
     const Linear *linear;
     const int8_t *codes;      // [N, K]; with a gate [2 N, K]
     const uint16_t *scales;   // [N, groups] bf16
+    const int8_t *zeros;      // [N, groups] if it has some
     uint8_t *panels;
 } PackQuantisedJob;
 
@@ -77,26 +84,29 @@ static void pack_quantised_task(const void *argument, long panel, int thread) {
     const PackQuantisedJob *job = argument;
     const Linear *linear = job->linear;
     const long width = linear->width, groups = num_groups(width), each = panel_outputs(linear);
-    uint8_t *to = job->panels + panel * groups * group_bytes(linear->bits);
+    const long each_bytes = group_bytes(linear->bits, linear->has_zeros);
+    uint8_t *to = job->panels + panel * coded_panel_bytes(linear);
     (void)thread;
-    memset(to, 0, (size_t)(groups * group_bytes(linear->bits)));
+    memset(to, 0, (size_t)coded_panel_bytes(linear));
     for (long column = 0; column < PANEL; column++) {
         const long output = panel * each + column % each;
         const long row = output + column / each * linear->num_outputs;
         if (output >= linear->num_outputs) continue;
         for (long g = 0; g < groups; g++) {
-            uint8_t *group = to + g * group_bytes(linear->bits);
+            uint8_t *group = to + g * each_bytes, *codes = group + SCALE_BYTES + zero_bytes(linear->has_zeros);
             memcpy(group + 2 * column, job->scales + row * groups + g, 2);
+            if (linear->has_zeros) group[SCALE_BYTES + column] = (uint8_t)job->zeros[row * groups + g];
             for (long k = g * GROUP; k < width && k < (g + 1) * GROUP; k++)
-                place_code(group + SCALE_BYTES, linear->bits, k % GROUP, column, job->codes[row * width + k]);
+                place_code(codes, linear->bits, k % GROUP, column, job->codes[row * width + k]);
         }
     }
 }
 
 // Fill `panels` of a quantised weight.
 void pagoda_pack_quantised(
-    Threads *threads, const Linear *linear, const int8_t *codes, const uint16_t *scales, uint8_t *panels) {
-    PackQuantisedJob job = {linear, codes, scales, panels};
+    Threads *threads, const Linear *linear, const int8_t *codes, const uint16_t *scales, const int8_t *zeros,
+    uint8_t *panels) {
+    PackQuantisedJob job = {linear, codes, scales, zeros, panels};
     pthread_mutex_lock(&threads->mutex);
     in_parallel(threads, pack_quantised_task, &job, num_panels(linear));
     pthread_mutex_unlock(&threads->mutex);
@@ -243,10 +253,9 @@ static void product_task(const void *argument, long task, int thread) {
     const uint32_t *x = (const uint32_t *)job->x + row * steps;
     float *sums = scratch_of(job->threads, thread);  // [CHUNK_ROWS, PANEL]
     if (linear->bits) {
-        const long panel_bytes = num_groups(linear->width) * group_bytes(linear->bits);
         quantised_panel_product(
-            end - row, linear->width, x, (const char *)linear->panels + panel * panel_bytes, linear->bits,
-            linear->levels, is_bf16, sums);
+            end - row, linear->width, x, (const char *)linear->panels + panel * coded_panel_bytes(linear),
+            linear->bits, linear->has_zeros, linear->levels, is_bf16, sums);
     } else {
         const uint32_t *later = weights + job->threads->num_threads * steps * PANEL;  // others take what is between
         for (long step = 0; step < steps; step += K_PART_STEPS) {

@@ -36,6 +36,8 @@ def test_every_number_with_every_scale_is_exact(dtype: torch.dtype) -> None:
     want = numbers[codes] * 2.0 ** (torch.arange(num_scales).double() - 127)[:, None]
     assert torch.equal(found, want.to(dtype))
     assert found.isfinite().all()
+    coded = mxfp4.as_codes(block.expand(num_scales, 1, 16), scales[:, None], dtype)
+    assert torch.equal(coded.dequantised(), found)
     if dtype is not torch.float16:
         assert torch.equal(found.double(), want)
     assert (6 * 2.0 ** (num_scales - 127)) > torch.finfo(dtype).max, "one more is too large"
@@ -48,6 +50,9 @@ def test_blocks_of_several_rows_keep_their_places(seed: int) -> None:
     found = decoded(*pack(weight), torch.float32)
     assert torch.equal(found, pack_and_widen(weight))
     assert torch.equal(found, weight)
+    assert torch.equal(
+        mxfp4.as_codes(*pack(weight), torch.float32).dequantised(), found.flatten(0, 1)
+    )
     turned = [tensor.transpose(0, 1) for tensor in pack(weight)]
     assert torch.equal(decoded(*turned, torch.float32), found.transpose(0, 1))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.family_checkpoints import make_family_checkpoint
 from support.prompt_logits import prompt_logits
 from support.quantised_checkpoints import (
     Format,
@@ -63,9 +64,10 @@ def held_bits(model: LoadedModel) -> set[int]:
         (gptq(), 4, 0),  # scales are fp16
         (gptq(group_size=-1), 4, 0),
         (gptq(desc_act=True), 0, 0),
-        (gptq(sym=False), 8, 0),
+        (gptq(sym=False), 4, 0),
         (gptq(8), 8, 0),
-        (awq(), 8, 0),
+        (awq(), 4, 0),
+        (awq(-1), 4, 0),
         (awq(16), 0, 0),  # a group of the products is of 32
         (fp8(), 0, 0),
         (compressed_tensors("pack-quantized", "group", 4, 32), 4, 4),  # scales are bf16
@@ -87,8 +89,34 @@ def test_codes_are_kept_where_that_loses_nothing(
     assert kept.decoder.is_native
 
 
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (gptq(), "gptq-int4"),
+        (gptq(8), "gptq-int8"),
+        (awq(), "awq-int4"),
+        (fp8(), "fp8"),
+        (compressed_tensors("float-quantized", "channel"), "compressed-tensors-fp8"),
+        (compressed_tensors("pack-quantized", "group", 4, 32), "compressed-tensors-int4"),
+        (compressed_tensors("int-quantized", "channel"), "compressed-tensors-int8"),
+    ],
+)
+def test_a_model_says_what_its_checkpoint_is(form: Format, name: str, tmp_path: Path) -> None:
+    coded, dense = pair(tmp_path, form)
+    assert load(coded).quantization_name == name
+    assert load(coded, quantization="int8").quantization_name == "int8"
+    assert load(coded, load_format="dummy").quantization_name == "none"
+    assert load(dense).quantization_name == "none"
+
+
+def test_so_does_gpt_oss(tmp_path: Path) -> None:
+    for family, name in (("gpt_oss", "none"), ("gpt_oss_mxfp4", "mxfp4")):
+        folder = make_family_checkpoint(tmp_path / family, family)
+        assert load(folder).quantization_name == name
+
+
 @native
-@pytest.mark.parametrize(("form", "bits"), [(gptq(), 4), (awq(), 8), (fp8(), 0)])
+@pytest.mark.parametrize(("form", "bits"), [(gptq(), 4), (awq(), 4), (fp8(), 0)])
 def test_experts_keep_their_codes(form: Format, bits: int, tmp_path: Path) -> None:
     folder = make_tiny_checkpoint(tmp_path / "model", "mixtral")
     coded, dense = quantised_pair(folder, form, skip=["sparse_moe.gate"])
@@ -102,6 +130,35 @@ def test_experts_keep_their_codes(form: Format, bits: int, tmp_path: Path) -> No
     assert error(load(coded), exact) < 1e-5
     # Routers may send a token elsewhere in bf16, so this is no tight bound.
     assert error(kept, exact) < 2 * error(load(dense, dtype="bfloat16"), exact) + 0.02
+
+
+@native
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_experts_in_mxfp4_keep_their_codes_exactly(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_family_checkpoint(tmp_path / "model", "gpt_oss_mxfp4")
+    kept = experts_of(load(folder, dtype=dtype))
+    packed = [p for each in kept._packed for p in (each.up._joined.packed, each.down.packed)]
+    assert {p.structure.bits for p in packed} == {4}
+    # Of rows in whole panels of 64, as those of gpt-oss are.
+    assert [8 * p.num_bytes / (p.num_outputs * p.width) for p in packed] == [4.5] * len(packed)
+    x = torch.randn(33, 64).to(getattr(torch, dtype))
+    found = kept(x)
+    for num_rows in (1, 2, 7, 32):
+        assert torch.equal(kept(x[:num_rows]), found[:num_rows])
+        assert torch.equal(kept(x[-num_rows:]), found[-num_rows:])
+    monkeypatch.setattr(packed_linear, "can_pack", lambda *_: False)
+    widened = experts_of(load(folder, dtype=dtype))
+    assert not widened._packed
+    off = (found.double() - widened(x).double()).norm() / widened(x).double().norm()
+    assert off < (0.02 if dtype == "bfloat16" else 1e-5)
+
+
+def experts_of(model: LoadedModel) -> Experts:
+    experts = model.decoder.layers[1].feed_forward
+    assert isinstance(experts, Experts)
+    return experts
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])

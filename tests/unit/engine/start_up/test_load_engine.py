@@ -2,6 +2,7 @@ import dataclasses
 import json
 import logging
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.engine_driver import hash_block
 from support.engine_options import make_options
+from support.quantised_checkpoints import gptq, quantised_pair
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import Engine, LoadedModel, MemoryBudgetError
@@ -19,6 +21,7 @@ from pagoda_engine.start_up import load_engine as module
 from pagoda_engine.start_up.load_engine import load_engine, step_limits_of
 from pagoda_engine.start_up.phases import StartUp
 from pagoda_engine.start_up.step_limits import CUDA_LIMITS
+from pagoda_kernels.native.library import native_library
 
 GIB = 2**30
 
@@ -126,6 +129,20 @@ def test_the_arithmetic_is_logged_once(folder: Path, caplog: pytest.LogCaptureFi
     lines = [record.getMessage() for record in caplog.records]
     assert sum("KV pool" in line for line in lines) == 1
     assert any("64 blocks of 16 tokens" in line for line in lines)
+
+
+def test_it_says_what_codes_will_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not what they would take once widened, where they are kept."""
+    coded, dense = quantised_pair(make_tiny_checkpoint(tmp_path / "model"), gptq())
+    said = []
+    for each in (coded, dense):
+        with caplog.at_level(logging.INFO):
+            load(each, dtype="bfloat16")
+        found = re.findall(r"weights will take ([\d.]+) MiB", caplog.text)
+        said.append(float(found[0]))
+        caplog.clear()
+    kept = native_library() is not None
+    assert said[0] < 0.6 * said[1] if kept else said[0] == said[1]
 
 
 def test_a_sequence_is_as_long_as_the_pool_where_no_limit_is_set(

@@ -100,7 +100,7 @@ class ModelCard(_message.Message):
     embedding_size: _builtins.int
     """numbers in an embedding: the model's hidden size"""
     quantization: _builtins.str
-    """of the weights: none, int8, int4"""
+    """of the weights: none; int8, int4: given as they were read; else what the checkpoint is: awq-int4, gptq-int8, fp8, mxfp4, gguf-q4_k ..."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """further names that clients may use; gateways say who has one that two models announce"""

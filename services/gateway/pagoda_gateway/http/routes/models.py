@@ -41,4 +41,5 @@ def _card(model_id: str, model: ServedModel) -> dict[str, Any]:
         "root": model.name,
         "parent": model.name if model.adapter else None,
         "max_model_len": model.max_model_len,
+        "quantization": model.quantization,
     }

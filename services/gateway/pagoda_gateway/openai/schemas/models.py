@@ -8,7 +8,8 @@ from pydantic import BaseModel
 class ModelCard(BaseModel):
     """One model, or an alias of one: then `root` is the model's own name.
 
-    Of a LoRA adapter `parent` is the model that it is added to.
+    Of a LoRA adapter `parent` is the model that it is added to. `quantization` is the format of the
+    weights: ``none``, ``int8`` or ``int4`` made as they were read, or the checkpoint's own.
     """
 
     id: str
@@ -18,6 +19,7 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None
     max_model_len: int
+    quantization: str
 
 
 class ModelList(BaseModel):

@@ -41,6 +41,12 @@ def load(path: Path, **options: str) -> LoadedModel:
     return load_model(path, EngineConfig(max_model_len=64, **{"dtype": "float32", **options}))
 
 
+def test_a_file_says_which_type_most_of_its_weights_have(path: Path, tmp_path: Path) -> None:
+    assert load(path).quantization_name == "none"
+    coded = write_gguf(tmp_path / "folder", tmp_path / "coded.gguf", "Q8_0")
+    assert load(coded).quantization_name == "gguf-q8_0"
+
+
 def test_other_architectures_are_refused_with_the_supported_ones(tmp_path: Path) -> None:
     path = written(tmp_path, head([field("general.architecture", STRING, text("falcon"))]))
     with pytest.raises(UnsupportedModelError, match=r"'falcon' is not sup.*llama, qwen2"):
