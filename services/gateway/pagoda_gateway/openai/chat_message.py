@@ -44,6 +44,8 @@ class ChatMessage:
         return message
 
     def _delta(self, parts: list[Part]) -> dict[str, Any]:
+        if len(parts) == 1 and isinstance(parts[0], ContentText):  # nearly every one
+            return {"content": parts[0].text}
         delta: dict[str, Any] = {}
         calls: dict[int, dict[str, Any]] = {}
         for part in parts:

@@ -6,6 +6,7 @@ Knows no HTTP.
 
 import asyncio
 import logging
+import operator
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -29,6 +30,7 @@ from pagoda_gateway.served_model import ServedModel
 logger = logging.getLogger(__name__)
 
 MAX_EXPLAINED_CANDIDATES = 16
+_IS_SETTLED = operator.attrgetter("is_settled")
 TURNS_TO_SEND = 3  # of the event loop, until what tasks just made have to send is on its way
 
 
@@ -128,11 +130,9 @@ class Generation:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to wait for."""
-        return (
-            self.failure is not None
-            or self.is_disconnected
-            or all(sequence.is_settled for sequence in self.sequences)
-        )
+        if self.failure is not None or self.is_disconnected:
+            return True
+        return all(map(_IS_SETTLED, self.sequences))  # asked for each token: without a generator
 
     @property
     def stage(self) -> str:

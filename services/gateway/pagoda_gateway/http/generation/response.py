@@ -74,6 +74,7 @@ class GenerationResponse(Response):
                 self._serializer,
                 send,
                 BodyPipe.of(scope),
+                after_step=self._gateway.after_step,
                 receipt=self._receipt if self._include_receipt else None,
                 keepalive_seconds=self._gateway.settings.keepalive_seconds,
             )
