@@ -245,8 +245,6 @@ class Generation:
     def describe_routes(self) -> None:
         """Note on the span how its sequences were placed; to write that takes long: once, late."""
         routes, self._routes = self._routes, []
-        if not self.span.is_recording():
-            return
         for nanoseconds, place, answer in routes:
             del answer.candidates[MAX_EXPLAINED_CANDIDATES:]
             explanation = MessageToDict(answer, preserving_proto_field_name=True)
