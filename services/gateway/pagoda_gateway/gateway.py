@@ -165,7 +165,8 @@ async def open_gateway(
     store = TenantValues(
         max_bytes=settings.response_store_bytes, keep_seconds=settings.response_store_seconds
     )
-    directory, frames = WorkerDirectory(), FrameReceiver()
+    directory, after_step = WorkerDirectory(), AfterStep()
+    frames = FrameReceiver(after_step)
     readiness = Readiness(health, common.served_model_name)
     async with (
         open_policies(settings.safety_file) as policies,
@@ -215,7 +216,7 @@ async def open_gateway(
             messages=MessagesEndpoint(chats),
             responses=ResponsesEndpoint(chats, store),
             frames=frames,
-            after_step=AfterStep(),
+            after_step=after_step,
             placer=Placer(bus, directory, settings, gateway_id=gateway_id),
             usage_log=usage_log,
             ledger=ledger,

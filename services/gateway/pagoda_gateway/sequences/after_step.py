@@ -1,7 +1,9 @@
-"""What is to be done once all that came with a step has been taken in, for all streams at once.
+"""When streams write what a step has brought: at once, or once more of them have come.
 
-A handle of the event loop for each stream and token costs more than the token, and makes the
-garbage collector run.
+What a frame touches is in the processor's caches for a moment: who writes then pays half of what it
+costs later. But a gateway that falls behind finds several steps waiting: those it gathers, so that
+they take one write of each stream. Never does a stream take a handle of the event loop for itself,
+which costs more than its token and makes the garbage collector run.
 """
 
 import asyncio
@@ -10,24 +12,53 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
+Callback = Callable[[], None]
+
 
 class AfterStep:
-    """Calls back in the event loop's next turn; belongs to one event loop."""
+    """Calls back; belongs to one event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._due: list[Callable[[], None]] = []
+        self._is_first = False  # the first step of this turn of the event loop is being taken in
+        self._has_begun = False  # a step of this turn has
+        self._due: list[Callback] = []
 
-    def call(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once everything that has arrived by now has been taken in."""
+    def begin(self) -> None:
+        """A step is about to be taken in."""
+        self._is_first = not self._has_begun
+        if self._is_first:
+            self._has_begun = True
+            self._loop.call_soon(self._end_turn)
+
+    def end(self) -> None:
+        """It has been."""
+        self._is_first = False
+
+    def call(self, callback: Callback, *, can_be_now: bool = False) -> None:
+        """Call `callback`, in the next turn, when all that has arrived by then was taken in.
+
+        `can_be_now`: nothing else of this step concerns it, so it may be called before this
+        returns, unless other steps have come, too.
+        """
+        if can_be_now and self._is_first:
+            _call(callback)
+            return
         if not self._due:
-            self._loop.call_soon(self._call_all)
+            self._loop.call_soon(self._call_due)
         self._due.append(callback)
 
-    def _call_all(self) -> None:
+    def _end_turn(self) -> None:
+        self._has_begun = False
+
+    def _call_due(self) -> None:
         due, self._due = self._due, []
         for callback in due:
-            try:
-                callback()
-            except Exception:  # the others are not to blame
-                logger.exception("%r failed", callback)
+            _call(callback)
+
+
+def _call(callback: Callback) -> None:
+    try:
+        callback()
+    except Exception:  # the others are not to blame
+        logger.exception("%r failed", callback)

@@ -62,6 +62,7 @@ class GenerationWriter:
         self._is_silent = False  # for so long that the connection needs a sign of life
         self._is_sending = False  # the task is: nothing may overtake it
         self._is_flush_due = False
+        self._is_single = len(generation.sequences) == 1  # a step brings it one frame
         self._defect: GatewayError | None = None  # something new could not be written
         self.is_started = False
         self.is_complete = False  # the client got the end of a good answer
@@ -124,10 +125,10 @@ class GenerationWriter:
             self._generation.changed.set()
 
     def _flush_soon(self) -> None:
-        """Write what is new after all of the step has been taken in: one write for all choices."""
+        """Write what is new: of several choices once all of the step was taken in, in one write."""
         if not self._is_flush_due:
             self._is_flush_due = True
-            self._after_step.call(self._flush)
+            self._after_step.call(self._flush, can_be_now=self._is_single)
 
     def _flush(self) -> None:
         """Write what is new, or leave it to the task."""
