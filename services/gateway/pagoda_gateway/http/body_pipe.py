@@ -5,6 +5,8 @@ an event of one token that costs more than the token. Head and end of a stream g
 Knows uvicorn's cycle.
 """
 
+import asyncio
+
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -14,8 +16,9 @@ _SCOPE_NAME = "pagoda.body_pipe"
 class BodyPipe:
     """Writes the body of one answer of unknown length, after its head and before its end."""
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, transport: asyncio.Transport) -> None:
         self._cycle = cycle
+        self._transport = transport
 
     @classmethod
     def of(cls, scope: Scope) -> "BodyPipe | None":
@@ -37,7 +40,7 @@ class BodyPipe:
         """Write a part of the body, not empty; the pipe is open."""
         if self._cycle.chunked_encoding:
             body = b"%x\r\n%b\r\n" % (len(body), body)
-        self._cycle.transport.write(body)
+        self._transport.write(body)
 
 
 class _UntilClose(int):
