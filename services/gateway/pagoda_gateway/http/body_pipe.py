@@ -11,6 +11,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _SCOPE_NAME = "pagoda.body_pipe"
+_CHUNK_HEADS = [b"%x\r\n" % size for size in range(1024)]  # of nearly all chunks
 
 
 class BodyPipe:
@@ -39,7 +40,9 @@ class BodyPipe:
     def write(self, body: bytes) -> None:
         """Write a part of the body, not empty; the pipe is open."""
         if self._cycle.chunked_encoding:
-            body = b"%x\r\n%b\r\n" % (len(body), body)
+            size = len(body)
+            head = _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
+            body = b"".join((head, body, b"\r\n"))
         self._transport.write(body)
 
 
