@@ -23,8 +23,8 @@ class BodyPipe:
 
     @classmethod
     def of(cls, scope: Scope) -> "BodyPipe | None":
-        """Return the pipe of a request; None where the server is another one."""
-        pipe: BodyPipe | None = scope.get(_SCOPE_NAME)
+        """Return the pipe of a request, once; None where the server is another one."""
+        pipe: BodyPipe | None = scope.pop(_SCOPE_NAME, None)  # its cycle has the scope
         return pipe
 
     def enter(self, scope: Scope) -> None:

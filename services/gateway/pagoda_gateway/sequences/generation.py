@@ -253,6 +253,18 @@ class Generation:
                 "pagoda.route", {**place, "pagoda.route.explanation": text}, nanoseconds
             )
 
+    def release(self) -> None:
+        """Let go of whoever hears of it; it is over, and accounted for.
+
+        Else each request is a circle, which the garbage collector would have to find: thousands of
+        objects at a time, while everybody waits.
+        """
+        self.on_progress, self.meanwhile = self.changed.set, None
+        self._runner = self.gate = self.judge = None
+        self._request.on_route = _hear_nothing
+        for sequence in self.sequences:
+            sequence.release()
+
     async def _run_all(self) -> None:
         if self.gate is not None:
             self._is_at_gate = True
@@ -338,6 +350,10 @@ class Generation:
         if runner is not None:
             runner.cancel()
         self.changed.set()
+
+
+def _hear_nothing(_sequence: OutputSequence, _answer: RouteResponse, _milliseconds: float) -> None:
+    pass
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:

@@ -247,6 +247,12 @@ class OutputSequence:
         self._stop_gap_timer()
         self._early.clear()
 
+    def release(self) -> None:
+        """Tell nobody anything any more, and know no other sequence."""
+        self._on_change = _tell_nobody
+        self.leader = None
+        self._followers.clear()
+
     def take(self, frame: generate_pb2.Frame) -> None:
         """Take one frame; old or lost attempts and known indices change nothing."""
         if frame.attempt != self.attempt or self._needs_attention:
@@ -497,3 +503,7 @@ class OutputSequence:
         if self._gap_timer is not None:
             self._gap_timer.cancel()
             self._gap_timer = None
+
+
+def _tell_nobody(_num_unread: int) -> None:
+    pass

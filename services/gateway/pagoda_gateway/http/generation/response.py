@@ -81,7 +81,10 @@ class GenerationResponse(Response):
             try:
                 await self._answer(writer, receive)
             finally:
-                await self._settle(writer)
+                try:
+                    await self._settle(writer)
+                finally:
+                    self._generation.release()
 
     async def _answer(self, writer: GenerationWriter, receive: Receive) -> None:
         """Run the generation and write it, until the end or until the client is gone."""

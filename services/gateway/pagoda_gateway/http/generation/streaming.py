@@ -93,6 +93,7 @@ class GenerationWriter:
             await self._stream()
         finally:
             self._timer.cancel()
+            del self._timer  # it has this writer
 
     async def _stream(self) -> None:
         generation = self._generation
