@@ -1,6 +1,6 @@
 """Traces that nobody records: their ids still go from hop to hop, and into the logs.
 
-A recorded span costs a request some 50 microseconds even where nothing exports it.
+By profile recorded spans are a tenth of a request to the gateway, even where nothing exports them.
 """
 
 import random

@@ -1,9 +1,9 @@
 """When streams write what a step has brought: at once, or once more of them have come.
 
-What a frame touches is in the processor's caches for a moment: who writes then pays half of what it
-costs later. But a gateway that falls behind finds several steps waiting: those it gathers, so that
-they take one write of each stream. Never does a stream take a handle of the event loop for itself,
-which costs more than its token and makes the garbage collector run.
+What a frame touches is in the processor's caches for a moment: to write then costs less than later.
+But a gateway that falls behind finds several steps waiting: those it gathers, so that they take one
+write of each stream. Never does a stream take a handle of the event loop for itself: a step would
+make as many as there are streams, and the garbage collector run.
 """
 
 import asyncio
