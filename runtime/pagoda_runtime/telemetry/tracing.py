@@ -1,9 +1,9 @@
 """Traces of one process: where spans go and how their context crosses NATS and gRPC.
 
 Spans go to an OTLP collector if OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT) is set, to
-files if `trace_dir` is set, or to both. The provider is not made global, so that libraries do not
-add spans of their own. An unreachable collector never blocks a request, and shutdown waits for it a
-second at most.
+files if `trace_dir` is set, or to both; without either a span is its ids alone. The provider is not
+made global, so that libraries do not add spans of their own. An unreachable collector never blocks
+a request, and shutdown waits for it a second at most.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from opentelemetry.util.types import AttributeValue
 
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.telemetry.span_file import SpanFileExporter
+from pagoda_runtime.telemetry.unrecorded import UnrecordedTracer
 
 OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 EXPORT_DELAY_MS = 250
@@ -42,13 +43,17 @@ class _State:
 def setup_telemetry(service: str, common: CommonSettings, *, instance_id: str) -> None:
     """Start exporting spans of this process; replaces an earlier set-up."""
     shutdown_telemetry()
+    has_otlp = any(os.environ.get(name) for name in OTLP_VARIABLES)
+    if common.trace_dir is None and not has_otlp:
+        _State.tracer = UnrecordedTracer()
+        return
     resource = Resource.create(
         {"service.name": f"pagoda-{service}", "service.instance.id": instance_id}
     )
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     if common.trace_dir is not None:
         _add(provider, SpanFileExporter(common.trace_dir / f"{service}-{instance_id}.jsonl"))
-    if any(os.environ.get(name) for name in OTLP_VARIABLES):
+    if has_otlp:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
         _State.otlp = OTLPSpanExporter()

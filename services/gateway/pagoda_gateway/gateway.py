@@ -44,6 +44,7 @@ from pagoda_gateway.response_cache.response_cache import ResponseCache
 from pagoda_gateway.responses.endpoint import ResponsesEndpoint
 from pagoda_gateway.safety.policies.policies import Policies, open_policies
 from pagoda_gateway.sequences.admission import Admission
+from pagoda_gateway.sequences.after_step import AfterStep
 from pagoda_gateway.sequences.frames import FrameReceiver
 from pagoda_gateway.sequences.placement import Placer
 from pagoda_gateway.sequences.readiness import Readiness
@@ -94,6 +95,7 @@ class Gateway:
     messages: MessagesEndpoint
     responses: ResponsesEndpoint
     frames: FrameReceiver
+    after_step: AfterStep
     placer: Placer
     usage_log: UsageLog
     ledger: Ledger
@@ -163,7 +165,8 @@ async def open_gateway(
     store = TenantValues(
         max_bytes=settings.response_store_bytes, keep_seconds=settings.response_store_seconds
     )
-    directory, frames = WorkerDirectory(), FrameReceiver()
+    directory, after_step = WorkerDirectory(), AfterStep()
+    frames = FrameReceiver(after_step)
     readiness = Readiness(health, common.served_model_name)
     async with (
         open_policies(settings.safety_file) as policies,
@@ -213,6 +216,7 @@ async def open_gateway(
             messages=MessagesEndpoint(chats),
             responses=ResponsesEndpoint(chats, store),
             frames=frames,
+            after_step=after_step,
             placer=Placer(bus, directory, settings, gateway_id=gateway_id),
             usage_log=usage_log,
             ledger=ledger,

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -108,19 +109,23 @@ async def test_stream_ends_when_its_client_leaves_with_a_request_in_the_pipeline
 async def test_stream_that_cannot_be_written_down_ends_with_an_error(
     running: Running, monkeypatch: pytest.MonkeyPatch, num_tokens: int
 ) -> None:
-    events_before = CompletionSerializer.events
     has_failed = False
 
-    def fail_once(
-        self: CompletionSerializer, sequence: OutputSequence, delta: Delta
-    ) -> list[bytes]:
-        nonlocal has_failed
-        if len(sequence.token_ids) >= num_tokens and not has_failed:
-            has_failed = True
-            raise ValueError("this text cannot be written")
-        return events_before(self, sequence, delta)
+    def failing_once(write: Callable[..., list[bytes]]) -> Callable[..., list[bytes]]:
+        def fail_once(
+            self: CompletionSerializer, sequence: OutputSequence, new: Delta | str
+        ) -> list[bytes]:
+            nonlocal has_failed
+            if len(sequence.token_ids) >= num_tokens and not has_failed:
+                has_failed = True
+                raise ValueError("this text cannot be written")
+            return write(self, sequence, new)
 
-    monkeypatch.setattr(CompletionSerializer, "events", fail_once)
+        return fail_once
+
+    for name in ("events", "text_events"):
+        write = getattr(CompletionSerializer, name)
+        monkeypatch.setattr(CompletionSerializer, name, failing_once(write))
     async with raw_connection(running.url) as raw:
         raw.writer.write(completion())
         status, headers = await raw.head()

@@ -16,6 +16,7 @@ from pagoda_gateway.dialects.parts import (
     ReasoningText,
     read_parts,
 )
+from pagoda_gateway.dialects.stream_parser import ContentParser
 
 __all__ = [
     "Block",
@@ -24,6 +25,7 @@ __all__ = [
     "CallArguments",
     "CallStart",
     "Calls",
+    "ContentParser",
     "ContentText",
     "Dialect",
     "OutputParser",

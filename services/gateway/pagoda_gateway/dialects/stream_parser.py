@@ -54,8 +54,15 @@ class StreamParser(ABC):
         self._parts.append(CallArguments(self._num_calls - 1, text))
 
 
-class ContentParser(StreamParser):
+class ContentParser:
     """All text is content."""
 
-    def _read(self) -> Reading[None]:
-        yield from self._source.rest(self._content)
+    has_calls = False
+
+    def push(self, text: str) -> list[Part]:
+        """Return it."""
+        return [ContentText(text)] if text else []
+
+    def flush(self) -> list[Part]:
+        """Return nothing: nothing was held back."""
+        return []

@@ -44,6 +44,7 @@ from pagoda_gateway.http.routes.admin import (
     tiers,
 )
 from pagoda_gateway.http.routes.admin import receipts as all_receipts
+from pagoda_gateway.http.routes.plain_route import PlainRoutes
 
 EXPOSED_HEADERS = (
     "x-request-id", "x-pagoda-request-id", IGNORED_HEADER, CACHE_HEADER, RECEIPT_HEADER,
@@ -64,11 +65,15 @@ def make_app(gateway: Gateway) -> FastAPI:
             "logs": False,
         },  # one trace per request: ours
     )
-    for module in (
-        generation, embeddings, messages, responses, moderations, files, batches, models, tokens,
-        receipts, health,
-    ):  # fmt: skip
-        app.include_router(module.make_router(gateway))
+    routers = [
+        module.make_router(gateway)
+        for module in (
+            generation, embeddings, messages, responses, moderations, files, batches, models,
+            tokens, receipts, health,
+        )
+    ]  # fmt: skip
+    for router in routers:
+        app.include_router(router)
     admin_secret = gateway.settings.admin_key.get_secret_value()
     if admin_secret:
         for module in (
@@ -78,6 +83,8 @@ def make_app(gateway: Gateway) -> FastAPI:
             app.include_router(module.make_router(gateway))
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
+    # Each that is added is outside of those before: who calls is known before any route runs.
+    app.add_middleware(PlainRoutes, routes=[route for r in routers for route in r.routes])
     app.add_middleware(
         RequestMiddleware,
         authenticator=gateway.authenticator,

@@ -5,22 +5,26 @@ an event of one token that costs more than the token. Head and end of a stream g
 Knows uvicorn's cycle.
 """
 
+import asyncio
+
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _SCOPE_NAME = "pagoda.body_pipe"
+_CHUNK_HEADS = [b"%x\r\n" % size for size in range(1024)]  # of nearly all chunks
 
 
 class BodyPipe:
     """Writes the body of one answer of unknown length, after its head and before its end."""
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, transport: asyncio.Transport) -> None:
         self._cycle = cycle
+        self._transport = transport
 
     @classmethod
     def of(cls, scope: Scope) -> "BodyPipe | None":
-        """Return the pipe of a request; None where the server is another one."""
-        pipe: BodyPipe | None = scope.get(_SCOPE_NAME)
+        """Return the pipe of a request, once; None where the server is another one."""
+        pipe: BodyPipe | None = scope.pop(_SCOPE_NAME, None)  # its cycle has the scope
         return pipe
 
     def enter(self, scope: Scope) -> None:
@@ -36,8 +40,10 @@ class BodyPipe:
     def write(self, body: bytes) -> None:
         """Write a part of the body, not empty; the pipe is open."""
         if self._cycle.chunked_encoding:
-            body = b"%x\r\n%b\r\n" % (len(body), body)
-        self._cycle.transport.write(body)
+            size = len(body)
+            head = _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
+            body = b"".join((head, body, b"\r\n"))
+        self._transport.write(body)
 
 
 class _UntilClose(int):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagoda_gateway.http.body_pipe import BodyPipe, end_with_connection
+from pagoda_gateway.http.joined_head import JoinedHead
 
 MAX_HEAD_BYTES = 65_536
 MAX_HEADERS = 100
@@ -88,7 +89,8 @@ class LimitedConnection(HttpToolsProtocol):
             self._current = self.cycle
         if self.scope["http_version"] == "1.0":
             end_with_connection(self.cycle)
-        BodyPipe(self.cycle).enter(self.scope)  # type: ignore[arg-type]
+        BodyPipe(self.cycle, self.transport).enter(self.scope)  # type: ignore[arg-type]
+        JoinedHead.enter(self.cycle)
 
     def on_message_complete(self) -> None:
         """What comes next is another head."""

@@ -9,6 +9,7 @@ from typing import Any
 from pagoda_gateway.dialects import (
     CallArguments,
     CallStart,
+    ContentParser,
     ContentText,
     OutputParser,
     Part,
@@ -22,6 +23,7 @@ class ChatMessage:
 
     def __init__(self, parser: OutputParser, new_call_id: Callable[[], str]) -> None:
         self._parser = parser
+        self._is_verbatim = isinstance(parser, ContentParser)
         self._new_call_id = new_call_id
 
     @property
@@ -31,6 +33,8 @@ class ChatMessage:
 
     def delta(self, text: str, *, is_last: bool) -> dict[str, Any]:
         """Return what new text adds to the message, as a chunk's `delta` says it."""
+        if self._is_verbatim:  # asked for each token
+            return {"content": text} if text else {}
         return self._delta(read_parts(self._parser, text, is_last=is_last))
 
     def whole(self, text: str) -> dict[str, Any]:
@@ -44,6 +48,8 @@ class ChatMessage:
         return message
 
     def _delta(self, parts: list[Part]) -> dict[str, Any]:
+        if len(parts) == 1 and isinstance(parts[0], ContentText):  # nearly every one
+            return {"content": parts[0].text}
         delta: dict[str, Any] = {}
         calls: dict[int, dict[str, Any]] = {}
         for part in parts:

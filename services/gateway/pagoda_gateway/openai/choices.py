@@ -62,6 +62,7 @@ class ChoiceSerializer(Serializer):
         self._continuous_usage = continuous_usage and include_usage
         self._echo_texts = echo_texts
         self._begun: set[int] = set()
+        self._text_alone = {self.text_field}
         self._plain_frames: dict[int, tuple[bytes, bytes]] = {}
         self._formats = {
             sequence.index: LogprobFormat(
@@ -83,17 +84,30 @@ class ChoiceSerializer(Serializer):
 
     def events(self, sequence: OutputSequence, delta: Delta) -> list[bytes]:
         """Return one chunk, or none while there is neither text nor anything else asked for."""
+        is_last = delta.finish_reason is not None
+        content = self._content(sequence, delta.text, is_last=is_last)
+        return self._events(sequence, delta, content)
+
+    def text_events(self, sequence: OutputSequence, text: str) -> list[bytes]:
+        """Return one chunk, or none; nearly all add text and no more: only the text is encoded."""
+        content = self._content(sequence, text, is_last=False)
+        if sequence.index in self._plain_frames and content.keys() == self._text_alone:
+            return [self._plain_event(sequence, content[self.text_field])]
+        return self._events(sequence, Delta(text=text), content)
+
+    def _events(
+        self, sequence: OutputSequence, delta: Delta, content: dict[str, Any]
+    ) -> list[bytes]:
         options = self._options
         has_extras = bool(delta.token_ids) and (
             options.return_token_ids or options.num_logprobs is not None
         )
         is_last = delta.finish_reason is not None
-        content = self._content(sequence, delta.text, is_last=is_last)
         if not content and not is_last and not has_extras:
             return []
         is_first = sequence.index not in self._begun
         is_plain = not (is_first or is_last or has_extras or self._continuous_usage)
-        if is_plain and content.keys() == {self.text_field}:
+        if is_plain and content.keys() == self._text_alone:
             return [self._plain_event(sequence, content[self.text_field])]
         extras = {} if self._begun else self._prompt_extras()
         if is_first:

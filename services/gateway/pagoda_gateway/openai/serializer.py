@@ -26,6 +26,10 @@ class Serializer(ABC):
     def events(self, sequence: OutputSequence, delta: Delta) -> list[bytes]:
         """Return what the client can see of something new."""
 
+    def text_events(self, sequence: OutputSequence, text: str) -> list[bytes]:
+        """Return what the client can see of new text, where nothing else is new."""
+        return self.events(sequence, Delta(text=text))
+
     @abstractmethod
     def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
         """Return what ends a good stream; with the request's receipt if it is wanted."""

@@ -7,6 +7,7 @@ from opentelemetry.context import Context
 
 from pagoda.rpc.v1.generate_pb2 import FramesMessage
 from pagoda.rpc.v1.status_pb2 import WorkerStatus
+from pagoda_gateway.sequences.after_step import AfterStep
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus, Subscription
@@ -15,7 +16,9 @@ from pagoda_runtime.messaging.bus import Bus, Subscription
 class FrameReceiver:
     """Knows which sequence each frame belongs to."""
 
-    def __init__(self) -> None:
+    def __init__(self, after_step: AfterStep) -> None:
+        """`after_step`: writes what came."""
+        self._after_step = after_step
         self._sequences: dict[tuple[str, int], OutputSequence] = {}
 
     def __len__(self) -> int:
@@ -48,7 +51,11 @@ class FrameReceiver:
     async def on_message(self, message: FramesMessage, _context: Context) -> None:
         """Sort one step's frames."""
         sequences = self._sequences
-        for frame in message.frames:
-            sequence = sequences.get((frame.request_id, frame.sequence_index))
-            if sequence is not None:
-                sequence.take(frame)
+        self._after_step.begin()
+        try:
+            for frame in message.frames:
+                sequence = sequences.get((frame.request_id, frame.sequence_index))
+                if sequence is not None:
+                    sequence.take(frame)
+        finally:
+            self._after_step.end()

@@ -6,6 +6,7 @@ Knows no HTTP.
 
 import asyncio
 import logging
+import operator
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -29,6 +30,7 @@ from pagoda_gateway.served_model import ServedModel
 logger = logging.getLogger(__name__)
 
 MAX_EXPLAINED_CANDIDATES = 16
+_IS_SETTLED = operator.attrgetter("is_settled")
 TURNS_TO_SEND = 3  # of the event loop, until what tasks just made have to send is on its way
 
 
@@ -128,11 +130,9 @@ class Generation:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to wait for."""
-        return (
-            self.failure is not None
-            or self.is_disconnected
-            or all(sequence.is_settled for sequence in self.sequences)
-        )
+        if self.failure is not None or self.is_disconnected:
+            return True
+        return all(map(_IS_SETTLED, self.sequences))  # asked for each token: without a generator
 
     @property
     def stage(self) -> str:
@@ -245,8 +245,6 @@ class Generation:
     def describe_routes(self) -> None:
         """Note on the span how its sequences were placed; to write that takes long: once, late."""
         routes, self._routes = self._routes, []
-        if not self.span.is_recording():
-            return
         for nanoseconds, place, answer in routes:
             del answer.candidates[MAX_EXPLAINED_CANDIDATES:]
             explanation = MessageToDict(answer, preserving_proto_field_name=True)
@@ -254,6 +252,18 @@ class Generation:
             self.span.add_event(
                 "pagoda.route", {**place, "pagoda.route.explanation": text}, nanoseconds
             )
+
+    def release(self) -> None:
+        """Let go of whoever hears of it; it is over, and accounted for.
+
+        Else each request is a circle, which the garbage collector would have to find: thousands of
+        objects at a time, while everybody waits.
+        """
+        self.on_progress, self.meanwhile = self.changed.set, None
+        self._runner = self.gate = self.judge = None
+        self._request.on_route = _hear_nothing
+        for sequence in self.sequences:
+            sequence.release()
 
     async def _run_all(self) -> None:
         if self.gate is not None:
@@ -340,6 +350,10 @@ class Generation:
         if runner is not None:
             runner.cancel()
         self.changed.set()
+
+
+def _hear_nothing(_sequence: OutputSequence, _answer: RouteResponse, _milliseconds: float) -> None:
+    pass
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:

@@ -47,6 +47,18 @@ class OutputSequence:
     leads, the others follow. All of them have nothing before the end.
     """
 
+    __slots__ = (  # more attributes than objects have within: each token would look into a dict
+        "_asking", "_clock", "_detokenizer", "_early", "_followers", "_gap_timeout_seconds",
+        "_gap_timer", "_has_read_finish", "_heard_seconds", "_held", "_is_text_only", "_logprobs",
+        "_needs_attention", "_num_read", "_num_shown", "_on_change", "_options", "_reads_text",
+        "_shows_tokens", "_speculated_before", "_stops", "_texts", "attempt", "attention",
+        "cached", "embedding", "error", "finish_reason", "first_token_seconds", "guard",
+        "has_progressed", "index", "is_ended_by_worker", "is_handed_over", "is_own_fault",
+        "is_search", "last_token_seconds", "leader", "lost_reason", "matched_stop",
+        "num_accepted_tokens", "num_delivered", "num_proposed_tokens", "num_strikes", "progress",
+        "prompt", "prompt_logprobs", "route", "sampling", "stages", "token_ids", "worker_id",
+    )  # fmt: skip
+
     def __init__(
         self,
         *,
@@ -108,6 +120,7 @@ class OutputSequence:
         self.error: str | None = None
         self.is_own_fault = False  # the error is the request's own, on every worker
         self.attention = asyncio.Event()  # finished, lost or failed: its driver must act
+        self._needs_attention = False  # it is set
         self._detokenizer = tokenizer.detokenizer(
             prompt.token_ids,
             skip_special_tokens=options.skip_special_tokens,
@@ -121,6 +134,9 @@ class OutputSequence:
             and self.prompt_logprobs is None
         )
         self._shows_tokens = options.return_token_ids or options.num_logprobs is not None
+        self._reads_text = (
+            guard is None and not self._shows_tokens and options.num_engine_logprobs is None
+        )
         self._options = options
         self._on_change = on_change
         self._gap_timeout_seconds = gap_timeout_seconds
@@ -189,6 +205,7 @@ class OutputSequence:
         self.has_progressed = self.is_ended_by_worker = False
         self.lost_reason = self.error = None
         self.attention.clear()
+        self._needs_attention = False
         self.progress.clear()
         self._early.clear()
         self._stop_gap_timer()
@@ -230,35 +247,41 @@ class OutputSequence:
         self._stop_gap_timer()
         self._early.clear()
 
+    def release(self) -> None:
+        """Tell nobody anything any more, and know no other sequence."""
+        self._on_change = _tell_nobody
+        self.leader = None
+        self._followers.clear()
+
     def take(self, frame: generate_pb2.Frame) -> None:
         """Take one frame; old or lost attempts and known indices change nothing."""
-        if frame.attempt != self.attempt or self.attention.is_set():
+        if frame.attempt != self.attempt or self._needs_attention:
             return
-        self.hear()
+        self._heard_seconds, self.num_strikes = self._clock(), 0
         if frame.num_proposed_tokens:
             self._note_speculation(frame)
-        first_index = frame.first_index
+        first_index, known_ids = frame.first_index, self.token_ids
         if (
             self._is_text_only
-            and first_index == len(self.token_ids)
+            and first_index == len(known_ids)
             and self.has_progressed
             and self.cached is not None
             and not self._early
             and not frame.finish_reason
         ):  # nearly every frame: one token more, and nothing else can be in it
             self.last_token_seconds = self._heard_seconds
-            for token_id in frame.token_ids:
-                self.token_ids.append(token_id)
+            for token_id in frame.token_ids[:]:  # a list: the field's own iterator is slow
+                known_ids.append(token_id)
                 if text := self._detokenizer.push(token_id):
                     self._texts.append(text)
-            self._on_change(self.num_unread)
+            self._on_change(len(known_ids) - self._num_read)
             return
         if self.is_search:
             self._take_hypotheses(frame)
             return
         if self.prompt_logprobs is not None:
             self.prompt_logprobs.take(frame)
-        if first_index > len(self.token_ids):
+        if first_index > len(known_ids):
             self._keep_early(frame)
             return
         self._apply(frame)
@@ -270,6 +293,19 @@ class OutputSequence:
         if not self._early:
             self._stop_gap_timer()
         self._on_change(self.num_unread)
+
+    def read_text(self) -> str | None:
+        """Return new text if nothing else is new that anybody sees; None: `read` says what is."""
+        if not self._reads_text or self.finish_reason is not None:
+            return None
+        texts, num_tokens = self._texts, len(self.token_ids)
+        if num_tokens == self._num_read and not texts:
+            return None
+        self._num_read = num_tokens
+        if len(texts) == 1:
+            return texts.pop()
+        self._texts = []
+        return "".join(texts)
 
     def read(self) -> Delta | None:
         """Return what is new, or None. The finish reason is returned once, with the last text."""
@@ -425,6 +461,7 @@ class OutputSequence:
         self._call_for_attention()
 
     def _call_for_attention(self) -> None:
+        self._needs_attention = True
         self.attention.set()
         self.progress.set()
 
@@ -466,3 +503,7 @@ class OutputSequence:
         if self._gap_timer is not None:
             self._gap_timer.cancel()
             self._gap_timer = None
+
+
+def _tell_nobody(_num_unread: int) -> None:
+    pass

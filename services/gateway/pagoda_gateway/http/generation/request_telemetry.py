@@ -72,6 +72,8 @@ def unix_nanoseconds(unix_seconds: float) -> int:
 
 def describe_request(generation: Generation, body: GenerationBody) -> None:
     """Note what was asked for."""
+    if not generation.span.is_recording():
+        return
     generation.span.set_attributes(
         {
             "gen_ai.request.model": body.model,
@@ -99,6 +101,8 @@ def log_prompts(request_id: str, prompts: Iterable[Prompt], tokenizer: ModelToke
 
 def describe_outcome(generation: Generation, record: UsageClose) -> None:
     """Note how it was placed, how it ended and what the client got."""
+    if not generation.span.is_recording():
+        return
     generation.describe_routes()
     generation.span.set_attributes(
         {

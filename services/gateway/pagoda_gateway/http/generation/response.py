@@ -74,13 +74,17 @@ class GenerationResponse(Response):
                 self._serializer,
                 send,
                 BodyPipe.of(scope),
+                after_step=self._gateway.after_step,
                 receipt=self._receipt if self._include_receipt else None,
                 keepalive_seconds=self._gateway.settings.keepalive_seconds,
             )
             try:
                 await self._answer(writer, receive)
             finally:
-                await self._settle(writer)
+                try:
+                    await self._settle(writer)
+                finally:
+                    self._generation.release()
 
     async def _answer(self, writer: GenerationWriter, receive: Receive) -> None:
         """Run the generation and write it, until the end or until the client is gone."""

@@ -16,6 +16,7 @@ from pagoda_gateway.errors import GatewayError, InternalError
 from pagoda_gateway.http import wire
 from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.openai.serializer import Serializer
+from pagoda_gateway.sequences.after_step import AfterStep
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 
@@ -34,6 +35,7 @@ class GenerationWriter:
         send: Send,
         pipe: BodyPipe | None,
         *,
+        after_step: AfterStep,
         receipt: Callable[[], dict[str, Any]] | None,
         keepalive_seconds: float,
     ) -> None:
@@ -44,6 +46,7 @@ class GenerationWriter:
             serializer: how the endpoint writes it.
             send: ASGI.
             pipe: of the same connection; None: everything goes by `send`.
+            after_step: of the event loop.
             receipt: makes the receipt of an answer that is whole; None: nobody wants it.
             keepalive_seconds: silence that a stream may have.
         """
@@ -51,6 +54,7 @@ class GenerationWriter:
         self._serializer = serializer
         self._send = send
         self._pipe = pipe
+        self._after_step = after_step
         self._receipt = receipt
         self._keepalive_seconds = keepalive_seconds
         self._loop = asyncio.get_running_loop()
@@ -58,6 +62,7 @@ class GenerationWriter:
         self._is_silent = False  # for so long that the connection needs a sign of life
         self._is_sending = False  # the task is: nothing may overtake it
         self._is_flush_due = False
+        self._is_single = len(generation.sequences) == 1  # a step brings it one frame
         self._defect: GatewayError | None = None  # something new could not be written
         self.is_started = False
         self.is_complete = False  # the client got the end of a good answer
@@ -88,6 +93,7 @@ class GenerationWriter:
             await self._stream()
         finally:
             self._timer.cancel()
+            del self._timer  # it has this writer
 
     async def _stream(self) -> None:
         generation = self._generation
@@ -120,10 +126,10 @@ class GenerationWriter:
             self._generation.changed.set()
 
     def _flush_soon(self) -> None:
-        """Write what is new after all of the step has been taken in: one write for all choices."""
+        """Write what is new: of several choices once all of the step was taken in, in one write."""
         if not self._is_flush_due:
             self._is_flush_due = True
-            self._loop.call_soon(self._flush)
+            self._after_step.call(self._flush, can_be_now=self._is_single)
 
     def _flush(self) -> None:
         """Write what is new, or leave it to the task."""
@@ -135,7 +141,7 @@ class GenerationWriter:
             return
         events, progress = self._read()
         if events:
-            pipe.write(b"".join(events))
+            pipe.write(events[0] if len(events) == 1 else b"".join(events))
             self._written_at = self._loop.time()
         _note_delivered(progress)
 
@@ -161,6 +167,12 @@ class GenerationWriter:
         events: list[bytes] = []
         progress = []
         for sequence in self._generation.sequences:
+            text = sequence.read_text()
+            if text is not None:  # as nearly always
+                if new_events := self._serializer.text_events(sequence, text):
+                    events += new_events
+                    progress.append((sequence, sequence.num_shown))
+                continue
             delta = sequence.read()
             if delta is None:
                 continue
