@@ -484,7 +484,8 @@ class Engine:
 
     def _take_first_token(self, sequence: Sequence, token_id: int) -> None:
         output = take_tokens(sequence, [token_id])
-        rest = replace(output, first_index=output.first_index + 1, token_ids=output.token_ids[1:])
+        first_index, token_ids = output.first_index + 1, output.token_ids[1:]
+        rest = output._replace(first_index=first_index, token_ids=token_ids)
         if rest.token_ids or rest.finish_reason is not None:
             self._pending_outputs.append(rest)
         if rest.finish_reason is not None:  # a producer that is awake hands no such one over

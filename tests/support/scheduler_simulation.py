@@ -25,6 +25,7 @@ from pagoda_engine.scheduler import ScheduledStep, Scheduler, Sequence
 from pagoda_engine.scheduler.beams import Beams
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
 from pagoda_engine.scheduler.speculator import Speculator
+from pagoda_engine.scheduler.victims import Holdings
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
 from pagoda_engine.speculation import MakeProposer
 from pagoda_engine.step.commit import commit_step
@@ -141,6 +142,25 @@ class OftenRight:
         return tokens[len(self.token_ids) :]
 
 
+class CountedAgain(Scheduler):
+    """Counts again whatever a step has counted once."""
+
+    def _holdings(self) -> Holdings:
+        held = super()._holdings()
+        holders = itertools.chain(self.running, self.importing.values())
+        again = Holdings(self._flows, holders)
+        for flow in self._flows:
+            assert held.num_sequences(flow) == again.num_sequences(flow)
+            assert held.seats(flow) == again.seats(flow)
+            assert held.blocks(flow) == again.blocks(flow)
+        return held
+
+    def _growing(self) -> int:
+        growing = super()._growing()
+        assert growing == sum(map(self.blocks.num_growing, self.running))
+        return growing
+
+
 @dataclass(frozen=True)
 class Row:
     """What the device was told of one sequence."""
@@ -188,7 +208,7 @@ class Simulation:
                 overlaps=self.lag > 0,
                 make_proposer=self.make_proposer,
             )
-        self.scheduler = Scheduler(self.config, blocks, speculator)
+        self.scheduler = CountedAgain(self.config, blocks, speculator)
         self.slots = [[0] * self.config.block_size for _ in range(self.config.num_blocks)]
 
     def add(self, request: SequenceRequest) -> Sequence:

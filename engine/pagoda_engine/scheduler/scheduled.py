@@ -1,13 +1,15 @@
 """What the next step computes of whom. Knows sequences, and not why they were chosen."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pagoda_engine.scheduler.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """Compute tokens [first_token, first_token + num_new_tokens) of a sequence.
+
+    A tuple, since each step makes one for each of its rows.
 
     Attributes:
         sequence: its counts change when the step is launched, and again when it is read.
@@ -39,7 +41,7 @@ class ScheduledSequence:
     @property
     def embeds(self) -> bool:
         """Whether the hidden state of its last token is asked for."""
-        return self.samples and self.sequence.request.sampling.embed
+        return self.is_prefill and self.samples and self.sequence.request.sampling.embed
 
     @property
     def scored(self) -> range:

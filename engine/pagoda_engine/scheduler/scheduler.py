@@ -83,6 +83,10 @@ class Scheduler:
         self._flows = Flows()
         self._lateness = Lateness()
         self._num_steps = 0
+        # Who holds how much, counted once for a step; None: not counted yet, or no longer true.
+        self._is_scheduling = False
+        self._held: Holdings | None = None
+        self._num_growing: int | None = None
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.importing: dict[str, Sequence] = {}
@@ -117,14 +121,18 @@ class Scheduler:
         self._num_steps += 1
         batch: list[ScheduledSequence] = []
         reserved: list[Sequence] = []
+        self._is_scheduling = True
         victims = self._make_room() if self._flows.are_several else []
-        demands = self._demands() if self._flows.are_several else None
+        prefills = [s for s in self.running if s.is_prefilling]
+        decodes = [s for s in self.running if s.is_decoding]
+        demands = self._demands(decodes, prefills) if self._flows.are_several else None
         shares = self._share_step(demands) if demands is not None else None
         unclaimed = math.inf if shares is None else self._unclaimed(demands or {}, shares)
-        budgets = self._schedule_decodes(batch, shares, unclaimed, victims)
+        budgets = self._schedule_decodes(batch, decodes, demands, shares, unclaimed, victims)
         # Who was just preempted would be admitted at once and preempted again.
         closed = {victim.flow for victim in victims}
-        prefills = [s for s in self.running if s.is_prefilling]
+        if victims:
+            prefills = [s for s in prefills if s.state is SequenceState.RUNNING]
         admits = set(self._flows_to_admit(closed) if prefills else ())
         for sequence in prefills:
             flow = sequence.flow
@@ -139,6 +147,7 @@ class Scheduler:
                 closed.add(first)
         if batch:
             self._lateness.note_step(batch, demands, self.step_cost)
+        self._is_scheduling, self._held, self._num_growing = False, None, None
         return ScheduledStep(tuple(batch), tuple(reserved), len(victims))
 
     def start_running(self, sequence: Sequence) -> None:
@@ -196,7 +205,7 @@ class Scheduler:
         first, has_blocks = next(self._firsts(), (None, True))
         if first is None or (has_blocks and self._has_seats(first.num_seats)):
             return []
-        victims = self._victims_for(first, self._holdings())
+        victims = self._victims_for(first, self._holdings().copy())
         for victim in victims:
             self._preempt(victim)
         return victims
@@ -221,14 +230,13 @@ class Scheduler:
             given.append(victim)
         return given
 
-    def _demands(self) -> dict[Flow, Demand]:
+    def _demands(self, decodes: list[Sequence], prefills: list[Sequence]) -> dict[Flow, Demand]:
         """Return what each flow could use of a step."""
         num_decodes, num_tokens, num_importing = Counter[Flow](), Counter[Flow](), Counter[Flow]()
-        for sequence in self.running:
-            if sequence.is_prefilling:
-                num_tokens[sequence.flow] += sequence.num_uncomputed_tokens
-            elif sequence.is_decoding:
-                num_decodes[sequence.flow] += len(sequence.members)
+        for sequence in prefills:
+            num_tokens[sequence.flow] += sequence.num_uncomputed_tokens
+        for sequence in decodes:
+            num_decodes[sequence.flow] += 1 + len(sequence.siblings)
         for sequence in self.importing.values():
             num_importing[sequence.flow] += 1
         if self._has_seats():
@@ -275,6 +283,8 @@ class Scheduler:
     def _schedule_decodes(
         self,
         batch: list[ScheduledSequence],
+        decodes: list[Sequence],
+        demands: dict[Flow, Demand] | None,
         shares: dict[Flow, Share] | None,
         unclaimed: float,
         victims: list[Sequence],
@@ -283,6 +293,8 @@ class Scheduler:
 
         Args:
             batch: gets them.
+            decodes: all that could be in the step.
+            demands: that the shares are of.
             shares: of the step; None for a flow that is alone.
             unclaimed: time of the step that is in no share.
             victims: gets those who lost their blocks to a decode.
@@ -290,23 +302,26 @@ class Scheduler:
         Returns:
             The tokens that each flow's prompts may have.
         """
-        decodes = [s for s in self.running if s.is_decoding]
         budgets = Counter[Flow]()
-        if shares is not None:
-            decodes = self._take_turns(decodes, shares)
+        if demands is not None and shares is not None:
+            if any(shares[flow].num_decodes < demands[flow].num_decodes for flow in demands):
+                decodes = self._take_turns(decodes, shares)
             budgets.update({flow: share.num_prefill_tokens for flow, share in shares.items()})
         for sequence in decodes:
-            while sequence.state is SequenceState.RUNNING and self.blocks.needs_block(sequence):
-                if not self.blocks.grow(sequence):
+            while self.blocks.needs_block(sequence) and sequence.state is SequenceState.RUNNING:
+                if not self._grow(sequence):
                     victims.append(growth_victim(self._holdings(), self.running))
                     self._preempt(victims[-1])
-        decodes = [s for s in decodes if s.state is SequenceState.RUNNING]
+        if victims:
+            decodes = [s for s in decodes if s.state is SequenceState.RUNNING]
         num_rows = len(decodes) + sum(len(sequence.siblings) for sequence in decodes)
         spare = self._max_num_batched_tokens - num_rows - budgets.total()
         if spare < 0:  # a search took more turns than its flow had: prompts wait for it
             for flow in budgets:
                 spare, budgets[flow] = min(0, spare + budgets[flow]), max(0, budgets[flow] + spare)
         proposals = self._propose(decodes, spare, unclaimed)
+        for flow in {sequence.flow for sequence in decodes}:
+            self._flows.note_step(flow, self._num_steps, is_prefill=False)
         for sequence in decodes:
             proposed = proposals.get(sequence, ())
             spare -= self._schedule_chunk(sequence, spare + 1, batch, tuple(proposed)) - 1
@@ -324,10 +339,10 @@ class Scheduler:
         They take nobody's blocks, and half of what prompts could have at most. Of two flows each
         gets half of the time that neither claims.
         """
-        num_rows = len(self.running) + len(self.waiting)
-        num_rows = min(self._max_num_seqs, num_rows + self._num_more_seats(self._searches))
         if self._speculator is None or not decodes:
             return {}
+        num_rows = len(self.running) + len(self.waiting)
+        num_rows = min(self._max_num_seqs, num_rows + self._num_more_seats(self._searches))
         if num_rows >= self._max_num_rows:
             for sequence in decodes:
                 sequence.waits_for_tokens = False
@@ -349,7 +364,7 @@ class Scheduler:
             wanted = min(len(proposals[sequence]), room, rooms.get(flow, room))
             num_slots = self.blocks.num_free_slots(sequence)
             # Who waits may wait for a block.
-            while num_slots < wanted and not self.waiting and self.blocks.grow(sequence):
+            while num_slots < wanted and not self.waiting and self._grow(sequence):
                 num_slots = self.blocks.num_free_slots(sequence)
             wanted = max(0, min(wanted, num_slots))
             proposals[sequence] = proposals[sequence][:wanted]
@@ -379,15 +394,17 @@ class Scheduler:
         flow = sequence.flow
         budget = budgets[flow]
         num_to_compute = sequence.prefill_end - sequence.num_cached_tokens
-        num_decodes = sum(not entry.is_prefill for entry in batch)
-        if num_decodes and num_to_compute > self._max_num_batched_tokens:
+        is_long = num_to_compute > self._max_num_batched_tokens
+        if is_long and (num_decodes := sum(not entry.is_prefill for entry in batch)):
             cost = self.step_cost
             spare = (LONG_STEP - 1) * cost.of(num_decodes=num_decodes, num_prefill_tokens=0)
             budget = min(budget, max(MIN_CHUNK, int(spare / cost.per_prefill_token)))
+        self._flows.note_step(flow, self._num_steps, is_prefill=True)
         budgets[flow] -= self._schedule_chunk(sequence, budget, batch)
-        num_scheduled = sum(entry.num_new_tokens for entry in batch if entry.is_prefill)
-        if num_scheduled >= self._enough_prompt_tokens and not self._flows.are_several:
-            budgets[flow] = 0
+        if not self._flows.are_several:
+            num_scheduled = sum(entry.num_new_tokens for entry in batch if entry.is_prefill)
+            if num_scheduled >= self._enough_prompt_tokens:
+                budgets[flow] = 0
 
     def _schedule_chunk(
         self,
@@ -396,25 +413,21 @@ class Scheduler:
         batch: list[ScheduledSequence],
         proposed: tuple[int, ...] = (),
     ) -> int:
-        missing = sequence.num_uncomputed_tokens + len(proposed)
+        first_token = sequence.num_launched_tokens
+        missing = sequence.num_tokens - first_token + len(proposed)
         num_new_tokens = min(missing, budget)
+        is_prefill, samples = first_token < sequence.prefill_end, num_new_tokens == missing
         sequence.last_step = self._num_steps
-        is_prefill = sequence.is_prefilling
-        self._flows.note_step(sequence.flow, self._num_steps, is_prefill=is_prefill)
-        batch.append(
-            ScheduledSequence(
-                sequence,
-                first_token=sequence.num_launched_tokens,
-                num_new_tokens=num_new_tokens,
-                is_prefill=is_prefill,
-                samples=num_new_tokens == missing,
-                proposed=proposed,
-            )
+        batch.append(  # by position: by name it takes half as long again
+            ScheduledSequence(sequence, first_token, num_new_tokens, is_prefill, samples, proposed)
         )
         return num_new_tokens
 
     def _preempt(self, victim: Sequence) -> None:
         """Take the blocks of a running sequence away."""
+        if self._held is not None:
+            self._held.give_up(victim)
+        self._num_growing = None
         self.running.remove(victim)
         self.blocks.free(victim)
         victim.restart_beams()
@@ -450,6 +463,8 @@ class Scheduler:
         if not self.blocks.reserve(sequence, self._num_spare_blocks(sequence)):
             return False
         self.waiting.remove(sequence)
+        if self._held is not None:
+            self._held.take_seat(sequence)
         if not sequence.was_reserved:
             sequence.was_reserved = True
             reserved.append(sequence)
@@ -458,7 +473,18 @@ class Scheduler:
             self.importing[sequence.sequence_id] = sequence
         else:
             self.start_running(sequence)
+            if self._num_growing is not None:
+                self._num_growing += self.blocks.num_growing(sequence)
             self._schedule_prefill(sequence, budgets, batch)
+        return True
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Give a running sequence one more block. Returns False if none is free."""
+        if not self.blocks.grow(sequence):
+            return False
+        if self._held is not None:
+            self._held.take_block(sequence.flow)
+        self._num_growing = None
         return True
 
     def _flows_to_admit(self, closed: AbstractSet[Flow]) -> Iterable[Flow]:
@@ -517,7 +543,13 @@ class Scheduler:
         return (sequence for sequence in self.waiting if sequence.flow == flow)
 
     def _holdings(self) -> Holdings:
-        return Holdings(self._flows, itertools.chain(self.running, self.importing.values()))
+        held = self._held
+        if held is None:
+            holders = itertools.chain(self.running, self.importing.values())
+            held = Holdings(self._flows, holders)
+            if self._is_scheduling:
+                self._held = held
+        return held
 
     def _has_seats(self, num_seats: int = 1) -> bool:
         return self.num_taken_seats + num_seats <= self._max_num_seqs
@@ -540,11 +572,19 @@ class Scheduler:
         force, and so does each beam; those of `sequence` do once its prompt is computed. With none
         running nothing is spared: else a sequence as large as the pool would wait for ever.
         """
-        running = [other for other in self.running if other not in victims]
-        if not running:
+        if len(self.running) == len(victims):
             return 0
-        growing = sum(map(self.blocks.num_growing, running)) + sequence.num_seats - 1
-        return growing + self.blocks.pool.num_blocks // 100
+        growing = self._growing() - sum(map(self.blocks.num_growing, victims))
+        return growing + sequence.num_seats - 1 + self.blocks.pool.num_blocks // 100
+
+    def _growing(self) -> int:
+        """Return the blocks that running sequences may ask for before one step."""
+        growing = self._num_growing
+        if growing is None:
+            growing = sum(map(self.blocks.num_growing, self.running))
+            if self._is_scheduling:
+                self._num_growing = growing
+        return growing
 
     def check_invariants(self) -> None:
         """Recount queues, states and block ownership from first principles."""

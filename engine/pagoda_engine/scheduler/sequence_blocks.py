@@ -97,7 +97,7 @@ class SequenceBlocks:
         """Tell whether the KV of the sequence's last token has no block yet, in any beam."""
         if sequence.siblings:
             return any(self._lacks_block(member) for member in sequence.members)
-        return self._lacks_block(sequence)
+        return sequence.num_tokens > len(sequence.block_ids) * self.block_size
 
     def num_free_slots(self, sequence: Sequence) -> int:
         """Return the slots of its blocks behind its last token."""
@@ -172,10 +172,10 @@ class SequenceBlocks:
 
     def register_computed(self, sequence: Sequence) -> None:
         """Make every block that is full by now reusable; of a search those of its prompt alone."""
-        if sequence.beams is not None and sequence.beams.search.length:
-            return
         num_full_blocks = sequence.num_computed_tokens // self.block_size
         if not self._enable_prefix_caching or num_full_blocks <= sequence.num_registered_blocks:
+            return
+        if sequence.beams is not None and sequence.beams.search.length:
             return
         self._extend_hashes(sequence, num_full_blocks)
         for i in range(sequence.num_registered_blocks, num_full_blocks):

@@ -57,11 +57,12 @@ class LaunchedStep:
         if not prepared.rows:
             return ReadStep([], scores, embeddings)
         by_row = to_tokens(tensors, prepared.rows)
-        sampled = zip(
-            (entry for entry in self.batch if entry.samples), prepared.row_of, strict=True
-        )
+        sampled = (entry for entry in self.batch if entry.samples)
         tokens = [
-            verified(entry.proposed, by_row[row : row + entry.num_rows]) for entry, row in sampled
+            verified(entry.proposed, by_row[row : row + entry.num_rows])
+            if entry.proposed
+            else by_row[row : row + 1]
+            for entry, row in zip(sampled, prepared.row_of, strict=True)
         ]
         return ReadStep(tokens, scores, embeddings)
 
@@ -81,16 +82,19 @@ class LaunchedStep:
         """
         started, scheduled, launched = self.times
         forward_seconds, sample_seconds = self.work.times()
-        num_decodes = sum(not s.is_prefill for s in self.batch)
-        num_proposed = sum(len(s.proposed) for s in self.batch)
-        num_new = sum(s.num_new_tokens for s in self.batch)
+        num_decodes = num_proposed = num_new = num_context = 0
+        for entry in self.batch:
+            num_decodes += not entry.is_prefill
+            num_proposed += len(entry.proposed)
+            num_new += entry.num_new_tokens
+            num_context += entry.first_token + entry.num_new_tokens
         gap_seconds = 0.0 if previous is None else self.work.gap_after(previous.work)
         return StepStats(
             num_sequences=len(self.batch),
             num_prefill_tokens=num_new - num_decodes - num_proposed,
             num_decode_tokens=num_decodes,
             num_proposed_tokens=num_proposed,
-            num_context_tokens=sum(s.num_context_tokens for s in self.batch),
+            num_context_tokens=num_context,
             num_preempted=num_preempted,
             started=started,
             schedule_seconds=scheduled - started,
