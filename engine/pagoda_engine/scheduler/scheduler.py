@@ -32,7 +32,7 @@ MAX_FORESEEN = 8
 LONG_STEP = 2.0
 """A prompt of more than one step makes steps at most so many times as long as decodes alone do."""
 MIN_CHUNK = 16
-"""Tokens of such a prompt in a step at least."""
+"""Tokens of such a prompt in a step at least, or as many as take no longer than its first ones."""
 _BY_RANK = attrgetter("rank")
 
 
@@ -389,16 +389,18 @@ class Scheduler:
     ) -> None:
         """Give a prompt its tokens: all of them if it fits a step, else few beside decodes.
 
-        Who decodes waits once for a short prompt, but not again and again for a long one.
+        Who decodes waits once for a short prompt, but not again and again for a long one. Whether
+        it is long goes by what it takes: few tokens behind a long cached prefix take long too.
         """
-        flow = sequence.flow
-        budget = budgets[flow]
-        num_to_compute = sequence.prefill_end - sequence.num_cached_tokens
-        is_long = num_to_compute > self._max_num_batched_tokens
+        flow, cost = sequence.flow, self.step_cost
+        budget, cached = budgets[flow], sequence.num_cached_tokens
+        whole_step = cost.of_prompt(0, self._max_num_batched_tokens)
+        is_long = cost.of_prompt(cached, sequence.prefill_end - cached) > whole_step
         if is_long and (num_decodes := sum(not entry.is_prefill for entry in batch)):
-            cost = self.step_cost
             spare = (LONG_STEP - 1) * cost.of(num_decodes=num_decodes, num_prefill_tokens=0)
-            budget = min(budget, max(MIN_CHUNK, int(spare / cost.per_prefill_token)))
+            spare = max(spare, cost.of_prompt(0, MIN_CHUNK))
+            num_tokens = cost.tokens_within(spare, sequence.num_launched_tokens)
+            budget = min(budget, max(1, num_tokens))
         self._flows.note_step(flow, self._num_steps, is_prefill=True)
         budgets[flow] -= self._schedule_chunk(sequence, budget, batch)
         if not self._flows.are_several:

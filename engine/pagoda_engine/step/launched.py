@@ -7,6 +7,7 @@ from pagoda_engine.device.queue import LaunchedWork
 from pagoda_engine.sampling import SampledToken, to_prompt_logprobs, to_tokens
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
+from pagoda_engine.scheduler.step_cost import attended_tokens
 from pagoda_engine.step.result import StepStats
 from pagoda_engine.step.runner import PreparedStep
 
@@ -83,11 +84,16 @@ class LaunchedStep:
         started, scheduled, launched = self.times
         forward_seconds, sample_seconds = self.work.times()
         num_decodes = num_proposed = num_new = num_context = 0
+        num_prefill_context = num_attended = 0
         for entry in self.batch:
-            num_decodes += not entry.is_prefill
-            num_proposed += len(entry.proposed)
             num_new += entry.num_new_tokens
             num_context += entry.first_token + entry.num_new_tokens
+            if entry.is_prefill:
+                num_prefill_context += entry.first_token + entry.num_new_tokens
+                num_attended += attended_tokens(entry.first_token, entry.num_new_tokens)
+            else:
+                num_decodes += 1
+                num_proposed += len(entry.proposed)
         gap_seconds = 0.0 if previous is None else self.work.gap_after(previous.work)
         return StepStats(
             num_sequences=len(self.batch),
@@ -95,6 +101,8 @@ class LaunchedStep:
             num_decode_tokens=num_decodes,
             num_proposed_tokens=num_proposed,
             num_context_tokens=num_context,
+            num_prefill_context_tokens=num_prefill_context,
+            num_attended_tokens=num_attended,
             num_preempted=num_preempted,
             started=started,
             schedule_seconds=scheduled - started,

@@ -135,6 +135,8 @@ class StepStats:
         num_proposed_tokens: that it verified.
         num_accepted_tokens: of them, those that were right.
         num_context_tokens: KV tokens read, all sequences.
+        num_prefill_context_tokens: of them, those read for prompts.
+        num_attended_tokens: what each of the prompts' tokens attends to, summed up.
         num_preempted: sequences that lost their blocks since the last result.
         started: the engine's clock when the host began to schedule.
         schedule_seconds: host: choosing the batch.
@@ -155,6 +157,8 @@ class StepStats:
     num_proposed_tokens: int = 0
     num_accepted_tokens: int = 0
     num_context_tokens: int = 0
+    num_prefill_context_tokens: int = 0
+    num_attended_tokens: int = 0
     num_preempted: int = 0
     started: float = 0.0
     schedule_seconds: float = 0.0

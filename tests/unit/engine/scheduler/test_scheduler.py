@@ -101,6 +101,38 @@ def test_a_long_prompt_beside_decodes_makes_steps_twice_as_long_at_most() -> Non
     assert batch_of(simulation) == {"long": 54}  # nobody waits for it
 
 
+FAR = StepCost(base=58.0, per_decode=2.0, per_prefill_token=0.1, per_attended_token=0.03)
+
+
+def test_chunks_of_a_long_prompt_shrink_as_their_tokens_attend_to_more() -> None:
+    simulation = make_simulation(max_num_batched_tokens=64, num_blocks=100, max_model_len=300)
+    simulation.scheduler.step_cost = FAR
+    add(simulation, "short", 20, max_tokens=100)
+    simulation.step()
+    add(simulation, "long", 200, first_token=2)
+    chunks, done = list[int](), 0
+    while done < 200:
+        chunks.append(batch_of(simulation)["long"])
+        # A decode takes 60; so does the prompt at most, and one token more would take longer.
+        assert FAR.of_prompt(done, chunks[-1]) <= 60
+        assert FAR.of_prompt(done, chunks[-1] + 1) > 60 or done + chunks[-1] == 200
+        done += chunks[-1]
+    assert chunks[:-1] == sorted(chunks[:-1], reverse=True)
+    assert chunks[0] > 5 * chunks[-2]
+
+
+def test_few_tokens_behind_a_long_cached_prefix_are_a_long_prompt() -> None:
+    simulation = make_simulation(max_num_batched_tokens=32, num_blocks=200, max_model_len=300)
+    simulation.scheduler.step_cost = FAR
+    add(simulation, "before", 200, first_token=2, max_tokens=1)
+    while simulation.has_work():
+        simulation.step()
+    add(simulation, "short", 20, max_tokens=100)
+    simulation.step()
+    add(simulation, "again", 225, first_token=2)
+    assert batch_of(simulation) == {"short": 1, "again": 9}
+
+
 def test_no_prompt_joins_a_step_that_has_enough() -> None:
     simulation = make_simulation(max_num_batched_tokens=64, enough_prompt_tokens=16, num_blocks=64)
     for number, size in enumerate((10, 10, 40, 10)):
