@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pagoda_engine.scheduler.resumption import Preemption, Resumption
 from pagoda_engine.scheduler.sequence import Sequence
 
 
@@ -60,4 +61,17 @@ class ScheduledStep:
 
     batch: tuple[ScheduledSequence, ...]
     reserved: tuple[Sequence, ...]
-    num_preempted: int
+    preempted: tuple[Preemption, ...] = ()
+    resumed: tuple[Resumption, ...] = ()
+
+    @property
+    def num_preempted(self) -> int:
+        """Sequences that lost their blocks."""
+        return len(self.preempted)
+
+    @property
+    def has_imports(self) -> bool:
+        """Whether somebody is to write into blocks that it reserved."""
+        return any(s.is_import_pending for s in self.reserved) or any(
+            resumption.fetched for resumption in self.resumed
+        )

@@ -78,6 +78,16 @@ class SequenceBlocks:
                 self._producers.setdefault(block_hash, sequence)
         return True
 
+    def missing_hashes(self, sequence: Sequence) -> SequenceOf[bytes]:
+        """Return the hashes of the blocks whose KV a sequence that has its blocks lacks.
+
+        Of full ones, but for that of its last token; none if it must compute whatever is known.
+        """
+        if not self._may_share(sequence):
+            return ()
+        num_full = (len(sequence.token_ids) - 1) // self.block_size
+        return sequence.block_hashes[sequence.num_cached_tokens // self.block_size : num_full]
+
     def should_wait(self, sequence: Sequence) -> bool:
         """Tell whether the first block that `reserve` would not find is being made by another.
 
@@ -215,13 +225,16 @@ class SequenceBlocks:
             assert block_hash in producer.block_hashes[producer.num_registered_blocks :]
 
     def _match(self, sequence: Sequence) -> SequenceOf[bytes]:
-        is_scored = sequence.request.sampling.num_prompt_logprobs is not None
-        if not self._enable_prefix_caching or is_scored:
+        if not self._may_share(sequence):
             return ()
         max_shared_blocks = (len(sequence.token_ids) - 1) // self.block_size
         self._extend_hashes(sequence, max_shared_blocks)
         hashes = sequence.block_hashes[:max_shared_blocks]
         return hashes[: self.pool.match(hashes)]
+
+    def _may_share(self, sequence: Sequence) -> bool:
+        is_scored = sequence.request.sampling.num_prompt_logprobs is not None
+        return self._enable_prefix_caching and not is_scored
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
         hashes, size = sequence.block_hashes, self.block_size

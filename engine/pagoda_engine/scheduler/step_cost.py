@@ -20,6 +20,9 @@ class StepCost:
         per_proposed_token: of each proposed token.
         per_attended_token: of each token of a prompt for each token that it attends to: of a long
             prompt the last tokens take many times what the first ones do.
+        fetch_base: of a fetch of blocks from a lower tier.
+        per_fetched_block: of each of its blocks; infinite: nothing can be fetched, as far as is
+            known.
     """
 
     base: float = 8.0
@@ -27,6 +30,8 @@ class StepCost:
     per_prefill_token: float = 0.35
     per_proposed_token: float = 0.5
     per_attended_token: float = 0.0
+    fetch_base: float = 0.0
+    per_fetched_block: float = math.inf
 
     def of(self, *, num_decodes: int, num_prefill_tokens: int) -> float:
         """Return the time of a step whose prompts are short."""
@@ -40,6 +45,10 @@ class StepCost:
         """Return what tokens [first_token, first_token + num_tokens) of a prompt take."""
         num_attended = attended_tokens(first_token, num_tokens)
         return self.per_prefill_token * num_tokens + self.per_attended_token * num_attended
+
+    def of_fetch(self, num_blocks: int) -> float:
+        """Return what blocks of a lower tier take until they are here."""
+        return self.fetch_base + self.per_fetched_block * num_blocks if num_blocks else 0.0
 
     def tokens_within(self, work: float, first_token: int) -> int:
         """Return how many tokens of a prompt, from `first_token` on, take no more than `work`."""

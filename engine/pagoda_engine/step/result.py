@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pagoda_engine.sampling.beam_search import Hypothesis
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
+from pagoda_engine.scheduler.resumption import Preemption, Resumption
 
 
 class FinishReason(enum.Enum):
@@ -189,6 +190,9 @@ class StepResult:
     Attributes:
         reserved: sequences admitted this step, each named once: not again after a preemption.
             Those with KvSource.IMPORT now wait for `import_finished`.
+        preempted: sequences that lost their blocks.
+        resumed: of these, those that have blocks again. Those with anything to be fetched now wait
+            for `import_finished`.
         outputs: new tokens and ends.
         computed: KV ready for export.
         stored: (block hash, block id) of blocks that became reusable.
@@ -198,6 +202,8 @@ class StepResult:
     """
 
     reserved: tuple[Reservation, ...] = ()
+    preempted: tuple[Preemption, ...] = ()
+    resumed: tuple[Resumption, ...] = ()
     outputs: tuple[SequenceOutput, ...] = ()
     computed: tuple[ComputedBlocks, ...] = ()
     stored: tuple[tuple[bytes, int], ...] = ()
