@@ -37,8 +37,8 @@ MAX_PASSED = 64
 MAX_FORESEEN = 8
 """Waiting sequences of a flow whose prompts a step makes room for, at the most."""
 LONG_STEP = 1.6
-"""A prompt of more than one step makes steps so many times as long as decodes alone do, as
-predicted: short prompts that join and what is misjudged then leave all but one in 100 below 2."""
+"""A prompt of more than one step makes steps so many times as long as decodes alone do, or as one
+of its tokens makes them. Short prompts that join them, and what is misjudged, come on top."""
 MIN_CHUNK = 16
 """Tokens of such a prompt in a step at least, or as many as take no longer than its first ones."""
 _BY_RANK = attrgetter("rank")
