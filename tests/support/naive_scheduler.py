@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagoda_engine import EngineConfig, StepCost
-from pagoda_engine.scheduler.scheduler import LONG_STEP, MIN_CHUNK
+from pagoda_engine.scheduler.scheduler import LEAST_CHUNK, LONG_STEP, MIN_CHUNK
 
 Plan = list[tuple[str, int]]
 
@@ -119,11 +119,11 @@ class NaiveScheduler:
         return 0 if is_enough else room - num_tokens
 
     def _tokens_worth(self, work: float, position: int) -> int:
-        """Return how many tokens from a position on take no more than `work`; one at least."""
+        """Return how many tokens from a position on take no more than `work`, or the least."""
         count = 0
         while (work := work - self._work_of(position + count)) > -1e-9:
             count += 1
-        return max(1, count)
+        return max(LEAST_CHUNK, count)
 
     def _work_of(self, position: int) -> float:
         """Return what the token there takes: it attends to itself and all before it."""

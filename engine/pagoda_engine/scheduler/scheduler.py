@@ -37,10 +37,13 @@ MAX_PASSED = 64
 MAX_FORESEEN = 8
 """Waiting sequences of a flow whose prompts a step makes room for, at the most."""
 LONG_STEP = 1.6
-"""A prompt of more than one step makes steps so many times as long as decodes alone do, or as one
-of its tokens makes them. Short prompts that join them, and what is misjudged, come on top."""
+"""A prompt of more than one step makes steps so many times as long as decodes alone do, or as its
+`LEAST_CHUNK` makes them. Short prompts that join them, and what is misjudged, come on top."""
 MIN_CHUNK = 16
 """Tokens of such a prompt in a step at least, or as many as take no longer than its first ones."""
+LEAST_CHUNK = 4
+"""Tokens in a step however much they attend to: one alone takes nearly as long, since all that is
+before it is read, and a step that was misjudged must not make a prompt go on by single tokens."""
 _BY_RANK = attrgetter("rank")
 
 
@@ -414,7 +417,7 @@ class Scheduler:
             spare = (LONG_STEP - 1) * cost.of(num_decodes=num_decodes, num_prefill_tokens=0)
             spare = max(spare, cost.of_prompt(0, MIN_CHUNK))
             num_tokens = cost.tokens_within(spare, sequence.num_launched_tokens)
-            budget = min(budget, max(1, num_tokens))
+            budget = min(budget, max(LEAST_CHUNK, num_tokens))
         self._flows.note_step(flow, self._num_steps, is_prefill=True)
         budgets[flow] -= self._schedule_chunk(sequence, budget, batch)
         if not self._flows.are_several:

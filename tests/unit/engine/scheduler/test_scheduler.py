@@ -9,6 +9,7 @@ from support.scheduler_simulation import (
 
 from pagoda_engine import KvSource, SamplingParams
 from pagoda_engine.scheduler import Sequence, SequenceState
+from pagoda_engine.scheduler.scheduler import LEAST_CHUNK
 from pagoda_engine.scheduler.step_cost import StepCost
 
 
@@ -119,6 +120,19 @@ def test_chunks_of_a_long_prompt_shrink_as_their_tokens_attend_to_more() -> None
         done += chunks[-1]
     assert chunks[:-1] == sorted(chunks[:-1], reverse=True)
     assert chunks[0] > 5 * chunks[-2]
+
+
+def test_a_chunk_is_of_some_tokens_however_much_they_attend_to() -> None:
+    simulation = make_simulation(max_num_batched_tokens=64, num_blocks=100, max_model_len=300)
+    simulation.scheduler.step_cost = StepCost(
+        base=1.0, per_decode=1.0, per_prefill_token=0.1, per_attended_token=100.0
+    )
+    add(simulation, "short", 20, max_tokens=100)
+    simulation.step()
+    add(simulation, "long", 200, first_token=2)
+    for _ in range(3):
+        assert batch_of(simulation)["long"] >= LEAST_CHUNK
+    assert batch_of(simulation)["long"] == LEAST_CHUNK
 
 
 def test_few_tokens_behind_a_long_cached_prefix_are_a_long_prompt() -> None:
