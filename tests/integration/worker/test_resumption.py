@@ -1,5 +1,6 @@
 """Preempted sequences get their KV back from the real kvstore, or compute it: what is sooner."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from pagoda_worker.tiers.lower_tiers import LowerTiers
 pytestmark = pytest.mark.integration
 
 SAMPLING = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
-PROMPTS = [[seed * 7 + i for i in range(30)] for seed in range(1, 7)]
-TOO_FEW_BLOCKS = 16  # of the 36 that all of them fill
+PROMPTS = [[seed * 7 + i for i in range(30)] for seed in range(1, 15)]
+TOO_FEW_BLOCKS = 16  # of the 84 that all of them fill
 FAST = StepCost(per_prefill_token=1.0, fetch_base=2.0, per_fetched_block=0.001)
 SLOW = StepCost(per_prefill_token=1.0, fetch_base=2.0, per_fetched_block=1000.0)
 
@@ -36,9 +37,9 @@ def traces(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
 async def generate_all(cluster: Cluster, worker: RunningWorker) -> None:
     """Every output is as undisturbed, though sequences were preempted, and nothing leaks."""
     expected = cluster.alone(PROMPTS, SAMPLING)
-    answers = [
-        await cluster.generate(worker.worker_id, prompt, sampling=SAMPLING) for prompt in PROMPTS
-    ]
+    answers = await asyncio.gather(
+        *(cluster.generate(worker.worker_id, prompt, sampling=SAMPLING) for prompt in PROMPTS)
+    )
     assert [(await answer.finished()).token_ids for answer in answers] == expected
     assert worker.metric("pagoda_preemptions_total") > 0
     await cluster.idle(worker)
