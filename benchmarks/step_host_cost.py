@@ -1,73 +1,176 @@
-"""Measures what a decode step costs the host, with a model that computes nothing.
+"""Measures what a step costs the host, with a model that computes nothing.
 
-    python benchmarks/step_host_cost.py [--batch 64] [--steps 300]
+    PYTHONPATH=tests python benchmarks/step_host_cost.py [--batch 64] [--steps 300]
+    PYTHONPATH=tests python benchmarks/step_host_cost.py --batch 256 --tenants 8 --waiting 64
 
-The demo model's forward is replaced by a graph that returns the same logits at once; scheduling,
-preparing, launching, sampling (greedy, on the CPU) and committing are the engine's own. Prints the
-median microseconds of each part. On a GPU all but sampling happens while the device computes.
+The demo model's forward is replaced by a decoder that returns the same logits at once; scheduling,
+blocks and their hashes, preparing, launching, sampling (greedy, on the CPU) and committing are the
+engine's own. Sequences of several tenants come and go: whoever ends is followed by another prompt,
+so steps are of decodes with prompts beside. Times are CPU time of the thread that steps. On a GPU
+all but sampling happens while the device computes.
+
+`scheduler and pool` are schedule, commit, what the pool reports, and the load that a worker asks
+for after each step; with --step-ms also as shares of steps that take that long.
 """
 
 import argparse
+import random
 import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from support.engine_driver import make_request
 
-from pagoda_engine import Engine, EngineConfig, SamplingParams, SequenceRequest, load_model
-from pagoda_engine.device import Forward
+from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams, StepCost, load_model
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_kernels import AttentionBatch
+from pagoda_runtime.block_hash import hash_block
+from pagoda_runtime.process.service import keep_loaded
 
 MODEL = Path(__file__).parents[1] / "demo" / "model"
-PROMPT_TOKENS = 32
-PARTS = ("schedule", "launch", "sample", "commit")
+COST = "that steps are shared by: base, per decode, per prompt token; as of a GPU if not given"
+MEASURED = ("schedule", "launch", "sample", "commit")
+PARTS = (*MEASURED, "other", "load")
+SCHEDULER_PARTS = ("schedule", "commit", "other", "load")
 
 
-class SameLogits:
-    """Replays nothing."""
+class NoDecoder:
+    """Has a decoder's shapes, and computes nothing."""
 
-    def capture(self, forward: Forward) -> Forward:
-        """Run the forward once and return its logits for ever."""
-        logits = forward()
-        return lambda: logits
+    def __init__(self, model: LoadedModel) -> None:
+        self.description = model.description
+        self.max_positions = model.decoder.max_positions
+        self._logits = torch.zeros(1, model.vocab_size).index_fill_(1, torch.tensor([5]), 1.0)
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batch: AttentionBatch,
+        kv_cache: KvCache,
+        logit_rows: torch.Tensor | None,
+        **_: Any,
+    ) -> torch.Tensor:
+        """Return what `logits` needs to know: how many rows."""
+        return torch.empty(len(token_ids) if logit_rows is None else len(logit_rows), 0)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the same for all rows."""
+        return self._logits.expand(len(hidden), -1)
 
 
-def measure(batch: int, num_steps: int) -> dict[str, float]:
-    """Return the median microseconds of each part of a step."""
-    max_len = PROMPT_TOKENS + num_steps + 2
+class Clients:
+    """Keeps `batch` sequences running and some waiting, of several tenants."""
+
+    def __init__(self, engine: Engine, options: argparse.Namespace) -> None:
+        self._engine, self._options = engine, options
+        self._rng = random.Random(1)
+        self._num_sent = 0
+        for number in range(options.batch + options.waiting):
+            # Ends are spread evenly from the first step on.
+            done = number / options.batch if number < options.batch else 0.0
+            self.send(done)
+
+    def send(self, done: float = 0.0) -> None:
+        """Queue one more, which has only the rest of its output to say."""
+        options, number = self._options, self._num_sent
+        self._num_sent += 1
+        most = options.output_tokens
+        num_tokens = max(1, int((1 - done) * self._rng.randint(most // 2, most * 3 // 2)))
+        tenant = f"tenant-{number % options.tenants}".encode()
+        request = make_request(
+            str(number),
+            [self._rng.randrange(10, 250) for _ in range(options.prompt_tokens)],
+            block_size=16,
+            cache_root=tenant.ljust(16)[:16],
+            sampling=SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True),
+            tenant=tenant,
+        )
+        self._engine.add(request)
+
+    def steps(self, num_steps: int) -> Iterator[dict[str, float]]:
+        """Yield what the parts of each step took, in microseconds; and its tokens."""
+        engine = self._engine
+        for _ in range(num_steps):
+            started = time.thread_time()
+            result = engine.step()
+            stepped = time.thread_time()
+            engine.load()
+            ended = time.thread_time()
+            stats = result.stats
+            seconds = {name: getattr(stats, f"{name}_seconds") for name in MEASURED}
+            inside = sum(seconds.values()) + stats.forward_seconds
+            seconds |= {"other": stepped - started - inside, "load": ended - stepped}
+            row = {name: 1e6 * value for name, value in seconds.items()}
+            yield row | {"decodes": stats.num_decode_tokens, "prompt": stats.num_prefill_tokens}
+            for output in result.outputs:
+                if output.finish_reason is not None:
+                    self.send()
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, float]]:
+    """Return a row for each step, once all sequences run."""
+    max_len = options.prompt_tokens + 2 * options.output_tokens
     config = EngineConfig(
-        num_blocks=batch * (max_len // 16 + 1),
-        max_num_seqs=batch,
-        max_num_batched_tokens=batch * PROMPT_TOKENS,
+        num_blocks=options.blocks or options.batch * (max_len // 16 + 2),
+        max_num_seqs=options.batch,
+        max_num_batched_tokens=options.budget,
         max_model_len=max_len,
-        graph_batch_sizes=(batch,),
-        enable_prefix_caching=False,
+        max_num_waiting=options.batch + options.waiting + 1,
     )
     model = load_model(MODEL, config)
+    nothing: Any = NoDecoder(model)
     engine = Engine(
-        model, config, hash_block=lambda parent, ids: bytes(16), graph_capture=SameLogits()
+        replace(model, decoder=nothing), config, hash_block=hash_block, clock=time.thread_time
     )
-    engine.capture()
-    sampling = SamplingParams(max_tokens=num_steps + 1, temperature=0.0, ignore_eos=True)
-    for number in range(batch):
-        prompt = tuple(range(number, number + PROMPT_TOKENS))
-        engine.add(SequenceRequest(str(number), prompt, (), bytes(16), sampling))
-    engine.step()
-    stats = [engine.step().stats for _ in range(num_steps)]
-    assert all(s.is_graph and s.num_sequences == batch for s in stats)
-    return {
-        part: statistics.median(getattr(s, f"{part}_seconds") for s in stats) * 1e6
-        for part in PARTS
-    }
+    engine.set_step_cost(StepCost(*options.cost))
+    clients = Clients(engine, options)
+    for row in clients.steps(10_000):
+        if row["decodes"] >= 0.9 * options.batch:
+            break
+    list(clients.steps(options.output_tokens))
+    keep_loaded()
+    return list(clients.steps(options.steps))
 
 
 def main() -> None:
-    """Print one line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print one line for each part."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--tenants", type=int, default=1)
+    parser.add_argument("--waiting", type=int, default=0)
+    parser.add_argument("--prompt-tokens", type=int, default=256)
+    parser.add_argument("--output-tokens", type=int, default=256, help="on average")
+    parser.add_argument("--budget", type=int, default=2048, help="tokens of a step at most")
+    parser.add_argument("--blocks", type=int, default=0, help="of the pool; 0: enough for all")
+    parser.add_argument("--step-ms", type=float, nargs="*", default=[], help="shares of such steps")
+    parser.add_argument("--cost", type=float, nargs=3, default=(6.0, 0.008, 0.02), help=COST)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    parts = measure(options.batch, options.steps)
-    print(f"batch {options.batch}: " + ", ".join(f"{k} {v:.0f} us" for k, v in parts.items()))
+    rows = measure(options)
+    decodes, prompt = (statistics.fmean(row[k] for row in rows) for k in ("decodes", "prompt"))
+    print(f"{len(rows)} steps of {decodes:.0f} decodes and {prompt:.0f} prompt tokens on average")
+    for name in PARTS:
+        report(name, [row[name] for row in rows])
+    own = [sum(row[name] for name in SCHEDULER_PARTS) for row in rows]
+    report("scheduler and pool", own)
+    for ms in options.step_ms:
+        share = statistics.fmean(own) / 1e3 / ms
+        print(f"    of a step of {ms:g} ms: {100 * share:.1f} %")
+
+
+def report(name: str, values: list[float]) -> None:
+    """Print the spread of some times."""
+    p50, p99 = statistics.median(values), sorted(values)[int(0.99 * len(values))]
+    mean = statistics.fmean(values)
+    print(f"{name:20} p50 {p50:6.0f} us, mean {mean:6.0f} us, p99 {p99:6.0f} us")
 
 
 if __name__ == "__main__":

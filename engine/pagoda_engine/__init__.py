@@ -32,6 +32,7 @@ from pagoda_engine.models.model_folder import LoadedModel, load_model
 from pagoda_engine.sampling.beam_search import Hypothesis
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.sampling_params import BeamSearchParams, EarlyStopping, SamplingParams
+from pagoda_engine.scheduler.resumption import MatchLower, Preemption, Resumption
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
@@ -77,12 +78,15 @@ __all__ = [
     "KvLayout",
     "KvSource",
     "LoadedModel",
+    "MatchLower",
     "MemoryBudgetError",
     "NoAdapterSlotError",
     "OnEvict",
     "OnLayers",
+    "Preemption",
     "QueueFullError",
     "Reservation",
+    "Resumption",
     "SamplingParams",
     "SequenceOutput",
     "SequenceRequest",

@@ -30,6 +30,7 @@ from pagoda_engine.sampling import SampleRow, SamplingState
 from pagoda_engine.sampling.beam_search import BeamSearch
 from pagoda_engine.scheduler.beams import Beams
 from pagoda_engine.scheduler.rest import SharedProcessors, rest_after
+from pagoda_engine.scheduler.resumption import MatchLower
 from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
 from pagoda_engine.scheduler.scheduler import Scheduler
 from pagoda_engine.scheduler.sequence import NO_ADAPTER, Sequence, SequenceState
@@ -275,12 +276,12 @@ class Engine:
     def import_finished(
         self, sequence_id: str, *, num_computed_tokens: int, first_token_id: int | None = None
     ) -> None:
-        """Let a KvSource.IMPORT sequence run: its blocks hold the KV of the first tokens now.
+        """Let a sequence that waits for an import run: its blocks hold the KV of the first tokens.
 
         Whole blocks become reusable. Unknown ids are ignored: the sequence may have been aborted.
 
         Args:
-            sequence_id: a sequence that a step has reserved blocks for.
+            sequence_id: a sequence that a step has reserved blocks for, or one that was resumed.
             num_computed_tokens: leading tokens whose KV is valid, at least the
                 ``num_cached_tokens`` of the reservation. The engine prefills the rest, so a failed
                 import is no special case.
@@ -350,7 +351,15 @@ class Engine:
         if scheduled.batch:
             self._last_step = started, ended
         return StepResult(
-            reserved, tuple(outputs), tuple(computed), stored, evicted, stats, ended - started
+            reserved=reserved,
+            preempted=scheduled.preempted,
+            resumed=scheduled.resumed,
+            outputs=tuple(outputs),
+            computed=tuple(computed),
+            stored=stored,
+            evicted=evicted,
+            stats=stats,
+            seconds=ended - started,
         )
 
     def has_work(self) -> bool:
@@ -383,6 +392,13 @@ class Engine:
     def set_step_cost(self, cost: StepCost) -> None:
         """Say how long steps take, as measured: tenants share a step's time by it."""
         self._scheduler.step_cost = cost
+
+    def use_lower_tier(self, match: MatchLower) -> None:
+        """Say which blocks can be fetched: a preempted sequence may get back its own from there.
+
+        It does where that is predicted to be sooner than to compute them; see `set_step_cost`.
+        """
+        self._scheduler.match_lower = match
 
     def load(self) -> EngineLoad:
         """Return how busy the engine is."""
@@ -424,7 +440,7 @@ class Engine:
 
     def _launch(self, started: float) -> ScheduledStep:
         scheduled = self._scheduler.schedule()
-        if not self._queue.lag and any(s.is_import_pending for s in scheduled.reserved):
+        if not self._queue.lag and scheduled.has_imports:
             # A step is computed before it returns, and whoever imports must not wait for that.
             scheduled = replace(scheduled, batch=())
         scheduled_at = self._clock()
@@ -484,7 +500,8 @@ class Engine:
 
     def _take_first_token(self, sequence: Sequence, token_id: int) -> None:
         output = take_tokens(sequence, [token_id])
-        rest = replace(output, first_index=output.first_index + 1, token_ids=output.token_ids[1:])
+        first_index, token_ids = output.first_index + 1, output.token_ids[1:]
+        rest = output._replace(first_index=first_index, token_ids=token_ids)
         if rest.token_ids or rest.finish_reason is not None:
             self._pending_outputs.append(rest)
         if rest.finish_reason is not None:  # a producer that is awake hands no such one over

@@ -32,7 +32,11 @@ class EngineLoad:
     def of(cls, scheduler: Scheduler, pool: BlockPool) -> "EngineLoad":
         """Count what waits, runs and is held."""
         waiting_tokens = sum(len(s.token_ids) for s in scheduler.waiting)
-        for sequence in (*scheduler.running, *scheduler.importing.values()):
+        context_tokens = 0
+        for sequence in scheduler.running:
+            waiting_tokens += sequence.num_uncomputed_tokens - (not sequence.is_prefilling)
+            context_tokens += sequence.num_computed_tokens * (1 + len(sequence.siblings))
+        for sequence in scheduler.importing.values():
             waiting_tokens += sequence.num_uncomputed_tokens - (not sequence.is_prefilling)
         return cls(
             num_waiting=len(scheduler.waiting),
@@ -40,7 +44,5 @@ class EngineLoad:
             num_waiting_tokens=waiting_tokens,
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free_blocks,
-            num_context_tokens=sum(
-                s.num_computed_tokens * len(s.members) for s in scheduler.running
-            ),
+            num_context_tokens=context_tokens,
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagoda_engine import EngineConfig, StepCost
-from pagoda_engine.scheduler.scheduler import LONG_STEP, MIN_CHUNK
+from pagoda_engine.scheduler.scheduler import LEAST_CHUNK, LONG_STEP, MIN_CHUNK
 
 Plan = list[tuple[str, int]]
 
@@ -110,13 +110,24 @@ class NaiveScheduler:
         budget = room
         if num_decodes and sequence.prefill_end > self.config.max_num_batched_tokens:
             alone = self.cost.of(num_decodes=num_decodes, num_prefill_tokens=0)
-            tokens_worth = (LONG_STEP - 1) * alone / self.cost.per_prefill_token
-            budget = min(budget, max(MIN_CHUNK, int(tokens_worth)))
+            work = max((LONG_STEP - 1) * alone, sum(map(self._work_of, range(MIN_CHUNK))))
+            budget = min(budget, self._tokens_worth(work, sequence.num_computed))
         num_tokens = min(sequence.prefill_end - sequence.num_computed, budget)
         if num_tokens:
             prompts.append((sequence.name, num_tokens))
         is_enough = sum(number for _, number in prompts) >= self._enough
         return 0 if is_enough else room - num_tokens
+
+    def _tokens_worth(self, work: float, position: int) -> int:
+        """Return how many tokens from a position on take no more than `work`, or the least."""
+        count = 0
+        while (work := work - self._work_of(position + count)) > -1e-9:
+            count += 1
+        return max(LEAST_CHUNK, count)
+
+    def _work_of(self, position: int) -> float:
+        """Return what the token there takes: it attends to itself and all before it."""
+        return self.cost.per_prefill_token + self.cost.per_attended_token * (position + 1)
 
     @property
     def _enough(self) -> int:

@@ -25,6 +25,7 @@ from pagoda_engine.scheduler import ScheduledStep, Scheduler, Sequence
 from pagoda_engine.scheduler.beams import Beams
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
 from pagoda_engine.scheduler.speculator import Speculator
+from pagoda_engine.scheduler.victims import Holdings
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
 from pagoda_engine.speculation import MakeProposer
 from pagoda_engine.step.commit import commit_step
@@ -141,6 +142,25 @@ class OftenRight:
         return tokens[len(self.token_ids) :]
 
 
+class CountedAgain(Scheduler):
+    """Counts again whatever a step has counted once."""
+
+    def _holdings(self) -> Holdings:
+        held = super()._holdings()
+        holders = itertools.chain(self.running, self.importing.values())
+        again = Holdings(self._flows, holders)
+        for flow in self._flows:
+            assert held.num_sequences(flow) == again.num_sequences(flow)
+            assert held.seats(flow) == again.seats(flow)
+            assert held.blocks(flow) == again.blocks(flow)
+        return held
+
+    def _growing(self) -> int:
+        growing = super()._growing()
+        assert growing == sum(map(self.blocks.num_growing, self.running))
+        return growing
+
+
 @dataclass(frozen=True)
 class Row:
     """What the device was told of one sequence."""
@@ -168,6 +188,9 @@ class Simulation:
     num_accepted: int = 0
     num_proposed: int = 0
     num_preempted: int = 0
+    num_fetched: int = 0
+    lower: dict[bytes, list[int]] = field(default_factory=dict)  # tier below: hash -> its KV
+    lower_is_lossy: bool = False
     num_beam_rows: int = 0
     num_arrivals: int = 0
     in_flight: deque[tuple[ScheduledStep, list[Row]]] = field(default_factory=deque)
@@ -188,7 +211,8 @@ class Simulation:
                 overlaps=self.lag > 0,
                 make_proposer=self.make_proposer,
             )
-        self.scheduler = Scheduler(self.config, blocks, speculator)
+        self.scheduler = CountedAgain(self.config, blocks, speculator)
+        self.scheduler.match_lower = self.match_lower
         self.slots = [[0] * self.config.block_size for _ in range(self.config.num_blocks)]
 
     def add(self, request: SequenceRequest) -> Sequence:
@@ -209,6 +233,7 @@ class Simulation:
     def step(self) -> ScheduledStep:
         scheduled = self.scheduler.schedule()
         self.num_preempted += scheduled.num_preempted
+        self.keep(scheduled)
         if scheduled.batch:
             self.in_flight.append((scheduled, self.launch(scheduled)))
         if self.in_flight and (len(self.in_flight) > self.lag or not scheduled.batch):
@@ -223,6 +248,24 @@ class Simulation:
             for member in sequence.members:
                 self.check_kv(member.token_ids[:num_computed], member.block_ids)
         return scheduled
+
+    def match_lower(self, block_hashes: SequenceOf[bytes]) -> int:
+        return sum(1 for _ in itertools.takewhile(self.lower.__contains__, block_hashes))
+
+    def keep(self, scheduled: ScheduledStep) -> None:
+        """Copy to the tier below what is worth it; check what is to be fetched from there."""
+        for preemption in scheduled.preempted:
+            for block_hash, block_id in preemption.blocks if preemption.is_worth_keeping else ():
+                if not self.lower_is_lossy or block_hash[0] % 8:
+                    self.lower[block_hash] = list(self.slots[block_id])
+        for resumption in scheduled.resumed:
+            sequence = self.scheduler.get(resumption.sequence_id)
+            assert sequence is not None
+            assert sequence.is_import_pending == bool(resumption.fetched)
+            kvs, first = kvs_of(sequence.token_ids), resumption.num_cached_tokens
+            fetched = [kv for block_hash in resumption.fetched for kv in self.lower[block_hash]]
+            assert fetched == kvs[first : first + len(fetched)]
+            self.num_fetched += len(resumption.fetched)
 
     def has_work(self) -> bool:
         return bool(self.in_flight) or self.scheduler.has_work()

@@ -10,7 +10,7 @@ import logging
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2, status_pb2
-from pagoda_engine import KvSource, Reservation, SequenceRequest
+from pagoda_engine import KvSource, Reservation, Resumption, SequenceRequest
 from pagoda_runtime.errors import GrammarError
 from pagoda_worker.cancellations import Cancellations
 from pagoda_worker.errors import EngineLoopError
@@ -21,6 +21,9 @@ from pagoda_worker.sequences import S, sequence_id_of
 from pagoda_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
+
+LEAST_FETCH_SECONDS = 0.1
+"""For a fetch that is to be sooner than computing; it may take twice what that would, if more."""
 
 
 class RoleHandler(SequenceHandler[S]):
@@ -61,6 +64,46 @@ class RoleHandler(SequenceHandler[S]):
                 first_block=reservation.num_cached_tokens // self.worker.model.block_size,
             )
             self.start_import(sequence, sequence.blocks)
+
+    def on_resumed(self, sequence: S, resumption: Resumption) -> None:
+        """Blocks are there again: fetch what the engine does not compute."""
+        lost, sequence.preempted = sequence.preempted, 0.0
+        if not resumption.fetched:
+            self.worker.stages.record_resumption(
+                sequence, resumption, preempted=lost, resumed=self.worker.clock(), num_fetched=0
+            )
+        elif not sequence.is_ending:
+            first_block = resumption.num_cached_tokens // self.worker.model.block_size
+            blocks = ReservedBlocks(
+                self.worker.kv_cache, resumption.block_ids, first_block=first_block
+            )
+            sequence.blocks = blocks
+            sequence.task = self.worker.tasks.start(
+                self._fetch_again(sequence, resumption, blocks, lost),
+                name=f"resume {sequence.sequence_id}",
+            )
+
+    async def _fetch_again(
+        self, sequence: S, resumption: Resumption, blocks: ReservedBlocks, lost: float
+    ) -> None:
+        """Fill blocks of a sequence that had some before; what does not come is computed."""
+        worker = self.worker
+        try:
+            most = max(LEAST_FETCH_SECONDS, 2 * resumption.compute_cost)
+            await worker.tiers.fetch(sequence, resumption.fetched, blocks, most_seconds=most)
+        except Exception:  # whatever went wrong, the sequence must not wait for ever
+            logger.exception("%s: its KV could not be fetched again", sequence.sequence_id)
+        num_valid_blocks = blocks.close()
+        worker.stages.record_resumption(
+            sequence,
+            resumption,
+            preempted=lost,
+            resumed=worker.clock(),
+            num_fetched=num_valid_blocks - blocks.first_block,
+        )
+        worker.post_import_finished(
+            sequence, num_computed_tokens=num_valid_blocks * worker.model.block_size
+        )
 
     @abc.abstractmethod
     def start_import(self, sequence: S, blocks: ReservedBlocks) -> None:

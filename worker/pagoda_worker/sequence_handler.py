@@ -2,7 +2,7 @@
 
 from typing import Protocol, TypeVar
 
-from pagoda_engine import ComputedBlocks, Reservation, SequenceOutput
+from pagoda_engine import ComputedBlocks, Reservation, Resumption, SequenceOutput
 from pagoda_worker.sequences import LiveSequence
 
 S_contra = TypeVar("S_contra", bound=LiveSequence, contravariant=True)
@@ -13,6 +13,10 @@ class SequenceHandler(Protocol[S_contra]):
 
     def on_reserved(self, sequence: S_contra, reservation: Reservation) -> None:
         """The engine admitted a sequence."""
+        ...
+
+    def on_resumed(self, sequence: S_contra, resumption: Resumption) -> None:
+        """The engine admitted a sequence again that had lost its blocks."""
         ...
 
     def on_computed(self, sequence: S_contra, computed: ComputedBlocks) -> None:

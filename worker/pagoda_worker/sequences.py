@@ -63,6 +63,7 @@ class LiveSequence:
         num_accepted_tokens: of them, those that are output.
         record_id: of its usage record, once it has one.
         num_recorded_tokens: published from here, as a record said that was made before its end.
+        preempted: unix seconds at which it lost its blocks; 0: it has not, or has some again.
     """
 
     sequence_id: str
@@ -89,6 +90,7 @@ class LiveSequence:
     num_accepted_tokens: int = 0
     record_id: str = ""
     num_recorded_tokens: int = 0
+    preempted: float = 0.0
 
     def take_work(self, output: SequenceOutput | None) -> None:
         """Note what an output says was computed; None: the engine never had the sequence."""

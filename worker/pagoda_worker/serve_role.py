@@ -13,7 +13,7 @@ from opentelemetry.context import Context
 from pagoda.rpc.v1 import generate_pb2
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda_runtime.messaging import subjects
-from pagoda_runtime.process.service import ServiceContext
+from pagoda_runtime.process.service import ServiceContext, keep_loaded
 from pagoda_runtime.status import WorkerDirectory
 from pagoda_worker.role_handler import RoleHandler
 from pagoda_worker.sequences import S
@@ -60,6 +60,7 @@ async def serve_role(
             await worker.bus.serve(subject, request_type, on_request),
         ):
             stack.push_async_callback(subscription.unsubscribe)
+        keep_loaded()
         await stack.enter_async_context(worker.announced(context.tasks))
         context.health.set_ready(context.name, True)
         on_ready()

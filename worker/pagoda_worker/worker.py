@@ -123,6 +123,8 @@ class Worker(Generic[S]):
             metrics=metrics,
             clock=clock,
         )
+        if self.tiers.can_fetch:
+            engine.use_lower_tier(self.tiers.match)
         self._parents = parents
         self._timeline = StepTimeline(
             identity.worker_id,
@@ -336,6 +338,15 @@ class Worker(Generic[S]):
                 sequence.stages.reserved = max(reserved, sequence.stages.accepted)
                 self._handler.on_reserved(sequence, reservation)
                 self._note_reused(sequence, reservation)
+        for preemption in result.preempted:
+            sequence = self.sequences.get(preemption.sequence_id)
+            if sequence is not None:
+                sequence.preempted = now
+                self.tiers.keep(preemption)
+        for resumption in result.resumed:
+            sequence = self.sequences.get(resumption.sequence_id)
+            if sequence is not None:
+                self._handler.on_resumed(sequence, resumption)
         for computed in result.computed:
             sequence = self.sequences.get(computed.sequence_id)
             if sequence is not None:
@@ -407,7 +418,7 @@ class Worker(Generic[S]):
 
     def _tell_step_cost(self) -> None:
         """Let the engine know how fast it is, if that has changed."""
-        cost = self.speed.steps.step_cost
+        cost = self.speed.step_cost(self.kv_cache.block_bytes)
         if cost is not None and cost != self._told_cost:
             self._told_cost = cost
             with contextlib.suppress(EngineLoopError):

@@ -6,8 +6,8 @@ nothing of sequences or of when they end.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 
@@ -22,9 +22,8 @@ INVALID = -1
 """In place of a token where the logits held a NaN or nothing finite."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """One row's choice.
+class SampledToken(NamedTuple):
+    """One row's choice; a tuple, since each step makes one for each of its rows.
 
     Attributes:
         token_id: the token.
@@ -76,7 +75,7 @@ def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
 def to_tokens(tensors: Sequence[torch.Tensor], rows: Sequence[SampleRow]) -> list[SampledToken]:
     """Return what `sample` chose, once its tensors are on the host."""
     token_ids = tensors[0].tolist()
-    sampled = [SampledToken(token_id, is_valid=token_id != INVALID) for token_id in token_ids]
+    sampled = [SampledToken(token_id, None, token_id != INVALID) for token_id in token_ids]
     if len(tensors) == 1:
         return sampled
     own, top_ids, top_values, *asked_values = (tensor.tolist() for tensor in tensors[1:])

@@ -78,8 +78,11 @@ def _shares(batch: Sequence[ScheduledSequence]) -> dict[Flow, Share]:
     shares: defaultdict[Flow, Share] = defaultdict(Share)
     for entry in batch:
         share = shares[entry.sequence.flow]
-        share.num_decodes += not entry.is_prefill
-        share.num_prefill_tokens += entry.num_new_tokens - (not entry.is_prefill)
+        if entry.is_prefill:
+            share.num_prefill_tokens += entry.num_new_tokens
+        else:
+            share.num_decodes += 1
+            share.num_prefill_tokens += entry.num_new_tokens - 1
     return dict(shares)
 
 

@@ -1,13 +1,16 @@
 """What the next step computes of whom. Knows sequences, and not why they were chosen."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from pagoda_engine.scheduler.resumption import Preemption, Resumption
 from pagoda_engine.scheduler.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """Compute tokens [first_token, first_token + num_new_tokens) of a sequence.
+
+    A tuple, since each step makes one for each of its rows.
 
     Attributes:
         sequence: its counts change when the step is launched, and again when it is read.
@@ -39,7 +42,7 @@ class ScheduledSequence:
     @property
     def embeds(self) -> bool:
         """Whether the hidden state of its last token is asked for."""
-        return self.samples and self.sequence.request.sampling.embed
+        return self.is_prefill and self.samples and self.sequence.request.sampling.embed
 
     @property
     def scored(self) -> range:
@@ -58,4 +61,17 @@ class ScheduledStep:
 
     batch: tuple[ScheduledSequence, ...]
     reserved: tuple[Sequence, ...]
-    num_preempted: int
+    preempted: tuple[Preemption, ...] = ()
+    resumed: tuple[Resumption, ...] = ()
+
+    @property
+    def num_preempted(self) -> int:
+        """Sequences that lost their blocks."""
+        return len(self.preempted)
+
+    @property
+    def has_imports(self) -> bool:
+        """Whether somebody is to write into blocks that it reserved."""
+        return any(s.is_import_pending for s in self.reserved) or any(
+            resumption.fetched for resumption in self.resumed
+        )

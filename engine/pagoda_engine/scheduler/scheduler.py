@@ -16,6 +16,13 @@ from pagoda_engine.config import EngineConfig
 from pagoda_engine.scheduler.flows import Flows
 from pagoda_engine.scheduler.invariants import check_sequence
 from pagoda_engine.scheduler.lateness import Lateness
+from pagoda_engine.scheduler.resumption import (
+    MatchLower,
+    Preemption,
+    Resumption,
+    preemption,
+    resumption,
+)
 from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
 from pagoda_engine.scheduler.sequence import Flow, Sequence, SequenceState
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
@@ -29,10 +36,14 @@ MAX_PASSED = 64
 
 MAX_FORESEEN = 8
 """Waiting sequences of a flow whose prompts a step makes room for, at the most."""
-LONG_STEP = 2.0
-"""A prompt of more than one step makes steps at most so many times as long as decodes alone do."""
+LONG_STEP = 1.6
+"""A prompt of more than one step makes steps so many times as long as decodes alone do, or as its
+`LEAST_CHUNK` makes them. Short prompts that join them, and what is misjudged, come on top."""
 MIN_CHUNK = 16
-"""Tokens of such a prompt in a step at least."""
+"""Tokens of such a prompt in a step at least, or as many as take no longer than its first ones."""
+LEAST_CHUNK = 4
+"""Tokens in a step however much they attend to: one alone takes nearly as long, since all that is
+before it is read, and a step that was misjudged must not make a prompt go on by single tokens."""
 _BY_RANK = attrgetter("rank")
 
 
@@ -46,7 +57,8 @@ class Scheduler:
     next block another one is making waits for it and is passed. Admission reserves the blocks of
     all tokens known so far, so only decodes ever ask for more; when none is left, a running
     sequence loses its blocks and goes back to its place in the queue: the last one of the flow that
-    holds the most. Its tokens are kept, so it goes on as if nothing had happened.
+    holds the most. Its tokens are kept, so it goes on as if nothing had happened; what is not
+    cached any more it computes again, or has fetched, whichever is sooner (`resumption`).
 
     Among flows it goes by what they get for their weight, whatever their numbers:
 
@@ -73,6 +85,7 @@ class Scheduler:
         self.blocks = blocks
         self._speculator = speculator
         self.step_cost = StepCost()
+        self.match_lower: MatchLower | None = None
         # No more decodes than one step can take, or the last would never be in one.
         self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._max_num_batched_tokens = config.max_num_batched_tokens
@@ -83,6 +96,12 @@ class Scheduler:
         self._flows = Flows()
         self._lateness = Lateness()
         self._num_steps = 0
+        self._preempted: list[Preemption] = []  # since the latest step
+        self._resumed: list[Resumption] = []
+        # Who holds how much, counted once for a step; None: not counted yet, or no longer true.
+        self._is_scheduling = False
+        self._held: Holdings | None = None
+        self._num_growing: int | None = None
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.importing: dict[str, Sequence] = {}
@@ -117,14 +136,18 @@ class Scheduler:
         self._num_steps += 1
         batch: list[ScheduledSequence] = []
         reserved: list[Sequence] = []
+        self._is_scheduling = True
         victims = self._make_room() if self._flows.are_several else []
-        demands = self._demands() if self._flows.are_several else None
+        prefills = [s for s in self.running if s.is_prefilling]
+        decodes = [s for s in self.running if s.is_decoding]
+        demands = self._demands(decodes, prefills) if self._flows.are_several else None
         shares = self._share_step(demands) if demands is not None else None
         unclaimed = math.inf if shares is None else self._unclaimed(demands or {}, shares)
-        budgets = self._schedule_decodes(batch, shares, unclaimed, victims)
+        budgets = self._schedule_decodes(batch, decodes, demands, shares, unclaimed, victims)
         # Who was just preempted would be admitted at once and preempted again.
         closed = {victim.flow for victim in victims}
-        prefills = [s for s in self.running if s.is_prefilling]
+        if victims:
+            prefills = [s for s in prefills if s.state is SequenceState.RUNNING]
         admits = set(self._flows_to_admit(closed) if prefills else ())
         for sequence in prefills:
             flow = sequence.flow
@@ -139,7 +162,10 @@ class Scheduler:
                 closed.add(first)
         if batch:
             self._lateness.note_step(batch, demands, self.step_cost)
-        return ScheduledStep(tuple(batch), tuple(reserved), len(victims))
+        self._is_scheduling, self._held, self._num_growing = False, None, None
+        preempted, self._preempted = tuple(self._preempted), []
+        resumed, self._resumed = tuple(self._resumed), []
+        return ScheduledStep(tuple(batch), tuple(reserved), preempted, resumed)
 
     def start_running(self, sequence: Sequence) -> None:
         """Let a sequence whose blocks are reserved take part in steps."""
@@ -196,7 +222,7 @@ class Scheduler:
         first, has_blocks = next(self._firsts(), (None, True))
         if first is None or (has_blocks and self._has_seats(first.num_seats)):
             return []
-        victims = self._victims_for(first, self._holdings())
+        victims = self._victims_for(first, self._holdings().copy())
         for victim in victims:
             self._preempt(victim)
         return victims
@@ -221,14 +247,13 @@ class Scheduler:
             given.append(victim)
         return given
 
-    def _demands(self) -> dict[Flow, Demand]:
+    def _demands(self, decodes: list[Sequence], prefills: list[Sequence]) -> dict[Flow, Demand]:
         """Return what each flow could use of a step."""
         num_decodes, num_tokens, num_importing = Counter[Flow](), Counter[Flow](), Counter[Flow]()
-        for sequence in self.running:
-            if sequence.is_prefilling:
-                num_tokens[sequence.flow] += sequence.num_uncomputed_tokens
-            elif sequence.is_decoding:
-                num_decodes[sequence.flow] += len(sequence.members)
+        for sequence in prefills:
+            num_tokens[sequence.flow] += sequence.num_uncomputed_tokens
+        for sequence in decodes:
+            num_decodes[sequence.flow] += 1 + len(sequence.siblings)
         for sequence in self.importing.values():
             num_importing[sequence.flow] += 1
         if self._has_seats():
@@ -275,6 +300,8 @@ class Scheduler:
     def _schedule_decodes(
         self,
         batch: list[ScheduledSequence],
+        decodes: list[Sequence],
+        demands: dict[Flow, Demand] | None,
         shares: dict[Flow, Share] | None,
         unclaimed: float,
         victims: list[Sequence],
@@ -283,6 +310,8 @@ class Scheduler:
 
         Args:
             batch: gets them.
+            decodes: all that could be in the step.
+            demands: that the shares are of.
             shares: of the step; None for a flow that is alone.
             unclaimed: time of the step that is in no share.
             victims: gets those who lost their blocks to a decode.
@@ -290,23 +319,26 @@ class Scheduler:
         Returns:
             The tokens that each flow's prompts may have.
         """
-        decodes = [s for s in self.running if s.is_decoding]
         budgets = Counter[Flow]()
-        if shares is not None:
-            decodes = self._take_turns(decodes, shares)
+        if demands is not None and shares is not None:
+            if any(shares[flow].num_decodes < demands[flow].num_decodes for flow in demands):
+                decodes = self._take_turns(decodes, shares)
             budgets.update({flow: share.num_prefill_tokens for flow, share in shares.items()})
         for sequence in decodes:
-            while sequence.state is SequenceState.RUNNING and self.blocks.needs_block(sequence):
-                if not self.blocks.grow(sequence):
+            while self.blocks.needs_block(sequence) and sequence.state is SequenceState.RUNNING:
+                if not self._grow(sequence):
                     victims.append(growth_victim(self._holdings(), self.running))
                     self._preempt(victims[-1])
-        decodes = [s for s in decodes if s.state is SequenceState.RUNNING]
+        if victims:
+            decodes = [s for s in decodes if s.state is SequenceState.RUNNING]
         num_rows = len(decodes) + sum(len(sequence.siblings) for sequence in decodes)
         spare = self._max_num_batched_tokens - num_rows - budgets.total()
         if spare < 0:  # a search took more turns than its flow had: prompts wait for it
             for flow in budgets:
                 spare, budgets[flow] = min(0, spare + budgets[flow]), max(0, budgets[flow] + spare)
         proposals = self._propose(decodes, spare, unclaimed)
+        for flow in {sequence.flow for sequence in decodes}:
+            self._flows.note_step(flow, self._num_steps, is_prefill=False)
         for sequence in decodes:
             proposed = proposals.get(sequence, ())
             spare -= self._schedule_chunk(sequence, spare + 1, batch, tuple(proposed)) - 1
@@ -324,10 +356,10 @@ class Scheduler:
         They take nobody's blocks, and half of what prompts could have at most. Of two flows each
         gets half of the time that neither claims.
         """
-        num_rows = len(self.running) + len(self.waiting)
-        num_rows = min(self._max_num_seqs, num_rows + self._num_more_seats(self._searches))
         if self._speculator is None or not decodes:
             return {}
+        num_rows = len(self.running) + len(self.waiting)
+        num_rows = min(self._max_num_seqs, num_rows + self._num_more_seats(self._searches))
         if num_rows >= self._max_num_rows:
             for sequence in decodes:
                 sequence.waits_for_tokens = False
@@ -349,7 +381,7 @@ class Scheduler:
             wanted = min(len(proposals[sequence]), room, rooms.get(flow, room))
             num_slots = self.blocks.num_free_slots(sequence)
             # Who waits may wait for a block.
-            while num_slots < wanted and not self.waiting and self.blocks.grow(sequence):
+            while num_slots < wanted and not self.waiting and self._grow(sequence):
                 num_slots = self.blocks.num_free_slots(sequence)
             wanted = max(0, min(wanted, num_slots))
             proposals[sequence] = proposals[sequence][:wanted]
@@ -374,20 +406,24 @@ class Scheduler:
     ) -> None:
         """Give a prompt its tokens: all of them if it fits a step, else few beside decodes.
 
-        Who decodes waits once for a short prompt, but not again and again for a long one.
+        Who decodes waits once for a short prompt, but not again and again for a long one. Whether
+        it is long goes by what it takes: few tokens behind a long cached prefix take long too.
         """
-        flow = sequence.flow
-        budget = budgets[flow]
-        num_to_compute = sequence.prefill_end - sequence.num_cached_tokens
-        num_decodes = sum(not entry.is_prefill for entry in batch)
-        if num_decodes and num_to_compute > self._max_num_batched_tokens:
-            cost = self.step_cost
+        flow, cost = sequence.flow, self.step_cost
+        budget, cached = budgets[flow], sequence.num_cached_tokens
+        whole_step = cost.of_prompt(0, self._max_num_batched_tokens)
+        is_long = cost.of_prompt(cached, sequence.prefill_end - cached) > whole_step
+        if is_long and (num_decodes := sum(not entry.is_prefill for entry in batch)):
             spare = (LONG_STEP - 1) * cost.of(num_decodes=num_decodes, num_prefill_tokens=0)
-            budget = min(budget, max(MIN_CHUNK, int(spare / cost.per_prefill_token)))
+            spare = max(spare, cost.of_prompt(0, MIN_CHUNK))
+            num_tokens = cost.tokens_within(spare, sequence.num_launched_tokens)
+            budget = min(budget, max(LEAST_CHUNK, num_tokens))
+        self._flows.note_step(flow, self._num_steps, is_prefill=True)
         budgets[flow] -= self._schedule_chunk(sequence, budget, batch)
-        num_scheduled = sum(entry.num_new_tokens for entry in batch if entry.is_prefill)
-        if num_scheduled >= self._enough_prompt_tokens and not self._flows.are_several:
-            budgets[flow] = 0
+        if not self._flows.are_several:
+            num_scheduled = sum(entry.num_new_tokens for entry in batch if entry.is_prefill)
+            if num_scheduled >= self._enough_prompt_tokens:
+                budgets[flow] = 0
 
     def _schedule_chunk(
         self,
@@ -396,25 +432,22 @@ class Scheduler:
         batch: list[ScheduledSequence],
         proposed: tuple[int, ...] = (),
     ) -> int:
-        missing = sequence.num_uncomputed_tokens + len(proposed)
+        first_token = sequence.num_launched_tokens
+        missing = sequence.num_tokens - first_token + len(proposed)
         num_new_tokens = min(missing, budget)
+        is_prefill, samples = first_token < sequence.prefill_end, num_new_tokens == missing
         sequence.last_step = self._num_steps
-        is_prefill = sequence.is_prefilling
-        self._flows.note_step(sequence.flow, self._num_steps, is_prefill=is_prefill)
-        batch.append(
-            ScheduledSequence(
-                sequence,
-                first_token=sequence.num_launched_tokens,
-                num_new_tokens=num_new_tokens,
-                is_prefill=is_prefill,
-                samples=num_new_tokens == missing,
-                proposed=proposed,
-            )
+        batch.append(  # by position: by name it takes half as long again
+            ScheduledSequence(sequence, first_token, num_new_tokens, is_prefill, samples, proposed)
         )
         return num_new_tokens
 
     def _preempt(self, victim: Sequence) -> None:
         """Take the blocks of a running sequence away."""
+        if self._held is not None:
+            self._held.give_up(victim)
+        self._num_growing = None
+        self._preempted.append(preemption(victim, self.blocks.block_size, self.step_cost))
         self.running.remove(victim)
         self.blocks.free(victim)
         victim.restart_beams()
@@ -450,15 +483,32 @@ class Scheduler:
         if not self.blocks.reserve(sequence, self._num_spare_blocks(sequence)):
             return False
         self.waiting.remove(sequence)
+        if self._held is not None:
+            self._held.take_seat(sequence)
         if not sequence.was_reserved:
             sequence.was_reserved = True
             reserved.append(sequence)
+        else:
+            resumed = resumption(sequence, self.blocks, self.step_cost, self.match_lower)
+            self._resumed.append(resumed)
+            sequence.is_import_pending = bool(resumed.fetched)
         if sequence.is_import_pending:
             sequence.state = SequenceState.IMPORTING
             self.importing[sequence.sequence_id] = sequence
         else:
             self.start_running(sequence)
+            if self._num_growing is not None:
+                self._num_growing += self.blocks.num_growing(sequence)
             self._schedule_prefill(sequence, budgets, batch)
+        return True
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Give a running sequence one more block. Returns False if none is free."""
+        if not self.blocks.grow(sequence):
+            return False
+        if self._held is not None:
+            self._held.take_block(sequence.flow)
+        self._num_growing = None
         return True
 
     def _flows_to_admit(self, closed: AbstractSet[Flow]) -> Iterable[Flow]:
@@ -517,7 +567,13 @@ class Scheduler:
         return (sequence for sequence in self.waiting if sequence.flow == flow)
 
     def _holdings(self) -> Holdings:
-        return Holdings(self._flows, itertools.chain(self.running, self.importing.values()))
+        held = self._held
+        if held is None:
+            holders = itertools.chain(self.running, self.importing.values())
+            held = Holdings(self._flows, holders)
+            if self._is_scheduling:
+                self._held = held
+        return held
 
     def _has_seats(self, num_seats: int = 1) -> bool:
         return self.num_taken_seats + num_seats <= self._max_num_seqs
@@ -540,11 +596,19 @@ class Scheduler:
         force, and so does each beam; those of `sequence` do once its prompt is computed. With none
         running nothing is spared: else a sequence as large as the pool would wait for ever.
         """
-        running = [other for other in self.running if other not in victims]
-        if not running:
+        if len(self.running) == len(victims):
             return 0
-        growing = sum(map(self.blocks.num_growing, running)) + sequence.num_seats - 1
-        return growing + self.blocks.pool.num_blocks // 100
+        growing = self._growing() - sum(map(self.blocks.num_growing, victims))
+        return growing + sequence.num_seats - 1 + self.blocks.pool.num_blocks // 100
+
+    def _growing(self) -> int:
+        """Return the blocks that running sequences may ask for before one step."""
+        growing = self._num_growing
+        if growing is None:
+            growing = sum(map(self.blocks.num_growing, self.running))
+            if self._is_scheduling:
+                self._num_growing = growing
+        return growing
 
     def check_invariants(self) -> None:
         """Recount queues, states and block ownership from first principles."""

@@ -252,9 +252,11 @@ class Sequence:
         An end by length is foreseen; a stop token is not, and costs one row of one more step. What
         a step verifies may be several tokens or one, so it is read first.
         """
-        if self.is_prefilling or self.request.prefill_only:
-            return False
         request = self.request
+        if self.num_launched_tokens < self.prefill_end or request.prefill_only:
+            return False
+        if not self.num_unread_tokens:
+            return len(self.token_ids) < self.max_num_tokens
         depends = (
             request.token_mask is not None
             or self.beams is not None
@@ -263,8 +265,7 @@ class Sequence:
             or self.num_unverified_tokens > 0
             or self.sampling_state.penalises_repeats
         )
-        must_wait = depends and self.num_unread_tokens > 0
-        return not must_wait and self.num_tokens < self.max_num_tokens
+        return not depends and self.num_tokens < self.max_num_tokens
 
     @property
     def is_preemptible(self) -> bool:

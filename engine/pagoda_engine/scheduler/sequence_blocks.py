@@ -78,6 +78,16 @@ class SequenceBlocks:
                 self._producers.setdefault(block_hash, sequence)
         return True
 
+    def missing_hashes(self, sequence: Sequence) -> SequenceOf[bytes]:
+        """Return the hashes of the blocks whose KV a sequence that has its blocks lacks.
+
+        Of full ones, but for that of its last token; none if it must compute whatever is known.
+        """
+        if not self._may_share(sequence):
+            return ()
+        num_full = (len(sequence.token_ids) - 1) // self.block_size
+        return sequence.block_hashes[sequence.num_cached_tokens // self.block_size : num_full]
+
     def should_wait(self, sequence: Sequence) -> bool:
         """Tell whether the first block that `reserve` would not find is being made by another.
 
@@ -97,7 +107,7 @@ class SequenceBlocks:
         """Tell whether the KV of the sequence's last token has no block yet, in any beam."""
         if sequence.siblings:
             return any(self._lacks_block(member) for member in sequence.members)
-        return self._lacks_block(sequence)
+        return sequence.num_tokens > len(sequence.block_ids) * self.block_size
 
     def num_free_slots(self, sequence: Sequence) -> int:
         """Return the slots of its blocks behind its last token."""
@@ -172,10 +182,10 @@ class SequenceBlocks:
 
     def register_computed(self, sequence: Sequence) -> None:
         """Make every block that is full by now reusable; of a search those of its prompt alone."""
-        if sequence.beams is not None and sequence.beams.search.length:
-            return
         num_full_blocks = sequence.num_computed_tokens // self.block_size
         if not self._enable_prefix_caching or num_full_blocks <= sequence.num_registered_blocks:
+            return
+        if sequence.beams is not None and sequence.beams.search.length:
             return
         self._extend_hashes(sequence, num_full_blocks)
         for i in range(sequence.num_registered_blocks, num_full_blocks):
@@ -215,13 +225,16 @@ class SequenceBlocks:
             assert block_hash in producer.block_hashes[producer.num_registered_blocks :]
 
     def _match(self, sequence: Sequence) -> SequenceOf[bytes]:
-        is_scored = sequence.request.sampling.num_prompt_logprobs is not None
-        if not self._enable_prefix_caching or is_scored:
+        if not self._may_share(sequence):
             return ()
         max_shared_blocks = (len(sequence.token_ids) - 1) // self.block_size
         self._extend_hashes(sequence, max_shared_blocks)
         hashes = sequence.block_hashes[:max_shared_blocks]
         return hashes[: self.pool.match(hashes)]
+
+    def _may_share(self, sequence: Sequence) -> bool:
+        is_scored = sequence.request.sampling.num_prompt_logprobs is not None
+        return self._enable_prefix_caching and not is_scored
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
         hashes, size = sequence.block_hashes, self.block_size

@@ -1,27 +1,65 @@
 """How long a step takes, as far as the scheduler must know. Knows numbers only."""
 
+import math
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A step takes base + per_decode * decodes + per_prefill_token * tokens of prompts.
+    """A step takes base + per_decode * decodes + what its tokens of prompts take (`of_prompt`).
 
     And per_proposed_token for each proposed token that it verifies. per_prefill_token is above 0.
 
     Only what they are to each other matters, so the unit is whoever's who measured. The defaults
     are about those of a CPU; they hold until something was measured.
+
+    Attributes:
+        base: of a step.
+        per_decode: of each sequence that decodes.
+        per_prefill_token: of each token of a prompt, whatever is before it.
+        per_proposed_token: of each proposed token.
+        per_attended_token: of each token of a prompt for each token that it attends to: of a long
+            prompt the last tokens take many times what the first ones do.
+        fetch_base: of a fetch of blocks from a lower tier.
+        per_fetched_block: of each of its blocks; infinite: nothing can be fetched, as far as is
+            known.
     """
 
     base: float = 8.0
     per_decode: float = 1.0
     per_prefill_token: float = 0.35
     per_proposed_token: float = 0.5
+    per_attended_token: float = 0.0
+    fetch_base: float = 0.0
+    per_fetched_block: float = math.inf
 
     def of(self, *, num_decodes: int, num_prefill_tokens: int) -> float:
-        """Return the time of a step."""
+        """Return the time of a step whose prompts are short."""
         return self.base + self.work(num_decodes, num_prefill_tokens)
 
     def work(self, num_decodes: int, num_prefill_tokens: int) -> float:
-        """Return what these make a step longer by."""
+        """Return what these make a step longer by, with short prompts."""
         return self.per_decode * num_decodes + self.per_prefill_token * num_prefill_tokens
+
+    def of_prompt(self, first_token: int, num_tokens: int) -> float:
+        """Return what tokens [first_token, first_token + num_tokens) of a prompt take."""
+        num_attended = attended_tokens(first_token, num_tokens)
+        return self.per_prefill_token * num_tokens + self.per_attended_token * num_attended
+
+    def of_fetch(self, num_blocks: int) -> float:
+        """Return what blocks of a lower tier take until they are here."""
+        return self.fetch_base + self.per_fetched_block * num_blocks if num_blocks else 0.0
+
+    def tokens_within(self, work: float, first_token: int) -> int:
+        """Return how many tokens of a prompt, from `first_token` on, take no more than `work`."""
+        # work = linear * n + square * n * n
+        linear = self.per_prefill_token + self.per_attended_token * (first_token + 0.5)
+        square = self.per_attended_token / 2
+        work *= 1 + 1e-9  # a sum of n times something is n of it
+        # The usual formula turned over: it does not divide by a square that is nearly 0.
+        return int(2 * work / (linear + math.sqrt(linear * linear + 4 * square * work)))
+
+
+def attended_tokens(first_token: int, num_tokens: int) -> int:
+    """Return what tokens [first_token, first_token + num_tokens) attend to, summed up."""
+    return num_tokens * first_token + num_tokens * (num_tokens + 1) // 2

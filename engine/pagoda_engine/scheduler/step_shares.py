@@ -89,9 +89,21 @@ def share_step(
         max_num_tokens: decodes and prompt tokens in a step at most.
     """
     active = [flow for flow, demand in demands.items() if demand.is_active]
+    room = _work_limit([demands[flow] for flow in active], cost, max_num_seqs, max_num_tokens)
+    num_decodes = sum(demand.num_decodes for demand in demands.values())
+    num_prefill_tokens = sum(demand.num_prefill_tokens for demand in demands.values())
+    if (
+        num_decodes <= max_num_seqs
+        and num_decodes + num_prefill_tokens <= max_num_tokens
+        and cost.work(num_decodes, num_prefill_tokens) <= room
+    ):  # most steps are so: whatever the turns, everybody gets all
+        return {
+            flow: Share(demand.num_decodes, demand.num_prefill_tokens)
+            for flow, demand in demands.items()
+        }
     dealing = _Dealing(
         cost=cost,
-        room=_work_limit([demands[flow] for flow in active], cost, max_num_seqs, max_num_tokens),
+        room=room,
         num_rows=max_num_seqs,
         num_tokens=max_num_tokens,
         turn_tokens=max(MIN_TURN_TOKENS, max_num_tokens // PREFILL_TURNS),

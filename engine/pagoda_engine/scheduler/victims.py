@@ -23,6 +23,18 @@ class Holdings:
         for sequence in sequences:
             self.take_seat(sequence)
 
+    def copy(self) -> "Holdings":
+        """Return the same, to see what would be if some gave theirs up."""
+        other = Holdings(self._flows, ())
+        other._sequences = self._sequences.copy()
+        other._seats = self._seats.copy()
+        other._blocks = self._blocks.copy()
+        return other
+
+    def take_block(self, flow: Flow) -> None:
+        """Count a block that a running sequence got."""
+        self._blocks[flow] += 1
+
     def take_seat(self, sequence: Sequence) -> None:
         """Count a sequence that was admitted."""
         self._count(sequence, 1)
@@ -35,7 +47,10 @@ class Holdings:
         flow = sequence.flow
         self._sequences[flow] += sign
         self._seats[flow] += sign * sequence.num_seats
-        self._blocks[flow] += sign * sum(len(member.block_ids) for member in sequence.members)
+        num_blocks = len(sequence.block_ids)
+        if sequence.siblings:
+            num_blocks = sum(len(member.block_ids) for member in sequence.members)
+        self._blocks[flow] += sign * num_blocks
 
     def num_sequences(self, flow: Flow) -> int:
         """Return how many of its sequences run or import."""

@@ -5,9 +5,9 @@ Knows sequences and their queues. Knows nothing of tensors.
 
 import itertools
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 
 from pagoda_engine.sampling.sampler import SampledToken
+from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
 from pagoda_engine.scheduler.scheduler import Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
@@ -26,17 +26,22 @@ def take_tokens(sequence: Sequence, token_ids: SequenceOf[int]) -> SequenceOutpu
         reason = _append(sequence, token_id)
         if reason is not None:
             break
-    if reason is None:
+    if reason is None and sequence.request.token_mask is not None:
         for forced_id in _forced_next(sequence):
             reason = _append(sequence, forced_id)
             sequence.sampling_state.counts = None  # they lack it: a step counts what it samples
             if reason is not None:
                 break
-    return replace(
-        final_output(sequence, reason),
+    return SequenceOutput(
+        sequence_id=sequence.sequence_id,
         first_index=first - sequence.num_prompt_tokens,
         token_ids=tuple(sequence.token_ids[first:]),
+        finish_reason=reason,
         matched_stop_token_id=sequence.token_ids[-1] if reason is FinishReason.STOP else None,
+        compute_ns=sequence.compute_ns,
+        num_prefilled_tokens=sequence.num_prefilled_tokens,
+        num_proposed_tokens=sequence.num_proposed_tokens,
+        num_accepted_tokens=sequence.num_accepted_tokens,
     )
 
 
@@ -87,9 +92,11 @@ def commit_step(
     for scheduled in batch:
         sequence = scheduled.sequence
         sampled = next(tokens) if scheduled.samples else ()
-        embedding = next(embeddings) if scheduled.embeds else b""
-        scored = scheduled.scored
-        logprobs = tuple(itertools.islice(scores, len(scored)))
+        embedding, logprobs = b"", tuple[TokenLogprobs, ...]()
+        if scheduled.is_prefill:
+            if scheduled.embeds:
+                embedding = next(embeddings)
+            logprobs = tuple(itertools.islice(scores, len(scheduled.scored)))
         if sequence.state is SequenceState.FINISHED:
             continue
         if sampled:
@@ -116,7 +123,7 @@ def commit_step(
                     sequence.sequence_id,
                     first_index=sequence.num_output_tokens,
                     token_ids=(),
-                    first_prompt_index=scored.start,
+                    first_prompt_index=scheduled.scored.start,
                     prompt_logprobs=logprobs,
                 )
             )
@@ -149,14 +156,14 @@ def _commit_tokens(
 ) -> SequenceOutput:
     sequence = scheduled.sequence
     if embedding:
-        output = replace(final_output(sequence, FinishReason.STOP), embedding=embedding)
+        output = final_output(sequence, FinishReason.STOP)._replace(embedding=embedding)
     elif sequence.request.sampling.max_tokens:
         output = take_tokens(sequence, [token.token_id for token in sampled])
     else:
         output = final_output(sequence, FinishReason.LENGTH)
     if output.token_ids and sampled[0].logprobs is not None:
         logprobs = (token.logprobs for token in sampled[: len(output.token_ids)])
-        output = replace(output, logprobs=tuple(filter(None, logprobs)))
+        output = output._replace(logprobs=tuple(filter(None, logprobs)))
     if scheduled.proposed:
         output = _keep_accepted(scheduler, sequence, output, len(sampled))
     sequence.has_ended = output.finish_reason is not None
@@ -169,7 +176,7 @@ def _commit_hypotheses(scheduler: Scheduler, sequence: Sequence) -> SequenceOutp
     hypotheses = tuple(sequence.beams.search.hypotheses)
     is_stop = hypotheses[0].matched_stop_token_id is not None
     reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
-    output = replace(final_output(sequence, reason), hypotheses=hypotheses)
+    output = final_output(sequence, reason)._replace(hypotheses=hypotheses)
     sequence.has_ended = True
     _leave_steps(scheduler, sequence)
     return output
@@ -187,7 +194,7 @@ def _keep_accepted(
         sequence.num_computed_tokens += num_accepted
         scheduler.blocks.register_computed(sequence)
         scheduler.blocks.trim(sequence)
-    return replace(output, num_accepted_tokens=sequence.num_accepted_tokens)
+    return output._replace(num_accepted_tokens=sequence.num_accepted_tokens)
 
 
 def _append(sequence: Sequence, token_id: int) -> FinishReason | None:

@@ -15,18 +15,14 @@ def share_out(batch: SequenceOf[ScheduledSequence], nanoseconds: int) -> int:
     Those that ended while the device computed them for nothing have had their last output: the
     others of the batch bear it. Returns what nobody can be charged for, since all have ended.
     """
-    charged = [entry for entry in batch if _can_be_told(entry)]
+    finished = SequenceState.FINISHED
+    charged = [e for e in batch if not e.sequence.has_ended and e.sequence.state is not finished]
     if not charged:
         return nanoseconds
-    share, rest = divmod(nanoseconds, sum(entry.num_new_tokens for entry in charged))
+    share, rest = divmod(nanoseconds, sum([entry.num_new_tokens for entry in charged]))
     charged[0].sequence.compute_ns += rest  # less than a nanosecond a token
     for entry in charged:
         entry.sequence.compute_ns += share * entry.num_new_tokens
         if entry.is_prefill:
             entry.sequence.num_prefilled_tokens += entry.num_new_tokens
     return 0
-
-
-def _can_be_told(entry: ScheduledSequence) -> bool:
-    sequence = entry.sequence
-    return not sequence.has_ended and sequence.state is not SequenceState.FINISHED

@@ -7,6 +7,7 @@ from pagoda_engine.device.queue import LaunchedWork
 from pagoda_engine.sampling import SampledToken, to_prompt_logprobs, to_tokens
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
+from pagoda_engine.scheduler.step_cost import attended_tokens
 from pagoda_engine.step.result import StepStats
 from pagoda_engine.step.runner import PreparedStep
 
@@ -57,11 +58,12 @@ class LaunchedStep:
         if not prepared.rows:
             return ReadStep([], scores, embeddings)
         by_row = to_tokens(tensors, prepared.rows)
-        sampled = zip(
-            (entry for entry in self.batch if entry.samples), prepared.row_of, strict=True
-        )
+        sampled = (entry for entry in self.batch if entry.samples)
         tokens = [
-            verified(entry.proposed, by_row[row : row + entry.num_rows]) for entry, row in sampled
+            verified(entry.proposed, by_row[row : row + entry.num_rows])
+            if entry.proposed
+            else by_row[row : row + 1]
+            for entry, row in zip(sampled, prepared.row_of, strict=True)
         ]
         return ReadStep(tokens, scores, embeddings)
 
@@ -81,16 +83,26 @@ class LaunchedStep:
         """
         started, scheduled, launched = self.times
         forward_seconds, sample_seconds = self.work.times()
-        num_decodes = sum(not s.is_prefill for s in self.batch)
-        num_proposed = sum(len(s.proposed) for s in self.batch)
-        num_new = sum(s.num_new_tokens for s in self.batch)
+        num_decodes = num_proposed = num_new = num_context = 0
+        num_prefill_context = num_attended = 0
+        for entry in self.batch:
+            num_new += entry.num_new_tokens
+            num_context += entry.first_token + entry.num_new_tokens
+            if entry.is_prefill:
+                num_prefill_context += entry.first_token + entry.num_new_tokens
+                num_attended += attended_tokens(entry.first_token, entry.num_new_tokens)
+            else:
+                num_decodes += 1
+                num_proposed += len(entry.proposed)
         gap_seconds = 0.0 if previous is None else self.work.gap_after(previous.work)
         return StepStats(
             num_sequences=len(self.batch),
             num_prefill_tokens=num_new - num_decodes - num_proposed,
             num_decode_tokens=num_decodes,
             num_proposed_tokens=num_proposed,
-            num_context_tokens=sum(s.num_context_tokens for s in self.batch),
+            num_context_tokens=num_context,
+            num_prefill_context_tokens=num_prefill_context,
+            num_attended_tokens=num_attended,
             num_preempted=num_preempted,
             started=started,
             schedule_seconds=scheduled - started,

@@ -3,9 +3,11 @@
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pagoda_engine.sampling.beam_search import Hypothesis
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
+from pagoda_engine.scheduler.resumption import Preemption, Resumption
 
 
 class FinishReason(enum.Enum):
@@ -21,8 +23,7 @@ class FinishReason(enum.Enum):
     INVALID = "invalid"
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
+class SequenceOutput(NamedTuple):
     """New tokens of one sequence; ``first_index`` is the output index of ``token_ids[0]``.
 
     There are several where a grammar leaves no choice after a token, and where proposed tokens were
@@ -43,6 +44,9 @@ class SequenceOutput:
     max_tokens 0, or the end by an imported first token). The one token of a ``prefill_only``
     sequence has a finish_reason only if the output really ends with it (a stop token, or max_tokens
     reached): else it is None and another engine goes on.
+
+    A tuple, since a step makes one for each of its rows: a frozen dataclass takes three times as
+    long to make.
     """
 
     sequence_id: str
@@ -132,6 +136,8 @@ class StepStats:
         num_proposed_tokens: that it verified.
         num_accepted_tokens: of them, those that were right.
         num_context_tokens: KV tokens read, all sequences.
+        num_prefill_context_tokens: of them, those read for prompts.
+        num_attended_tokens: what each of the prompts' tokens attends to, summed up.
         num_preempted: sequences that lost their blocks since the last result.
         started: the engine's clock when the host began to schedule.
         schedule_seconds: host: choosing the batch.
@@ -152,6 +158,8 @@ class StepStats:
     num_proposed_tokens: int = 0
     num_accepted_tokens: int = 0
     num_context_tokens: int = 0
+    num_prefill_context_tokens: int = 0
+    num_attended_tokens: int = 0
     num_preempted: int = 0
     started: float = 0.0
     schedule_seconds: float = 0.0
@@ -182,6 +190,9 @@ class StepResult:
     Attributes:
         reserved: sequences admitted this step, each named once: not again after a preemption.
             Those with KvSource.IMPORT now wait for `import_finished`.
+        preempted: sequences that lost their blocks.
+        resumed: of these, those that have blocks again. Those with anything to be fetched now wait
+            for `import_finished`.
         outputs: new tokens and ends.
         computed: KV ready for export.
         stored: (block hash, block id) of blocks that became reusable.
@@ -191,6 +202,8 @@ class StepResult:
     """
 
     reserved: tuple[Reservation, ...] = ()
+    preempted: tuple[Preemption, ...] = ()
+    resumed: tuple[Resumption, ...] = ()
     outputs: tuple[SequenceOutput, ...] = ()
     computed: tuple[ComputedBlocks, ...] = ()
     stored: tuple[tuple[bytes, int], ...] = ()

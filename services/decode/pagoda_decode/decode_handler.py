@@ -4,7 +4,6 @@ Every reserved block has one owner at any time: the engine's sequence. Writers f
 fence (`ReservedBlocks`), which is closed before the engine may free the blocks.
 """
 
-import dataclasses
 import logging
 import time
 
@@ -113,7 +112,7 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
             return
         stages = sequence.stages
         if sequence.is_ending and output.finish_reason is FinishReason.ABORT:
-            output = dataclasses.replace(output, error=sequence.end_error)
+            output = output._replace(error=sequence.end_error)
         sequence.take_work(output)
         frame = engine_messages.frame(sequence, output)
         num_tokens = len(output.token_ids) + sum(len(h.token_ids) for h in output.hypotheses)

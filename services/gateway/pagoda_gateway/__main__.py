@@ -1,7 +1,6 @@
 """`python -m pagoda_gateway`: one gateway process."""
 
 import contextlib
-import gc
 import logging
 import sys
 
@@ -12,7 +11,7 @@ from pagoda_gateway.http.batches.background import batches_in_background
 from pagoda_gateway.http.server import drain, http_server, listen
 from pagoda_runtime.configuration.model_folder import resolve_model_folder
 from pagoda_runtime.configuration.settings import CommonSettings
-from pagoda_runtime.process.service import ServiceContext, load_or_exit, run_service
+from pagoda_runtime.process.service import ServiceContext, keep_loaded, load_or_exit, run_service
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +43,7 @@ def main() -> int:
                 max_connections=settings.max_connections,
             )
             await stack.enter_async_context(server)
-            # What is loaded stays: full collections would walk it, 0.1 s in which nobody is served.
-            gc.collect()
-            gc.freeze()
+            keep_loaded()
             # By default one runs at each 700 new objects, which one step of all streams makes.
             gc.set_threshold(GC_OBJECTS)
             logger.info("listening on http://%s:%d", settings.host, common.http_port)

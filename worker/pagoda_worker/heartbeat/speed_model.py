@@ -4,13 +4,14 @@ Old steps count less and less, so a change of clocks or neighbours is forgotten 
 steps. Knows numbers only.
 """
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from pagoda_engine import StepCost, StepStats
+from pagoda_worker.heartbeat.least_squares import Sums, non_negative_solution
+from pagoda_worker.heartbeat.prefill_time import PrefillTime
 
 DECAY = 0.995  # per step: a half-life of about 140 steps
 MIN_STEPS = 8
@@ -69,41 +70,23 @@ class Rate:
         return self._amount / self._seconds if self._seconds else 0.0
 
 
-class _Sums:
-    """What a least-squares fit needs of steps; old ones count less and less."""
-
-    def __init__(self) -> None:
-        self.gram: npt.NDArray[np.float64] = np.zeros((4, 4))
-        self.moment: npt.NDArray[np.float64] = np.zeros(4)
-
-    def add(self, features: npt.NDArray[np.float64]) -> None:
-        """Count one step."""
-        self.fade(DECAY)
-        self.gram += np.outer(features, features)
-        self.moment += features
-
-    def fade(self, decay: float) -> None:
-        """Let what was counted count less."""
-        self.gram *= decay
-        self.moment *= decay
-
-
 class SpeedModel:
     """Prefill tokens per second and step time, online.
 
     Decode-only steps feed a least-squares fit whose coefficients cannot be negative (three of them,
     four where tokens are proposed, so every subset is tried). Small ones are forgotten slowly by
     larger ones: while a large batch runs there are none, and what one takes would be a guess from
-    far away. Steps with prefill feed the prefill rate, less what their decodes are predicted to
-    cost.
+    far away. Steps with prefill feed the prefill rate and `PrefillTime`, less what their decodes
+    are predicted to cost.
     """
 
     def __init__(self) -> None:
-        self._small, self._large = _Sums(), _Sums()
+        self._small, self._large = Sums(4, DECAY), Sums(4, DECAY)
         self._num_steps = 0
         self._step_time = StepTime()
         self._num_unfitted_steps = 0
         self._prefill = Rate()
+        self._prefill_time = PrefillTime()
         # Of decodes lately: how many, the tokens proposed for them, and those accepted.
         self._decodes: npt.NDArray[np.float64] = np.zeros(3)
 
@@ -117,13 +100,20 @@ class SpeedModel:
             self._decodes = DECAY * self._decodes + counts
         if not stats.num_prefill_tokens:
             self._add_decode(stats, seconds)
-        elif stats.num_prefill_tokens >= MIN_PREFILL_TOKENS:
-            if stats.num_decode_tokens:
-                decodes = self._recent_step_time().predict(
-                    stats.num_decode_tokens, 0, stats.num_proposed_tokens
-                )
-                seconds -= min(decodes, 0.9 * seconds)
-            self._prefill.add(stats.num_prefill_tokens, seconds)
+            return
+        num_tokens, num_attended = stats.num_prefill_tokens, stats.num_attended_tokens
+        is_large = num_tokens >= MIN_PREFILL_TOKENS
+        if not is_large and not self._prefill_time.is_far(num_tokens, num_attended):
+            return
+        if stats.num_decode_tokens:
+            context = stats.num_context_tokens - stats.num_prefill_context_tokens
+            decodes = self._recent_step_time().predict(
+                stats.num_decode_tokens, context, stats.num_proposed_tokens
+            )
+            seconds -= min(decodes, 0.9 * seconds)
+        if is_large:
+            self._prefill.add(num_tokens, seconds)
+        self._prefill_time.add(num_tokens, num_attended, seconds)
 
     def _add_decode(self, stats: StepStats, seconds: float) -> None:
         # Each step weighs in relative error, else the few largest batches decide alone.
@@ -179,13 +169,13 @@ class SpeedModel:
         gram = self._small.gram + self._large.gram
         num_context_tokens = gram[1, 2] / gram[1, 1]  # of a decode, on average
         per_decode = time.per_sequence + float(time.per_context_token * num_context_tokens)
-        rate = self.prefill_tokens_per_second
+        per_token, per_attended_token = self._prefill_time.coefficients
+        guessed = _guessed_per_prefill_token(time.base, per_decode)
         return StepCost(
             base=time.base,
             per_decode=per_decode,
-            per_prefill_token=1 / rate
-            if rate
-            else _guessed_per_prefill_token(time.base, per_decode),
+            per_prefill_token=per_token or guessed,
+            per_attended_token=per_attended_token,
             per_proposed_token=(
                 time.per_proposed_token if gram[3, 3] else per_decode * PRIOR_PROPOSED
             ),
@@ -216,18 +206,4 @@ def _fit(gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]) -> list
     priors = np.array([[1.0, -PRIOR_BASE, 0.0, 0.0], [0.0, PRIOR_PROPOSED, 0.0, -1.0]])[:, :num]
     gram, moment = gram[:num, :num], moment[:num]
     gram = gram + PRIOR_WEIGHT * gram[0, 0] * priors[: num - 2].T @ priors[: num - 2]
-    scale = 1.0 / np.sqrt(np.maximum(np.diag(gram), 1e-30))
-    scaled = gram * np.outer(scale, scale) + 1e-9 * np.eye(num)
-    target = moment * scale
-    best, best_loss = np.zeros(num), np.inf
-    for size in range(num, 0, -1):
-        for subset in itertools.combinations(range(num), size):
-            index = list(subset)
-            part = np.linalg.solve(scaled[np.ix_(index, index)], target[index])
-            loss = float(-target[index] @ part)  # up to a constant, the squared error
-            if (part >= 0).all() and loss < best_loss:
-                best = np.zeros(num)
-                best[index] = part
-                best_loss = loss
-    coefficients: list[float] = (best * scale).tolist()
-    return coefficients
+    return non_negative_solution(gram, moment)

@@ -1,13 +1,16 @@
 """A worker's heartbeat: who it is, what it serves, how busy and how fast it is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pagoda.rpc.v1 import status_pb2
-from pagoda_engine import EngineLoad
+from pagoda_engine import EngineLoad, StepCost
 from pagoda_runtime.identity import host_id
 from pagoda_worker.heartbeat.speed_model import Rate, SpeedModel
 from pagoda_worker.served_model import ServedModel
+
+FETCH_SECONDS = 2e-3  # of any fetch from the kvstore, beside its bytes
+PRIOR_FETCH_BYTES_PER_SECOND = 1e9  # until one was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,14 @@ class Speed:
     steps: SpeedModel = field(default_factory=SpeedModel)
     transfer: Rate = field(default_factory=Rate)
     fetch: Rate = field(default_factory=Rate)
+
+    def step_cost(self, block_bytes: int) -> StepCost | None:
+        """Return what an engine goes by, in seconds; None until some decodes were measured."""
+        cost = self.steps.step_cost
+        if cost is None:
+            return None
+        rate = self.fetch.per_second or PRIOR_FETCH_BYTES_PER_SECOND
+        return replace(cost, fetch_base=FETCH_SECONDS, per_fetched_block=block_bytes / rate)
 
 
 def make_status(

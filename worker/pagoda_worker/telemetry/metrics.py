@@ -92,6 +92,12 @@ class WorkerMetrics:
             registry=registry,
         )
         self.preemptions = Counter("pagoda_preemptions", "Sequences preempted", registry=registry)
+        self.resumptions = Counter(
+            "pagoda_resumptions",
+            "Preempted sequences that have blocks again, by how these are filled",
+            ["choice"],
+            registry=registry,
+        )
         self.sequences_ended = Counter(
             "pagoda_sequences_ended", "Sequences by finish reason", ["reason"], registry=registry
         )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from opentelemetry.trace import Link
 from opentelemetry.util.types import AttributeValue
 
+from pagoda_engine import Resumption
 from pagoda_runtime.telemetry.tracing import record_span
 from pagoda_worker.sequences import LiveSequence
 from pagoda_worker.telemetry.metrics import WorkerMetrics
@@ -100,6 +101,41 @@ class StageRecorder:
                 **extra,
             },
             sequence.step_links,
+        )
+
+    def record_resumption(
+        self,
+        sequence: LiveSequence,
+        resumption: Resumption,
+        *,
+        preempted: float,
+        resumed: float,
+        num_fetched: int,
+    ) -> None:
+        """decode.resume: from the loss of its blocks until it can go on, and why that way.
+
+        Args:
+            sequence: that was preempted.
+            resumption: what was predicted.
+            preempted: unix seconds.
+            resumed: unix seconds.
+            num_fetched: blocks that a lower tier brought.
+        """
+        choice = "fetch" if resumption.fetched else "compute"
+        self._metrics.resumptions.labels(choice).inc()
+        self.record(
+            "decode.resume",
+            sequence,
+            preempted,
+            resumed,
+            {
+                "pagoda.resume.choice": choice,
+                "pagoda.resume.cached_tokens": resumption.num_cached_tokens,
+                "pagoda.resume.kvstore_blocks": resumption.num_lower_blocks,
+                "pagoda.resume.fetched_blocks": num_fetched,
+                "pagoda.resume.predicted_fetch_ms": 1e3 * resumption.fetch_cost,
+                "pagoda.resume.predicted_compute_ms": 1e3 * resumption.compute_cost,
+            },
         )
 
     def record_transfer(

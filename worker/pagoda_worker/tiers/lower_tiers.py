@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 
 import grpc.aio
 
+from pagoda_engine import Preemption
 from pagoda_runtime.telemetry.tracing import attached
 from pagoda_worker.heartbeat.speed_model import Rate
 from pagoda_worker.kv_transfer.base import ReadableBlocks
@@ -16,7 +17,7 @@ from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 from pagoda_worker.sequences import LiveSequence
 from pagoda_worker.served_model import ServedModel
 from pagoda_worker.telemetry.metrics import WorkerMetrics
-from pagoda_worker.tiers.client import TierClient
+from pagoda_worker.tiers.client import Fetched, TierClient
 from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
 from pagoda_worker.tiers.write_through import WriteThrough
 
@@ -88,23 +89,47 @@ class LowerTiers:
         stages = sequence.stages
         stages.fetch_started = self._clock()
         first, end = blocks.first_block, sequence.plan_num_fetch_blocks
-        if self._client is not None and end > first:
+        if end > first:
             hashes = sequence.request.block_hashes[first:end]
-            timeout = min(sequence.deadline - stages.fetch_started, MAX_FETCH_SECONDS)
-            with attached(sequence.context):
-                fetched = await self._client.fetch(
-                    hashes, blocks, first_block=first, timeout_seconds=max(timeout, 0.001)
-                )
+            fetched = await self.fetch(sequence, hashes, blocks)
             sequence.cached.cpu = fetched.num_cpu_blocks * self._block_size
             sequence.cached.nvme = fetched.num_nvme_blocks * self._block_size
-            self._fetch_rate.add(fetched.num_bytes, fetched.seconds)
-            self._metrics.fetched_blocks.labels("cpu").inc(fetched.num_cpu_blocks)
-            self._metrics.fetched_blocks.labels("nvme").inc(fetched.num_nvme_blocks)
-            self._metrics.bad_digests.labels("kvstore").inc(fetched.num_bad_digests)
-            self.mark_known(hashes[: fetched.num_blocks])
         num_valid_blocks = blocks.close()
         stages.fetched = self._clock()
         return min(num_valid_blocks * self._block_size, sequence.num_known_tokens)
+
+    async def fetch(
+        self,
+        sequence: LiveSequence,
+        hashes: Sequence[bytes],
+        blocks: ReservedBlocks,
+        *,
+        most_seconds: float = MAX_FETCH_SECONDS,
+    ) -> Fetched:
+        """Fetch these hashes' blocks into those of a sequence, from the first one on."""
+        if self._client is None:
+            return Fetched()
+        timeout = min(sequence.deadline - self._clock(), most_seconds, MAX_FETCH_SECONDS)
+        with attached(sequence.context):
+            fetched = await self._client.fetch(
+                hashes, blocks, first_block=blocks.first_block, timeout_seconds=max(timeout, 0.001)
+            )
+        self._fetch_rate.add(fetched.num_bytes, fetched.seconds)
+        self._metrics.fetched_blocks.labels("cpu").inc(fetched.num_cpu_blocks)
+        self._metrics.fetched_blocks.labels("nvme").inc(fetched.num_nvme_blocks)
+        self._metrics.bad_digests.labels("kvstore").inc(fetched.num_bad_digests)
+        if self._write_through is not None:
+            self._write_through.note_fetched(hashes, fetched.num_blocks)
+        return fetched
+
+    def match(self, block_hashes: Sequence[bytes]) -> int:
+        """Return how many leading blocks this worker has written or fetched. From any thread."""
+        return 0 if self._write_through is None else self._write_through.match(block_hashes)
+
+    def keep(self, preemption: Preemption) -> None:
+        """Write what a sequence has lost, if it may get it back from here."""
+        if self._write_through is not None and preemption.is_worth_keeping:
+            self._write_through.keep(preemption.blocks)
 
     def mark_known(self, block_hashes: Sequence[bytes]) -> None:
         """Do not write these: the kvstore has them, or another worker writes them."""

@@ -8,6 +8,7 @@ moment. A block that cannot be written in time is dropped and counted: it is onl
 import asyncio
 import collections
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
@@ -70,6 +71,8 @@ class WriteThrough:
         self._queue: collections.deque[Block] = collections.deque()
         self._later: collections.OrderedDict[bytes, int] = collections.OrderedDict()
         self._known: collections.OrderedDict[bytes, None] = collections.OrderedDict()
+        self._writing: set[bytes] = set()
+        self._written: collections.OrderedDict[bytes, None] = collections.OrderedDict()
         self._has_blocks = asyncio.Event()
         self._blocks_per_message = max(1, MESSAGE_BYTES // kv_cache.block_bytes)
 
@@ -114,6 +117,34 @@ class WriteThrough:
         free = self._max_blocks - len(self._queue)
         self._enqueue([self._later.popitem() for _ in range(min(free, len(self._later)))])
 
+    def keep(self, blocks: Iterable[Block]) -> None:
+        """Blocks may be gone soon and are wanted back: queue those that nobody wrote from here.
+
+        Also those that another worker was to write: nobody knows whether it has.
+        """
+        missing = [b for b in blocks if b[0] not in self._written and b[0] not in self._writing]
+        for block_hash, _ in missing:
+            self._known.pop(block_hash, None)
+        self._enqueue(missing)
+
+    def note_fetched(self, block_hashes: Sequence[bytes], num_fetched: int) -> None:
+        """The kvstore had so many leading ones of these, and not the next one."""
+        self.mark_known(block_hashes[:num_fetched])
+        self._note_written(block_hashes[:num_fetched])
+        for block_hash in block_hashes[num_fetched:]:
+            self._written.pop(block_hash, None)
+
+    def match(self, block_hashes: Iterable[bytes]) -> int:
+        """Return how many leading ones the kvstore has, as far as is known. From any thread."""
+        return sum(1 for _ in itertools.takewhile(self._written.__contains__, block_hashes))
+
+    def _note_written(self, block_hashes: Iterable[bytes]) -> None:
+        for block_hash in block_hashes:
+            self._written[block_hash] = None
+            self._written.move_to_end(block_hash)
+        while len(self._written) > MAX_REMEMBERED_HASHES:
+            self._written.popitem(last=False)
+
     def _enqueue(self, stored: Iterable[Block]) -> None:
         """Queue blocks as far as they are new and the budget allows."""
         num_dropped = 0
@@ -124,6 +155,7 @@ class WriteThrough:
                 num_dropped += 1
                 continue
             self.mark_known([block_hash])
+            self._writing.add(block_hash)
             self._queue.append((block_hash, block_id))
         if num_dropped:
             self._on_dropped(num_dropped)
@@ -157,9 +189,12 @@ class WriteThrough:
             logger.exception("%d blocks were not written to the kvstore", len(taken))
             self._forget(taken)
         else:
-            if response.num_refused:
+            if response.num_refused:  # it does not say which
                 self._on_dropped(response.num_refused)
+            else:
+                self._note_written(h for h, _ in taken if h in self._writing)
         finally:
+            self._writing.difference_update(block_hash for block_hash, _ in taken)
             call.cancel()
 
     async def _send(self, call: PutCall, blocks: Sequence[Block]) -> None:
@@ -195,5 +230,6 @@ class WriteThrough:
     def _forget(self, blocks: Sequence[Block]) -> None:
         for block_hash, _ in blocks:
             self._known.pop(block_hash, None)
+            self._writing.discard(block_hash)
         if blocks:
             self._on_dropped(len(blocks))

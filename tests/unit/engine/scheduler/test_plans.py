@@ -28,7 +28,12 @@ class Caller:
             enable_prefix_caching=False,
         )
         scheduler = self.simulation.scheduler
-        scheduler.step_cost = StepCost(base=1.0, per_decode=0.5, per_prefill_token=0.5)
+        scheduler.step_cost = StepCost(
+            base=1.0,
+            per_decode=0.5,
+            per_prefill_token=0.5,
+            per_attended_token=rng.choice([0.0, 1 / 64, 1 / 4]),
+        )
         self.naive = NaiveScheduler(self.simulation.config, scheduler.step_cost)
         self.sequences: dict[str, Sequence] = {}
         self.num_preempted = self.num_long = 0

@@ -29,6 +29,7 @@ class RandomCaller:
         num_tenants: int = 1,
         speculates: bool = False,
         searches: bool = False,
+        fetches: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         proposer_rng = random.Random(seed)
@@ -49,6 +50,11 @@ class RandomCaller:
         )
         if speculates:  # wherever there is room
             self.simulation.scheduler.step_cost = StepCost(per_proposed_token=0.01)
+        if fetches:
+            self.simulation.lower_is_lossy = True
+            self.simulation.scheduler.step_cost = StepCost(
+                fetch_base=0.4, per_fetched_block=self.rng.choice([0.1, 0.5])
+            )
         self.arrivals = 0.2 if speculates else 0.4  # a step
         self.most_tokens = 24 if speculates else 14
         self.sequences: dict[str, Sequence] = {}
@@ -187,6 +193,36 @@ def test_random_runs_keep_every_invariant(
     )
     caller.run(num_sequences=300, max_steps=6000)
     caller.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
+@pytest.mark.parametrize("searches", [False, True])
+@pytest.mark.parametrize("number", range(6))
+def test_random_runs_that_fetch_what_was_preempted_keep_every_invariant(
+    seed: int, number: int, searches: bool, lag: int
+) -> None:
+    caller = RandomCaller(
+        seed + number,
+        lag=lag,
+        enable_prefix_caching=True,
+        num_tenants=2,
+        searches=searches,
+        fetches=True,
+    )
+    caller.run(num_sequences=300, max_steps=9000)
+    caller.check()
+
+
+@pytest.mark.slow
+def test_the_runs_that_fetch_do() -> None:
+    callers = [
+        RandomCaller(number, lag=1, enable_prefix_caching=True, num_tenants=2, fetches=True)
+        for number in range(4)
+    ]
+    for caller in callers:
+        caller.run(num_sequences=200, max_steps=9000)
+    assert sum(caller.simulation.num_fetched for caller in callers) > 20
 
 
 @pytest.mark.slow

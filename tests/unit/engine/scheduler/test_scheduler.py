@@ -9,6 +9,7 @@ from support.scheduler_simulation import (
 
 from pagoda_engine import KvSource, SamplingParams
 from pagoda_engine.scheduler import Sequence, SequenceState
+from pagoda_engine.scheduler.scheduler import LEAST_CHUNK
 from pagoda_engine.scheduler.step_cost import StepCost
 
 
@@ -84,21 +85,66 @@ def test_budget_is_never_exceeded() -> None:
         assert sum(batch_of(simulation).values()) <= 3
 
 
-def test_a_long_prompt_beside_decodes_makes_steps_twice_as_long_at_most() -> None:
+def test_a_long_prompt_beside_decodes_makes_steps_little_longer() -> None:
     simulation = make_simulation(max_num_batched_tokens=64, num_blocks=64)
     simulation.scheduler.step_cost = StepCost(base=8.0, per_decode=2.0, per_prefill_token=0.25)
     add(simulation, "short", 20, max_tokens=12)
     add(simulation, "other", 20, first_token=1, max_tokens=12)
     simulation.step()
     add(simulation, "long", 150, first_token=2)
-    # Two decodes take 12 more than nothing; so do 48 tokens of a prompt.
-    assert batch_of(simulation) == {"short": 1, "other": 1, "long": 48}
+    # A step of two decodes takes 12; 28 tokens of a prompt take 0.6 of that.
+    assert batch_of(simulation) == {"short": 1, "other": 1, "long": 28}
     add(simulation, "fits", 14, first_token=3)
-    assert batch_of(simulation) == {"short": 1, "other": 1, "long": 48, "fits": 14}
+    assert batch_of(simulation) == {"short": 1, "other": 1, "long": 28, "fits": 14}
     simulation.scheduler.finish(simulation.scheduler.get("short"))
     simulation.scheduler.finish(simulation.scheduler.get("other"))
     simulation.scheduler.finish(simulation.scheduler.get("fits"))
-    assert batch_of(simulation) == {"long": 54}  # nobody waits for it
+    assert batch_of(simulation) == {"long": 64}  # nobody waits for it
+
+
+FAR = StepCost(base=58.0, per_decode=2.0, per_prefill_token=0.1, per_attended_token=0.03)
+
+
+def test_chunks_of_a_long_prompt_shrink_as_their_tokens_attend_to_more() -> None:
+    simulation = make_simulation(max_num_batched_tokens=64, num_blocks=100, max_model_len=300)
+    simulation.scheduler.step_cost = FAR
+    add(simulation, "short", 20, max_tokens=100)
+    simulation.step()
+    add(simulation, "long", 200, first_token=2)
+    chunks, done = list[int](), 0
+    while done < 200:
+        chunks.append(batch_of(simulation)["long"])
+        # A step of a decode takes 60; the prompt takes 36 at most, and one token more would not.
+        assert FAR.of_prompt(done, chunks[-1]) <= 36
+        assert FAR.of_prompt(done, chunks[-1] + 1) > 36 or done + chunks[-1] == 200
+        done += chunks[-1]
+    assert chunks[:-1] == sorted(chunks[:-1], reverse=True)
+    assert chunks[0] > 5 * chunks[-2]
+
+
+def test_a_chunk_is_of_some_tokens_however_much_they_attend_to() -> None:
+    simulation = make_simulation(max_num_batched_tokens=64, num_blocks=100, max_model_len=300)
+    simulation.scheduler.step_cost = StepCost(
+        base=1.0, per_decode=1.0, per_prefill_token=0.1, per_attended_token=100.0
+    )
+    add(simulation, "short", 20, max_tokens=100)
+    simulation.step()
+    add(simulation, "long", 200, first_token=2)
+    for _ in range(3):
+        assert batch_of(simulation)["long"] >= LEAST_CHUNK
+    assert batch_of(simulation)["long"] == LEAST_CHUNK
+
+
+def test_few_tokens_behind_a_long_cached_prefix_are_a_long_prompt() -> None:
+    simulation = make_simulation(max_num_batched_tokens=32, num_blocks=200, max_model_len=300)
+    simulation.scheduler.step_cost = FAR
+    add(simulation, "before", 200, first_token=2, max_tokens=1)
+    while simulation.has_work():
+        simulation.step()
+    add(simulation, "short", 20, max_tokens=100)
+    simulation.step()
+    add(simulation, "again", 225, first_token=2)
+    assert batch_of(simulation) == {"short": 1, "again": 5}
 
 
 def test_no_prompt_joins_a_step_that_has_enough() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from pagoda_engine import StepStats
+from pagoda_engine.scheduler.step_cost import attended_tokens
 from pagoda_worker.heartbeat.speed_model import Rate, SpeedModel
 
 
@@ -16,11 +17,14 @@ def decode_step(num_sequences: int, context: int, seconds: float) -> StepStats:
     )
 
 
-def prefill_step(num_tokens: int, seconds: float, num_decodes: int = 0) -> StepStats:
+def prefill_step(
+    num_tokens: int, seconds: float, num_decodes: int = 0, *, first_token: int = 0
+) -> StepStats:
     return StepStats(
         num_sequences=1 + num_decodes,
         num_prefill_tokens=num_tokens,
         num_decode_tokens=num_decodes,
+        num_attended_tokens=attended_tokens(first_token, num_tokens),
         forward_seconds=seconds,
     )
 
@@ -114,6 +118,45 @@ def test_prefill_rate_leaves_out_the_decodes_of_mixed_steps() -> None:
     for _ in range(50):
         model.add(prefill_step(512, 0.5 + 4e-3 + 8 * 2e-4, num_decodes=8))
     assert model.prefill_tokens_per_second == pytest.approx(1024, rel=0.01)
+
+
+def test_a_token_of_a_prompt_costs_more_the_more_it_attends_to() -> None:
+    model = SpeedModel()
+    train(model, 4e-3, 2e-4, 0.0)
+    for _ in range(30):  # short ones
+        model.add(prefill_step(200, 200 * 1e-4 + attended_tokens(0, 200) * 2e-8))
+    for first in range(0, 100_000, 20):  # a long one, whose chunks become as small as they can
+        seconds = 20 * 1e-4 + attended_tokens(first, 20) * 2e-8
+        model.add(prefill_step(20, seconds + 4e-3 + 8 * 2e-4, num_decodes=8, first_token=first))
+        if first in (20_000, 99_980):
+            cost = model.step_cost
+            assert cost is not None
+            assert cost.of_prompt(first, 8) == pytest.approx(8 * (1e-4 + first * 2e-8), rel=0.03)
+    cost = model.step_cost
+    assert cost is not None
+    assert cost.of_prompt(0, 100) == pytest.approx(0.01, rel=0.1), "short ones were forgotten"
+
+
+def test_chunks_of_few_tokens_tell_what_a_far_token_takes() -> None:
+    model = SpeedModel()
+    train(model, 4e-3, 2e-4, 0.0)
+    for first in range(50_000, 50_200, 2):
+        model.add(prefill_step(2, 4e-3, first_token=first))
+    cost = model.step_cost
+    assert cost is not None
+    assert cost.of_prompt(50_100, 3) == pytest.approx(6e-3, rel=0.02)
+    assert model.prefill_tokens_per_second == 0
+
+
+def test_prompts_that_are_all_as_long_cost_by_their_tokens() -> None:
+    model = SpeedModel()
+    train(model, 4e-3, 2e-4, 0.0)
+    for _ in range(30):
+        model.add(prefill_step(512, 0.1))
+    cost = model.step_cost
+    assert cost is not None
+    assert cost.of_prompt(0, 512) == pytest.approx(0.1, rel=0.01)
+    assert cost.per_prefill_token == pytest.approx(0.1 / 512, rel=0.02)
 
 
 def test_tiny_prefills_say_nothing_of_throughput() -> None:

@@ -215,3 +215,56 @@ def test_parents_are_bounded() -> None:
     parents = ParentHashes(2)
     parents.add_chain(h(0), [h(1), h(2), h(3)])
     assert parents.get_all([h(1), h(2), h(3)]) == [b"", h(1), h(2)]
+
+
+async def test_what_a_preempted_sequence_lost_is_written_at_once(served) -> None:
+    store, channel = served
+    harness = Harness(channel, 3 * BLOCK_BYTES, writes_all=False)
+    harness.store(1, 2, 3)
+    harness.writer.mark_known([h(2)])  # by another worker, or not
+    harness.writer.keep([(h(1), 1), (h(2), 2)])
+    harness.writer.keep([(h(1), 1), (h(2), 2)])
+    assert harness.writer.match([h(1), h(2)]) == 0, "not yet"
+    await harness.writer.write_queued()
+    harness.writer.keep([(h(1), 1), (h(2), 2)])
+    await harness.writer.write_queued()
+
+    assert store.hashes == [h(1), h(2)]
+    assert harness.writer.match([h(1), h(2), h(3)]) == 2
+    assert harness.writer.match([h(3), h(1)]) == 0
+
+
+async def test_what_was_overwritten_before_it_was_read_is_not_there(served) -> None:
+    store, channel = served
+    harness = Harness(channel, 3 * BLOCK_BYTES, writes_all=False)
+    harness.store(1, 2)
+    harness.pool.on_read = lambda: harness.resident.on_evict(h(2), 2)
+    harness.writer.keep([(h(1), 1), (h(2), 2)])
+    await harness.writer.write_queued()
+
+    assert store.hashes == [h(1)]
+    assert harness.writer.match([h(1), h(2)]) == 1
+    assert harness.num_dropped == 1
+
+
+async def test_what_a_fetch_did_not_bring_is_not_there_any_more(served) -> None:
+    _, channel = served
+    harness = Harness(channel, 8 * BLOCK_BYTES)
+    harness.store(1, 2, 3)
+    await harness.writer.write_queued()
+    assert harness.writer.match([h(1), h(2), h(3)]) == 3
+    harness.writer.note_fetched([h(1), h(2), h(3)], 1)
+    assert harness.writer.match([h(1), h(2), h(3)]) == 1
+    harness.writer.keep([(h(2), 2)])
+    await harness.writer.write_queued()
+    assert harness.writer.match([h(1), h(2)]) == 2
+
+
+async def test_what_could_not_be_written_is_not_there() -> None:
+    async with grpc_channel("127.0.0.1:1", token="") as channel:
+        harness = Harness(channel, 8 * BLOCK_BYTES, writes_all=False)
+        harness.store(1)
+        harness.writer.keep([(h(1), 1)])
+        await harness.writer.write_queued()
+        assert harness.writer.match([h(1)]) == 0
+        assert harness.num_dropped == 1
