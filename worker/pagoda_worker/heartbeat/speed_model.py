@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagoda_engine import StepCost, StepStats
+from pagoda_worker.heartbeat.proposed_cost import ProposedCost
 
 DECAY = 0.995  # per step: a half-life of about 140 steps
 MIN_STEPS = 8
@@ -104,17 +105,25 @@ class SpeedModel:
         self._step_time = StepTime()
         self._num_unfitted_steps = 0
         self._prefill = Rate()
-        # Of decodes lately: how many, the tokens proposed for them, and those accepted.
-        self._decodes: npt.NDArray[np.float64] = np.zeros(3)
+        self._proposed = ProposedCost()
+        # Of decodes lately: how many, the tokens proposed for them, those accepted, and the
+        # seconds that a draft model took.
+        self._decodes: npt.NDArray[np.float64] = np.zeros(4)
 
     def add(self, stats: StepStats) -> None:
         """Learn from one step."""
-        seconds = stats.seconds
+        # A draft is asked while the device waits, and its time is known: it is no part of a step's.
+        draft_seconds = min(stats.draft_seconds, stats.gap_seconds)
+        seconds = stats.seconds - draft_seconds
         if not stats.num_sequences or seconds <= 0:
             return
         if stats.num_decode_tokens:
-            counts = stats.num_decode_tokens, stats.num_proposed_tokens, stats.num_accepted_tokens
-            self._decodes = DECAY * self._decodes + counts
+            self._decodes = DECAY * self._decodes + (
+                stats.num_decode_tokens,
+                stats.num_proposed_tokens,
+                stats.num_accepted_tokens,
+                draft_seconds,
+            )
         if not stats.num_prefill_tokens:
             self._add_decode(stats, seconds)
         elif stats.num_prefill_tokens >= MIN_PREFILL_TOKENS:
@@ -131,6 +140,13 @@ class SpeedModel:
             recent = self._recent_step_time()
             predicted = recent.predict(*_amounts(stats))
             seconds = min(seconds, MAX_OUTLIER_RATIO * predicted) if predicted else seconds
+            if plain := recent.predict(stats.num_sequences, stats.num_context_tokens):
+                self._proposed.add(
+                    stats.num_sequences,
+                    stats.num_proposed_tokens,
+                    seconds=seconds,
+                    predicted=plain,
+                )
         is_small = stats.num_sequences <= MAX_SMALL_SEQUENCES
         features = np.array([1.0, *_amounts(stats)]) / seconds
         if is_small:
@@ -161,6 +177,11 @@ class SpeedModel:
         return float(self._decodes[2] / max(self._decodes[0], 1e-9))
 
     @property
+    def draft_seconds_per_decode(self) -> float:
+        """What a draft model takes for a sequence in a step, on average; 0 until measured."""
+        return float(self._decodes[3] / max(self._decodes[0], 1e-9))
+
+    @property
     def step_time(self) -> StepTime:
         """All zero until some steps were measured."""
         if self._num_unfitted_steps and self._num_steps >= MIN_STEPS:
@@ -180,15 +201,16 @@ class SpeedModel:
         num_context_tokens = gram[1, 2] / gram[1, 1]  # of a decode, on average
         per_decode = time.per_sequence + float(time.per_context_token * num_context_tokens)
         rate = self.prefill_tokens_per_second
+        per_proposed = time.per_proposed_token if gram[3, 3] else per_decode * PRIOR_PROPOSED
         return StepCost(
             base=time.base,
             per_decode=per_decode,
             per_prefill_token=1 / rate
             if rate
             else _guessed_per_prefill_token(time.base, per_decode),
-            per_proposed_token=(
-                time.per_proposed_token if gram[3, 3] else per_decode * PRIOR_PROPOSED
-            ),
+            per_proposed_token=per_proposed,
+            is_seconds=True,
+            proposed_by_batch=self._proposed.by_batch(per_proposed),
         )
 
 
