@@ -173,14 +173,16 @@ class Drafts:
         self._pays = num_tokens > 0
         for candidate in candidates if self._overlaps else ():
             self._let_wait(candidate)
-        if not self._pays:
-            self._num_rests = NUM_RESTS
-            return self._probe(proposals, candidates, cost, min(unclaimed, CATCH_UP_SHARE * step))
-        worthy = [c for c in candidates if c.gain > c.given_up]
+        allowed = min(unclaimed, CATCH_UP_SHARE * step)
+        worthy = [c for c in candidates if self._pays and c.gain > c.given_up]
         ready = [c for c in worthy if self._can_draft(c.sequence, num_tokens)]
         num_tokens, unclaimed = self._within(ready, num_tokens, cost, num_rows, unclaimed)
         late = [c for c in worthy if c not in ready] if len(ready) < len(worthy) else []
-        self._catch_up(late, min(unclaimed, CATCH_UP_SHARE * step))
+        catches_up = self._catch_up(late, min(unclaimed, CATCH_UP_SHARE * step))
+        if not ready and not catches_up:
+            self._pays = False
+            self._num_rests = NUM_RESTS
+            return self._probe(proposals, candidates, cost, allowed)
         return self._draft(proposals, ready, num_tokens)
 
     @property
@@ -322,13 +324,18 @@ class Drafts:
         self._asked.extend(sequence for sequence, _ in wanted)
         return [sequence for sequence, _ in wanted]
 
-    def _catch_up(self, late: list[_Candidate], allowed: float) -> None:
-        """Let the draft compute a part of one sequence's tokens, within the time that there is."""
+    def _catch_up(self, late: list[_Candidate], allowed: float) -> bool:
+        """Let the draft compute a part of one sequence's tokens, within the time that there is.
+
+        Returns:
+            Whether that is worth its time for any of them, if not in this step.
+        """
         drafter, time = self._drafter, self._drafter.time
         # Where a chunk takes more than a step allows there is one every few steps.
         most = max(allowed, time.of(MIN_CHUNK))
         self._allowance = min(self._allowance + allowed, most) if late else 0.0
         missing = sorted((drafter.num_missing(c.sequence), i) for i, c in enumerate(late))
+        is_worth_it = False
         for num_missing, i in missing:
             candidate = late[i]
             sequence, drafted = candidate.sequence, candidate.drafted
@@ -336,9 +343,11 @@ class Drafts:
             num_steps = num_tokens / (1.0 + drafted.num_expected(candidate.num_worth))
             if time.of(num_missing) > (candidate.gain - candidate.given_up) * num_steps:
                 continue
+            is_worth_it = True
             if self._compute(sequence, num_missing, self._allowance):
                 self._allowance = 0.0
-                return
+                break
+        return is_worth_it
 
     def _compute(self, sequence: Sequence, num_missing: int, seconds: float) -> bool:
         """Let the draft compute some of a sequence's tokens, if it has the time and the blocks."""
@@ -380,6 +389,7 @@ class Drafts:
             return []
         if num_missing > MAX_FIRST_TOKENS:
             self._compute(sequence, num_missing, max(allowed, time.of(MIN_CHUNK)))
+            self._num_rests = 0  # what was begun goes on, or new tokens would come as fast
         elif sequence.num_unread_tokens:
             sequence.waits_for_tokens = True  # so its token is known in the step after the next
             self._probed += cost.base / self._num_decodes + cost.per_decode

@@ -110,6 +110,17 @@ def test_a_draft_that_becomes_right_is_switched_on_again() -> None:
     assert num_steps < 1500, "2,500 tokens"
 
 
+def test_a_prompt_that_is_worth_too_little_is_caught_up_to_find_out() -> None:
+    drafter = SimulatedDrafter(base=0.05, per_token=0.001)
+    simulation = drafted(drafter, cost=StepCost(0.2, 0.05, 0.01, 0.05, is_seconds=True))
+    add(simulation, "a", num_prompt=3000, max_tokens=900)
+    run(simulation)
+    assert not drafter.batches, "that would take more than half a percent of the time"
+    add(simulation, "b", num_prompt=100, max_tokens=3500)
+    run(simulation)
+    assert drafter.batches
+
+
 def test_a_unit_that_is_not_seconds_asks_nobody() -> None:
     drafter = SimulatedDrafter(base=0.1, per_token=0.01)
     simulation = drafted(drafter, cost=StepCost())
