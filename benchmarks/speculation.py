@@ -1,12 +1,14 @@
 """What speculation gains in an engine: tokens per second with it and without, in turns.
 
     PYTHONPATH=tests OMP_NUM_THREADS=1 python benchmarks/speculation.py [--model FOLDER]
+        [--draft FOLDER]
 
 No network. All engines share the weights and know how long their steps take, as a worker's does:
 one without, one whose sequences propose from themselves (`own`), one from their tenant's outputs
-too (`all`). Rounds alternate between them. Times are CPU seconds of the thread that steps, which
-does all the work, and of rounds of as many steps each step's least counts: a busy machine disturbs
-that less. Where rounds differ in their steps the median of the rounds' ratios counts.
+too (`all`), one from a draft model beside that (`draft`), where one is named. Rounds alternate
+between them. Times are CPU seconds of the thread that steps, which does all the work, and of rounds
+of as many steps each step's least counts: a busy machine disturbs that less. Where rounds differ in
+their steps the median of the rounds' ratios counts.
 
 `repeats`: greedy output of a prompt that repeats itself, which with the demo model soon does too.
 `loops`: the same, of four tokens alone: models of random weights do not repeat themselves else.
@@ -16,6 +18,8 @@ where it gains nothing.
 `again`: greedy output of one of four prompts, which the tenant has asked before.
 `alike`: greedy output of prompts that all end alike and begin differently.
 `json`: the same, bound to a JSON schema, of which the grammar leaves only values open.
+`plays`: greedy output of prompts from the plays that the demo model was trained on; `drawn`: the
+same at temperature 1. What a draft model is for.
 In `repeats` and `loops` each round is of new tenants, in the others all are of the same ones.
 Outputs of all engines are compared.
 """
@@ -31,6 +35,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from support.engine_driver import hash_block, make_request
+from tokenizers import Tokenizer
 
 from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams, load_model
 from pagoda_worker.grammars import Grammars
@@ -40,9 +45,10 @@ DEMO = Path(__file__).parents[1] / "demo" / "model"
 PROMPT_TOKENS = 96
 TEMPERATURES = {
     "repeats": 0.0, "loops": 0.0, "text": 1.0, "varied": 5.0, "again": 0.0, "alike": 0.0,
-    "json": 0.0,
+    "json": 0.0, "plays": 0.0, "drawn": 1.0,
 }  # fmt: skip
-ENGINES = {"off": {}, "own": {"speculation_output_bytes": 0}, "all": {}}
+PLAYS = DEMO.parent / "tinyshakespeare.txt"
+ENGINES = {"off": {}, "own": {"speculation_output_bytes": 0}, "all": {}, "draft": {}}
 NUM_QUESTIONS = 4
 SCHEMA = {
     "type": "array",
@@ -87,9 +93,21 @@ class Round:
 class Bench:
     """An engine that knows how fast it is."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig, grammars: Grammars) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        grammars: Grammars,
+        plays: list[int],
+        draft: LoadedModel | None,
+    ) -> None:
         self._grammars = grammars
-        self.engine = Engine(model, config, hash_block=hash_block, clock=time.thread_time)
+        self._plays = plays
+        self.engine = Engine(
+            model, config, hash_block=hash_block, clock=time.thread_time, draft=draft
+        )
+        if self.engine.drafter is not None:
+            self.engine.drafter.warm_up()
         self.speed = SpeedModel()
         self._numbers = itertools.count()
 
@@ -100,7 +118,7 @@ class Bench:
         for i in range(load.batch):
             request = make_request(
                 f"{next(self._numbers)}",
-                prompt(load.name, i, number),
+                prompt(load.name, i, number, self._plays),
                 block_size=engine.config.block_size,
                 cache_root=bytes([i]) * 16,
                 tenant=f"{load} {number if is_new_tenant else 0}".encode(),
@@ -127,8 +145,11 @@ class Bench:
         return found
 
 
-def prompt(name: str, i: int, number: int) -> list[int]:
+def prompt(name: str, i: int, number: int, plays: list[int]) -> list[int]:
     """Return what sequence `i` of a round asks."""
+    if name in ("plays", "drawn"):
+        start = random.Random(f"{i} {number}").randrange(len(plays) - PROMPT_TOKENS)
+        return plays[start : start + PROMPT_TOKENS]
     which = i if name != "again" else (i + number) % NUM_QUESTIONS
     phrase = [20 + (7 * which + j * j) % 180 for j in range(24)]
     tokens = (phrase * (PROMPT_TOKENS // 24))[:PROMPT_TOKENS]
@@ -144,6 +165,7 @@ def main() -> None:
     """Measure and print a line for each load."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=DEMO)
+    parser.add_argument("--draft", type=Path, help="folder of a draft model")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
@@ -165,13 +187,18 @@ def main() -> None:
     grammars = Grammars.load(
         options.model, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
     )
+    draft = None if options.draft is None else load_model(options.draft, EngineConfig(**config))
+    plays = held_out_tokens(options.model) if {"plays", "drawn"} & {*options.loads} else []
     benches = {
         name: Bench(
             model,
             EngineConfig(**config, **values, speculation="off" if name == "off" else "ngram"),
             grammars,
+            plays,
+            draft if name == "draft" else None,
         )
         for name, values in ENGINES.items()
+        if name != "draft" or draft is not None
     }
     print(f"{options.model.name}, {model.dtype}, {options.tokens} tokens, {options.rounds} rounds")
     for name, batch in itertools.product(options.loads, options.batches):
@@ -183,23 +210,30 @@ def main() -> None:
             ignore_eos=name != "json",
         )
         load = Load(name, batch, sampling)
-        rounds: dict[str, list[Round]] = {engine: [] for engine in ENGINES}
+        rounds: dict[str, list[Round]] = {engine: [] for engine in benches}
         # What is asked again must have been asked before.
         num_first = NUM_QUESTIONS if name == "again" else 0
         for number in range(num_first + options.rounds):
             for engine, bench in benches.items():
                 rounds[engine].append(bench.run(load, number))
-            outputs = [rounds[engine][-1].tokens for engine in ENGINES]
-            assert outputs[0] == outputs[1] == outputs[2], "speculation changed an output"
+            outputs = [rounds[engine][-1].tokens for engine in benches]
+            assert all(o == outputs[0] for o in outputs), "speculation changed an output"
         kept = {engine: found[num_first:] for engine, found in rounds.items()}
         print(line(load, kept), flush=True)
+
+
+def held_out_tokens(folder: Path) -> list[int]:
+    """Return the end of the plays, which the demo model was not trained on."""
+    text = PLAYS.read_text()
+    encoding = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text[-len(text) // 15 :])
+    return list(encoding.ids)
 
 
 def line(load: Load, rounds: dict[str, list[Round]]) -> str:
     """Return what one load gave."""
     speed = max(sum(map(len, r.tokens)) / sum(r.seconds) for r in rounds["off"])
     found = [f"{load.name:8} batch {load.batch:3}: {speed:7.0f} tokens/s"]
-    for name in ("own", "all"):
+    for name in [name for name in rounds if name != "off"]:
         last = rounds[name][-1]
         found.append(
             f"{name} {ratio(rounds['off'], rounds[name]):.3f} times, {len(last.seconds)} steps, "

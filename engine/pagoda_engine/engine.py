@@ -16,6 +16,7 @@ from pagoda_engine.cache.block_pool import BlockPool, OnEvict
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.device import DeviceQueue, GraphCapture, device_parts
+from pagoda_engine.drafting.drafter import Drafter
 from pagoda_engine.engine_load import EngineLoad
 from pagoda_engine.errors import (
     AdapterNotLoadedError,
@@ -29,6 +30,7 @@ from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling import SampleRow, SamplingState
 from pagoda_engine.sampling.beam_search import BeamSearch
 from pagoda_engine.scheduler.beams import Beams
+from pagoda_engine.scheduler.drafts import Drafts
 from pagoda_engine.scheduler.rest import SharedProcessors, rest_after
 from pagoda_engine.scheduler.resumption import MatchLower
 from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
@@ -88,6 +90,7 @@ class Engine:
         graph_capture: GraphCapture | None = None,
         shared_processors: SharedProcessors | None = None,
         adapters: AdapterTable | None = None,
+        draft: LoadedModel | None = None,
     ) -> None:
         """Allocate all KV blocks, unless they are given.
 
@@ -106,6 +109,8 @@ class Engine:
             graph_capture: for the same device; None for its usual one, if it has one.
             shared_processors: None: nobody else is known to use them.
             adapters: of the model's decoder, and of this engine alone; None: it can load none.
+            draft: a model of the same tokens, which proposes tokens too where speculation is on; it
+                gets KV of its own, as many blocks as there are of the model's.
 
         Raises:
             InvalidConfigError: a limit is out of range.
@@ -135,13 +140,27 @@ class Engine:
             enforce_eager=config.enforce_eager,
             clock=clock,
         )
+        self._drafter: Drafter | None = None
         speculator = None
         if config.speculation != "off":
             overlaps = self._queue.lag > 0
+            drafts = None
+            if draft is not None:
+                self._drafter = Drafter(
+                    draft,
+                    num_blocks=config.num_blocks,
+                    block_size=config.block_size,
+                    vocab_size=model.vocab_size,
+                    preparing=self._queue.preparing,
+                    clock=clock,
+                    lanes=kv_cache.lanes,
+                )
+                drafts = Drafts(self._drafter, config.num_speculative_tokens, overlaps=overlaps)
             speculator = Speculator(
                 config.num_speculative_tokens,
                 overlaps=overlaps,
                 outputs=TenantOutputs(config.speculation_output_bytes),
+                drafts=drafts,
             )
         self._scheduler = Scheduler(config, self._blocks, speculator)
         with self._queue.preparing():
@@ -166,6 +185,11 @@ class Engine:
         self._last_step = (0.0, 0.0)  # its begin and end, by the clock
         self._num_arrivals = 0
         self._pending_outputs: list[SequenceOutput] = []
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """What proposes tokens by a draft model; None: nothing does."""
+        return self._drafter
 
     def capture(self, progress: Progress = lambda done, total: None) -> None:
         """Capture the device's graphs, if it has any. Call before the first step.
@@ -439,7 +463,10 @@ class Engine:
         return slot
 
     def _launch(self, started: float) -> ScheduledStep:
+        draft_seconds = 0.0 if self._drafter is None else -self._drafter.seconds
         scheduled = self._scheduler.schedule()
+        if self._drafter is not None:
+            draft_seconds += self._drafter.seconds
         if not self._queue.lag and scheduled.has_imports:
             # A step is computed before it returns, and whoever imports must not wait for that.
             scheduled = replace(scheduled, batch=())
@@ -460,7 +487,7 @@ class Engine:
             entry.sequence.launch(entry.num_new_tokens, row=row, num_proposed=len(entry.proposed))
         work = self._queue.submit(step.work)
         times = (started, scheduled_at, self._clock())
-        self._in_flight.append(LaunchedStep(batch, step, work, times))
+        self._in_flight.append(LaunchedStep(batch, step, work, times, draft_seconds))
         return scheduled
 
     def _rows(

@@ -23,6 +23,7 @@ from pagoda_engine.sampling.sampling_state import SamplingState
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.scheduler import ScheduledStep, Scheduler, Sequence
 from pagoda_engine.scheduler.beams import Beams
+from pagoda_engine.scheduler.drafts import Drafter, Drafts
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
 from pagoda_engine.scheduler.speculator import Speculator
 from pagoda_engine.scheduler.victims import Holdings
@@ -185,6 +186,7 @@ class Simulation:
     exported: list[ComputedBlocks] = field(default_factory=list)  # of sequences that are not over
     lag: int = 0
     make_proposer: MakeProposer | None = None
+    drafter: Drafter | None = None
     num_accepted: int = 0
     num_proposed: int = 0
     num_preempted: int = 0
@@ -204,12 +206,13 @@ class Simulation:
             hash_block=hash_block,
             enable_prefix_caching=self.config.enable_prefix_caching,
         )
-        speculator = None
+        speculator, num_tokens, overlaps = None, self.config.num_speculative_tokens, self.lag > 0
         if self.make_proposer is not None:
+            drafts = None
+            if self.drafter is not None:
+                drafts = Drafts(self.drafter, num_tokens, overlaps=overlaps)
             speculator = Speculator(
-                self.config.num_speculative_tokens,
-                overlaps=self.lag > 0,
-                make_proposer=self.make_proposer,
+                num_tokens, overlaps=overlaps, make_proposer=self.make_proposer, drafts=drafts
             )
         self.scheduler = CountedAgain(self.config, blocks, speculator)
         self.scheduler.match_lower = self.match_lower
@@ -364,11 +367,15 @@ class Simulation:
 
 
 def make_simulation(
-    *, lag: int = 0, make_proposer: MakeProposer | None = None, **fields: object
+    *,
+    lag: int = 0,
+    make_proposer: MakeProposer | None = None,
+    drafter: Drafter | None = None,
+    **fields: object,
 ) -> Simulation:
     """Return a simulation of a small pool; `fields` are settings of the engine."""
     values = {"block_size": 4, "num_blocks": 32, "max_num_seqs": 8, "max_model_len": 64}
     if make_proposer is not None:
         values["speculation"] = "ngram"  # of whose proposer the other one takes the place
     config = EngineConfig(**{**values, **fields})
-    return Simulation(config, lag=lag, make_proposer=make_proposer)
+    return Simulation(config, lag=lag, make_proposer=make_proposer, drafter=drafter)

@@ -12,9 +12,8 @@ from typing import TypeVar
 import numpy as np
 
 from pagoda_engine import TokenBits, TokenMask, TokenMaskError, has_token, token_bits
-from pagoda_formats.gguf_file import is_gguf
 from pagoda_runtime.errors import GrammarError, ModelFolderError
-from pagoda_runtime.gguf_tokenizer.tokenizer import tokenizer_json
+from pagoda_runtime.gguf_tokenizer.tokenizer import tokenizer_text
 from pagoda_runtime.grammar import CompiledGrammar, GrammarCompiler, check
 
 logger = logging.getLogger(__name__)
@@ -39,10 +38,7 @@ class Grammars:
     ) -> "Grammars":
         """Read the tokenizer of a model folder or GGUF file; without one, serve no grammars."""
         try:
-            if is_gguf(model_folder):
-                text = tokenizer_json(model_folder)
-            else:
-                text = (model_folder / "tokenizer.json").read_text(encoding="utf-8")
+            text = tokenizer_text(model_folder)
             ends = sorted(eos_token_ids) or None
             compiler = GrammarCompiler(text, vocab_size=vocab_size, eos_token_ids=ends)
         except (OSError, UnicodeDecodeError, GrammarError, ModelFolderError) as error:

@@ -17,6 +17,7 @@ from pagoda_runtime.process.health import Health
 from pagoda_runtime.process.service import ServiceContext, StoppedError
 from pagoda_runtime.rpc_client import grpc_channel
 from pagoda_worker.adapters.adapter_list import AdapterList
+from pagoda_worker.draft_model import find_draft
 from pagoda_worker.engine_options import engine_options, settings_errors
 from pagoda_worker.grammars import Grammars
 from pagoda_worker.heartbeat.status import WorkerIdentity
@@ -59,7 +60,16 @@ async def open_worker(
     with settings_errors(type(settings)):
         loading = _in_compute_thread(
             settings,
-            lambda: _load(context, settings, resident, parents, start_up, on_layers, shares_pool),
+            lambda: _load(
+                context,
+                settings,
+                resident,
+                parents,
+                start_up,
+                on_layers,
+                shares_pool,
+                drafts=role == status_pb2.ROLE_DECODE,
+            ),
         )
         engine = await context.unless_stopped(loading)
     model = engine.model
@@ -125,20 +135,24 @@ def _load(
     start_up: StartUp,
     on_layers: OnLayers | None,
     shares_pool: bool,
+    *,
+    drafts: bool,
 ) -> Engine:
     def hash_and_remember(parent: bytes, token_ids: Sequence[int]) -> bytes:
         block_hash = hash_block(parent, token_ids)
         parents.add(parent, block_hash)
         return block_hash
 
+    folder = resolve_model_folder(context.common)
     return load_engine(
-        resolve_model_folder(context.common),
+        folder,
         engine_options(settings, context.common),
         hash_block=hash_and_remember,
         on_evict=resident.on_evict,
         on_layers=on_layers,
         shares_pool=shares_pool,
         read_buffer_bytes=read_buffer_bytes,
+        draft_folder=find_draft(context.common, folder) if drafts else None,
         start_up=start_up,
     )
 

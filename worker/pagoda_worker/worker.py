@@ -377,6 +377,7 @@ class Worker(Generic[S]):
         self.metrics.prefill_tokens.inc(stats.num_prefill_tokens)
         self.metrics.decode_tokens.inc(stats.num_decode_tokens + stats.num_accepted_tokens)
         self.metrics.proposed_tokens.inc(stats.num_proposed_tokens)
+        self.metrics.draft_seconds.inc(stats.draft_seconds)
         self.metrics.accepted_tokens.inc(stats.num_accepted_tokens)
 
     def _on_failure(self, failure: EngineFailedError) -> None:

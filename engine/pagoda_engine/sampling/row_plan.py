@@ -132,15 +132,28 @@ def plan_rows(rows: Sequence[SampleRow], device: torch.device) -> RowPlan:
     return RowPlan(
         draw=_draw(rows, device),
         penalties=_penalties(rows, device),
-        biased=tuple(
-            (i, *row.state.bias(device))
-            for i, row in enumerate(rows)
-            if row.state.params.logit_bias
-        ),
+        biased=_biased(rows, device),
         repeated=_repeated(rows, device),
         forbidden=_forbidden(rows, device),
         masks=_masks(rows, device),
         logprobs=_logprobs(rows, device),
+    )
+
+
+def plan_guesses(rows: Sequence[SampleRow], device: torch.device) -> RowPlan:
+    """Put on the device what moves a row's choice most: biases and the draw.
+
+    For tokens that are only proposed: what masks, ``min_tokens`` and log probabilities take is
+    spared.
+    """
+    return RowPlan(draw=_draw(rows, device), biased=_biased(rows, device))
+
+
+def _biased(
+    rows: Sequence[SampleRow], device: torch.device
+) -> tuple[tuple[int, torch.Tensor, torch.Tensor], ...]:
+    return tuple(
+        (i, *row.state.bias(device)) for i, row in enumerate(rows) if row.state.params.logit_bias
     )
 
 

@@ -179,7 +179,7 @@ class Scheduler:
     def hold(self, sequence: Sequence) -> None:
         """Take a sequence out of the steps and keep its blocks."""
         self.running.remove(sequence)
-        sequence.leave_steps(SequenceState.HELD)
+        self._leave_steps(sequence, SequenceState.HELD)
         self.held[sequence.sequence_id] = sequence
 
     def finish(self, sequence: Sequence) -> None:
@@ -199,12 +199,18 @@ class Scheduler:
             self.blocks.free(sequence)
         if self._speculator is not None:
             self._speculator.learn(sequence)
-        sequence.leave_steps(SequenceState.FINISHED)
+        self._leave_steps(sequence, SequenceState.FINISHED)
         self._flows.remove(sequence)
         if sequence.flow not in self._flows:
             self._lateness.forget(sequence.flow)
         del self._sequences[sequence.sequence_id]
         self._searches.discard(sequence)
+
+    def stop_proposing(self, sequence: Sequence) -> None:
+        """Forget what is kept for a sequence to propose its next tokens."""
+        sequence.guesses = None
+        if self._speculator is not None:
+            self._speculator.forget(sequence)
 
     def has_work(self) -> bool:
         """Tell whether `schedule` would choose or admit anything."""
@@ -213,6 +219,10 @@ class Scheduler:
     def has_only_decodes(self) -> bool:
         """Tell whether all that `schedule` would choose are decodes."""
         return not self._can_admit() and not any(s.is_prefilling for s in self.running)
+
+    def _leave_steps(self, sequence: Sequence, state: SequenceState) -> None:
+        self.stop_proposing(sequence)
+        sequence.leave_steps(state)
 
     def _make_room(self) -> list[Sequence]:
         """Let flows that hold much give to the one whose turn it is to be let in; return who gave.
@@ -364,17 +374,20 @@ class Scheduler:
             for sequence in decodes:
                 sequence.waits_for_tokens = False
             return {}
-        proposals = self._speculator.propose(decodes, self.step_cost)
+        proposals = self._speculator.propose(
+            decodes,
+            self.step_cost,
+            room=lambda: self._room_for_proposals(decodes, spare, num_rows),
+            unclaimed=unclaimed / 2,
+        )
         if not proposals:
             return proposals
-        if self.waiting or any(s.is_prefilling for s in self.running):
-            spare //= 2
-        spare -= sum(s.num_uncomputed_tokens - 1 for s in decodes)  # forced ones come first
-        room = min(spare, self._max_num_rows - num_rows)
+        room = self._room_for_proposals(decodes, spare, num_rows)
+        unclaimed = max(0.0, unclaimed - self._speculator.draft_seconds)
         rooms: dict[Flow, int] = {}
         if not math.isinf(unclaimed):
             flows = {sequence.flow for sequence in proposals}
-            cost = self.step_cost.per_proposed_token * max(1, len(flows))
+            cost = self.step_cost.proposed(len(decodes)) * max(1, len(flows))
             rooms = {flow: int(min(unclaimed / cost, room) if cost else room) for flow in flows}
         for sequence in proposals:
             flow = sequence.flow
@@ -390,6 +403,13 @@ class Scheduler:
             if flow in rooms:
                 rooms[flow] -= wanted
         return proposals
+
+    def _room_for_proposals(self, decodes: list[Sequence], spare: int, num_rows: int) -> int:
+        """Return how many tokens may be proposed in all, beside so many rows."""
+        if self.waiting or any(s.is_prefilling for s in self.running):
+            spare //= 2
+        spare -= sum(s.num_uncomputed_tokens - 1 for s in decodes)  # forced ones come first
+        return min(spare, self._max_num_rows - num_rows)
 
     def _take_turns(self, decodes: list[Sequence], shares: dict[Flow, Share]) -> list[Sequence]:
         """Return as many of each flow's decodes as it has a share of: those that waited longest."""
@@ -451,7 +471,7 @@ class Scheduler:
         self.running.remove(victim)
         self.blocks.free(victim)
         victim.restart_beams()
-        victim.guesses = None  # those who wait are many, and it is soon made again
+        self.stop_proposing(victim)  # those who wait are many, and it is soon made again
         victim.waits_for_tokens = False
         victim.state = SequenceState.WAITING
         self._queue(victim)
@@ -628,5 +648,7 @@ class Scheduler:
         assert self._searches == {s for s in queued if s.num_seats > 1}
         for sequence in queued:
             check_sequence(sequence, self.blocks)
+        if self._speculator is not None:
+            self._speculator.check_invariants(self.running)
         self._flows.check_invariants(queued)
         self.blocks.check_invariants(queued)

@@ -3,9 +3,12 @@
 Knows sequences, their proposers and what steps cost. Knows nothing of blocks, shares or budgets.
 """
 
+import math
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from pagoda_engine.errors import TokenMaskError
+from pagoda_engine.scheduler.drafts import LEAST_OVERLAPPED, MARGIN, Drafts
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.speculation import (
@@ -18,16 +21,11 @@ from pagoda_engine.speculation import (
     TenantOutputs,
 )
 
-MARGIN = 1.5
-"""A proposed token must be expected to save so many times what it costs: both are estimates."""
-LEAST_OVERLAPPED = 1.25
-"""Proposals that must be right on average where a sequence sits out a step to be verified."""
-
 
 class Speculator:
     """Chooses proposals for the decodes of one step.
 
-    A token that a step verifies makes it longer by what `StepCost.per_proposed_token` says. If it
+    A token that a step verifies makes it longer by what `StepCost.proposed` says. If it
     is right, its sequence needs one step less: that saves a decode, and its part of what a step
     takes anyway. So one row alone has many proposals verified, and one of a large batch few that
     are nearly certain.
@@ -40,6 +38,7 @@ class Speculator:
         overlaps: bool,
         outputs: TenantOutputs | None = None,
         make_proposer: MakeProposer = NgramProposer,
+        drafts: Drafts | None = None,
     ) -> None:
         """Speculate.
 
@@ -50,11 +49,14 @@ class Speculator:
             outputs: learns what ends, and is where a sequence's proposals come from beside itself;
                 None: from itself alone.
             make_proposer: of each sequence, where there are no `outputs`.
+            drafts: of a draft model, which proposes where that gains more; None: there is none.
         """
         self._max_tokens = max_tokens
         self._overlaps = overlaps
         self._outputs = outputs
         self._make_proposer = make_proposer
+        self._drafts = drafts
+        self.draft_seconds = 0.0
 
     def learn(self, sequence: Sequence) -> None:
         """Remember for its tenant what a sequence said that has ended, however it did.
@@ -66,17 +68,52 @@ class Speculator:
             return
         self._outputs.add(_key(sequence), request.prompt_token_ids, sequence.output_token_ids)
 
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what a draft keeps for a sequence that leaves the steps, or must not speculate."""
+        if self._drafts is not None:
+            self._drafts.drop(sequence)
+
+    def check_invariants(self, running: SequenceOf[Sequence]) -> None:
+        """Raise AssertionError if anything is kept of a sequence that does not run."""
+        if self._drafts is not None:
+            self._drafts.check_invariants(running)
+
     def propose(
-        self, decodes: SequenceOf[Sequence], cost: StepCost
+        self,
+        decodes: SequenceOf[Sequence],
+        cost: StepCost,
+        *,
+        room: Callable[[], int],
+        unclaimed: float = math.inf,
     ) -> dict[Sequence, SequenceOf[int]]:
         """Return the tokens that are worth being verified, for those that have any.
 
         Args:
             decodes: all that could be in the step.
             cost: of steps.
+            room: says how many tokens may be verified in all. Asked where a draft is; who proposes
+                without a forward proposes more, of which the first ones are taken.
+            unclaimed: time that a draft may take.
         """
-        saved = cost.base / max(1, len(decodes)) + cost.per_decode
-        least = MARGIN * cost.per_proposed_token / saved if saved else 1.0
+        proposals = self._look_up(decodes, cost)
+        if self._drafts is not None and cost.is_seconds:
+            before = self._drafts.seconds
+            drafted = self._drafts.add_to(proposals, decodes, cost, room=room, unclaimed=unclaimed)
+            self.draft_seconds = self._drafts.seconds - before
+            for sequence in drafted:
+                if sequence.request.token_mask is not None:
+                    proposals[sequence] = _that_may_come(sequence, proposals[sequence])
+                if not proposals[sequence]:
+                    del proposals[sequence]
+        return proposals
+
+    def _look_up(
+        self, decodes: SequenceOf[Sequence], cost: StepCost
+    ) -> dict[Sequence, SequenceOf[int]]:
+        """Return what is worth being verified of what followed the same tokens before."""
+        num_decodes = max(1, len(decodes))
+        saved = cost.base / num_decodes + cost.per_decode
+        least = MARGIN * cost.proposed(num_decodes) / saved if saved else 1.0
         if least >= 1.0:
             return {}
         proposals = {}

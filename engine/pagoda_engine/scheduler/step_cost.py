@@ -8,10 +8,11 @@ from dataclasses import dataclass
 class StepCost:
     """A step takes base + per_decode * decodes + what its tokens of prompts take (`of_prompt`).
 
-    And per_proposed_token for each proposed token that it verifies. per_prefill_token is above 0.
+    And `proposed` for each proposed token that it verifies. per_prefill_token is above 0.
 
     Only what they are to each other matters, so the unit is whoever's who measured. The defaults
-    are about those of a CPU; they hold until something was measured.
+    are about those of a CPU; they hold until something was measured. Who measured in seconds says
+    so: what a draft model takes can be compared with nothing else.
 
     Attributes:
         base: of a step.
@@ -23,6 +24,8 @@ class StepCost:
         fetch_base: of a fetch of blocks from a lower tier.
         per_fetched_block: of each of its blocks; infinite: nothing can be fetched, as far as is
             known.
+        is_seconds: that is the unit.
+        proposed_by_batch: as per_proposed_token, by the number of decodes (see `proposed`).
     """
 
     base: float = 8.0
@@ -32,6 +35,18 @@ class StepCost:
     per_attended_token: float = 0.0
     fetch_base: float = 0.0
     per_fetched_block: float = math.inf
+    is_seconds: bool = False
+    proposed_by_batch: tuple[float, ...] = ()
+
+    def proposed(self, num_decodes: int) -> float:
+        """Return what a proposed token adds to a step of so many decodes, at least 1.
+
+        It is ``proposed_by_batch[i]`` for 2**i and more, as far as that was measured.
+        """
+        index = num_decodes.bit_length() - 1
+        if index < len(self.proposed_by_batch):
+            return self.proposed_by_batch[index]
+        return self.per_proposed_token
 
     def of(self, *, num_decodes: int, num_prefill_tokens: int) -> float:
         """Return the time of a step whose prompts are short."""

@@ -4,6 +4,8 @@ Knows tokens of sequences and of tenants' outputs. Knows nothing of steps, block
 verification costs.
 """
 
+from pagoda_engine.speculation.acceptance import Acceptance
+from pagoda_engine.speculation.forward_time import ForwardTime
 from pagoda_engine.speculation.guesses import Guesses
 from pagoda_engine.speculation.ngram import NgramProposer
 from pagoda_engine.speculation.proposer import MakeProposer, Proposer
@@ -11,6 +13,8 @@ from pagoda_engine.speculation.suffix import SuffixProposer
 from pagoda_engine.speculation.tenant_outputs import OutputsKey, TenantOutputs
 
 __all__ = [
+    "Acceptance",
+    "ForwardTime",
     "Guesses",
     "MakeProposer",
     "NgramProposer",

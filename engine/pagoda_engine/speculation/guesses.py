@@ -3,27 +3,21 @@
 Knows tokens and shares. Knows nothing of what a verification costs.
 """
 
-import math
 from collections.abc import Sequence
 
+from pagoda_engine.speculation.acceptance import RATE, Acceptance
 from pagoda_engine.speculation.proposer import Proposer
 
-FIRST_ACCEPTANCE = 0.5
-"""Share of right proposals that is expected of a sequence of which nothing is known."""
-MAX_RESTS = 7
-RATE = 0.15
-"""Weight of the latest proposal in the share of right ones."""
+MAX_RESTS = 15
 
 
-class Guesses:
+class Guesses(Acceptance):
     """Proposals for one sequence, compared with what came.
 
     What was proposed is remembered until the tokens are there, so a sequence for which nothing is
     verified any more is watched for free, and begins again when it repeats itself.
 
     Attributes:
-        acceptance: share of right ones among the proposed tokens behind right ones, old ones
-            forgotten.
         num_rests: steps for which it is not worth while to look.
     """
 
@@ -33,13 +27,12 @@ class Guesses:
         "_num_seen",
         "_proposer",
         "_token_ids",
-        "acceptance",
         "num_rests",
     )
 
     def __init__(self, token_ids: Sequence[int], proposer: Proposer) -> None:
         """Follow `token_ids`, which go on growing, as `proposer` does."""
-        self.acceptance = FIRST_ACCEPTANCE
+        super().__init__()
         self.num_rests = 0
         self._next_rest = 1
         self._token_ids = token_ids
@@ -56,11 +49,7 @@ class Guesses:
         """
         num_seen, self._num_seen = self._num_seen, len(self._token_ids)
         if self._expected:
-            new = self._token_ids[num_seen : self._num_seen]
-            for token_id, expected in zip(new, self._expected, strict=False):
-                self.acceptance += RATE * ((token_id == expected) - self.acceptance)
-                if token_id != expected:
-                    break
+            self.compare(self._expected, self._token_ids[num_seen : self._num_seen])
         elif counts_none and num_seen < self._num_seen:
             self.acceptance -= RATE * self.acceptance
         self._expected = self._proposer.propose(max_tokens) if max_tokens else ()
@@ -70,21 +59,3 @@ class Guesses:
         """Look less often, the longer no look has been useful: each takes some microseconds."""
         self.num_rests = 0 if is_useful else self._next_rest
         self._next_rest = 1 if is_useful else min(MAX_RESTS, 2 * self._next_rest)
-
-    def num_likely(self, least: float) -> int:
-        """Return how many proposals in a row are right with at least this probability, in (0, 1).
-
-        A proposal counts only if all before it are right.
-        """
-        if self.acceptance <= least:
-            return 0
-        if self.acceptance >= 1.0:
-            return 2**31
-        return int(math.log(least) / math.log(self.acceptance))
-
-    def num_expected(self, num_proposed: int) -> float:
-        """Return how many of so many proposals are right on average."""
-        share = self.acceptance
-        if share >= 1.0:
-            return float(num_proposed)
-        return share * (1.0 - share**num_proposed) / (1.0 - share)

@@ -110,11 +110,18 @@ class RecentOutputs:
     def _index(self, first: int, end: int) -> None:
         """Let the tokens from `first` to `end` vote for what follows the suffixes before them."""
         tokens = np.frombuffer(self._tokens, np.int32)
+        new = np.arange(max(first, SUFFIXES[0]), end)
+        before = max(0, first - SUFFIXES[-1])
+        ids = tokens[before:end].astype(np.int64)
+        sums, num_summed = np.zeros(len(new), np.int64), 0
         for i, size in enumerate(SUFFIXES):
-            new = np.arange(max(first, size), end)
-            sums = np.zeros(len(new), np.int64)
-            for back in range(size):
-                sums += tokens[new - 1 - back].astype(np.int64) * _FACTORS[back]
+            start = max(first, size)
+            if start >= end:
+                break
+            new, sums = new[start - end :], sums[start - end :]
+            for back in range(num_summed, size):
+                sums += ids[start - 1 - back - before : end - 1 - back - before] * _FACTORS[back]
+            num_summed = size
             slots = (sums >> _LOW_BITS) & _MASK
             places = np.frombuffer(self._places[i], np.int32)
             votes = np.frombuffer(self._votes[i], np.int8)

@@ -65,6 +65,7 @@ def load_engine(
     on_layers: OnLayers | None = None,
     shares_pool: bool = False,
     read_buffer_bytes: Callable[[int], int] = lambda block_bytes: 0,
+    draft_folder: Path | None = None,
     start_up: StartUp,
 ) -> Engine:
     """Load a model, allocate its KV blocks, capture graphs and warm up.
@@ -78,6 +79,8 @@ def load_engine(
         shares_pool: let other processes of this host read the KV pool, if they can.
         read_buffer_bytes: bytes of a block -> those of a further buffer that each lane of copies
             will have, for which room must be left.
+        draft_folder: of a draft model with the same tokens, or its GGUF file; None: there is none.
+            With one, speculation that is ``auto`` is on.
         start_up: told what goes on.
 
     Raises:
@@ -85,10 +88,11 @@ def load_engine(
         MemoryBudgetError: the model, or its longest sequence, does not fit.
         Exception: what `start_up` ends the start with.
     """
-    loading = _Loading(folder, options, read_buffer_bytes, start_up)
+    loading = _Loading(folder, options, read_buffer_bytes, draft_folder, start_up)
     try:
         with start_up.phase("loading weights"):
             model = load_model(folder, loading.config, on_progress=start_up.percent)
+            draft = loading.loaded_draft()
             give_back_freed()
             adapters = loading.opened_adapters(model)
         if loading.seat is not None and model.decoder.is_native:
@@ -108,10 +112,13 @@ def load_engine(
                 kv_cache=kv_cache,
                 shared_processors=loading.seat if model.decoder.is_native else None,
                 adapters=adapters,
+                draft=draft,
             )
         loading.capture(engine)
         with start_up.phase("warming up"):
             is_finite = warm_engine(engine)
+            if engine.drafter is not None:
+                engine.drafter.warm_up()
         if not is_finite:
             raise CheckpointError(
                 folder,
@@ -131,6 +138,7 @@ class _Loading:
         folder: Path,
         options: EngineOptions,
         read_buffer_bytes: Callable[[int], int],
+        draft_folder: Path | None,
         start_up: StartUp,
     ) -> None:
         """Choose the limits of a step, and refuse a model that cannot fit before it is read."""
@@ -138,6 +146,7 @@ class _Loading:
         self.seat = _share_processors(options)
         self._read_buffer_bytes = read_buffer_bytes
         self._start_up = start_up
+        self._draft_folder = draft_folder
         model_files = open_model(folder)
         description = model_files.description
         device = resolve_device(device_name(options.device))
@@ -150,6 +159,14 @@ class _Loading:
         num_bytes = weight_bytes(description, torch_dtype, stored)
         taken_bytes = num_bytes + options.max_adapters * adapter_bytes
         logger.info("weights will take %s", format_bytes(num_bytes))
+        draft_block_bytes = 0
+        if draft_folder is not None:
+            draft_files = open_model(draft_folder)
+            draft_dtype = dtype_of(draft_files, options.dtype, device)
+            stored = _stored(draft_files, options, device)
+            taken_bytes += weight_bytes(draft_files.description, draft_dtype, stored)
+            token_bytes = draft_files.description.kv_bytes_per_token(draft_dtype)
+            draft_block_bytes = token_bytes * options.block_size
         self._planner = PoolPlanner(
             options,
             block_bytes=block_bytes,
@@ -159,6 +176,7 @@ class _Loading:
                 taken_bytes,
                 available_bytes(),
             ),
+            draft_block_bytes=draft_block_bytes,
         )
         self._memory: DeviceMemory | None = None
         self._budget: MemoryBudget | None = None
@@ -173,6 +191,20 @@ class _Loading:
             limits = step_limits_of(description, torch_dtype, self._budget.pool_bytes)
         self._planner.plan(self._budget)
         self.config = _config(options, device, limits)
+
+    def loaded_draft(self) -> LoadedModel | None:
+        """Read the draft model, if there shall be one, and say which."""
+        if self._draft_folder is None:
+            return None
+        draft = load_model(self._draft_folder, self.config)
+        size = weight_bytes(draft.description, draft.dtype)
+        logger.info(
+            "a draft model proposes tokens: %s, %s, %s of weights",
+            self._draft_folder,
+            draft.description.architecture,
+            format_bytes(size),
+        )
+        return draft
 
     def opened_adapters(self, model: LoadedModel) -> AdapterTable | None:
         """Take the memory of the slots for adapters, if there shall be any, and say how much."""
@@ -219,7 +251,8 @@ class _Loading:
                 model.max_position_embeddings,
             )
         config = replace(self.config, num_blocks=pool.num_blocks, max_model_len=max_model_len)
-        if self._options.speculation == "auto" and model.decoder.is_batch_invariant:
+        is_wanted = model.decoder.is_batch_invariant or self._draft_folder is not None
+        if self._options.speculation == "auto" and is_wanted:
             config = replace(config, speculation="ngram")
         return config
 

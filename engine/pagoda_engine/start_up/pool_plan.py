@@ -22,6 +22,7 @@ class PoolPlanner:
         block_bytes: int,
         model_limit: int,
         default_bytes: int = MIN_POOL_BYTES,
+        draft_block_bytes: int = 0,
     ) -> None:
         """Take what does not depend on measurements.
 
@@ -30,7 +31,10 @@ class PoolPlanner:
             block_bytes: of one KV block, all layers.
             model_limit: tokens of the longest sequence that the model was made for.
             default_bytes: of a pool on a CPU whose size nobody set, see `host_memory`.
+            draft_block_bytes: of as many tokens' KV of a draft model, which has a pool of as many
+                blocks beside this one; 0: there is none.
         """
+        self._draft_block_bytes = draft_block_bytes
         self._default_bytes = default_bytes
         self._options = options
         self._block_bytes = block_bytes
@@ -51,9 +55,9 @@ class PoolPlanner:
         elif options.kv_cache_bytes or budget is None:
             num_blocks = (options.kv_cache_bytes or self._default_bytes) // self._block_bytes
         else:
-            num_blocks = budget.pool_bytes // self._block_bytes
+            num_blocks = budget.pool_bytes // (self._block_bytes + self._draft_block_bytes)
         pool = KvPool(num_blocks, self._block_bytes, options.block_size)
-        num_bytes = num_blocks * self._block_bytes
+        num_bytes = num_blocks * (self._block_bytes + self._draft_block_bytes)
         if num_blocks < 1:
             self._refuse("there is no room for a KV block", pool, budget)
         if budget is not None and num_bytes > budget.free_pool_bytes:
@@ -81,7 +85,12 @@ class PoolPlanner:
                 f"sequence of {self._limit} tokens, within 1/8 of the memory left beside the "
                 f"weights, and {format_bytes(MIN_POOL_BYTES)} at least"
             )
-        return "\n".join([*lines, pool.explain(self._limit)])
+        lines.append(pool.explain(self._limit))
+        if self._draft_block_bytes:
+            size = format_bytes(pool.num_blocks * self._draft_block_bytes)
+            token_kib = self._draft_block_bytes / pool.block_size / 1024
+            lines.append(f"KV of the draft model beside it {size}: {token_kib:g} KiB per token")
+        return "\n".join(lines)
 
     def step_remedies(self, largest_step: str) -> list[str]:
         """Return what makes the largest step smaller."""
@@ -94,6 +103,8 @@ class PoolPlanner:
 
     def _refuse(self, reason: str, pool: KvPool, budget: MemoryBudget | None) -> NoReturn:
         needed = pool.bytes_for(self._required_tokens)
+        if self._draft_block_bytes and budget is not None:
+            needed += needed // self._block_bytes * self._draft_block_bytes
         remedies = self._pool_remedies(needed, budget)
         if 0 < pool.num_tokens < self._required_tokens:
             remedies.append(f"lower `max_model_len` to {pool.num_tokens} or less")

@@ -142,7 +142,7 @@ def _try_alone(scheduler: Scheduler, scheduled: ScheduledSequence) -> None:
     """
     sequence = scheduled.sequence
     sequence.can_speculate = sequence.waits_for_tokens = False
-    sequence.guesses = None
+    scheduler.stop_proposing(sequence)
     if sequence.state is SequenceState.RUNNING:
         sequence.num_launched_tokens = sequence.num_computed_tokens
         scheduler.blocks.trim(sequence)

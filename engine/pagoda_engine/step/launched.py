@@ -37,12 +37,14 @@ class LaunchedStep:
         prepared: as queued.
         work: on its way.
         times: of the host's clock: scheduling began, ended, the work was queued.
+        draft_seconds: of the first of these spans, what a draft model took.
     """
 
     batch: tuple[ScheduledSequence, ...]
     prepared: PreparedStep
     work: LaunchedWork
     times: tuple[float, float, float]
+    draft_seconds: float = 0.0
 
     def read(self) -> ReadStep:
         """Wait for the device."""
@@ -106,6 +108,7 @@ class LaunchedStep:
             num_preempted=num_preempted,
             started=started,
             schedule_seconds=scheduled - started,
+            draft_seconds=self.draft_seconds,
             launch_seconds=launched - scheduled - self.work.inline_seconds,
             forward_seconds=forward_seconds,
             sample_seconds=sample_seconds,

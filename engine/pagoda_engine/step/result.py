@@ -141,6 +141,7 @@ class StepStats:
         num_preempted: sequences that lost their blocks since the last result.
         started: the engine's clock when the host began to schedule.
         schedule_seconds: host: choosing the batch.
+        draft_seconds: of that, what a draft model took to propose tokens or to compute a prompt.
         launch_seconds: host: preparing the inputs and queueing the work.
         forward_seconds: device: the model.
         sample_seconds: device: the choice of tokens.
@@ -163,6 +164,7 @@ class StepStats:
     num_preempted: int = 0
     started: float = 0.0
     schedule_seconds: float = 0.0
+    draft_seconds: float = 0.0
     launch_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0

@@ -84,6 +84,12 @@ class CommonSettings(ServiceSettings):
         "own tenant alone, 557056 bytes a tenant: tokens that followed the same ones there are "
         "proposed too; 0: only those of a sequence's own prompt and output",
     )
+    draft_model: str = Field(
+        default="",
+        description="Small model with the same tokenizer, named as PAGODA_MODEL is: decode workers "
+        "let it propose tokens too, in steps where that is measured to save time; it has KV of its "
+        "own beside theirs. Turns speculation on where auto would not. Empty: none",
+    )
     quantization: Literal["none", "int8", "int4"] = Field(
         default="none",
         description="Format of the weights in memory, made as they are read, for CPUs; the output "

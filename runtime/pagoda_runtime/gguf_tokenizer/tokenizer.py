@@ -13,13 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from pagoda_formats.errors import FormatError
-from pagoda_formats.gguf_file import GgufFile, read_gguf
+from pagoda_formats.gguf_file import GgufFile, is_gguf, read_gguf
 from pagoda_runtime.errors import ModelFolderError
 from pagoda_runtime.gguf_tokenizer.pre_tokenizers import PRE_TOKENIZERS, byte_level
 from pagoda_runtime.gguf_tokenizer.vocabulary import BYTE, Vocabulary
 
 SPACE = "\u2581"
 """What SentencePiece writes for a space."""
+
+
+def tokenizer_text(model_folder: Path) -> str:
+    """Return tokenizer.json of a model's folder, or what it would be of a GGUF file.
+
+    Raises:
+        OSError: the folder has none.
+        UnicodeDecodeError: it is no text.
+        ModelFolderError: as `tokenizer_json`.
+    """
+    if is_gguf(model_folder):
+        return tokenizer_json(model_folder)
+    return (model_folder / "tokenizer.json").read_text(encoding="utf-8")
 
 
 def tokenizer_json(path: Path) -> str:

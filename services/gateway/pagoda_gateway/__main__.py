@@ -1,6 +1,7 @@
 """`python -m pagoda_gateway`: one gateway process."""
 
 import contextlib
+import gc
 import logging
 import sys
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pagoda_engine import StepCost, StepStats
 from pagoda_worker.heartbeat.least_squares import Sums, non_negative_solution
 from pagoda_worker.heartbeat.prefill_time import PrefillTime
+from pagoda_worker.heartbeat.proposed_cost import ProposedCost
 
 DECAY = 0.995  # per step: a half-life of about 140 steps
 MIN_STEPS = 8
@@ -87,17 +88,25 @@ class SpeedModel:
         self._num_unfitted_steps = 0
         self._prefill = Rate()
         self._prefill_time = PrefillTime()
-        # Of decodes lately: how many, the tokens proposed for them, and those accepted.
-        self._decodes: npt.NDArray[np.float64] = np.zeros(3)
+        self._proposed = ProposedCost()
+        # Of decodes lately: how many, the tokens proposed for them, those accepted, and the
+        # seconds that a draft model took.
+        self._decodes: npt.NDArray[np.float64] = np.zeros(4)
 
     def add(self, stats: StepStats) -> None:
         """Learn from one step."""
-        seconds = stats.seconds
+        # A draft is asked while the device waits, and its time is known: it is no part of a step's.
+        draft_seconds = min(stats.draft_seconds, stats.gap_seconds)
+        seconds = stats.seconds - draft_seconds
         if not stats.num_sequences or seconds <= 0:
             return
         if stats.num_decode_tokens:
-            counts = stats.num_decode_tokens, stats.num_proposed_tokens, stats.num_accepted_tokens
-            self._decodes = DECAY * self._decodes + counts
+            self._decodes = DECAY * self._decodes + (
+                stats.num_decode_tokens,
+                stats.num_proposed_tokens,
+                stats.num_accepted_tokens,
+                draft_seconds,
+            )
         if not stats.num_prefill_tokens:
             self._add_decode(stats, seconds)
             return
@@ -121,6 +130,13 @@ class SpeedModel:
             recent = self._recent_step_time()
             predicted = recent.predict(*_amounts(stats))
             seconds = min(seconds, MAX_OUTLIER_RATIO * predicted) if predicted else seconds
+            if plain := recent.predict(stats.num_sequences, stats.num_context_tokens):
+                self._proposed.add(
+                    stats.num_sequences,
+                    stats.num_proposed_tokens,
+                    seconds=seconds,
+                    predicted=plain,
+                )
         is_small = stats.num_sequences <= MAX_SMALL_SEQUENCES
         features = np.array([1.0, *_amounts(stats)]) / seconds
         if is_small:
@@ -151,6 +167,11 @@ class SpeedModel:
         return float(self._decodes[2] / max(self._decodes[0], 1e-9))
 
     @property
+    def draft_seconds_per_decode(self) -> float:
+        """What a draft model takes for a sequence in a step, on average; 0 until measured."""
+        return float(self._decodes[3] / max(self._decodes[0], 1e-9))
+
+    @property
     def step_time(self) -> StepTime:
         """All zero until some steps were measured."""
         if self._num_unfitted_steps and self._num_steps >= MIN_STEPS:
@@ -171,14 +192,15 @@ class SpeedModel:
         per_decode = time.per_sequence + float(time.per_context_token * num_context_tokens)
         per_token, per_attended_token = self._prefill_time.coefficients
         guessed = _guessed_per_prefill_token(time.base, per_decode)
+        per_proposed = time.per_proposed_token if gram[3, 3] else per_decode * PRIOR_PROPOSED
         return StepCost(
             base=time.base,
             per_decode=per_decode,
             per_prefill_token=per_token or guessed,
             per_attended_token=per_attended_token,
-            per_proposed_token=(
-                time.per_proposed_token if gram[3, 3] else per_decode * PRIOR_PROPOSED
-            ),
+            per_proposed_token=per_proposed,
+            is_seconds=True,
+            proposed_by_batch=self._proposed.by_batch(per_proposed),
         )
 
 

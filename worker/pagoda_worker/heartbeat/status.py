@@ -69,6 +69,8 @@ def make_status(
         adapters: that are loaded.
     """
     step_time = speed.steps.step_time
+    # Who predicts a step's time knows nothing of drafts: theirs is each sequence's.
+    per_sequence = step_time.per_sequence + speed.steps.draft_seconds_per_decode
     card = model.card()
     card.adapters.extend(adapters)
     return status_pb2.WorkerStatus(
@@ -91,7 +93,7 @@ def make_status(
         speed=status_pb2.Speed(
             prefill_tokens_per_second=speed.steps.prefill_tokens_per_second,
             step_base_ms=step_time.base * 1e3,
-            step_per_sequence_ms=step_time.per_sequence * 1e3,
+            step_per_sequence_ms=per_sequence * 1e3,
             step_per_context_token_ms=step_time.per_context_token * 1e3,
             step_per_proposed_token_ms=step_time.per_proposed_token * 1e3,
             proposed_per_decode=speed.steps.proposed_per_decode,

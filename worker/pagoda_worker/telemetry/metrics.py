@@ -91,6 +91,11 @@ class WorkerMetrics:
             "Proposed tokens that were right",
             registry=registry,
         )
+        self.draft_seconds = Counter(
+            "pagoda_speculation_draft_seconds",
+            "Time in which a draft model proposed tokens or computed prompts",
+            registry=registry,
+        )
         self.preemptions = Counter("pagoda_preemptions", "Sequences preempted", registry=registry)
         self.resumptions = Counter(
             "pagoda_resumptions",

@@ -124,6 +124,7 @@ class StepTimeline:
                 "pagoda.step.context_tokens": stats.num_context_tokens,
                 "pagoda.step.preempted": stats.num_preempted,
                 "pagoda.step.is_graph": stats.is_graph,
+                "pagoda.step.draft_ms": 1e3 * stats.draft_seconds,
                 "pagoda.step.gap_ms": 1e3 * stats.gap_seconds,
                 "pagoda.step.wait_ms": 1e3 * stats.wait_seconds,
                 "pagoda.step.commit_ms": 1e3 * stats.commit_seconds,

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from pagoda_engine.speculation import Guesses
-from pagoda_engine.speculation.guesses import FIRST_ACCEPTANCE, MAX_RESTS, RATE
+from pagoda_engine.speculation.acceptance import FIRST_ACCEPTANCE, RATE
+from pagoda_engine.speculation.guesses import MAX_RESTS
 
 
 class Says:
@@ -80,9 +81,9 @@ def test_extremes() -> None:
 def test_who_looks_in_vain_looks_less_often() -> None:
     guesses = Guesses([], Says())
     rests = []
-    for _ in range(5):
+    for _ in range(6):
         guesses.rest(is_useful=False)
         rests.append(guesses.num_rests)
-    assert rests == [1, 2, 4, MAX_RESTS, MAX_RESTS]
+    assert rests == [1, 2, 4, 8, MAX_RESTS, MAX_RESTS]
     guesses.rest(is_useful=True)
     assert guesses.num_rests == 0

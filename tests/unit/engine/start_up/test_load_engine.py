@@ -122,6 +122,40 @@ def test_speculation_is_on_by_itself_only_where_it_changes_no_bit(
     assert engine.config.speculation == expected
 
 
+@pytest.mark.parametrize("speculation", ["auto", "ngram"])
+def test_a_draft_has_a_place_in_the_plan_and_turns_speculation_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, speculation: str
+) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "model", "qwen3_moe")
+    draft = make_tiny_checkpoint(tmp_path / "draft")
+    with caplog.at_level(logging.INFO):
+        engine = load_engine(
+            folder,
+            make_options(num_blocks=64, device="cpu", dtype="float32", speculation=speculation),
+            hash_block=hash_block,
+            on_evict=lambda block_hash, block_id: None,
+            draft_folder=draft,
+            start_up=StartUp(lambda phase: None),
+        )
+    assert engine.config.speculation == "ngram"
+    assert engine.drafter is not None
+    assert engine.drafter.num_free_blocks == 64
+    assert engine.drafter.time.base > 0.0
+    text = caplog.text
+    assert f"a draft model proposes tokens: {draft}, LlamaForCausalLM" in text
+    # Two of K and V, three layers, two heads of 16, four bytes each.
+    assert "KV of the draft model beside it 0.75 MiB: 0.75 KiB per token" in text
+
+
+def test_without_a_draft_there_is_nothing_of_it(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        engine = load(folder)
+    assert engine.drafter is None
+    assert "draft" not in caplog.text
+
+
 def test_the_arithmetic_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         load(folder)

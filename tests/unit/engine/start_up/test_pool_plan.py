@@ -48,6 +48,23 @@ def test_on_a_cpu_the_pool_has_the_size_that_was_chosen_unless_one_is_set() -> N
     assert planner(kv_cache_bytes=GIB, num_blocks=7).plan(None).num_blocks == 7
 
 
+def test_a_draft_has_as_many_blocks_and_its_part_of_the_share() -> None:
+    options = make_options()
+    both = PoolPlanner(
+        options, block_bytes=BLOCK_BYTES, model_limit=131072, draft_block_bytes=BLOCK_BYTES // 10
+    )
+    pool = both.plan(GPU)
+    assert pool.num_blocks == 11 * GIB // (BLOCK_BYTES + BLOCK_BYTES // 10)
+    assert "the draft model beside it 1024.00 MiB: 12.8 KiB per token" in both.explain(pool, GPU)
+    set_size = PoolPlanner(
+        make_options(kv_cache_bytes=50 * GIB),
+        block_bytes=BLOCK_BYTES,
+        model_limit=131072,
+        draft_block_bytes=BLOCK_BYTES // 4,
+    )
+    assert refusal(set_size, GPU).reason == "there is no room for a KV pool of 62.50 GiB"
+
+
 def test_a_size_that_is_set_ignores_the_share() -> None:
     assert planner(kv_cache_bytes=20 * GIB).plan(GPU).num_blocks == 20 * GIB // BLOCK_BYTES
 

@@ -19,6 +19,7 @@ from pagoda_engine import (
     KvSource,
     LoadedModel,
     SamplingParams,
+    StepCost,
     load_model,
 )
 from pagoda_engine.sampling.sampler import INVALID, SampledToken
@@ -30,6 +31,11 @@ FEW = dict.fromkeys(range(30, 34), 40.0)
 """Bias to so few tokens that even drawn ones repeat what has been."""
 LONG = greedy(60)
 BIASED = greedy(60, logit_bias=FEW)
+DRAFTED_COSTS = [
+    StepCost(8.0, 1.0, 0.35, 0.05, is_seconds=True),
+    StepCost(2e-3, 1e-4, 3e-5, 3e-5, is_seconds=True),
+]
+"""Where all that is drafted pays, and about as it is on a CPU."""
 DRAWN = SamplingParams(max_tokens=60, temperature=0.7, seed=5, logit_bias=FEW, ignore_eos=True)
 
 
@@ -349,9 +355,15 @@ def test_where_steps_overlap_a_sequence_waits_for_what_it_speculates_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
+@pytest.mark.parametrize("is_drafted", [False, True], ids=["looked up", "drafted"])
 @pytest.mark.parametrize("number", range(4))
 def test_random_runs_give_what_each_gives_alone(
-    tiny_model: LoadedModel, queue: ThreadQueue, seed: int, number: int, lag: int
+    tiny_model: LoadedModel,
+    queue: ThreadQueue,
+    seed: int,
+    number: int,
+    is_drafted: bool,
+    lag: int,
 ) -> None:
     rng = random.Random(seed + number)
     config = EngineConfig(
@@ -364,8 +376,10 @@ def test_random_runs_give_what_each_gives_alone(
         num_speculative_tokens=rng.choice([2, 5, 12]),
     )
     extra = {"queue": queue, "graph_capture": RerunCapture()} if lag else {}
-    driver = EngineDriver(tiny_model, config, **extra)
+    driver = EngineDriver(tiny_model, config, draft=tiny_model if is_drafted else None, **extra)
     driver.engine.capture()
+    if is_drafted:
+        driver.engine.set_step_cost(rng.choice(DRAFTED_COSTS))
     phrases = [[rng.randrange(250) for _ in range(4)] for _ in range(3)]
     requests, aborted = {}, set()
     for i in range(16):
@@ -395,6 +409,8 @@ def test_random_runs_give_what_each_gives_alone(
             driver.engine.abort([*aborted][-1])
         driver.step()
     assert driver.engine.num_free_blocks == config.num_blocks
+    if driver.engine.drafter is not None:
+        assert driver.engine.drafter.num_free_blocks == config.num_blocks
     driver.check_compute_time()
     for name, (prompt, sampling, mask) in requests.items():
         alone = make_driver(tiny_model, max_model_len=64)
