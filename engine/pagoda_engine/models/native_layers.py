@@ -10,10 +10,11 @@ from pagoda_engine.models.attention import Attention
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.embedding import Embedding
-from pagoda_engine.models.feed_forward import DenseFeedForward
-from pagoda_engine.models.linear import GatedLinear
+from pagoda_engine.models.latent_attention import LatentAttention
 from pagoda_engine.models.norm import Norm, RmsNorm
-from pagoda_kernels.native.decoder_layers import DecoderLayers, LayerWeights
+from pagoda_kernels.native.decoder_layers import DecoderLayers
+from pagoda_kernels.native.layer_weights import LayerWeights, PackedAttention
+from pagoda_kernels.native.packed_latents import LatentsShape, PackedLatents, can_pack_latents
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def native_layers(
         return None
     weights = [_weights(layer) for layer in layers]
     packed = [layer for layer in weights if layer is not None]
-    cos_sin = layers[0].attention.cos_sin
+    cos_sin, latent = layers[0].attention.cos_sin, description.latent
     if len(packed) < len(weights) or cos_sin is None or not isinstance(final_norm, RmsNorm):
         return None
     native = DecoderLayers(
@@ -49,8 +50,9 @@ def native_layers(
         final_norm=final_norm.weight,
         cos_sin=cos_sin,
         num_heads=description.num_heads,
-        num_kv_heads=description.num_kv_heads,
-        head_dim=description.head_dim,
+        num_kv_heads=description.num_kv_heads if latent is None else 1,
+        head_dim=description.head_dim if latent is None else latent.width,
+        scale=description.scale,
         eps=description.norm_eps,
     )
     return native if native.fits else None
@@ -62,11 +64,8 @@ def missing_parts(description: DecoderDescription) -> list[str]:
     multipliers = (
         description.embedding_multiplier,
         description.residual_multiplier,
-        description.scale * description.head_dim**0.5,
     )
     is_missing = {
-        "latent attention": description.latent is not None,
-        "mixture of experts": description.experts is not None,
         "layer norm": description.norm == "layer",
         "norm with 1 + weight": description.norm == "rms_unit_offset",
         "parallel block": description.is_parallel,
@@ -81,7 +80,6 @@ def missing_parts(description: DecoderDescription) -> list[str]:
         "QK norm over all heads, or of each": description.qk_norm not in ("none", "head"),
         "bound of Q, K and V": description.qkv_clip is not None,
         "ALiBi": bool(description.alibi_bias_max),
-        "attention sinks": bool(names.sinks),
         "soft cap of scores": description.attention_soft_cap is not None,
         "feed-forward without a gate": not description.is_gated,
         f"{description.activation} gate": description.activation != "silu",
@@ -92,25 +90,50 @@ def missing_parts(description: DecoderDescription) -> list[str]:
 
 def _weights(layer: DecoderLayer) -> LayerWeights | None:
     """Return what the call takes, or None if a projection is not packed."""
-    attention, dense = layer.attention, layer.feed_forward
-    assert isinstance(attention, Attention), "`missing_parts` was asked"
-    assert isinstance(dense, DenseFeedForward)
-    assert isinstance(dense.up, GatedLinear)
-    assert isinstance(layer.attention_in_norm, RmsNorm)
+    assert isinstance(layer.attention_in_norm, RmsNorm), "`missing_parts` was asked"
     assert isinstance(layer.feed_forward_in_norm, RmsNorm)
-    qkv, output = attention.qkv.packed, attention.output.packed
-    gate_up, down = dense.up.packed, dense.down.packed
-    if qkv is None or output is None or gate_up is None or down is None:
+    attention = layer.attention
+    packed = _latents(attention) if isinstance(attention, LatentAttention) else _heads(attention)
+    output, feed_forward = attention.output.packed, layer.feed_forward.packed
+    if packed is None or output is None or feed_forward is None:
         return None
-    q_norm, k_norm = (attention.qk_norm and attention.qk_norm.weights) or (None, None)
     return LayerWeights(
         input_norm=layer.attention_in_norm.weight,
+        attention=packed,
+        output=output,
         post_attention_norm=layer.feed_forward_in_norm.weight,
+        feed_forward=feed_forward,
+    )
+
+
+def _heads(attention: Attention) -> PackedAttention | None:
+    if attention.qkv.packed is None:
+        return None
+    q_norm, k_norm = (attention.qk_norm and attention.qk_norm.weights) or (None, None)
+    return PackedAttention(
+        qkv=attention.qkv.packed,
         q_norm=q_norm,
         k_norm=k_norm,
-        qkv=qkv,
-        output=output,
-        gate_up=gate_up,
-        down=down,
         window=attention.window,
+        sinks=None if attention.sinks is None else attention.sinks.float().contiguous(),
+    )
+
+
+def _latents(attention: LatentAttention) -> PackedLatents | None:
+    shape, q_up = attention.shape, attention.q_up
+    if attention.down.packed is None or (q_up is not None and q_up.packed is None):
+        return None
+    if not can_pack_latents(attention.kv_up, shape.nope_dim):
+        return None
+    assert isinstance(attention.kv_norm, RmsNorm), "norms of latents are"
+    assert attention.q_norm is None or isinstance(attention.q_norm, RmsNorm)
+    return PackedLatents(
+        LatentsShape(shape.kv_rank, shape.nope_dim, shape.rope_dim, shape.value_dim),
+        down=attention.down.packed,
+        q_norm=None if attention.q_norm is None else attention.q_norm.weight,
+        q_up=None if q_up is None else q_up.packed,
+        kv_norm=attention.kv_norm.weight,
+        kv_up=attention.kv_up,
+        is_interleaved=attention.is_interleaved,
+        eps=shape.norm_eps,
     )
