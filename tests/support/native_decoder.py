@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from pagoda_kernels import (
-    add_rms_norm,
     apply_rope,
     paged_attention,
     plan_attention,
@@ -53,6 +52,13 @@ class Shape:
     latents: LatentsShape | None = None
     q_rank: int = 0  # with latents; 0: Q is made of the residual
     is_interleaved: bool = True
+    unturned: frozenset[int] = frozenset()  # layers
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    has_norms_before: bool = True  # of attention and the feed-forward part
+    has_norms_after: bool = False
+    is_qk_norm_joined: bool = False
+    clip: float | None = None
 
     @property
     def kv_shape(self) -> tuple[int, ...]:
@@ -70,6 +76,9 @@ class Model:
         self.shape, dtype = shape, shape.dtype
         qkv_rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
         attended = shape.num_heads * shape.head_dim
+        joined = shape.is_qk_norm_joined
+        q_norm_width = shape.head_dim * (shape.num_heads if joined else 1)
+        k_norm_width = shape.head_dim * (shape.num_kv_heads if joined else 1)
         latents = shape.latents or LatentsShape(0, 0, 0, 0)
         if shape.latents is not None:
             attended = shape.num_heads * latents.value_dim
@@ -88,10 +97,17 @@ class Model:
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
         self.plain = [
             {
-                "input_norm": norm(shape.hidden),
-                "post_attention_norm": norm(shape.hidden),
-                "q_norm": norm(shape.head_dim) if shape.has_qk_norm else None,
-                "k_norm": norm(shape.head_dim) if shape.has_qk_norm else None,
+                **{
+                    name: norm(shape.hidden) if is_there else None
+                    for name, is_there in (
+                        ("input_norm", shape.has_norms_before),
+                        ("post_attention_norm", shape.has_norms_before),
+                        ("attention_out_norm", shape.has_norms_after),
+                        ("feed_forward_out_norm", shape.has_norms_after),
+                    )
+                },
+                "q_norm": norm(q_norm_width) if shape.has_qk_norm else None,
+                "k_norm": norm(k_norm_width) if shape.has_qk_norm else None,
                 "qkv": matrix(qkv_rows, shape.hidden),
                 "output": matrix(shape.hidden, attended),
                 "gate_up": matrix(2 * shape.inner, shape.hidden),
@@ -119,18 +135,22 @@ class Model:
                     attention=self.attention(w, window),
                     output=PackedLinear(w["output"], bits=shape.bits),
                     post_attention_norm=w["post_attention_norm"],
+                    cos_sin=self.turning(i),
                     feed_forward=self.feed_forward(w),
+                    attention_out_norm=w["attention_out_norm"],
+                    feed_forward_out_norm=w["feed_forward_out_norm"],
                 )
-                for w, window in zip(self.plain, shape.windows, strict=True)
+                for i, (w, window) in enumerate(zip(self.plain, shape.windows, strict=True))
             ],
             embedding=PackedLinear(self.embedding) if shape.is_tied else self.embedding,
             final_norm=self.final_norm,
-            cos_sin=self.cos_sin,
             num_heads=shape.num_heads,
             num_kv_heads=shape.kv_shape[-2],
             head_dim=shape.kv_shape[-1],
             scale=self.scale,
             eps=1e-5,
+            embedding_multiplier=shape.embedding_multiplier,
+            residual_multiplier=shape.residual_multiplier,
         )
         assert self.native.fits
         if shape.bits is not None:
@@ -174,6 +194,9 @@ class Model:
         routed = moe_reference.fused_moe(hidden, up, down, weights, experts)
         return routed + dense if shape.has_shared else routed
 
+    def turning(self, layer: int) -> torch.Tensor | None:
+        return None if layer in self.shape.unturned else self.cos_sin
+
     @property
     def scale(self) -> float:
         return float(self.shape.head_dim**-0.5)
@@ -182,7 +205,14 @@ class Model:
         shape, qkv = self.shape, PackedLinear(w["qkv"], bits=self.shape.bits)
         if shape.latents is None:
             norms = {name: w[name] for name in ("q_norm", "k_norm")}
-            return PackedAttention(qkv=qkv, **norms, window=window, sinks=w["sinks"])
+            return PackedAttention(
+                qkv=qkv,
+                **norms,
+                window=window,
+                sinks=w["sinks"],
+                is_qk_norm_joined=shape.is_qk_norm_joined,
+                clip=shape.clip,
+            )
         return PackedLatents(
             shape.latents,
             down=qkv,
@@ -211,16 +241,24 @@ class Model:
         shape, w = self.shape, self.plain[i]
         if shape.latents is not None:
             return self.attended_latents(hidden, positions, batch, kv[0, i, :, :, 0], w)
+        q_norm, k_norm, qkv = w["q_norm"], w["k_norm"], F.linear(hidden, w["qkv"])
+        if shape.is_qk_norm_joined:
+            kv_width = shape.num_kv_heads * shape.head_dim
+            q, k, v = qkv.split_with_sizes((qkv.shape[1] - 2 * kv_width, kv_width, kv_width), 1)
+            q, k = rms_norm(q.contiguous(), q_norm, 1e-5), rms_norm(k.contiguous(), k_norm, 1e-5)
+            q_norm, k_norm, qkv = None, None, torch.cat((q, k, v), 1)
+        if shape.clip is not None:
+            qkv = qkv.clamp(-shape.clip, shape.clip)
         q = write_qkv(
-            F.linear(hidden, w["qkv"]),
+            qkv,
             positions,
-            self.cos_sin,
+            self.turning(i),
             kv[0, i],
             kv[1, i],
             batch.slot_mapping,
             num_heads=shape.num_heads,
-            q_norm=w["q_norm"],
-            k_norm=w["k_norm"],
+            q_norm=q_norm,
+            k_norm=k_norm,
             eps=1e-5,
         )
         return paged_attention(
@@ -257,18 +295,18 @@ class Model:
     def by_torch(
         self, ids: torch.Tensor, positions: torch.Tensor, batch: AttentionBatch, kv: torch.Tensor
     ) -> torch.Tensor:
-        residual = F.embedding(ids, self.embedding)
-        hidden = rms_norm(residual, self.plain[0]["input_norm"], 1e-5)
+        factor = self.shape.residual_multiplier
+        residual = F.embedding(ids, self.embedding) * self.shape.embedding_multiplier
         for i, w in enumerate(self.plain):
-            attended = self.attended(hidden, positions, batch, kv, i)
-            hidden, residual = add_rms_norm(
-                F.linear(attended, w["output"]), residual, w["post_attention_norm"], 1e-5
-            )
-            hidden = self.fed(hidden, w)
-            last = i == len(self.plain) - 1
-            norm = self.final_norm if last else self.plain[i + 1]["input_norm"]
-            hidden, residual = add_rms_norm(hidden, residual, norm, 1e-5)
-        return hidden
+            hidden = self.normed(residual, w["input_norm"])
+            added = F.linear(self.attended(hidden, positions, batch, kv, i), w["output"])
+            residual = residual + self.normed(added, w["attention_out_norm"]) * factor
+            added = self.fed(self.normed(residual, w["post_attention_norm"]), w)
+            residual = residual + self.normed(added, w["feed_forward_out_norm"]) * factor
+        return self.normed(residual, self.final_norm)
+
+    def normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return x if weight is None else rms_norm(x, weight, 1e-5)
 
 
 class Sequences:

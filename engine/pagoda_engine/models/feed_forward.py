@@ -162,12 +162,11 @@ class Experts:
             self._gate_up, _ = holdable(_by_expert(gate_up, num_experts), bits)
             self._down, _ = holdable(_by_expert(down, num_experts), bits)
             return
-        none = [None] * num_experts
         parts = zip(
             _split(gate_up, num_experts),
-            none if gate_up_bias is None else gate_up_bias,
+            _biases(gate_up_bias, num_experts),
             _split(down, num_experts),
-            none if down_bias is None else down_bias,
+            _biases(down_bias, num_experts),
             strict=True,
         )
         self.packed = PackedExperts(
@@ -233,6 +232,10 @@ def _split(weight: torch.Tensor | CodedWeight, count: int) -> Sequence[torch.Ten
     if isinstance(weight, CodedWeight):
         return weight.split(count)
     return weight.view(count, -1, weight.shape[-1]).unbind()
+
+
+def _biases(bias: torch.Tensor | None, count: int) -> Sequence[torch.Tensor | None]:
+    return [None] * count if bias is None else bias.unbind()
 
 
 def _by_expert(weight: torch.Tensor | CodedWeight, num_experts: int) -> torch.Tensor:

@@ -24,12 +24,13 @@ class DecoderLayers:
         *,
         embedding: torch.Tensor | PackedLinear,
         final_norm: torch.Tensor,
-        cos_sin: torch.Tensor,
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
         scale: float,
         eps: float,
+        embedding_multiplier: float = 1.0,
+        residual_multiplier: float = 1.0,
     ) -> None:
         """Tell the C sources where everything is; keeps it alive.
 
@@ -37,17 +38,18 @@ class DecoderLayers:
             layers: in order; all attend to K and V, or all to latents.
             embedding: ``[V, hidden]``, or the packed output projection that holds it.
             final_norm: ``[hidden]``.
-            cos_sin: ``[max_positions, R]`` fp32, cosines, then sines.
             num_heads: of Q, H.
             num_kv_heads: of K and V, HK; with latents 1.
             head_dim: of what is cached, D; with latents their width.
             scale: factor of the scores.
             eps: of the norms.
+            embedding_multiplier: of the embeddings, rounded to their dtype.
+            residual_multiplier: of all that is added to the residual.
         """
         library = native_library()
         assert library is not None, "there are no packed projections without it"
         self._library = library
-        self._kept = (tuple(layers), embedding, final_norm, cos_sin)
+        self._kept = (tuple(layers), embedding, final_norm)
         self._dtype = embedding.dtype
         parts = [layer.feed_forward for layer in layers]
         dense = [part for part in parts if isinstance(part, PackedFeedForward)]
@@ -68,12 +70,12 @@ class DecoderLayers:
             hidden_size=len(final_norm),
             num_layers=len(layers),
             eps=eps,
-            rotary_dim=cos_sin.shape[1],
-            cos_sin=cos_sin.data_ptr(),
             embedding=None if isinstance(embedding, PackedLinear) else embedding.data_ptr(),
             tied=embedding.address if isinstance(embedding, PackedLinear) else None,
             final_norm=final_norm.data_ptr(),
             layers=self._layers,
+            embedding_multiplier=embedding_multiplier,
+            residual_multiplier=residual_multiplier,
         )
 
     @property

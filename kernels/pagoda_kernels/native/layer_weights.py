@@ -16,10 +16,12 @@ class PackedAttention:
 
     Attributes:
         qkv: rows of Q, then K, then V.
-        q_norm: ``[D]``, or None without QK norm.
-        k_norm: as `q_norm`.
+        q_norm: ``[D]``, or joined ``[H * D]``; None: there is none.
+        k_norm: ``[D]``, or joined ``[HK * D]``; None: there is none.
         window: keys a query sees, itself included; None for all.
         sinks: ``[H]`` fp32, contiguous, see `paged_attention`; None: there are none.
+        is_qk_norm_joined: norms are over all heads at once.
+        clip: bound of absolute values of Q, K and V; None: there is none.
     """
 
     qkv: PackedLinear
@@ -27,6 +29,8 @@ class PackedAttention:
     k_norm: torch.Tensor | None
     window: int | None
     sinks: torch.Tensor | None = None
+    is_qk_norm_joined: bool = False
+    clip: float | None = None
 
     @property
     def adaptable(self) -> tuple[PackedLinear, ...]:
@@ -39,32 +43,45 @@ class LayerWeights:
     """Weights of one layer; norms dense, in the dtype of the projections.
 
     Attributes:
-        input_norm: ``[hidden]``.
+        input_norm: ``[hidden]``; None: the residual is read as it is.
         attention: of K and V, or of latents.
         output: of attention.
-        post_attention_norm: ``[hidden]``.
+        post_attention_norm: before the feed-forward part, as `input_norm`.
+        cos_sin: ``[max_positions, R]`` fp32, contiguous, cosines, then sines; None: nothing turns.
         feed_forward: dense, or experts.
+        attention_out_norm: ``[hidden]``, of what attention adds to the residual; None: it is added
+            as it is.
+        feed_forward_out_norm: as `attention_out_norm`.
     """
 
-    input_norm: torch.Tensor
+    input_norm: torch.Tensor | None
     attention: PackedAttention | PackedLatents
     output: PackedLinear
-    post_attention_norm: torch.Tensor
+    post_attention_norm: torch.Tensor | None
+    cos_sin: torch.Tensor | None
     feed_forward: PackedFeedForward | PackedExperts
+    attention_out_norm: torch.Tensor | None = None
+    feed_forward_out_norm: torch.Tensor | None = None
 
     @property
     def adaptable(self) -> tuple[PackedLinear, ...]:
         """Projections that may have adapters."""
         last = self.feed_forward
-        dense = () if isinstance(last, PackedExperts) else (last.gate_up, last.down)
-        return *self.attention.adaptable, self.output, *dense
+        attention = *self.attention.adaptable, self.output
+        if isinstance(last, PackedExperts):
+            return attention
+        return *attention, last.gate_up, last.down
 
     def structure(self) -> Layer:
         """Return what the C sources take; it keeps nothing alive."""
         layer = Layer(
-            input_norm=self.input_norm.data_ptr(),
-            post_attention_norm=self.post_attention_norm.data_ptr(),
+            input_norm=address_of(self.input_norm),
+            post_attention_norm=address_of(self.post_attention_norm),
+            attention_out_norm=address_of(self.attention_out_norm),
+            feed_forward_out_norm=address_of(self.feed_forward_out_norm),
             output=self.output.address,
+            cos_sin=address_of(self.cos_sin),
+            rotary_dim=0 if self.cos_sin is None else self.cos_sin.shape[1],
         )
         attention, feed_forward = self.attention, self.feed_forward
         if isinstance(attention, PackedLatents):
@@ -74,6 +91,8 @@ class LayerWeights:
             layer.q_norm = address_of(attention.q_norm)
             layer.k_norm = address_of(attention.k_norm)
             layer.window = attention.window or 0
+            layer.is_qk_norm_joined = attention.is_qk_norm_joined
+            layer.qkv_clip = attention.clip or 0.0
             layer.sinks = address_of(attention.sinks)
         if isinstance(feed_forward, PackedExperts):
             layer.experts = feed_forward.address

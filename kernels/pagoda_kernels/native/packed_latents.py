@@ -3,6 +3,7 @@
 import ctypes
 from ctypes import c_void_p
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -75,7 +76,7 @@ class PackedLatents:
         _check(shape, down, q_norm, q_up, kv_norm, kv_up)
         k_up = [PackedLinear(head[: shape.nope_dim].t()) for head in kv_up]
         v_up = [PackedLinear(head[shape.nope_dim :]) for head in kv_up]
-        self.adaptable = (down,) if q_up is None else (down, q_up)
+        self.adaptable: tuple[PackedLinear, ...] = (down,) if q_up is None else (down, q_up)
         self._kept = q_norm, kv_norm, k_up, v_up
         self._arrays = [
             (c_void_p * self.num_heads)(*(linear.address for linear in each))
@@ -112,7 +113,7 @@ def _check(
 ) -> None:
     rows = len(kv_up) * (shape.nope_dim + shape.rope_dim)
     q_width = rows if q_up is None else q_up.width
-    found = {
+    found: dict[str, tuple[Any, Any]] = {
         "kv_up": (list(kv_up.shape[1:]), [shape.nope_dim + shape.value_dim, shape.kv_rank]),
         "kv_norm": (list(kv_norm.shape), [shape.kv_rank]),
         "down": (down.num_outputs, q_width + shape.width),

@@ -139,6 +139,12 @@ class Layer(ctypes.Structure):
         ("experts", c_void_p),
         ("sinks", c_void_p),
         ("latents", c_void_p),
+        ("cos_sin", c_void_p),
+        ("rotary_dim", c_int64),
+        ("attention_out_norm", c_void_p),
+        ("feed_forward_out_norm", c_void_p),
+        ("is_qk_norm_joined", c_int32),
+        ("qkv_clip", c_float),
     )
 
 
@@ -150,12 +156,12 @@ class Decoder(ctypes.Structure):
         ("hidden_size", c_int64),
         ("num_layers", c_int64),
         ("eps", c_float),
-        ("rotary_dim", c_int64),
-        ("cos_sin", c_void_p),
         ("embedding", c_void_p),
         ("tied", c_void_p),
         ("final_norm", c_void_p),
         ("layers", ctypes.POINTER(Layer)),
+        ("embedding_multiplier", c_float),
+        ("residual_multiplier", c_float),
     )
 
 

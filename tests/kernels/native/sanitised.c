@@ -141,6 +141,13 @@ static void one_model(Threads *threads) {
                    linear(threads, inner, hidden, is_bf16, 1, parts + 6),
                    linear(threads, hidden, inner, is_bf16, 0, parts + 9), between(0, 1) * between(1, 90), NULL, NULL};
     if (latents) layer.latents = latents, layer.window = 0;
+    if (has_qk_norm && draw() % 2) {
+        layer.q_norm = keep(numbers(heads * width, is_bf16)), layer.k_norm = keep(numbers(kv_heads * width, is_bf16));
+        layer.is_qk_norm_joined = 1;
+    }
+    if (draw() % 2) layer.qkv_clip = 0.5f;
+    if (draw() % 2) layer.attention_out_norm = layer.feed_forward_out_norm = norms[1];
+    if (draw() % 3 == 0) layer.input_norm = layer.post_attention_norm = NULL;
     if (draw() % 2) layer.experts = random_experts(threads, hidden, is_bf16);
     if (draw() % 2) layer.sinks = keep(numbers(heads, 0));
     void *lora_parts[24];
@@ -151,8 +158,9 @@ static void one_model(Threads *threads) {
     adapters((Linear *)layer.down, 1, &hidden, lora_parts + 18);
     void *embedding = numbers(vocab * hidden, is_bf16), *cos_sin = numbers(block_size * max_blocks * rotary, 0);
     const Linear *output = linear(threads, vocab, hidden, is_bf16, 0, parts + 12);
-    Decoder decoder = {{heads, kv_heads, width, 0.3f, is_bf16}, hidden, 1, 1e-5f, rotary, cos_sin, embedding,
-                       output->bits ? NULL : output, norms[0], &layer};
+    if (latents || draw() % 2) layer.cos_sin = cos_sin, layer.rotary_dim = rotary;
+    Decoder decoder = {{heads, kv_heads, width, 0.3f, is_bf16}, hidden, 1, 1e-5f, embedding,
+                       output->bits ? NULL : output, norms[0], &layer, draw() % 2 ? 1 : 2.5f, draw() % 2 ? 1 : 0.4f};
     if (pagoda_scratch_bytes(&decoder.shape) > (int64_t)threads->scratch_bytes) abort();
     if (latents && pagoda_latents_scratch_bytes(latents, &decoder.shape) > (int64_t)threads->scratch_bytes) abort();
     void *k_cache = numbers(num_blocks * block, is_bf16), *v_cache = numbers(num_blocks * block, is_bf16);

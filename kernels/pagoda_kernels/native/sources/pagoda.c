@@ -11,7 +11,7 @@
 #include "quantise.h"
 
 typedef struct {
-    const void *input_norm;
+    const void *input_norm;  // or NULL: the residual is read as it is; so with the next
     const void *post_attention_norm;
     const void *q_norm;
     const void *k_norm;
@@ -23,6 +23,12 @@ typedef struct {
     const Experts *experts;  // in place of gate_up and down; or NULL
     const float *sinks;      // of attention, [H]; or NULL
     const Latents *latents;  // in place of qkv, Q and K norms, window and sinks: all layers have some or none has
+    const float *cos_sin;    // [positions, rotary_dim]: cosines, then sines; or NULL: nothing turns
+    int64_t rotary_dim;      // or 0
+    const void *attention_out_norm;  // of what attention adds to the residual; or NULL
+    const void *feed_forward_out_norm;
+    int32_t is_qk_norm_joined;       // see RotaryJob
+    float qkv_clip;
 } Layer;
 
 typedef struct {
@@ -30,12 +36,12 @@ typedef struct {
     int64_t hidden_size;
     int64_t num_layers;
     float eps;
-    int64_t rotary_dim;
-    const float *cos_sin;
     const void *embedding;  // or NULL: see `tied`
     const Linear *tied;     // the output projection that is the embedding, too
     const void *final_norm;
     const Layer *layers;
+    float embedding_multiplier;
+    float residual_multiplier;  // of what is added to the residual
 } Decoder;
 
 typedef struct {
@@ -87,12 +93,14 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
     pthread_mutex_lock(&threads->mutex);
     count_tasks(shape, &step->batch, step->first_task);
     NormJob norm_job = {.residual = step->residual, .out = step->hidden, .num_rows = num_rows,
-                        .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16};
+                        .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16,
+                        .multiplier = decoder->residual_multiplier};
     if (first == 0) {
         NormJob look_up = norm_job;
         look_up.token_ids = step->token_ids;
         look_up.embedding = decoder->embedding;
         look_up.tied = decoder->tied;
+        look_up.multiplier = decoder->embedding_multiplier;
         look_up.weight = decoder->layers[0].input_norm;
         norm(threads, &look_up);
     }
@@ -113,7 +121,7 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
             attention_job.q = room.absorbed;
             attention_job.out = room.attended;
             LatentsJob job = {.latents = layer->latents, .room = &room, .attention = attention_job,
-                              .positions = step->positions, .cos_sin = decoder->cos_sin, .out = step->attended};
+                              .positions = step->positions, .cos_sin = layer->cos_sin, .out = step->attended};
             write_to_cache(threads, &job, step->hidden, adapters, shrunk);
             if (is_last && !step->num_logit_rows) break;  // its KV was all that was wanted
             attention_to_latents(threads, &job, adapters, shrunk);
@@ -121,9 +129,9 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
             product(threads, layer->qkv, step->hidden, num_rows, step->qkv, adapters, shrunk);
             RotaryJob rotary_job = {
                 .shape = shape, .batch = &step->batch, .qkv = step->qkv, .positions = step->positions,
-                .cos_sin = decoder->cos_sin, .rotary_dim = decoder->rotary_dim, .q_norm = layer->q_norm,
+                .cos_sin = layer->cos_sin, .rotary_dim = layer->rotary_dim, .q_norm = layer->q_norm,
                 .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = k_cache,
-                .v_cache = v_cache};
+                .v_cache = v_cache, .is_joined = layer->is_qk_norm_joined, .clip = layer->qkv_clip};
             rotary(threads, &rotary_job);
             if (is_last && !step->num_logit_rows) break;
             attention(threads, &attention_job);
@@ -139,6 +147,7 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
         product(threads, layer->output, attended, num_rows, step->hidden, adapters, shrunk);
         norm_job.x = step->hidden;
         norm_job.weight = layer->post_attention_norm;
+        norm_job.x_weight = layer->attention_out_norm;
         norm(threads, &norm_job);
         if (layer->experts) {
             experts_sum(threads, layer->experts, step->hidden, num_rows, step->hidden, step->experts_room);
@@ -146,6 +155,7 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
             product(threads, layer->gate_up, step->hidden, num_rows, step->inner, adapters, shrunk);
             product(threads, layer->down, step->inner, num_rows, step->hidden, adapters, shrunk);
         }
+        norm_job.x_weight = layer->feed_forward_out_norm;
         norm_job.weight = is_last ? decoder->final_norm : decoder->layers[i + 1].input_norm;
         norm(threads, &norm_job);
     }
