@@ -16,7 +16,7 @@ from pagoda_kernels.native.structures import AttentionShape, Batch, Decoder, Lay
 
 
 class DecoderLayers:
-    """Pre-norm, RoPE, attention over a paged cache of K and V or of latents, SwiGLU or experts."""
+    """RMS norms, RoPE, attention over a paged cache of K and V or of latents, SwiGLU or experts."""
 
     def __init__(
         self,
