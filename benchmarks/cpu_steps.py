@@ -1,6 +1,7 @@
 """Steps of the engine on a CPU beside what this machine can do at most: bytes read, bf16 products.
 
     OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests python benchmarks/cpu_steps.py [--threads 1 2]
+        [--model experts-8k]
 
 A random Llama of 126M parameters in bf16: decodes at batch 1, 8 and 32 with about 288 tokens of
 context, prompts of 256 and 4,000 tokens. A step's floor is the larger of its bytes over the read

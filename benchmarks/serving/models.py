@@ -1,4 +1,4 @@
-"""The models the measurements run on: the demo, random ones of 115M and 126M parameters, a folder.
+"""The models the measurements run on: the demo, random ones of 115M to 128M parameters, a folder.
 
 Random weights are enough for speed: a step reads the same bytes whatever they say. Their text is
 noise, so outputs are never compared here.
@@ -50,11 +50,16 @@ def _make_small(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in _TOKENIZER_FILES:
         shutil.copy(DEMO_FOLDER / name, folder / name)
-    _save_random_weights(folder, vocab_size(DEMO_FOLDER))
+    _save(folder, transformers.LlamaForCausalLM, _llama(vocab_size(DEMO_FOLDER)))
 
 
 def _make_small_8k(folder: Path) -> None:
     """Make the model of `compare.py`: 126M parameters, a vocabulary of 8,192."""
+    _make_tokenizer_8k(folder)
+    _save(folder, transformers.LlamaForCausalLM, _llama(VOCAB_8K))
+
+
+def _make_tokenizer_8k(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = (DEMO_FOLDER.parent / "tinyshakespeare.txt").read_text(encoding="utf-8")
     demo = json.loads((DEMO_FOLDER / "tokenizer.json").read_text(encoding="utf-8"))
@@ -70,12 +75,39 @@ def _make_small_8k(folder: Path) -> None:
     tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     shutil.copy(DEMO_FOLDER / "tokenizer_config.json", folder / "tokenizer_config.json")
-    _save_random_weights(folder, VOCAB_8K)
 
 
-def _save_random_weights(folder: Path, num_words: int) -> None:
+def _make_experts_8k(folder: Path) -> None:
+    """Make a sparse one: 128M parameters in 8 experts, of which a token goes through two."""
+    _make_tokenizer_8k(folder)
+    fields = {**_shared_fields(), "num_local_experts": 8, "num_experts_per_tok": 2}
+    fields |= {"hidden_size": 512, "intermediate_size": 1152, "num_hidden_layers": 8}
+    fields |= {"num_attention_heads": 8}
+    _save(folder, transformers.MixtralForCausalLM, transformers.MixtralConfig(**fields))
+
+
+def _make_latents_8k(folder: Path) -> None:
+    """Make one like DeepSeek's: 119M parameters, 30 experts and a shared one, latents."""
+    _make_tokenizer_8k(folder)
+    fields = {**_shared_fields(), "hidden_size": 512, "intermediate_size": 1024}
+    fields |= {"num_hidden_layers": 6, "num_attention_heads": 16, "num_key_value_heads": 16}
+    fields |= {"n_routed_experts": 30, "num_experts_per_tok": 6, "moe_intermediate_size": 320}
+    fields |= {"n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0}
+    fields |= {"q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128}
+    fields |= {"qk_rope_head_dim": 64, "v_head_dim": 128}
+    _save(folder, transformers.DeepseekV2ForCausalLM, transformers.DeepseekV2Config(**fields))
+
+
+def _shared_fields() -> dict[str, Any]:
+    names = ("vocab_size", "max_position_embeddings", "rms_norm_eps", "initializer_range", "dtype")
+    llama = _llama(VOCAB_8K).to_dict()
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id", "num_key_value_heads")
+    return {name: llama[name] for name in (*names, *ids)}
+
+
+def _llama(num_words: int) -> transformers.LlamaConfig:
     demo = json.loads((DEMO_FOLDER / "config.json").read_text())
-    config = transformers.LlamaConfig(
+    return transformers.LlamaConfig(
         vocab_size=num_words,
         hidden_size=768,
         intermediate_size=2048,
@@ -91,11 +123,18 @@ def _save_random_weights(folder: Path, num_words: int) -> None:
         tie_word_embeddings=False,
         dtype="bfloat16",
     )
+
+
+def _save(folder: Path, kind: Any, config: Any) -> None:
     torch.manual_seed(SEED)
-    model: Any = transformers.LlamaForCausalLM(config)
-    model = model.to(torch.bfloat16)
+    model = kind(config).to(torch.bfloat16)
     # Last, because the weights' file says that the folder is complete.
     model.save_pretrained(folder)
 
 
-RANDOM_MODELS = {"small": _make_small, "small-8k": _make_small_8k}
+RANDOM_MODELS = {
+    "small": _make_small,
+    "small-8k": _make_small_8k,
+    "experts-8k": _make_experts_8k,
+    "latents-8k": _make_latents_8k,
+}

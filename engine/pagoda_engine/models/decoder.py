@@ -56,7 +56,7 @@ class Decoder:
         # Rounded as the embeddings are: so did the training that it comes from.
         multiplier = torch.tensor(description.embedding_multiplier, dtype=embedding.dtype)
         self._multiplier = float(multiplier)
-        self._native = native_layers(description, layers, embedding, final_norm)
+        self._native = native_layers(description, layers, embedding, final_norm, self._multiplier)
 
     @property
     def layers(self) -> tuple[DecoderLayer, ...]:

@@ -115,18 +115,22 @@ class GatedLinear:
         self.packed: PackedLinear | None = None
         self._joined: Linear | None = None
         self._activation = activation
+        gate = activation if isinstance(activation, ClampedSwiglu) else None
+        has_gate = gate is not None or activation == "silu"
         if isinstance(weight, CodedWeight):
-            coded = held_codes(weight) if activation == "silu" else None
+            coded = held_codes(weight) if has_gate else None
             if coded is not None:
-                self.packed = PackedLinear(coded, bias, is_gated=True, dtype=weight.dtype)
+                self.packed = PackedLinear(
+                    coded, bias, is_gated=True, gate=gate, dtype=weight.dtype
+                )
                 return
-            if activation != "silu":
+            if not has_gate:
                 self._joined = Linear(weight, bias)
                 return
             weight = weight.dequantised()
         weight, bits = holdable(weight, bits)
-        if activation == "silu" and packed_linear.can_pack(weight, bits):
-            self.packed = PackedLinear(weight, bias, is_gated=True, bits=bits)
+        if has_gate and packed_linear.can_pack(weight, bits):
+            self.packed = PackedLinear(weight, bias, is_gated=True, gate=gate, bits=bits)
         else:
             self._joined = Linear(weight, bias, bits)
 

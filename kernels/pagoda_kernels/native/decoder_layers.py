@@ -1,12 +1,15 @@
-"""The layers of a dense decoder as one native call: see `sources/pagoda.c`."""
+"""The layers of a decoder as one native call: see `sources/pagoda.c`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from pagoda_kernels.attention.batch import AttentionBatch
+from pagoda_kernels.native.layer_weights import LayerWeights, address_of
 from pagoda_kernels.native.library import SCRATCH_BYTES, native_library
+from pagoda_kernels.native.memory import room_of
+from pagoda_kernels.native.packed_experts import PackedExperts, PackedFeedForward
+from pagoda_kernels.native.packed_latents import PackedLatents
 from pagoda_kernels.native.packed_linear import PackedLinear
 from pagoda_kernels.native.packed_lora import check_adapters
 from pagoda_kernels.native.structures import AttentionShape, Batch, Decoder, Layer, Step
@@ -17,35 +20,8 @@ PACKED_WIDTH = 32
 """What a head of packed KV must be a multiple of."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """Weights of one layer; norms dense, in the dtype of the projections.
-
-    Attributes:
-        input_norm: ``[hidden]``.
-        post_attention_norm: ``[hidden]``.
-        q_norm: ``[D]``, or None without QK norm.
-        k_norm: as `q_norm`.
-        qkv: rows of Q, then K, then V.
-        output: of attention.
-        gate_up: with a gate.
-        down: back to hidden.
-        window: keys a query sees, itself included; None for all.
-    """
-
-    input_norm: torch.Tensor
-    post_attention_norm: torch.Tensor
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    qkv: PackedLinear
-    output: PackedLinear
-    gate_up: PackedLinear
-    down: PackedLinear
-    window: int | None
-
-
 class DecoderLayers:
-    """Pre-norm, RoPE, grouped-query attention over a paged cache, SwiGLU."""
+    """RMS norms, RoPE, attention over a paged cache of K and V or of latents, SwiGLU or experts."""
 
     def __init__(
         self,
@@ -53,48 +29,74 @@ class DecoderLayers:
         *,
         embedding: torch.Tensor | PackedLinear,
         final_norm: torch.Tensor,
-        cos_sin: torch.Tensor,
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        scale: float,
         eps: float,
+        embedding_multiplier: float = 1.0,
+        residual_multiplier: float = 1.0,
     ) -> None:
-        """Tell the C sources where everything is; keeps it alive."""
+        """Tell the C sources where everything is; keeps it alive.
+
+        Args:
+            layers: in order; all attend to K and V, or all to latents.
+            embedding: ``[V, hidden]``, or the packed output projection that holds it.
+            final_norm: ``[hidden]``.
+            num_heads: of Q, H.
+            num_kv_heads: of K and V, HK; with latents 1.
+            head_dim: of what is cached, D; with latents their width.
+            scale: factor of the scores.
+            eps: of the norms.
+            embedding_multiplier: of the embeddings, rounded to their dtype.
+            residual_multiplier: of all that is added to the residual.
+        """
         library = native_library()
         assert library is not None, "there are no packed projections without it"
         self._library = library
-        self._kept = (tuple(layers), embedding, final_norm, cos_sin)
+        self._kept = (tuple(layers), embedding, final_norm)
         self._dtype = embedding.dtype
-        self._inner = max(layer.down.width for layer in layers)
-        self._layers = (Layer * len(layers))(*(_layer(layer) for layer in layers))
+        parts = [layer.feed_forward for layer in layers]
+        dense = [part for part in parts if isinstance(part, PackedFeedForward)]
+        self._inner = max((part.down.width for part in dense), default=0)
+        self._experts = [part for part in parts if isinstance(part, PackedExperts)]
+        latents = [each.attention for each in layers if isinstance(each.attention, PackedLatents)]
+        assert len(latents) in (0, len(layers)), "all layers have latents, or none has"
+        self._latents = latents[0] if latents else None
+        self._layers = (Layer * len(layers))(*(layer.structure() for layer in layers))
         self._decoder = Decoder(
             shape=AttentionShape(
                 num_heads=num_heads,
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
-                scale=head_dim**-0.5,
+                scale=scale,
                 is_bf16=self._dtype is torch.bfloat16,
             ),
             hidden_size=len(final_norm),
             num_layers=len(layers),
             eps=eps,
-            rotary_dim=cos_sin.shape[1],
-            cos_sin=cos_sin.data_ptr(),
             embedding=None if isinstance(embedding, PackedLinear) else embedding.data_ptr(),
             tied=embedding.address if isinstance(embedding, PackedLinear) else None,
             final_norm=final_norm.data_ptr(),
             layers=self._layers,
+            embedding_multiplier=embedding_multiplier,
+            residual_multiplier=residual_multiplier,
         )
 
     @property
     def fits(self) -> bool:
         """Whether heads are even, and a thread's scratch memory is enough for them."""
-        shape = self._decoder.shape
-        return not shape.head_dim % 2 and self._library.scratch_bytes(shape) <= SCRATCH_BYTES
+        shape, library = self._decoder.shape, self._library
+        if self._latents is None:
+            needed = library.scratch_bytes(shape)
+        else:
+            needed = library.latents_scratch_bytes(self._latents.structure, shape)
+        return not shape.head_dim % 2 and needed <= SCRATCH_BYTES
 
     def can_pack(self, block_size: int) -> bool:
         """Whether KV may lie in blocks of this size as attention multiplies it, which is faster."""
-        return not block_size % GROUP_KEYS and not self._decoder.shape.head_dim % PACKED_WIDTH
+        is_even = not block_size % GROUP_KEYS and not self._decoder.shape.head_dim % PACKED_WIDTH
+        return is_even and self._latents is None
 
     def hidden(
         self,
@@ -114,8 +116,8 @@ class DecoderLayers:
             token_ids: ``[T]`` int64.
             positions: ``[T]``.
             batch: lengths and block tables of the T tokens.
-            kv: ``[2, num_layers, num_blocks, block_size, HK, D]``, blocks dense, of the dtype of
-                the weights.
+            kv: ``[2, num_layers, num_blocks, block_size, HK, D]``, with latents ``[1, ...]``;
+                blocks dense, of the dtype of the weights.
             logit_rows: ``[R]`` int64 rows of the T tokens that are wanted; None for all.
             on_layer: called with a layer's index after it.
             adapters: ``[T]`` int32 slots of the projections' adapters, -1 for none, contiguous;
@@ -132,8 +134,10 @@ class DecoderLayers:
         num_tokens, decoder = len(token_ids), self._decoder
         num_wanted = num_tokens if logit_rows is None else len(logit_rows)
         num_rows, shape = max(num_tokens, num_wanted), decoder.shape
-        attended = shape.num_heads * shape.head_dim
-        qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
+        attended = self._kept[0][0].output.width
+        qkv = attended
+        if self._latents is None:
+            qkv += 2 * shape.num_kv_heads * shape.head_dim
         widths = {
             "residual": decoder.hidden_size,
             "kept": decoder.hidden_size,
@@ -153,6 +157,17 @@ class DecoderLayers:
             check_adapters(adapters, num_tokens, num_slots)
             wanted = adapters if logit_rows is None else adapters.index_select(0, logit_rows)
             shrunk = torch.empty(num_rows, shrunk_width, dtype=torch.float32)
+        experts_room = room_of(
+            max(
+                (self._library.experts_bytes(x.structure, num_rows) for x in self._experts),
+                default=0,
+            )
+        )
+        latents_room = room_of(
+            0
+            if self._latents is None
+            else self._library.latents_bytes(self._latents.structure, shape, num_tokens)
+        )
         first_task = torch.empty(len(batch.seqlens_q_host) + 1, dtype=torch.int64)
         step = Step(
             batch=Batch(
@@ -172,12 +187,14 @@ class DecoderLayers:
             logit_rows=None if logit_rows is None else logit_rows.data_ptr(),
             num_logit_rows=-1 if logit_rows is None else num_wanted,
             k_cache=kv[0].data_ptr(),
-            v_cache=kv[1].data_ptr(),
+            v_cache=kv[-1].data_ptr(),
             layer_stride=kv.stride(1),
             first_task=first_task.data_ptr(),
-            adapters=_address(adapters),
-            logit_adapters=_address(wanted),
-            shrunk=_address(shrunk),
+            adapters=address_of(adapters),
+            logit_adapters=address_of(wanted),
+            shrunk=address_of(shrunk),
+            experts_room=experts_room.data_ptr(),
+            latents_room=latents_room.data_ptr(),
             **{name: tensor.data_ptr() for name, tensor in room.items()},
         )
         pool = self._library.threads(torch.get_num_threads())
@@ -191,8 +208,7 @@ class DecoderLayers:
 
     def _adapter_room(self) -> tuple[int, int]:
         """Return the slots that every adapted projection has, and the widest shrunk row."""
-        layers = self._kept[0]
-        linears = [x for each in layers for x in (each.qkv, each.output, each.gate_up, each.down)]
+        linears = [linear for layer in self._kept[0] for linear in layer.adaptable]
         loras = [linear.lora for linear in linears if linear.lora is not None]
         slots = min((lora.num_slots for lora in loras), default=0)
         return slots, max((lora.shrunk_width for lora in loras), default=0)
@@ -200,28 +216,15 @@ class DecoderLayers:
     def _check(self, kv: torch.Tensor, block_size: int) -> None:
         shape = self._decoder.shape
         inner = (block_size, shape.num_kv_heads, shape.head_dim)
-        expected = (2, self._decoder.num_layers, kv.shape[2], *inner)
+        expected = (
+            2 if self._latents is None else 1,
+            self._decoder.num_layers,
+            kv.shape[2],
+            *inner,
+        )
         dense = (shape.num_kv_heads * shape.head_dim, shape.head_dim, 1)
         if kv.shape != expected or kv.dtype is not self._dtype or kv.stride()[3:] != dense:
             raise ValueError(
                 f"kv: expected {self._dtype} {expected} with dense blocks, "
                 f"got {kv.dtype} {tuple(kv.shape)} with strides {kv.stride()}"
             )
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _layer(layer: LayerWeights) -> Layer:
-    return Layer(
-        input_norm=layer.input_norm.data_ptr(),
-        post_attention_norm=layer.post_attention_norm.data_ptr(),
-        q_norm=None if layer.q_norm is None else layer.q_norm.data_ptr(),
-        k_norm=None if layer.k_norm is None else layer.k_norm.data_ptr(),
-        qkv=layer.qkv.address,
-        output=layer.output.address,
-        gate_up=layer.gate_up.address,
-        down=layer.down.address,
-        window=layer.window or 0,
-    )

@@ -20,7 +20,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pagoda_kernels.native.seats import NoSeatError, Seat
-from pagoda_kernels.native.structures import AttentionShape, Decoder, Linear, QuantiseJob, Step
+from pagoda_kernels.native.structures import (
+    AttentionShape,
+    Decoder,
+    Experts,
+    Latents,
+    Linear,
+    QuantiseJob,
+    Step,
+)
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -93,6 +101,22 @@ class NativeLibrary:
         self.product = library.pagoda_product
         self.product.argtypes = [pointer, linear, pointer, integer, pointer, pointer, pointer]
         self.product.restype = None
+        experts = ctypes.POINTER(Experts)
+        self.experts_bytes = library.pagoda_experts_bytes
+        self.experts_bytes.argtypes, self.experts_bytes.restype = [experts, integer], integer
+        self.experts_scratch_bytes = library.pagoda_experts_scratch_bytes
+        self.experts_scratch_bytes.argtypes = [experts]
+        self.experts_scratch_bytes.restype = integer
+        self.experts = library.pagoda_experts
+        self.experts.argtypes = [pointer, experts, pointer, integer, pointer, pointer]
+        self.experts.restype = None
+        latents, shape = ctypes.POINTER(Latents), ctypes.POINTER(AttentionShape)
+        self.latents_bytes = library.pagoda_latents_bytes
+        self.latents_bytes.argtypes = [latents, shape, integer]
+        self.latents_bytes.restype = integer
+        self.latents_scratch_bytes = library.pagoda_latents_scratch_bytes
+        self.latents_scratch_bytes.argtypes = [latents, shape]
+        self.latents_scratch_bytes.restype = integer
         self.layers = library.pagoda_layers
         self.layers.argtypes = [
             pointer, ctypes.POINTER(Decoder), ctypes.POINTER(Step), integer, integer,

@@ -4,6 +4,7 @@ import ctypes
 
 import torch
 
+from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu
 from pagoda_kernels.huge_pages import huge_zeros
 from pagoda_kernels.native.library import NativeLibrary, native_library
 from pagoda_kernels.native.packed_lora import PackedLora
@@ -17,6 +18,8 @@ from pagoda_kernels.native.quantised_weight import (
 from pagoda_kernels.native.structures import Linear
 
 DTYPES = (torch.bfloat16, torch.float32)
+GATES = (type(None), ClampedSwiglu)
+"""In the order of product.h."""
 
 
 def can_pack(weight: torch.Tensor, bits: Bits | None = None) -> bool:
@@ -43,6 +46,7 @@ class PackedLinear:
         bias: torch.Tensor | None = None,
         *,
         is_gated: bool = False,
+        gate: ClampedSwiglu | None = None,
         bits: Bits | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -52,6 +56,7 @@ class PackedLinear:
             weight: ``[N, K]``; with a gate ``[2 * N, K]``: rows of gate, then up.
             bias: as many elements as `weight` has rows, or None.
             is_gated: the result is ``silu(gate) * up``, both rounded before the product.
+            gate: with `is_gated`, another rule than that; None: that.
             bits: quantise it (see `quantised_weight`); the result has the dtype of `weight` still.
             dtype: of x and the result, for a weight that is quantised already; else its own.
         """
@@ -79,6 +84,9 @@ class PackedLinear:
             bits=0 if coded is None else coded.bits,
             has_zeros=coded is not None and coded.zeros is not None,
             levels=self._levels.data_ptr(),
+            gate=GATES.index(type(gate)),
+            gate_limit=0.0 if gate is None else gate.limit,
+            gate_alpha=0.0 if gate is None else gate.alpha,
         )
         num_bytes = library.packed_bytes(self.structure)
         self._panels = huge_zeros(num_bytes)

@@ -18,6 +18,34 @@ class Linear(ctypes.Structure):
         ("has_zeros", c_int32),
         ("levels", c_void_p),
         ("lora", c_void_p),
+        ("gate", c_int32),
+        ("gate_limit", c_float),
+        ("gate_alpha", c_float),
+    )
+
+
+class FeedForward(ctypes.Structure):
+    """The two projections of one expert (experts.h)."""
+
+    _fields_ = (("gate_up", c_void_p), ("down", c_void_p))
+
+
+class Experts(ctypes.Structure):
+    """A mixture of experts (experts.h)."""
+
+    _fields_ = (
+        ("router", c_void_p),
+        ("choice_bias", c_void_p),
+        ("experts", ctypes.POINTER(FeedForward)),
+        ("shared", FeedForward),
+        ("shared_gate", c_void_p),
+        ("num_experts", c_int64),
+        ("per_row", c_int64),
+        ("num_groups", c_int64),
+        ("top_groups", c_int64),
+        ("scale", c_float),
+        ("is_sigmoid", c_int32),
+        ("is_renormalised", c_int32),
     )
 
 
@@ -78,6 +106,25 @@ class AttentionShape(ctypes.Structure):
     )
 
 
+class Latents(ctypes.Structure):
+    """Latent attention of one layer (latents.h)."""
+
+    _fields_ = (
+        ("down", c_void_p),
+        ("q_up", c_void_p),
+        ("q_norm", c_void_p),
+        ("kv_norm", c_void_p),
+        ("k_up", ctypes.POINTER(c_void_p)),
+        ("v_up", ctypes.POINTER(c_void_p)),
+        ("kv_rank", c_int64),
+        ("nope_dim", c_int64),
+        ("rope_dim", c_int64),
+        ("value_dim", c_int64),
+        ("eps", c_float),
+        ("is_interleaved", c_int32),
+    )
+
+
 class Layer(ctypes.Structure):
     """Weights of one layer (pagoda.c)."""
 
@@ -91,6 +138,15 @@ class Layer(ctypes.Structure):
         ("gate_up", c_void_p),
         ("down", c_void_p),
         ("window", c_int64),
+        ("experts", c_void_p),
+        ("sinks", c_void_p),
+        ("latents", c_void_p),
+        ("cos_sin", c_void_p),
+        ("rotary_dim", c_int64),
+        ("attention_out_norm", c_void_p),
+        ("feed_forward_out_norm", c_void_p),
+        ("is_qk_norm_joined", c_int32),
+        ("qkv_clip", c_float),
     )
 
 
@@ -102,12 +158,12 @@ class Decoder(ctypes.Structure):
         ("hidden_size", c_int64),
         ("num_layers", c_int64),
         ("eps", c_float),
-        ("rotary_dim", c_int64),
-        ("cos_sin", c_void_p),
         ("embedding", c_void_p),
         ("tied", c_void_p),
         ("final_norm", c_void_p),
         ("layers", ctypes.POINTER(Layer)),
+        ("embedding_multiplier", c_float),
+        ("residual_multiplier", c_float),
     )
 
 
@@ -133,4 +189,6 @@ class Step(ctypes.Structure):
         ("adapters", c_void_p),
         ("logit_adapters", c_void_p),
         ("shrunk", c_void_p),
+        ("experts_room", c_void_p),
+        ("latents_room", c_void_p),
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pagoda_kernels.native import decoder_layers, packed_linear, quantised_weight
+from pagoda_kernels.native import decoder_layers, packed_experts, packed_linear, quantised_weight
 from pagoda_kernels.native.library import (
     INSTRUCTION_SETS,
     NativeLibrary,
@@ -24,7 +24,7 @@ def library(request: pytest.FixtureRequest) -> NativeLibrary:
 @pytest.fixture
 def native(library: NativeLibrary, monkeypatch: pytest.MonkeyPatch) -> NativeLibrary:
     """The library that projections and layers take."""
-    for module in (packed_linear, quantised_weight, decoder_layers):
+    for module in (packed_linear, packed_experts, quantised_weight, decoder_layers):
         monkeypatch.setattr(module, "native_library", lambda: library)
     return library
 

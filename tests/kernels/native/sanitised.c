@@ -22,6 +22,14 @@ static void *numbers(long count, int is_bf16) {
     return array;
 }
 
+// Of weights that are freed with all others at the end of a model.
+static void *kept[500];
+static int num_kept;
+static void *keep(void *memory) {
+    if (num_kept == sizeof kept / sizeof *kept) abort();
+    return kept[num_kept++] = memory;
+}
+
 static Linear *linear(Threads *threads, long num_outputs, long width, int is_bf16, int is_gated, void **parts) {
     Linear *made = malloc(sizeof *made);
     const long rows = num_outputs * (1 + is_gated);
@@ -65,21 +73,86 @@ static void adapters(Linear *linear, int num_parts, const long *rows, void **par
     parts[0] = lora, parts[1] = ranks, parts[2] = scales, parts[3] = ends, parts[4] = a, parts[5] = b;
 }
 
+static Linear *kept_linear(Threads *threads, long num_outputs, long width, int is_bf16, int is_gated) {
+    void *parts[3];
+    Linear *made = linear(threads, num_outputs, width, is_bf16, is_gated, parts);
+    for (int i = 0; i < 3; i++) keep(parts[i]);
+    return made;
+}
+
+static FeedForward feed_forward(Threads *threads, long hidden, long inner, int is_bf16, int gate) {
+    Linear *gate_up = kept_linear(threads, inner, hidden, is_bf16, 1);
+    gate_up->gate = gate, gate_up->gate_limit = 0.5f, gate_up->gate_alpha = 1.7f;
+    return (FeedForward){gate_up, kept_linear(threads, hidden, inner, is_bf16, 0)};
+}
+
+static Experts *random_experts(Threads *threads, long hidden, int is_bf16) {
+    const long groups = between(1, 3), size = between(2, 8), count = groups * size, top = between(1, groups);
+    const long inner = 2 * between(1, 60), per_row = between(1, top * size);
+    const int gate = (int)between(GATE_SILU, GATE_CLAMPED), has_shared = (int)between(0, 1);
+    FeedForward *experts = keep(malloc((size_t)count * sizeof *experts));
+    for (long i = 0; i < count; i++) experts[i] = feed_forward(threads, hidden, inner, is_bf16, gate);
+    Experts *made = keep(malloc(sizeof *made));
+    *made = (Experts){.router = kept_linear(threads, count, hidden, is_bf16 && draw() % 2, 0),
+                      .choice_bias = draw() % 2 ? keep(numbers(count, 0)) : NULL, .experts = experts,
+                      .num_experts = count, .per_row = per_row, .num_groups = groups, .top_groups = top,
+                      .scale = 1.5f, .is_sigmoid = (int)between(0, 1), .is_renormalised = (int)between(0, 1)};
+    if (has_shared) {
+        made->shared = feed_forward(threads, hidden, 2 * between(1, 60), is_bf16, GATE_SILU);
+        if (draw() % 2) made->shared_gate = kept_linear(threads, 1, hidden, is_bf16, 0);
+    }
+    if (pagoda_experts_scratch_bytes(made) > (int64_t)threads->scratch_bytes) abort();
+    return made;
+}
+
+// Of heads whose Q and K have `rotary` dims that turn; no codes where rows of a head are multiplied.
+static const Latents *random_latents(Threads *threads, long hidden, long heads, long rank, long rotary, int is_bf16) {
+    const long nope = 2 * between(1, 20), value = 2 * between(1, 20), q_rank = draw() % 2 ? 2 * between(1, 30) : 0;
+    const Linear **ups[2];
+    for (int i = 0; i < 2; i++) {
+        ups[i] = keep(malloc((size_t)heads * sizeof **ups));
+        for (long head = 0; head < heads; head++)
+            ups[i][head] = kept_linear(threads, i ? value : rank, i ? rank : nope, is_bf16, 0);
+    }
+    const long q_rows = heads * (nope + rotary);
+    Latents *made = keep(malloc(sizeof *made));
+    *made = (Latents){.down = kept_linear(threads, (q_rank ? q_rank : q_rows) + rank + rotary, hidden, is_bf16, 0),
+                      .q_up = q_rank ? kept_linear(threads, q_rows, q_rank, is_bf16, 0) : NULL,
+                      .q_norm = keep(numbers(q_rank, is_bf16)), .kv_norm = keep(numbers(rank, is_bf16)),
+                      .k_up = ups[0], .v_up = ups[1], .kv_rank = rank, .nope_dim = nope, .rope_dim = rotary,
+                      .value_dim = value, .eps = 1e-6f, .is_interleaved = (int)between(0, 1)};
+    return made;
+}
+
 static void one_model(Threads *threads) {
     const int is_bf16 = (int)between(0, 1);
-    const long kv_heads = between(1, 3), heads = kv_heads * between(1, 5), width = 2 * between(1, 60);
+    const int has_latents = draw() % 3 == 0;
+    const long kv_heads = has_latents ? 1 : between(1, 3), heads = kv_heads * between(1, 5), width = 2 * between(1, 60);
     const long hidden = 2 * between(1, 60), inner = 2 * between(1, 60), vocab = between(1, 150);
     const long block_size = between(1, 20), num_seqs = between(1, 5), max_blocks = between(1, 20);
     const long row = (heads + 2 * kv_heads) * width, block = block_size * kv_heads * width;
-    const long num_blocks = num_seqs * max_blocks, rotary = between(1, width / 2) * 2;
+    const long num_blocks = num_seqs * max_blocks, rotary = between(1, has_latents && width > 2 ? width / 2 - 1 : width / 2) * 2;
     void *parts[15], *norms[4] = {numbers(hidden, is_bf16), numbers(hidden, is_bf16), numbers(width, is_bf16),
                                   numbers(width, is_bf16)};
     const int has_qk_norm = (int)between(0, 1);
+    const Latents *latents = NULL;
+    if (has_latents && width > 2) latents = random_latents(threads, hidden, heads, width - rotary, rotary, is_bf16);
+    const long attended = heads * (latents ? latents->value_dim : width);
     Layer layer = {norms[0], norms[1], has_qk_norm ? norms[2] : NULL, has_qk_norm ? norms[3] : NULL,
                    linear(threads, row, hidden, is_bf16, 0, parts),
-                   linear(threads, hidden, heads * width, is_bf16, 0, parts + 3),
+                   linear(threads, hidden, attended, is_bf16, 0, parts + 3),
                    linear(threads, inner, hidden, is_bf16, 1, parts + 6),
-                   linear(threads, hidden, inner, is_bf16, 0, parts + 9), between(0, 1) * between(1, 90)};
+                   linear(threads, hidden, inner, is_bf16, 0, parts + 9), between(0, 1) * between(1, 90), NULL, NULL};
+    if (latents) layer.latents = latents, layer.window = 0;
+    if (has_qk_norm && draw() % 2) {
+        layer.q_norm = keep(numbers(heads * width, is_bf16)), layer.k_norm = keep(numbers(kv_heads * width, is_bf16));
+        layer.is_qk_norm_joined = 1;
+    }
+    if (draw() % 2) layer.qkv_clip = 0.5f;
+    if (draw() % 2) layer.attention_out_norm = layer.feed_forward_out_norm = norms[1];
+    if (draw() % 3 == 0) layer.input_norm = layer.post_attention_norm = NULL;
+    if (draw() % 2) layer.experts = random_experts(threads, hidden, is_bf16);
+    if (draw() % 2) layer.sinks = keep(numbers(heads, 0));
     void *lora_parts[24];
     const long qkv_rows[3] = {heads * width, kv_heads * width, kv_heads * width}, up_rows[2] = {inner, inner};
     adapters((Linear *)layer.qkv, 3, qkv_rows, lora_parts);
@@ -88,9 +161,11 @@ static void one_model(Threads *threads) {
     adapters((Linear *)layer.down, 1, &hidden, lora_parts + 18);
     void *embedding = numbers(vocab * hidden, is_bf16), *cos_sin = numbers(block_size * max_blocks * rotary, 0);
     const Linear *output = linear(threads, vocab, hidden, is_bf16, 0, parts + 12);
-    Decoder decoder = {{heads, kv_heads, width, 0.3f, is_bf16}, hidden, 1, 1e-5f, rotary, cos_sin, embedding,
-                       output->bits ? NULL : output, norms[0], &layer};
+    if (latents || draw() % 2) layer.cos_sin = cos_sin, layer.rotary_dim = rotary;
+    Decoder decoder = {{heads, kv_heads, width, 0.3f, is_bf16}, hidden, 1, 1e-5f, embedding,
+                       output->bits ? NULL : output, norms[0], &layer, draw() % 2 ? 1 : 2.5f, draw() % 2 ? 1 : 0.4f};
     if (pagoda_scratch_bytes(&decoder.shape) > (int64_t)threads->scratch_bytes) abort();
+    if (latents && pagoda_latents_scratch_bytes(latents, &decoder.shape) > (int64_t)threads->scratch_bytes) abort();
     void *k_cache = numbers(num_blocks * block, is_bf16), *v_cache = numbers(num_blocks * block, is_bf16);
 
     int32_t *starts = malloc(sizeof *starts * (size_t)(num_seqs + 1)), *contexts = malloc(sizeof *contexts * (size_t)num_seqs);
@@ -118,14 +193,21 @@ static void one_model(Threads *threads) {
     float *shrunk = malloc(sizeof *shrunk * (size_t)(num_tokens * 3 * MAX_RANK));
     const int has_adapters = (int)between(0, 1);
     void *room[6];
-    const long widths[6] = {hidden, hidden, hidden, row, heads * width, inner};
+    const long widths[6] = {hidden, hidden, hidden, latents ? attended : row, attended, inner};
     for (int i = 0; i < 6; i++) room[i] = numbers(num_tokens * widths[i], is_bf16);
     int64_t *first_task = malloc(sizeof *first_task * (size_t)(num_seqs + 1));
+    void *experts_room = NULL;
+    if (layer.experts)
+        experts_room = keep(aligned_alloc(64, (size_t)pagoda_experts_bytes(layer.experts, num_tokens)));
+    void *latents_room = NULL;
+    if (latents)
+        latents_room = keep(aligned_alloc(64, (size_t)pagoda_latents_bytes(latents, &decoder.shape, num_tokens)));
     Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block},
                  ids, positions, wanted, draw() % 2 ? num_wanted : -1, k_cache, v_cache, num_blocks * block,
                  room[0], room[1], room[2], room[3], room[4], room[5], first_task,
-                 has_adapters ? slots_of : NULL, wanted_slots, shrunk};
+                 has_adapters ? slots_of : NULL, wanted_slots, shrunk, experts_room, latents_room};
     pagoda_layers(threads, &decoder, &step, 0, 1);
+    while (num_kept) free(kept[--num_kept]);
 
     for (int i = 0; i < 6; i++) free(room[i]);
     for (int i = 0; i < 15; i++) free(parts[i]);

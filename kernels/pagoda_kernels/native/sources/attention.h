@@ -45,6 +45,7 @@ typedef struct {
     const void *v_cache;
     void *out;           // [T, H, D]
     int64_t window;      // keys a query sees, itself included; 0: all
+    const float *sinks;  // [H]: a score beside those of keys, with no value; NULL: none
     const int64_t *first_task;  // [S + 1]
     const Threads *threads;
 } AttentionJob;
@@ -84,12 +85,10 @@ typedef struct {
     float *total;      // [rows]
 } AttentionScratch;
 
-static size_t lay_out(const AttentionShape *shape, char *at, AttentionScratch *scratch) {
-    const size_t group = (size_t)(shape->num_heads / shape->num_kv_heads);
-    const size_t rows = (size_t)tokens_per_task(shape) * group;
-    const size_t steps = (size_t)num_steps(shape->head_dim, shape->is_bf16);
-    const size_t key_steps = (size_t)num_steps(TILE_KEYS, shape->is_bf16);
-    const size_t columns = ((size_t)shape->head_dim + PANEL - 1) / PANEL * PANEL;
+// For so many rows; `width` of Q and K, `value_width` of V.
+static size_t lay_out_rows(size_t rows, long width, long value_width, int is_bf16, char *at, AttentionScratch *scratch) {
+    const size_t steps = (size_t)num_steps(width, is_bf16), key_steps = (size_t)num_steps(TILE_KEYS, is_bf16);
+    const size_t columns = ((size_t)value_width + PANEL - 1) / PANEL * PANEL;
     size_t used = 0;
     void **parts[] = {(void **)&scratch->q, (void **)&scratch->k_panel, (void **)&scratch->v_panel,
                       (void **)&scratch->scores, (void **)&scratch->weights, (void **)&scratch->sums,
@@ -101,6 +100,11 @@ static size_t lay_out(const AttentionShape *shape, char *at, AttentionScratch *s
         used += round_lines(words[i] * 4);
     }
     return used;
+}
+
+static size_t lay_out(const AttentionShape *shape, char *at, AttentionScratch *scratch) {
+    const size_t rows = (size_t)(tokens_per_task(shape) * (shape->num_heads / shape->num_kv_heads));
+    return lay_out_rows(rows, shape->head_dim, shape->head_dim, shape->is_bf16, at, scratch);
 }
 
 // [16 rows, 16 words] -> [16 words, 16 rows]: blocks off the diagonal change places, of 1, 2, 4 and 8 words.
@@ -365,8 +369,8 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
     for (long row = 0; row < part.num_rows; row++) {
         const long token = part.first_token + row / group, of = part.head * group + row % group;
         memcpy(s.q + row * steps, at(job->q, token * job->q_stride + of * width, is_bf16), (size_t)steps * 4);
-        s.largest[row] = -INFINITY;
-        s.total[row] = 0;
+        s.largest[row] = job->sinks ? job->sinks[of] : -INFINITY;
+        s.total[row] = job->sinks ? 1 : 0;
     }
     memset(s.sums, 0, (size_t)(part.num_rows * columns) * 4);
     if (is_packed) memset(s.v_panel, 0, (size_t)(key_steps / TILE_GROUPS * width) * 4);

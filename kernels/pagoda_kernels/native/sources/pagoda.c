@@ -6,11 +6,12 @@
 #endif
 #include <sched.h>
 
+#include "experts.h"
+#include "latents.h"
 #include "quantise.h"
-#include "rows.h"
 
 typedef struct {
-    const void *input_norm;
+    const void *input_norm;  // or NULL: the residual is read as it is; so with the next
     const void *post_attention_norm;
     const void *q_norm;
     const void *k_norm;
@@ -19,6 +20,15 @@ typedef struct {
     const Linear *gate_up;
     const Linear *down;
     int64_t window;
+    const Experts *experts;  // in place of gate_up and down; or NULL
+    const float *sinks;      // of attention, [H]; or NULL
+    const Latents *latents;  // in place of qkv, Q and K norms, window and sinks: all layers have some or none has
+    const float *cos_sin;    // [positions, rotary_dim]: cosines, then sines; or NULL: nothing turns
+    int64_t rotary_dim;      // or 0
+    const void *attention_out_norm;  // of what attention adds to the residual; or NULL
+    const void *feed_forward_out_norm;
+    int32_t is_qk_norm_joined;       // see RotaryJob
+    float qkv_clip;
 } Layer;
 
 typedef struct {
@@ -26,12 +36,12 @@ typedef struct {
     int64_t hidden_size;
     int64_t num_layers;
     float eps;
-    int64_t rotary_dim;
-    const float *cos_sin;
     const void *embedding;  // or NULL: see `tied`
     const Linear *tied;     // the output projection that is the embedding, too
     const void *final_norm;
     const Layer *layers;
+    float embedding_multiplier;
+    float residual_multiplier;  // of what is added to the residual
 } Decoder;
 
 typedef struct {
@@ -47,14 +57,16 @@ typedef struct {
     void *residual;   // [, hidden]
     void *kept;       // [, hidden]
     void *hidden;     // [, hidden]; its first R rows are the result
-    void *qkv;        // [, (H + 2 HK) D]
-    void *attended;   // [, H D]
+    void *qkv;        // [, (H + 2 HK) D]; with latents as `attended`
+    void *attended;   // [, H D]; with latents [, H value]
     void *inner;      // [, intermediate]
     int64_t *first_task;  // [S + 1]
     // Slots of the projections' adapters, negative for none; NULL: no row has any.
     const int32_t *adapters;        // [T]
     const int32_t *logit_adapters;  // [R]: of the rows that the last layer goes on with
     float *shrunk;                  // [, the largest shrunk_width]
+    void *experts_room;             // of the largest pagoda_experts_bytes
+    void *latents_room;             // of pagoda_latents_bytes
 } Step;
 
 // Scratch memory of each thread.
@@ -73,7 +85,7 @@ static void gather_rows(const void *rows, const int64_t *wanted, long num_wanted
 void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, int64_t first, int64_t end) {
     const AttentionShape *shape = &decoder->shape;
     const int is_bf16 = shape->is_bf16;
-    const long hidden_size = decoder->hidden_size, attended_size = shape->num_heads * shape->head_dim;
+    const long hidden_size = decoder->hidden_size;
     const size_t item = is_bf16 ? 2 : 4;
     long num_rows = step->batch.num_tokens;
     const int32_t *adapters = step->adapters;
@@ -81,38 +93,52 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
     pthread_mutex_lock(&threads->mutex);
     count_tasks(shape, &step->batch, step->first_task);
     NormJob norm_job = {.residual = step->residual, .out = step->hidden, .num_rows = num_rows,
-                        .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16};
+                        .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16,
+                        .multiplier = decoder->residual_multiplier};
     if (first == 0) {
         NormJob look_up = norm_job;
         look_up.token_ids = step->token_ids;
         look_up.embedding = decoder->embedding;
         look_up.tied = decoder->tied;
+        look_up.multiplier = decoder->embedding_multiplier;
         look_up.weight = decoder->layers[0].input_norm;
         norm(threads, &look_up);
     }
     for (long i = first; i < end; i++) {
         const Layer *layer = &decoder->layers[i];
-        product(threads, layer->qkv, step->hidden, num_rows, step->qkv, adapters, shrunk);
         void *k_cache = (void *)at(step->k_cache, i * step->layer_stride, is_bf16);
         void *v_cache = (void *)at(step->v_cache, i * step->layer_stride, is_bf16);
-        RotaryJob rotary_job = {
-            .shape = shape, .batch = &step->batch, .qkv = step->qkv, .positions = step->positions,
-            .cos_sin = decoder->cos_sin, .rotary_dim = decoder->rotary_dim, .q_norm = layer->q_norm,
-            .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = k_cache,
-            .v_cache = v_cache};
-        rotary(threads, &rotary_job);
         const int is_last = i == decoder->num_layers - 1;
         const void *attended = step->attended;
-        if (is_last && !step->num_logit_rows) break;  // its KV was all that was wanted
         AttentionJob attention_job = {
             .shape = shape, .batch = &step->batch, .q = step->qkv,
             .q_stride = (shape->num_heads + 2 * shape->num_kv_heads) * shape->head_dim,
-            .k_cache = k_cache, .v_cache = v_cache, .out = step->attended,
-            .window = layer->window, .first_task = step->first_task, .threads = threads};
-        attention(threads, &attention_job);
+            .k_cache = k_cache, .v_cache = v_cache, .out = step->attended, .window = layer->window,
+            .sinks = layer->sinks, .first_task = step->first_task, .threads = threads};
+        if (layer->latents) {
+            LatentsRoom room;
+            lay_out_latents(layer->latents, shape, num_rows, step->latents_room, &room);
+            attention_job.q = room.absorbed;
+            attention_job.out = room.attended;
+            LatentsJob job = {.latents = layer->latents, .room = &room, .attention = attention_job,
+                              .positions = step->positions, .cos_sin = layer->cos_sin, .out = step->attended};
+            write_to_cache(threads, &job, step->hidden, adapters, shrunk);
+            if (is_last && !step->num_logit_rows) break;  // its KV was all that was wanted
+            attention_to_latents(threads, &job, adapters, shrunk);
+        } else {
+            product(threads, layer->qkv, step->hidden, num_rows, step->qkv, adapters, shrunk);
+            RotaryJob rotary_job = {
+                .shape = shape, .batch = &step->batch, .qkv = step->qkv, .positions = step->positions,
+                .cos_sin = layer->cos_sin, .rotary_dim = layer->rotary_dim, .q_norm = layer->q_norm,
+                .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = k_cache,
+                .v_cache = v_cache, .is_joined = layer->is_qk_norm_joined, .clip = layer->qkv_clip};
+            rotary(threads, &rotary_job);
+            if (is_last && !step->num_logit_rows) break;
+            attention(threads, &attention_job);
+        }
         if (is_last && step->num_logit_rows > 0) {
             num_rows = norm_job.num_rows = step->num_logit_rows;
-            gather_rows(step->attended, step->logit_rows, num_rows, (size_t)attended_size * item, step->qkv);
+            gather_rows(step->attended, step->logit_rows, num_rows, (size_t)layer->output->width * item, step->qkv);
             gather_rows(step->residual, step->logit_rows, num_rows, (size_t)hidden_size * item, step->kept);
             norm_job.residual = step->kept;
             attended = step->qkv;
@@ -121,9 +147,15 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
         product(threads, layer->output, attended, num_rows, step->hidden, adapters, shrunk);
         norm_job.x = step->hidden;
         norm_job.weight = layer->post_attention_norm;
+        norm_job.x_weight = layer->attention_out_norm;
         norm(threads, &norm_job);
-        product(threads, layer->gate_up, step->hidden, num_rows, step->inner, adapters, shrunk);
-        product(threads, layer->down, step->inner, num_rows, step->hidden, adapters, shrunk);
+        if (layer->experts) {
+            experts_sum(threads, layer->experts, step->hidden, num_rows, step->hidden, step->experts_room);
+        } else {
+            product(threads, layer->gate_up, step->hidden, num_rows, step->inner, adapters, shrunk);
+            product(threads, layer->down, step->inner, num_rows, step->hidden, adapters, shrunk);
+        }
+        norm_job.x_weight = layer->feed_forward_out_norm;
         norm_job.weight = is_last ? decoder->final_norm : decoder->layers[i + 1].input_norm;
         norm(threads, &norm_job);
     }

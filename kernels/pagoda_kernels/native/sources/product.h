@@ -12,17 +12,22 @@
 #include "quantised.h"
 #include "threads.h"
 
+enum { GATE_SILU, GATE_CLAMPED };
+
 typedef struct {
     const void *panels;
     const void *bias;  // [N] or NULL
     int64_t num_outputs;  // N; with a gate 2 * N of the weight
     int64_t width;     // K, even if bf16
     int32_t is_bf16;
-    int32_t is_gated;  // a panel has 32 of the gate, then 32 of up; y = silu(gate) * up
+    int32_t is_gated;  // a panel has 32 of the gate, then 32 of up; y = silu(gate) * up, or see `gate`
     int32_t bits;      // of a code of quantised panels (quantised.h), 4 or 8; 0: dense
     int32_t has_zeros; // 4 bits: groups have zero points
     const uint16_t *levels;  // 4 bits: [16] bf16 that the codes stand for
     const Lora *lora;  // adapters that may be asked for; NULL: none
+    int32_t gate;      // of one that has a gate: GATE_...
+    float gate_limit;  // GATE_CLAMPED: bound of gate and up
+    float gate_alpha;  // and factor within the sigmoid
 } Linear;
 
 static inline long panel_outputs(const Linear *linear) { return linear->is_gated ? PANEL / 2 : PANEL; }
@@ -210,6 +215,7 @@ typedef struct {
     const Linear *linear;
     const void *x;  // [rows, K]
     void *y;        // [rows, N]
+    long y_stride;  // elements from one row of y to the next
     long num_rows;
     long num_chunks;
     const int32_t *adapters;  // [rows]: a slot of `linear->lora`; negative: none. NULL: none at all
@@ -219,8 +225,17 @@ typedef struct {
 
 static inline vfloat silu(vfloat x) { return x / (1.0f + vexp(-x)); }
 
+// One result of gate and up, both rounded already; rounded where the separate operators round.
+static inline vfloat gated(const Linear *linear, vfloat gate, vfloat up, const int is_bf16) {
+    if (linear->gate == GATE_SILU) return vrounded(silu(gate), is_bf16) * up;
+    const vfloat low = vset(-linear->gate_limit);
+    gate = -vmax(low, -gate);
+    up = -vmax(low, -vmax(low, up));
+    return gate / (1.0f + vexp(-linear->gate_alpha * gate)) * (up + 1.0f);
+}
+
 static inline __attribute__((always_inline)) void finish_rows(
-    const Linear *linear, const float *sums, long panel, long num_rows, void *y, const int is_bf16) {
+    const Linear *linear, const float *sums, long panel, long num_rows, void *y, long y_stride, const int is_bf16) {
     const long each = panel_outputs(linear), first = panel * each;
     const long left = linear->num_outputs - first, used = left < each ? left : each;
     for (long row = 0; row < num_rows; row++, sums += PANEL) {
@@ -231,25 +246,28 @@ static inline __attribute__((always_inline)) void finish_rows(
                 for (long half = 0; half < PANEL / each; half++)
                     out[half * each + j] += load_any(linear->bias, half * linear->num_outputs + first + j, is_bf16);
         if (linear->is_gated)
-            for (long j = 0; j < each; j += LANES) {  // rounded where the separate operators round
+            for (long j = 0; j < each; j += LANES) {
                 vfloat gate = vrounded(vload(out + j), is_bf16), up = vrounded(vload(out + each + j), is_bf16);
-                vstore(out + j, vrounded(silu(gate), is_bf16) * up);
+                vstore(out + j, gated(linear, gate, up, is_bf16));
             }
-        const long to = row * linear->num_outputs + first;
+        const long to = row * y_stride + first;
         long j = 0;
         for (; j + LANES <= used; j += LANES) vstore_any(y, to + j, vload(out + j), is_bf16);
         for (; j < used; j++) store_any(y, to + j, out[j], is_bf16);
     }
 }
 
-static void product_task(const void *argument, long task, int thread) {
-    const ProductJob *job = argument;
+static inline const uint32_t *dense_panel(const Linear *linear, long panel) {
+    return (const uint32_t *)linear->panels + panel * num_steps(linear->width, linear->is_bf16) * PANEL;
+}
+
+// The outputs of one panel for the rows of one chunk. `later`: what this thread may read next, if it is dense.
+static inline void panel_rows(const ProductJob *job, long panel, long chunk, const uint32_t *later, int thread) {
     const Linear *linear = job->linear;
     const int is_bf16 = linear->is_bf16;
-    const long panel = task / job->num_chunks, chunk = task % job->num_chunks;
     const long row = job->num_rows * chunk / job->num_chunks, end = job->num_rows * (chunk + 1) / job->num_chunks;
     const long steps = num_steps(linear->width, is_bf16);
-    const uint32_t *weights = (const uint32_t *)linear->panels + panel * steps * PANEL;
+    const uint32_t *weights = dense_panel(linear, panel);
     const uint32_t *x = (const uint32_t *)job->x + row * steps;
     float *sums = scratch_of(job->threads, thread);  // [CHUNK_ROWS, PANEL]
     if (linear->bits) {
@@ -257,7 +275,6 @@ static void product_task(const void *argument, long task, int thread) {
             end - row, linear->width, x, (const char *)linear->panels + panel * coded_panel_bytes(linear),
             linear->bits, linear->has_zeros, linear->levels, is_bf16, sums);
     } else {
-        const uint32_t *later = weights + job->threads->num_threads * steps * PANEL;  // others take what is between
         for (long step = 0; step < steps; step += K_PART_STEPS) {
             const long next = step + K_PART_STEPS, count = (next < steps ? next : steps) - step;
             const uint32_t *part = weights + step * PANEL, *ahead = next < steps ? weights + next * PANEL : later;
@@ -271,23 +288,30 @@ static void product_task(const void *argument, long task, int thread) {
         if (is_bf16) expand_rows(lora, job->adapters + row, shrunk, end - row, panel, outputs, each, sums, 1);
         else expand_rows(lora, job->adapters + row, shrunk, end - row, panel, outputs, each, sums, 0);
     }
-    void *y = (void *)at(job->y, row * linear->num_outputs, is_bf16);
-    if (is_bf16) finish_rows(linear, sums, panel, end - row, y, 1);
-    else finish_rows(linear, sums, panel, end - row, y, 0);
+    void *y = (void *)at(job->y, row * job->y_stride, is_bf16);
+    if (is_bf16) finish_rows(linear, sums, panel, end - row, y, job->y_stride, 1);
+    else finish_rows(linear, sums, panel, end - row, y, job->y_stride, 0);
 }
+
+static void product_task(const void *argument, long task, int thread) {
+    const ProductJob *job = argument;
+    const long panel = task / job->num_chunks, next = panel + job->threads->num_threads;  // others take those between
+    panel_rows(job, panel, task % job->num_chunks, dense_panel(job->linear, next), thread);
+}
+
+static inline long num_chunks(long num_rows) { return (num_rows + CHUNK_ROWS - 1) / CHUNK_ROWS; }
 
 // adapters: of each row, see ProductJob; shrunk: room for `shrunk_width` of each row, if there are some.
 static void product(
     Threads *threads, const Linear *linear, const void *x, long num_rows, void *y, const int32_t *adapters,
     float *shrunk) {
-    const long num_chunks = (num_rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
     if (!linear->lora) adapters = NULL;
     if (adapters) {
         ShrinkJob job = {linear->lora, x, adapters, shrunk, num_rows, linear->width, linear->is_bf16};
         shrink(threads, &job);
     }
-    ProductJob job = {linear, x, y, num_rows, num_chunks, adapters, shrunk, threads};
-    in_parallel(threads, product_task, &job, num_panels(linear) * num_chunks);
+    ProductJob job = {linear, x, y, linear->num_outputs, num_rows, num_chunks(num_rows), adapters, shrunk, threads};
+    in_parallel(threads, product_task, &job, num_panels(linear) * job.num_chunks);
 }
 
 void pagoda_product(

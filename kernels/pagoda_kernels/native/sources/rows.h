@@ -13,12 +13,14 @@ typedef struct {
     const void *embedding;  // [V, width]
     const Linear *tied;
     void *residual;         // [T, width]: x is added to it; with token_ids it is set
-    const void *weight;     // [width]
+    const void *weight;     // [width]; NULL: out is the residual
     void *out;              // [T, width]
     int64_t num_rows;
     int64_t width;
     float eps;
     int32_t is_bf16;
+    float multiplier;       // of x, or of what is looked up; rounded before it is added
+    const void *x_weight;   // [width]: x is normed before that, in place; NULL: it is not
 } NormJob;
 
 // out = x / rms(x), rounded, times weight. The squares are added in 16 sums, along the row.
@@ -53,18 +55,19 @@ static inline __attribute__((always_inline)) void norm_rows(const NormJob *job, 
             void *residual = (void *)at(job->residual, at_row, is_bf16);
             if (job->tied) unpack_row(job->tied, job->token_ids[row], residual);
             else memcpy(residual, at(job->embedding, job->token_ids[row] * width, is_bf16), (size_t)width * (is_bf16 ? 2 : 4));
+            for (long i = 0; job->multiplier != 1 && i < width; i++)
+                store_any(residual, i, load_any(residual, i, is_bf16) * job->multiplier, is_bf16);
         } else {
-            long i = 0;
-            for (; i + LANES <= width; i += LANES)
-                vstore_any(job->residual, at_row + i,
-                           vload_any(job->residual, at_row + i, is_bf16) + vload_any(job->x, at_row + i, is_bf16),
-                           is_bf16);
-            for (; i < width; i++)
-                store_any(job->residual, at_row + i,
-                          load_any(job->residual, at_row + i, is_bf16) + load_any(job->x, at_row + i, is_bf16),
-                          is_bf16);
+            if (job->x_weight)
+                norm_row(job->x, at_row, job->x_weight, width, job->eps, (void *)job->x, at_row, is_bf16);
+            for (long i = 0; i < width; i += LANES) {
+                const vfloat before = vload_some(job->residual, at_row + i, width - i, is_bf16);
+                const vfloat x = vload_some(job->x, at_row + i, width - i, is_bf16) * job->multiplier;
+                vstore_some(job->residual, at_row + i, width - i, before + vrounded(x, is_bf16), is_bf16);
+            }
         }
-        norm_row(job->residual, at_row, job->weight, width, job->eps, job->out, at_row, is_bf16);
+        if (job->weight) norm_row(job->residual, at_row, job->weight, width, job->eps, job->out, at_row, is_bf16);
+        else memcpy((void *)at(job->out, at_row, is_bf16), at(job->residual, at_row, is_bf16), (size_t)width * (is_bf16 ? 2 : 4));
     }
 }
 
@@ -84,10 +87,12 @@ typedef struct {
     const Batch *batch;
     void *qkv;               // [T, (H + 2 HK) D]; q is rotated in place
     const void *positions;   // [T] int32
-    const float *cos_sin;    // [positions, R]: cosines, then sines
+    const float *cos_sin;    // [positions, R]: cosines, then sines; NULL where R is 0
     int64_t rotary_dim;      // R
-    const void *q_norm;      // [D] or NULL
+    const void *q_norm;      // [D], or joined [H D]; or NULL
     const void *k_norm;
+    int is_joined;           // norms are over all heads at once
+    float clip;              // bound of Q, K and V, after joined norms and before those of heads; 0: none
     float eps;
     void *k_cache;           // of one layer
     void *v_cache;
@@ -111,6 +116,14 @@ static inline __attribute__((always_inline)) void rotate(void *head, const float
     }
 }
 
+static inline __attribute__((always_inline)) void clip_row(void *x, long width, float clip, const int is_bf16) {
+    const vfloat low = vset(-clip);
+    for (long i = 0; i < width; i += LANES) {
+        const vfloat value = vload_some(x, i, width - i, is_bf16);
+        vstore_some(x, i, width - i, -vmax(low, -vmax(low, value)), is_bf16);
+    }
+}
+
 static inline __attribute__((always_inline)) void rotate_tokens(const RotaryJob *job, long task, const int is_bf16) {
     const AttentionShape *shape = job->shape;
     const Batch *batch = job->batch;
@@ -120,12 +133,19 @@ static inline __attribute__((always_inline)) void rotate_tokens(const RotaryJob 
     const long end = (task + 1) * TASK_TOKENS < batch->num_tokens ? (task + 1) * TASK_TOKENS : batch->num_tokens;
     for (long token = task * TASK_TOKENS; token < end; token++) {
         void *row = (void *)at(job->qkv, token * row_heads * width, is_bf16);
-        const float *cos_sin = job->cos_sin + ((const int32_t *)job->positions)[token] * job->rotary_dim;
+        const float *cos_sin = NULL;
+        if (job->cos_sin) cos_sin = job->cos_sin + ((const int32_t *)job->positions)[token] * job->rotary_dim;
+        const long q_width = shape->num_heads * width, k_width = shape->num_kv_heads * width;
+        if (job->is_joined) {
+            norm_row(row, 0, job->q_norm, q_width, job->eps, row, 0, is_bf16);
+            norm_row(row, q_width, job->k_norm, k_width, job->eps, row, q_width, is_bf16);
+        }
+        if (job->clip > 0) clip_row(row, row_heads * width, job->clip, is_bf16);
         for (long head = 0; head < num_rotated; head++) {
             void *x = (void *)at(row, head * width, is_bf16);
             const void *weight = head < shape->num_heads ? job->q_norm : job->k_norm;
-            if (weight) norm_row(x, 0, weight, width, job->eps, x, 0, is_bf16);
-            rotate(x, cos_sin, job->rotary_dim, is_bf16);
+            if (weight && !job->is_joined) norm_row(x, 0, weight, width, job->eps, x, 0, is_bf16);
+            if (cos_sin) rotate(x, cos_sin, job->rotary_dim, is_bf16);
         }
         const long slot = batch->slot_mapping[token];
         if (slot < 0) continue;

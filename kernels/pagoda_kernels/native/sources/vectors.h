@@ -141,6 +141,20 @@ static inline void store_any(void *p, long i, float x, int is_bf16) {
     if (is_bf16) ((uint16_t *)p)[i] = round_bf16(x);
     else ((float *)p)[i] = x;
 }
+// As above, of an array that ends after `left` elements, one at least; beyond them there are zeros.
+static inline vfloat vload_some(const void *p, long i, long left, int is_bf16) {
+    if (left >= LANES) return vload_any(p, i, is_bf16);
+    float x[LANES] = {0};
+    for (long j = 0; j < left; j++) x[j] = load_any(p, i + j, is_bf16);
+    return vload(x);
+}
+static inline void vstore_some(void *p, long i, long left, vfloat x, int is_bf16) {
+    if (left >= LANES) {
+        vstore_any(p, i, x, is_bf16);
+        return;
+    }
+    for (long j = 0; j < left; j++) store_any(p, i + j, x[j], is_bf16);
+}
 // To the dtype and back.
 static inline vfloat vrounded(vfloat x, int is_bf16) {
     return is_bf16 ? (vfloat)(vround_bits(x) << 16) : x;

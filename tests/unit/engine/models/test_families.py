@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.family_checkpoints import make_family_checkpoint
+from support.tiny_checkpoints import FAMILIES as TINY_FAMILIES
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import CheckpointError, EngineConfig, UnsupportedModelError, load_model
@@ -182,7 +183,7 @@ def test_gpt_oss_as_it_is_published(tmp_path: Path) -> None:
     assert found.experts is not None
     assert (found.experts.stored, found.experts.has_bias) == ("mxfp4", True)
     assert found.experts.gate == ClampedSwiglu(limit=7.0, alpha=1.702)
-    assert missing_parts(found) == ["mixture of experts", "attention sinks"]
+    assert missing_parts(found) == []
 
 
 @pytest.mark.parametrize(("name", "value"), [("type", "su"), ("type", "yarn")])
@@ -258,28 +259,27 @@ def test_what_the_decoder_has_not_is_refused(
 
 
 @pytest.mark.skipif(native_library() is None, reason="no native library on this machine")
-def test_the_log_says_that_latents_are_computed_layer_by_layer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "pagoda_engine.models.native_layers"):
-        folder = make_family_checkpoint(tmp_path, "deepseek_v2")
-        load_model(folder, EngineConfig(dtype="float32"))
-    assert (
-        "DeepseekV2ForCausalLM is computed layer by layer: the native forward has no latent "
-        in (caplog.text)
-    )
-
-
-@pytest.mark.skipif(native_library() is None, reason="no native library on this machine")
-@pytest.mark.parametrize(("family", "lines"), [("llama", 0), ("mixtral", 1)])
+@pytest.mark.parametrize(
+    ("family", "missing"),
+    [
+        ("llama", ""),
+        ("mixtral", ""),
+        ("deepseek_v3", ""),
+        ("gpt_oss", ""),
+        ("starcoder2", "layer norm, no feed-forward without a gate, no gelu_tanh gate"),
+    ],
+)
 def test_the_log_says_what_the_native_forward_has_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, lines: int
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, missing: str
 ) -> None:
+    make = make_tiny_checkpoint if family in TINY_FAMILIES else make_family_checkpoint
     with caplog.at_level(logging.INFO, "pagoda_engine.models.native_layers"):
-        load_model(make_tiny_checkpoint(tmp_path, family), EngineConfig(dtype="float32"))
+        model = load_model(make(tmp_path, family), EngineConfig(dtype="float32"))
+    assert model.decoder.is_native == (not missing)
     messages = [record.getMessage() for record in caplog.records]
-    expected = (
-        "MixtralForCausalLM is computed layer by layer: the native forward has no mixture of "
-        "experts"
-    )
-    assert messages == [expected] * lines
+    assert len(messages) == bool(missing)
+    for message in messages:
+        assert message.startswith(
+            f"{model.description.architecture} is computed layer by layer: the native forward has "
+            f"no {missing}"
+        )

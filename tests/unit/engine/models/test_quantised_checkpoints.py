@@ -123,10 +123,10 @@ def test_experts_keep_their_codes(form: Format, bits: int, tmp_path: Path) -> No
     kept, exact = load(coded, dtype="bfloat16"), load(dense)
     for layer in kept.decoder.layers:
         assert isinstance(layer.feed_forward, Experts)
-        for expert in layer.feed_forward._packed:
-            for each in (expert.up.packed, expert.down.packed):
-                assert each is not None
-                assert each.structure.bits == bits
+        packed = layer.feed_forward.packed
+        assert packed is not None
+        for expert in packed.experts:
+            assert [each.structure.bits for each in (expert.gate_up, expert.down)] == [bits] * 2
     assert error(load(coded), exact) < 1e-5
     # Routers may send a token elsewhere in bf16, so this is no tight bound.
     assert error(kept, exact) < 2 * error(load(dense, dtype="bfloat16"), exact) + 0.02

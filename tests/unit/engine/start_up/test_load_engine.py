@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.engine_driver import hash_block
 from support.engine_options import make_options
+from support.family_checkpoints import make_family_checkpoint
 from support.quantised_checkpoints import gptq, quantised_pair
-from support.tiny_checkpoints import make_tiny_checkpoint
+from support.tiny_checkpoints import FAMILIES, make_tiny_checkpoint
 
 from pagoda_engine import Engine, LoadedModel, MemoryBudgetError
 from pagoda_engine.errors import CheckpointError
@@ -109,14 +110,16 @@ def test_limits_that_are_set_win(folder: Path) -> None:
     [
         ("llama", "auto", "ngram"),
         ("llama", "off", "off"),
-        ("qwen3_moe", "auto", "off"),
-        ("qwen3_moe", "ngram", "ngram"),
+        ("qwen3_moe", "auto", "ngram"),
+        ("gpt_neox", "auto", "off"),
+        ("gpt_neox", "ngram", "ngram"),
     ],
 )
 def test_speculation_is_on_by_itself_only_where_it_changes_no_bit(
     tmp_path: Path, family: str, speculation: str, expected: str
 ) -> None:
-    engine = load(make_tiny_checkpoint(tmp_path, family), speculation=speculation)
+    make = make_tiny_checkpoint if family in FAMILIES else make_family_checkpoint
+    engine = load(make(tmp_path, family), speculation=speculation)
     if expected != speculation:
         assert engine.model.decoder.is_batch_invariant == (expected == "ngram")
     assert engine.config.speculation == expected

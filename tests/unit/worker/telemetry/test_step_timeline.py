@@ -153,6 +153,7 @@ def test_a_traced_step_is_a_tree_of_its_own_on_the_wall_clock(sink: OtlpSink) ->
         "pagoda.step.preempted": 1,
         "pagoda.step.is_graph": True,
         "pagoda.step.gap_ms": 0.5,
+        "pagoda.step.draft_ms": 0.0,
         "pagoda.step.wait_ms": 12.0,
         "pagoda.step.commit_ms": 4.0,
     }

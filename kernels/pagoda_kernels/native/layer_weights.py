@@ -1,0 +1,107 @@
+"""Weights of one layer, as its native forward takes them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pagoda_kernels.native.packed_experts import PackedExperts, PackedFeedForward
+from pagoda_kernels.native.packed_latents import PackedLatents
+from pagoda_kernels.native.packed_linear import PackedLinear
+from pagoda_kernels.native.structures import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAttention:
+    """Grouped-query attention but for its output projection.
+
+    Attributes:
+        qkv: rows of Q, then K, then V.
+        q_norm: ``[D]``, or joined ``[H * D]``; None: there is none.
+        k_norm: ``[D]``, or joined ``[HK * D]``; None: there is none.
+        window: keys a query sees, itself included; None for all.
+        sinks: ``[H]`` fp32, contiguous, see `paged_attention`; None: there are none.
+        is_qk_norm_joined: norms are over all heads at once.
+        clip: bound of absolute values of Q, K and V; None: there is none.
+    """
+
+    qkv: PackedLinear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    window: int | None
+    sinks: torch.Tensor | None = None
+    is_qk_norm_joined: bool = False
+    clip: float | None = None
+
+    @property
+    def adaptable(self) -> tuple[PackedLinear, ...]:
+        """Projections that may have adapters."""
+        return (self.qkv,)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Weights of one layer; norms dense, in the dtype of the projections.
+
+    Attributes:
+        input_norm: ``[hidden]``; None: the residual is read as it is.
+        attention: of K and V, or of latents.
+        output: of attention.
+        post_attention_norm: before the feed-forward part, as `input_norm`.
+        cos_sin: ``[max_positions, R]`` fp32, contiguous, cosines, then sines; None: nothing turns.
+        feed_forward: dense, or experts.
+        attention_out_norm: ``[hidden]``, of what attention adds to the residual; None: it is added
+            as it is.
+        feed_forward_out_norm: as `attention_out_norm`.
+    """
+
+    input_norm: torch.Tensor | None
+    attention: PackedAttention | PackedLatents
+    output: PackedLinear
+    post_attention_norm: torch.Tensor | None
+    cos_sin: torch.Tensor | None
+    feed_forward: PackedFeedForward | PackedExperts
+    attention_out_norm: torch.Tensor | None = None
+    feed_forward_out_norm: torch.Tensor | None = None
+
+    @property
+    def adaptable(self) -> tuple[PackedLinear, ...]:
+        """Projections that may have adapters."""
+        last = self.feed_forward
+        attention = *self.attention.adaptable, self.output
+        if isinstance(last, PackedExperts):
+            return attention
+        return *attention, last.gate_up, last.down
+
+    def structure(self) -> Layer:
+        """Return what the C sources take; it keeps nothing alive."""
+        layer = Layer(
+            input_norm=address_of(self.input_norm),
+            post_attention_norm=address_of(self.post_attention_norm),
+            attention_out_norm=address_of(self.attention_out_norm),
+            feed_forward_out_norm=address_of(self.feed_forward_out_norm),
+            output=self.output.address,
+            cos_sin=address_of(self.cos_sin),
+            rotary_dim=0 if self.cos_sin is None else self.cos_sin.shape[1],
+        )
+        attention, feed_forward = self.attention, self.feed_forward
+        if isinstance(attention, PackedLatents):
+            layer.latents = attention.address
+        else:
+            layer.qkv = attention.qkv.address
+            layer.q_norm = address_of(attention.q_norm)
+            layer.k_norm = address_of(attention.k_norm)
+            layer.window = attention.window or 0
+            layer.is_qk_norm_joined = attention.is_qk_norm_joined
+            layer.qkv_clip = attention.clip or 0.0
+            layer.sinks = address_of(attention.sinks)
+        if isinstance(feed_forward, PackedExperts):
+            layer.experts = feed_forward.address
+        else:
+            layer.gate_up = feed_forward.gate_up.address
+            layer.down = feed_forward.down.address
+        return layer
+
+
+def address_of(tensor: torch.Tensor | None) -> int | None:
+    """Return where a tensor's elements are; None of None."""
+    return None if tensor is None else tensor.data_ptr()
