@@ -162,7 +162,8 @@ def test_packed_kv_changes_no_bit(name: str, dtype: torch.dtype) -> None:
 def test_what_cannot_be_packed_is_not() -> None:
     assert not model_of("heads-of-80", torch.float32).native.can_pack(16)
     assert not Model(Shape(head_dim=64)).native.can_pack(8)
-    assert not model_of("latents", torch.float32).native.can_pack(16)
+    latents = Model(Shape(latents=LatentsShape(24, 16, 8, 12), head_dim=24))
+    assert not latents.native.can_pack(16)  # 32 wide, but not keys and values
 
 
 @pytest.mark.usefixtures("native", "num_threads")
