@@ -11,6 +11,9 @@ from pagoda_kernels.native.packed_linear import PackedLinear
 from pagoda_kernels.native.packed_lora import check_adapters
 from pagoda_kernels.native.structures import AttentionShape, Batch, Decoder, Layer, Step
 
+CACHE_KINDS = {torch.float8_e4m3fn: 1, torch.int8: 2}
+"""Of a cache in one byte, as `sources/one_byte.h` numbers them."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -26,6 +29,9 @@ class LayerWeights:
         gate_up: with a gate.
         down: back to hidden.
         window: keys a query sees, itself included; None for all.
+        k_scale: ``[HK]`` fp32 contiguous, of a cache in one byte, see `write_qkv`; None: there is
+            none.
+        v_scale: as `k_scale`.
     """
 
     input_norm: torch.Tensor
@@ -37,6 +43,8 @@ class LayerWeights:
     gate_up: PackedLinear
     down: PackedLinear
     window: int | None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
 
 class DecoderLayers:
@@ -61,6 +69,8 @@ class DecoderLayers:
         self._kept = (tuple(layers), embedding, final_norm, cos_sin)
         self._dtype = embedding.dtype
         self._inner = max(layer.down.width for layer in layers)
+        scales = [scale for layer in layers for scale in (layer.k_scale, layer.v_scale)]
+        self._has_scales = all(scale is not None for scale in scales)
         self._layers = (Layer * len(layers))(*(_layer(layer) for layer in layers))
         self._decoder = Decoder(
             shape=AttentionShape(
@@ -104,7 +114,7 @@ class DecoderLayers:
             positions: ``[T]``.
             batch: lengths and block tables of the T tokens.
             kv: ``[2, num_layers, num_blocks, block_size, HK, D]``, blocks dense, of the dtype of
-                the weights.
+                the weights; or float8_e4m3fn or int8, if layers have scales.
             logit_rows: ``[R]`` int64 rows of the T tokens that are wanted; None for all.
             on_layer: called with a layer's index after it.
             adapters: ``[T]`` int32 slots of the projections' adapters, -1 for none, contiguous;
@@ -153,6 +163,7 @@ class DecoderLayers:
                 num_tokens=num_tokens,
                 block_size=batch.block_size,
                 block_stride=kv.stride(2),
+                cache_kind=CACHE_KINDS.get(kv.dtype, 0),
             ),
             token_ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
@@ -189,7 +200,8 @@ class DecoderLayers:
         inner = (block_size, shape.num_kv_heads, shape.head_dim)
         expected = (2, self._decoder.num_layers, kv.shape[2], *inner)
         dense = (shape.num_kv_heads * shape.head_dim, shape.head_dim, 1)
-        if kv.shape != expected or kv.dtype is not self._dtype or kv.stride()[3:] != dense:
+        has_dtype = kv.dtype is self._dtype or (kv.dtype in CACHE_KINDS and self._has_scales)
+        if kv.shape != expected or not has_dtype or kv.stride()[3:] != dense:
             raise ValueError(
                 f"kv: expected {self._dtype} {expected} with dense blocks, "
                 f"got {kv.dtype} {tuple(kv.shape)} with strides {kv.stride()}"
@@ -211,4 +223,6 @@ def _layer(layer: LayerWeights) -> Layer:
         gate_up=layer.gate_up.address,
         down=layer.down.address,
         window=layer.window or 0,
+        k_scale=_address(layer.k_scale),
+        v_scale=_address(layer.v_scale),
     )

@@ -61,6 +61,7 @@ class Batch(ctypes.Structure):
         ("num_tokens", c_int64),
         ("block_size", c_int64),
         ("block_stride", c_int64),
+        ("cache_kind", c_int32),
     )
 
 
@@ -89,6 +90,8 @@ class Layer(ctypes.Structure):
         ("gate_up", c_void_p),
         ("down", c_void_p),
         ("window", c_int64),
+        ("k_scale", c_void_p),
+        ("v_scale", c_void_p),
     )
 
 

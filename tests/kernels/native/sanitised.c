@@ -88,7 +88,11 @@ static void one_model(Threads *threads) {
     Decoder decoder = {{heads, kv_heads, width, 0.3f, is_bf16}, hidden, 1, 1e-5f, rotary, cos_sin, embedding,
                        output->bits ? NULL : output, norms[0], &layer};
     if (pagoda_scratch_bytes(&decoder.shape) > (int64_t)threads->scratch_bytes) abort();
-    void *k_cache = numbers(num_blocks * block, is_bf16), *v_cache = numbers(num_blocks * block, is_bf16);
+    const int32_t cache_kind = (int32_t)between(CACHE_AS_ROWS, CACHE_INT8);
+    const size_t cache_bytes = (size_t)(num_blocks * block * cache_item(cache_kind, is_bf16));
+    void *k_cache = calloc(cache_bytes, 1), *v_cache = calloc(cache_bytes, 1);
+    float scales[3] = {0.5f, 0.25f, 2.0f};
+    layer.k_scale = layer.v_scale = scales;
 
     int32_t *starts = malloc(sizeof *starts * (size_t)(num_seqs + 1)), *contexts = malloc(sizeof *contexts * (size_t)num_seqs);
     int32_t *tables = malloc(sizeof *tables * (size_t)num_blocks);
@@ -118,7 +122,7 @@ static void one_model(Threads *threads) {
     const long widths[6] = {hidden, hidden, hidden, row, heads * width, inner};
     for (int i = 0; i < 6; i++) room[i] = numbers(num_tokens * widths[i], is_bf16);
     int64_t *first_task = malloc(sizeof *first_task * (size_t)(num_seqs + 1));
-    Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block},
+    Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block, cache_kind},
                  ids, positions, wanted, draw() % 2 ? num_wanted : -1, k_cache, v_cache, num_blocks * block,
                  room[0], room[1], room[2], room[3], room[4], room[5], first_task,
                  has_adapters ? slots_of : NULL, wanted_slots, shrunk};

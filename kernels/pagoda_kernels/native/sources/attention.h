@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include "one_byte.h"
 #include "product.h"
 
 #define TILE_KEYS PANEL
@@ -25,6 +26,7 @@ typedef struct {
     int64_t num_tokens;
     int64_t block_size;
     int64_t block_stride;  // elements from one block of a cache to the next; a block is dense [block_size, HK, D]
+    int32_t cache_kind;    // of one_byte.h
 } Batch;
 
 typedef struct {
@@ -42,6 +44,8 @@ typedef struct {
     int64_t q_stride;
     const void *k_cache; // of one layer
     const void *v_cache;
+    const float *k_scale; // [HK], of a cache in one byte
+    const float *v_scale;
     void *out;           // [T, H, D]
     int64_t window;      // keys a query sees, itself included; 0: all
     const int64_t *first_task;  // [S + 1]
@@ -81,6 +85,8 @@ typedef struct {
     float *sums;       // [rows, panels of D * PANEL]
     float *largest;    // [rows]
     float *total;      // [rows]
+    void *k_rows;      // [TILE_KEYS, D] of a cache in one byte, widened
+    void *v_rows;      // [TILE_KEYS, D]
 } AttentionScratch;
 
 static size_t lay_out(const AttentionShape *shape, char *at, AttentionScratch *scratch) {
@@ -92,9 +98,9 @@ static size_t lay_out(const AttentionShape *shape, char *at, AttentionScratch *s
     size_t used = 0;
     void **parts[] = {(void **)&scratch->q, (void **)&scratch->k_panel, (void **)&scratch->v_panel,
                       (void **)&scratch->scores, (void **)&scratch->weights, (void **)&scratch->sums,
-                      (void **)&scratch->largest, (void **)&scratch->total};
+                      (void **)&scratch->largest, (void **)&scratch->total, &scratch->k_rows, &scratch->v_rows};
     const size_t words[] = {rows * steps, steps * TILE_KEYS, key_steps * columns, rows * TILE_KEYS,
-                            rows * key_steps, rows * columns, rows, rows};
+                            rows * key_steps, rows * columns, rows, rows, TILE_KEYS * steps, TILE_KEYS * steps};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         *parts[i] = at + used;
         used += round_lines(words[i] * 4);
@@ -281,6 +287,7 @@ static inline void find_tile(const AttentionJob *job, const Part *part, long til
     const Batch *batch = job->batch;
     const int32_t *table = batch->block_tables + part->sequence * batch->table_stride;
     const long width = shape->head_dim, row_stride = shape->num_kv_heads * width;
+    const long item = cache_item(batch->cache_kind, is_bf16);
     rows->num_keys = part->end_key - tile < TILE_KEYS ? part->end_key - tile : TILE_KEYS;
     // Blocks before a window may be somebody else's by now: the first key that is seen stands for theirs.
     const long from = tile < part->first_key ? part->first_key : tile;
@@ -289,13 +296,34 @@ static inline void find_tile(const AttentionJob *job, const Part *part, long til
         const long count = batch->block_size - inside < left ? batch->block_size - inside : left;
         const long first = table[key / batch->block_size] * batch->block_stride + inside * row_stride + part->head * width;
         for (long i = 0; i < count; i++) {
-            rows->keys[key - tile + i] = at(job->k_cache, first + i * row_stride, is_bf16);
-            rows->values[key - tile + i] = at(job->v_cache, first + i * row_stride, is_bf16);
+            rows->keys[key - tile + i] = (const char *)job->k_cache + (first + i * row_stride) * item;
+            rows->values[key - tile + i] = (const char *)job->v_cache + (first + i * row_stride) * item;
         }
         key += count;
     }
     for (long i = 0; i < from - tile; i++)
         rows->keys[i] = rows->keys[from - tile], rows->values[i] = rows->values[from - tile];
+    for (long i = rows->num_keys; i < TILE_KEYS; i++)
+        rows->keys[i] = rows->keys[rows->num_keys - 1], rows->values[i] = rows->values[rows->num_keys - 1];
+}
+
+// Let the rows of a tile be those of scratch memory, widened from one byte. Meanwhile memory is asked for the
+// `later` ones.
+static inline __attribute__((always_inline)) void widen_tile(
+    const AttentionJob *job, const Part *part, TileRows *rows, const TileRows *later, const AttentionScratch *s,
+    const int is_bf16) {
+    const long width = job->shape->head_dim;
+    const int32_t kind = job->batch->cache_kind;
+    for (long i = 0; i < rows->num_keys; i++) {
+        for (long line = 0; line < width; line += 64) {
+            __builtin_prefetch((const char *)later->keys[i] + line, 0, 2);
+            __builtin_prefetch((const char *)later->values[i] + line, 0, 2);
+        }
+        void *key = (void *)at(s->k_rows, i * width, is_bf16), *value = (void *)at(s->v_rows, i * width, is_bf16);
+        from_one_byte(rows->keys[i], job->k_scale[part->head], width, key, is_bf16, kind);
+        from_one_byte(rows->values[i], job->v_scale[part->head], width, value, is_bf16, kind);
+        rows->keys[i] = key, rows->values[i] = value;
+    }
     for (long i = rows->num_keys; i < TILE_KEYS; i++)
         rows->keys[i] = rows->keys[rows->num_keys - 1], rows->values[i] = rows->values[rows->num_keys - 1];
 }
@@ -322,7 +350,8 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
     if (columns != width) memset(s.v_panel, 0, (size_t)(key_steps * columns) * 4);
 
     for (int now = 0; tile < part.end_key; tile += TILE_KEYS, now = !now) {
-        const TileRows *here = &rows[now], *later = &rows[!now];
+        TileRows *here = &rows[now];
+        const TileRows *later = &rows[!now];
         const long next_task = task + job->threads->num_threads;  // others take those between
         if (tile + TILE_KEYS < part.end_key) {
             find_tile(job, &part, tile + TILE_KEYS, &rows[!now], is_bf16);
@@ -330,6 +359,10 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
             const Part next = part_of(job, next_task);
             find_tile(job, &next, next.first_key / TILE_KEYS * TILE_KEYS, &rows[!now], is_bf16);
         } else {
+            later = here;
+        }
+        if (job->batch->cache_kind) {
+            widen_tile(job, &part, here, later, &s, is_bf16);
             later = here;
         }
         pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16);

@@ -19,6 +19,8 @@ typedef struct {
     const Linear *gate_up;
     const Linear *down;
     int64_t window;
+    const float *k_scale;  // [HK] of a cache in one byte; NULL: there is none
+    const float *v_scale;
 } Layer;
 
 typedef struct {
@@ -93,13 +95,13 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
     for (long i = first; i < end; i++) {
         const Layer *layer = &decoder->layers[i];
         product(threads, layer->qkv, step->hidden, num_rows, step->qkv, adapters, shrunk);
-        void *k_cache = (void *)at(step->k_cache, i * step->layer_stride, is_bf16);
-        void *v_cache = (void *)at(step->v_cache, i * step->layer_stride, is_bf16);
+        const long layer_bytes = step->layer_stride * cache_item(step->batch.cache_kind, is_bf16);
+        void *k_cache = (char *)step->k_cache + i * layer_bytes, *v_cache = (char *)step->v_cache + i * layer_bytes;
         RotaryJob rotary_job = {
             .shape = shape, .batch = &step->batch, .qkv = step->qkv, .positions = step->positions,
             .cos_sin = decoder->cos_sin, .rotary_dim = decoder->rotary_dim, .q_norm = layer->q_norm,
             .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = k_cache,
-            .v_cache = v_cache};
+            .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale};
         rotary(threads, &rotary_job);
         const int is_last = i == decoder->num_layers - 1;
         const void *attended = step->attended;
@@ -107,7 +109,8 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
         AttentionJob attention_job = {
             .shape = shape, .batch = &step->batch, .q = step->qkv,
             .q_stride = (shape->num_heads + 2 * shape->num_kv_heads) * shape->head_dim,
-            .k_cache = k_cache, .v_cache = v_cache, .out = step->attended,
+            .k_cache = k_cache, .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
+            .out = step->attended,
             .window = layer->window, .first_task = step->first_task, .threads = threads};
         attention(threads, &attention_job);
         if (is_last && step->num_logit_rows > 0) {
