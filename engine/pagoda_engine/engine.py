@@ -493,4 +493,4 @@ class Engine:
 
 def kv_layout(model: LoadedModel, config: EngineConfig) -> KvLayout:
     """Return the shape of an engine's KV blocks."""
-    return model.description.kv_layout(config.block_size, model.dtype)
+    return model.description.kv_layout(config.block_size, model.kv_dtype, model.kv_scales)

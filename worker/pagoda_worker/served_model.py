@@ -23,8 +23,9 @@ class ServedModel:
         vocab_size: token ids are below it.
         embedding_size: numbers in an embedding.
         block_bytes: of one KV block, all layers.
-        dtype: of activations and KV, e.g. ``bfloat16``.
+        dtype: of activations, e.g. ``bfloat16``.
         quantization: of weights: ``none``, ``int8``, ``int4``.
+        kv_cache_dtype: of KV, e.g. ``float8_e4m3fn``.
         aliases: further names that clients may use.
     """
 
@@ -37,6 +38,7 @@ class ServedModel:
     block_bytes: int
     dtype: str
     quantization: str = "none"
+    kv_cache_dtype: str = ""
     aliases: tuple[str, ...] = ()
 
     @classmethod
@@ -53,6 +55,7 @@ class ServedModel:
             block_bytes=engine.kv_cache.block_bytes,
             dtype=str(model.dtype).removeprefix("torch."),
             quantization=model.quantization.name,
+            kv_cache_dtype=str(model.kv_dtype).removeprefix("torch."),
             aliases=tuple(aliases),
         )
 
@@ -73,5 +76,6 @@ class ServedModel:
             embedding_size=self.embedding_size,
             dtype=self.dtype,
             quantization=self.quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
             aliases=self.aliases,
         )

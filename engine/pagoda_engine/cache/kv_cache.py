@@ -32,6 +32,9 @@ class KvLayout:
     block_size, num_kv_heads, head_dim]``. One block outside the engine is the same without
     ``num_blocks``, contiguous. A part of a block is the same of some consecutive layers only.
 
+    Numbers of one byte stand for themselves times a scale, which is in no block: ``scales`` tells
+    which ones the model has.
+
     All that tells or moves KV follows from this: sizes, `name` and with it the identity of the KV
     and every block's hash, digests, parts.
     """
@@ -42,6 +45,7 @@ class KvLayout:
     head_dim: int
     dtype: torch.dtype
     num_planes: int = 2
+    scales: str = ""
 
     @property
     def name(self) -> str:
@@ -49,7 +53,7 @@ class KvLayout:
         dtype = str(self.dtype).removeprefix("torch.")
         return (
             f"kv{self.num_planes}-L{self.num_layers}-HK{self.num_kv_heads}-D{self.head_dim}"
-            f"-{dtype}-bs{self.block_size}"
+            f"-{dtype}-bs{self.block_size}" + (f"-s{self.scales}" if self.scales else "")
         )
 
     @property
@@ -269,7 +273,9 @@ class KvCache:
             bad = (digests.cpu() != expected).any(1).nonzero()[:, 0].tolist()
             if bad:
                 # Not left as they are: a masked slot times a NaN that came would still be a NaN.
-                view.index_fill_(2, self._ids([block_ids[position] for position in bad]), 0)
+                # As bytes: not every dtype of one byte can be filled.
+                ids = self._ids([block_ids[position] for position in bad])
+                view.view(torch.uint8).index_fill_(2, ids, 0)
         return bad
 
     def duplicate_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:

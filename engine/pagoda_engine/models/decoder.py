@@ -64,6 +64,11 @@ class Decoder:
         return self._layers
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return self._embedding.dtype
+
+    @property
     def is_native(self) -> bool:
         """Whether all layers are one native call."""
         return self._native is not None
@@ -128,7 +133,7 @@ class Decoder:
         Returns:
             ``[R, hidden]`` in the model's dtype.
         """
-        if self._native is not None and kv_cache.layout.dtype is self._embedding.dtype:
+        if self._native is not None:
             return self._native.hidden(
                 token_ids, positions, batch, kv_cache.all_layers, logit_rows, on_layer, adapters
             )

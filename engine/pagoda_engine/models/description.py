@@ -216,11 +216,12 @@ class DecoderDescription:
             layer_ropes=tuple(turned(rope) for rope in self.layer_ropes),
         )
 
-    def kv_layout(self, block_size: int, dtype: torch.dtype) -> KvLayout:
-        """Return what blocks of so many tokens hold."""
+    def kv_layout(self, block_size: int, dtype: torch.dtype, scales: str = "") -> KvLayout:
+        """Return what blocks of so many tokens hold, with scales that `KvLayout` tells of."""
         if self.latent is not None:
             return KvLayout(self.num_layers, block_size, 1, self.latent.width, dtype, num_planes=1)
-        return KvLayout(self.num_layers, block_size, self.num_kv_heads, self.head_dim, dtype)
+        heads, width = self.num_kv_heads, self.head_dim
+        return KvLayout(self.num_layers, block_size, heads, width, dtype, scales=scales)
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the size of what is cached of one token, all layers."""

@@ -113,4 +113,6 @@ def _weights(layer: DecoderLayer) -> LayerWeights | None:
         gate_up=gate_up,
         down=down,
         window=attention.window,
+        k_scale=None if attention.kv_scales is None else attention.kv_scales.k,
+        v_scale=None if attention.kv_scales is None else attention.kv_scales.v,
     )
