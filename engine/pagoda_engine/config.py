@@ -30,8 +30,8 @@ class EngineConfig:
             the device is fast at it, else float32.
         quantization: ``none`` | ``int8`` | ``int4``: format of the projections' weights; see
             `pagoda_engine.models.quantization`.
-        kv_cache_dtype: ``auto`` | ``fp8`` | ``int8``: number format of cached K and V; auto: that of
-            activations.
+        kv_cache_dtype: ``auto`` | ``fp8`` | ``int8``: number format of cached K and V; auto: that
+            of activations.
         load_format: ``auto`` | ``dummy``: random weights from ``config.json`` alone.
         num_threads: CPU threads of one forward; 0 leaves torch's own choice.
         enforce_eager: on CUDA: capture no graphs.

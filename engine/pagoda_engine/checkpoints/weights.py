@@ -36,7 +36,8 @@ _INDEX = "model.safetensors.index.json"
 _NUMBERS: Mapping[str, torch.dtype | BlockFormat] = {**DTYPES, **BLOCK_FORMATS}
 _IGNORED = (
     "rotary_emb.inv_freq",  # old exports carry what the configuration says anyway
-    *(".k_scale", ".v_scale", ".kv_scale"),  # of KV, which need not be quantised
+    # of KV, which need not be quantised
+    *(".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale"),
 )
 _WEIGHT, _BIAS = ".weight", ".bias"
 _MAX_ZERO_BIAS_BYTES = 64 << 20
