@@ -201,6 +201,12 @@ class DecoderDescription:
         """Rotation of each layer."""
         return self.layer_ropes or (self.rope,) * self.num_layers
 
+    @property
+    def kv_window(self) -> int | None:
+        """Latest tokens that any layer attends to; None: one attends to all."""
+        windows = [window for window in self.sliding_windows if window is not None]
+        return max(windows) if len(windows) == self.num_layers else None
+
     def for_length(self, max_positions: int) -> "DecoderDescription":
         """Return it with the rotations that it has where no sequence is longer.
 

@@ -150,6 +150,14 @@ class Scheduler:
         sequence.state = SequenceState.RUNNING
         bisect.insort(self.running, sequence, key=_BY_RANK)
 
+    def give_up_import(self, sequence: Sequence) -> None:
+        """Let a sequence wait again, to be computed here from what is cached."""
+        del self.importing[sequence.sequence_id]
+        self.blocks.free(sequence)
+        sequence.is_import_pending = False
+        sequence.state = SequenceState.WAITING
+        self._queue(sequence)
+
     def hold(self, sequence: Sequence) -> None:
         """Take a sequence out of the steps and keep its blocks."""
         self.running.remove(sequence)

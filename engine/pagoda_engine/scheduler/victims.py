@@ -35,7 +35,7 @@ class Holdings:
         flow = sequence.flow
         self._sequences[flow] += sign
         self._seats[flow] += sign * sequence.num_seats
-        self._blocks[flow] += sign * sum(len(member.block_ids) for member in sequence.members)
+        self._blocks[flow] += sign * sum(len(member.held_block_ids) for member in sequence.members)
 
     def num_sequences(self, flow: Flow) -> int:
         """Return how many of its sequences run or import."""

@@ -12,9 +12,7 @@ _ONE_BYTE: Mapping[str, torch.dtype] = {"fp8": torch.float8_e4m3fn, "int8": torc
 KV_CACHE_DTYPES = (AUTO, *_ONE_BYTE)
 
 
-def resolve_kv_dtype(
-    name: str, description: DecoderDescription, dtype: torch.dtype
-) -> torch.dtype:
+def resolve_kv_dtype(name: str, description: DecoderDescription, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of KV of a model whose activations are `dtype`; that itself for ``auto``.
 
     Raises:
