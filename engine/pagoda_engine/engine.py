@@ -127,6 +127,7 @@ class Engine:
             hash_block=hash_block,
             enable_prefix_caching=config.enable_prefix_caching,
             window=model.description.kv_window,
+            max_num_batched_tokens=config.max_num_batched_tokens,
         )
         self._queue, graph_capture = device_parts(
             model.device,

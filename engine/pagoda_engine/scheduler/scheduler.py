@@ -44,7 +44,8 @@ class Scheduler:
     on with prefills that run already, then admits the sequences that wait, those of a lower number
     before a prefill goes on, as long as more tokens make the step more worth its time; one whose
     next block another one is making waits for it and is passed. Admission reserves the blocks of
-    all tokens known so far, so only decodes ever ask for more; when none is left, a running
+    all tokens known so far, so only decodes ever ask for more (where layers have windows, of a few
+    steps, which prompts get back as they go on); when none is left, a running
     sequence loses its blocks and goes back to its place in the queue: the last one of the flow that
     holds the most. Its tokens are kept, so it goes on as if nothing had happened.
 
@@ -139,6 +140,9 @@ class Scheduler:
                 closed.add(first)
         if batch:
             self._lateness.note_step(batch, demands, self.step_cost)
+        elif self._are_stuck(prefills):
+            victims.append(growth_victim(self._holdings(), self.running))
+            self._preempt(victims[-1])
         return ScheduledStep(tuple(batch), tuple(reserved), len(victims))
 
     def start_running(self, sequence: Sequence) -> None:
@@ -385,7 +389,9 @@ class Scheduler:
         Who decodes waits once for a short prompt, but not again and again for a long one.
         """
         flow = sequence.flow
-        budget = budgets[flow]
+        budget = min(budgets[flow], self.blocks.extend(sequence))
+        if not budget:
+            return
         num_to_compute = sequence.prefill_end - sequence.num_cached_tokens
         num_decodes = sum(not entry.is_prefill for entry in batch)
         if num_decodes and num_to_compute > self._max_num_batched_tokens:
@@ -420,6 +426,12 @@ class Scheduler:
             )
         )
         return num_new_tokens
+
+    def _are_stuck(self, prefills: list[Sequence]) -> bool:
+        """Tell whether prompts that take blocks as they go on wait for each other's."""
+        is_waiting = any(not self.blocks.extend(sequence) for sequence in prefills)
+        is_in_flight = any(s.num_launched_tokens > s.num_computed_tokens for s in self.running)
+        return is_waiting and not is_in_flight
 
     def _preempt(self, victim: Sequence) -> None:
         """Take the blocks of a running sequence away."""

@@ -49,8 +49,18 @@ class SequenceBlocks:
         hash_block: BlockHasher,
         enable_prefix_caching: bool,
         window: int | None = None,
+        max_num_batched_tokens: int = 0,
     ) -> None:
-        """Begin without sequences. `window`: latest tokens that any layer sees; None: all."""
+        """Begin without sequences.
+
+        Args:
+            pool: where blocks come from.
+            block_size: tokens of a block.
+            hash_block: see BlockHasher.
+            enable_prefix_caching: reuse blocks by hash.
+            window: latest tokens that any layer attends to; None: one attends to all.
+            max_num_batched_tokens: of one step; matters with a window alone.
+        """
         self._window = window
         self.pool = pool
         self.block_size = block_size
@@ -58,6 +68,9 @@ class SequenceBlocks:
         self._enable_prefix_caching = enable_prefix_caching
         # Full blocks of known tokens whose KV is on its way: hash -> who computes or imports it.
         self._producers: dict[bytes, Sequence] = {}
+        # Of a prompt: those of what the first of its new tokens sees, and of two steps, since one
+        # may be in flight.
+        self._max_held = 1 + self.num_blocks_for((window or 0) + 2 * max_num_batched_tokens)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that hold the KV of this many tokens."""
@@ -121,6 +134,19 @@ class SequenceBlocks:
         if producer is None or producer.priority > sequence.priority:
             return False
         return not producer.is_import_pending or wanted[-1] in self._producers
+
+    def extend(self, sequence: Sequence) -> int:
+        """Take blocks for the next tokens of a prompt, as far as there are any.
+
+        Returns:
+            For how many tokens there is room; 0: it has to wait until blocks are free.
+        """
+        if self._window is not None:
+            num_wanted = self._last_block(sequence, sequence.num_null_blocks)
+            num_wanted -= len(sequence.block_ids)
+            num_new = max(0, min(num_wanted, self.pool.num_free_blocks))
+            sequence.block_ids.extend(self.pool.allocate((), num_new) or ())
+        return len(sequence.block_ids) * self.block_size - sequence.num_launched_tokens
 
     def needs_block(self, sequence: Sequence) -> bool:
         """Tell whether the KV of the sequence's last token has no block yet, in any beam."""
@@ -274,8 +300,17 @@ class SequenceBlocks:
             assert id(producer) in holders, "a block is made by nobody"
             assert block_hash in producer.block_hashes[producer.num_registered_blocks :]
 
-    def _wanted(self, sequence: Sequence) -> _Wanted:
+    def _last_block(self, sequence: Sequence, num_null: int) -> int:
+        """Return the end of the blocks that a sequence gets so far, with so many given back.
+
+        All of its tokens', unless windows let it pass them on and it can give way to others.
+        """
         num_blocks = self.num_blocks_for(len(sequence.token_ids))
+        if self._window is None or not sequence.is_preemptible or sequence.is_import_pending:
+            return num_blocks
+        return min(num_blocks, num_null + self._max_held)
+
+    def _wanted(self, sequence: Sequence) -> _Wanted:
         num_cached = self._match(sequence)
         num_null = self.first_needed_block(sequence, num_cached * self.block_size)
         if sequence.is_import_pending and sequence.request.kv_source is KvSource.HANDOVER:
@@ -283,7 +318,8 @@ class SequenceBlocks:
             num_null = self.first_needed_block(sequence, len(sequence.token_ids) - 1)
             num_cached = num_cached if num_cached > num_null else 0
         hits = sequence.block_hashes[num_null:num_cached]
-        return _Wanted(num_null, hits, num_blocks - max(num_cached, num_null), num_cached)
+        num_new = self._last_block(sequence, num_null) - max(num_cached, num_null)
+        return _Wanted(num_null, hits, num_new, num_cached)
 
     def _match(self, sequence: Sequence) -> int:
         """Return how many leading blocks need not be computed: what they are needed for is here."""
