@@ -53,7 +53,9 @@ def stored_scales(
         CheckpointError: a scale is no positive number, or cannot be read.
     """
     ratio = LARGEST[torch.float8_e4m3fn] / LARGEST[dtype]
-    for names in NAMES if isinstance(source, ScaleSource) else ():
+    if not isinstance(source, ScaleSource):
+        return None
+    for names in NAMES:
         k, v = (source.take_scales(prefix + name, num_kv_heads) for name in names)
         if k is not None and v is not None:
             return KvScales(k * ratio, v * ratio, is_stored=True)
