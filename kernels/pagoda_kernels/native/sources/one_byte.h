@@ -53,29 +53,53 @@ static inline __attribute__((always_inline)) void to_one_byte_as(
     memcpy(codes + i, &some, (size_t)(width - i));
 }
 
-static inline __attribute__((always_inline)) void from_one_byte_as(
-    const uint8_t *codes, float scale, long width, void *x, const int is_bf16, const int kind) {
-    long i = 0;
-    for (; i + LANES <= width; i += LANES) {
-        vbytes some;
-        memcpy(&some, codes + i, sizeof some);
-        vstore_any(x, i, one_byte_values(some, kind) * scale, is_bf16);
+static inline float one_byte_value(uint8_t code, const int kind) { return one_byte_values((vbytes){code}, kind)[0]; }
+
+static const vshort E4M3_SUBNORMAL = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};  // n / 512 as bf16
+
+// Thirty-two codes as bf16, which holds all of them exactly.
+static inline __attribute__((always_inline)) vshort one_byte_bf16(const uint8_t *codes, const int kind) {
+    if (kind == CACHE_INT8) {  // pairs of them, each to a float, whose upper half says all
+        vhalf pairs;
+        memcpy(&pairs, codes, sizeof pairs);
+        const vint both = __builtin_convertvector(pairs, vint);
+        const vuint even = (vuint)__builtin_convertvector((both << 24) >> 24, vfloat);
+        const vuint odd = (vuint)__builtin_convertvector((both << 16) >> 24, vfloat);
+        return (vshort)(even >> 16 | (odd & 0xffff0000));
     }
-    if (i == width) return;
-    vbytes some = {};
-    memcpy(&some, codes + i, (size_t)(width - i));
-    const vfloat rest = one_byte_values(some, kind) * scale;
-    for (long j = i; j < width; j++) store_any(x, j, rest[j - i], is_bf16);
+    typedef uint8_t vmany __attribute__((vector_size(32)));
+    vmany some;
+    memcpy(&some, codes, sizeof some);
+    const vshort code = __builtin_convertvector(some, vshort), magnitude = code & 0x7f;
+    const vshort small = __builtin_shuffle(E4M3_SUBNORMAL, magnitude & 7), is_small = (vshort)(magnitude < 8);
+    const vshort normal = (magnitude << 4) + (120 << 7);  // the bias of exponents from 7 to 127
+    return (code & 0x80) << 8 | (small & is_small) | (normal & ~is_small);
 }
 
-// A head of one token: [D] in the dtype of rows -> [D] codes, and back.
+// Elements of a row that is cached as `kind`, as two bf16 or one float for each of 16 words.
+static inline __attribute__((always_inline)) vuint cached_words(
+    const void *row, long word, const int is_bf16, const int kind) {
+    if (kind == CACHE_AS_ROWS) return vload_bits((const uint32_t *)row + word);
+    if (is_bf16) return (vuint)one_byte_bf16((const uint8_t *)row + 2 * word, kind);
+    vbytes some;
+    memcpy(&some, (const uint8_t *)row + word, sizeof some);
+    return (vuint)one_byte_values(some, kind);
+}
+// One element, in the low half of the word if it is bf16.
+static inline __attribute__((always_inline)) uint32_t cached_bits(
+    const void *row, long i, const int is_bf16, const int kind) {
+    float value;
+    uint32_t bits;
+    if (kind == CACHE_AS_ROWS && is_bf16) return ((const uint16_t *)row)[i];
+    if (kind == CACHE_AS_ROWS) return ((const uint32_t *)row)[i];
+    value = one_byte_value(((const uint8_t *)row)[i], kind);
+    memcpy(&bits, &value, 4);
+    return is_bf16 ? bits >> 16 : bits;
+}
+
+// A head of one token: [D] in the dtype of rows -> [D] codes.
 static inline __attribute__((always_inline)) void to_one_byte(
     const void *x, float scale, long width, void *codes, const int is_bf16, int32_t kind) {
     if (kind == CACHE_INT8) to_one_byte_as(x, scale, width, codes, is_bf16, CACHE_INT8);
     else to_one_byte_as(x, scale, width, codes, is_bf16, CACHE_E4M3);
-}
-static inline __attribute__((always_inline)) void from_one_byte(
-    const void *codes, float scale, long width, void *x, const int is_bf16, int32_t kind) {
-    if (kind == CACHE_INT8) from_one_byte_as(codes, scale, width, x, is_bf16, CACHE_INT8);
-    else from_one_byte_as(codes, scale, width, x, is_bf16, CACHE_E4M3);
 }
