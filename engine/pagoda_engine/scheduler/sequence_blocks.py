@@ -96,7 +96,7 @@ class SequenceBlocks:
     def reserve(self, sequence: Sequence, num_spare_blocks: int) -> bool:
         """Take blocks for all tokens of a sequence, sharing the longest cached prefix.
 
-        The last token is never part of a shared block: its logits must be computed, which writes
+        With a window for those that it computes first: `extend` takes the others. The last token is never part of a shared block: its logits must be computed, which writes
         its KV. Returns False, and changes nothing, unless `num_spare_blocks` blocks stay free.
         """
         wanted = self._wanted(sequence)
