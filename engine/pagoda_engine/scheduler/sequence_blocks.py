@@ -96,8 +96,9 @@ class SequenceBlocks:
     def reserve(self, sequence: Sequence, num_spare_blocks: int) -> bool:
         """Take blocks for all tokens of a sequence, sharing the longest cached prefix.
 
-        With a window for those that it computes first: `extend` takes the others. The last token is never part of a shared block: its logits must be computed, which writes
-        its KV. Returns False, and changes nothing, unless `num_spare_blocks` blocks stay free.
+        With a window, for those that it computes first: `extend` takes the others. The last token
+        is never part of a shared block: its logits must be computed, which writes its KV. Returns
+        False, and changes nothing, unless `num_spare_blocks` blocks stay free.
         """
         wanted = self._wanted(sequence)
         if self.pool.num_allocatable(wanted.hits) < wanted.num_new + num_spare_blocks:
