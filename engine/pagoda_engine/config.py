@@ -30,6 +30,8 @@ class EngineConfig:
             the device is fast at it, else float32.
         quantization: ``none`` | ``int8`` | ``int4``: format of the projections' weights; see
             `pagoda_engine.models.quantization`.
+        kv_cache_dtype: ``auto`` | ``fp8`` | ``int8``: number format of cached K and V; auto: that
+            of activations.
         load_format: ``auto`` | ``dummy``: random weights from ``config.json`` alone.
         num_threads: CPU threads of one forward; 0 leaves torch's own choice.
         enforce_eager: on CUDA: capture no graphs.
@@ -56,6 +58,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "auto"
     quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     load_format: str = "auto"
     num_threads: int = 0
     enforce_eager: bool = False

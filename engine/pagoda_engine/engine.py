@@ -132,6 +132,8 @@ class Engine:
             block_size=config.block_size,
             hash_block=hash_block,
             enable_prefix_caching=config.enable_prefix_caching,
+            window=model.description.kv_window,
+            max_num_batched_tokens=config.max_num_batched_tokens,
         )
         self._queue, graph_capture = device_parts(
             model.device,
@@ -238,7 +240,7 @@ class Engine:
                 self._num_arrivals,
                 max_model_len=self.max_model_len,
                 sampling_state=sampling_state,
-                is_import_pending=request.kv_source is KvSource.IMPORT,
+                is_import_pending=request.kv_source is not KvSource.COMPUTE,
                 adapter_slot=adapter_slot,
                 beams=beams,
             )
@@ -300,7 +302,7 @@ class Engine:
     def import_finished(
         self, sequence_id: str, *, num_computed_tokens: int, first_token_id: int | None = None
     ) -> None:
-        """Let a sequence that waits for an import run: its blocks hold the KV of the first tokens.
+        """Let a sequence that waits for an import run: its blocks hold KV now.
 
         Whole blocks become reusable. Unknown ids are ignored: the sequence may have been aborted.
 
@@ -308,7 +310,7 @@ class Engine:
             sequence_id: a sequence that a step has reserved blocks for, or one that was resumed.
             num_computed_tokens: leading tokens whose KV is valid, at least the
                 ``num_cached_tokens`` of the reservation. The engine prefills the rest, so a failed
-                import is no special case.
+                import is no special case; of a HANDOVER without blocks behind the window, all.
             first_token_id: the next output token, which the producer sampled and published; it is
                 not reported again; what a grammar forces after it is. Needs the KV of all tokens
                 before it.
@@ -328,6 +330,9 @@ class Engine:
             num_computed_tokens = min(num_computed_tokens, len(sequence.token_ids) - 1)
         sequence.num_computed_tokens = sequence.num_launched_tokens = num_computed_tokens
         self._blocks.register_computed(sequence)
+        if self._blocks.lacks_window(sequence):
+            self._scheduler.give_up_import(sequence)
+            return
         self._scheduler.start_running(sequence)
         if first_token_id is not None:
             self._take_first_token(sequence, first_token_id)
@@ -357,7 +362,7 @@ class Engine:
         scheduled = self._launch(started)
         outputs, self._pending_outputs = self._pending_outputs, []
         reserved = tuple(
-            Reservation(s.sequence_id, tuple(s.block_ids), s.num_cached_tokens)
+            Reservation(s.sequence_id, tuple(s.block_ids), s.num_cached_tokens, s.num_null_blocks)
             for s in scheduled.reserved
         )
         computed: list[ComputedBlocks] = []
@@ -537,5 +542,5 @@ class Engine:
 
 def kv_layout(model: LoadedModel, config: EngineConfig) -> KvLayout:
     """Return the shape of an engine's KV blocks."""
-    layout = model.description.kv_layout(config.block_size, model.dtype)
+    layout = model.description.kv_layout(config.block_size, model.kv_dtype, model.kv_scales)
     return replace(layout, is_packed=model.decoder.packs_kv(layout))

@@ -12,6 +12,7 @@ class KvSource(enum.Enum):
 
     COMPUTE = "compute"  # the engine prefills them itself
     IMPORT = "import"  # the caller writes blocks first, then calls `Engine.import_finished`
+    HANDOVER = "handover"  # as IMPORT; of all tokens, so only blocks that are read are reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,12 @@ class SequenceRequest:
         sampling: see SamplingParams.
         output_token_ids: output tokens that an earlier attempt delivered already; the engine goes
             on after them.
-        kv_source: IMPORT makes the engine stop after reserving blocks (see `StepResult.reserved`)
-            and wait.
+        kv_source: IMPORT and HANDOVER make the engine stop after reserving blocks (see
+            `StepResult.reserved`) and wait.
         prefill_only: finish after one sampled token and keep the blocks until `Engine.release`, so
             that they can be sent to another worker.
+        first_export_block: of a `prefill_only` sequence the first block that will be sent; those
+            before it may be given back as soon as no query to come sees their tokens.
         token_mask: which tokens may come next; None for all. Its sequence is in every other step at
             most where steps overlap, since each of its tokens must be known before the next. An
             error of it ends the sequence with INVALID.
@@ -49,6 +52,7 @@ class SequenceRequest:
     output_token_ids: tuple[int, ...] = ()
     kv_source: KvSource = KvSource.COMPUTE
     prefill_only: bool = False
+    first_export_block: int = 0
     token_mask: TokenMask | None = None
     priority: int = 0
     tenant: bytes = b""

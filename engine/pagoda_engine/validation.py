@@ -189,7 +189,7 @@ def _check_hashes(request: SequenceRequest, config: EngineConfig) -> None:
 
 def _check_prompt_results(request: SequenceRequest) -> None:
     """What else a prompt gives is only where it is computed, and its output goes on there."""
-    if not request.prefill_only and request.kv_source is not KvSource.IMPORT:
+    if not request.prefill_only and request.kv_source is KvSource.COMPUTE:
         return
     for name, unset in (("num_prompt_logprobs", None), ("embed", False)):
         wanted = getattr(request.sampling, name)

@@ -24,6 +24,7 @@ from pagoda_kernels.native.packed_experts import PackedExperts, PackedFeedForwar
 from pagoda_kernels.native.packed_latents import LatentsShape, PackedLatents
 from pagoda_kernels.native.packed_linear import PackedLinear
 from pagoda_kernels.native.quantised_weight import Bits, quantise
+from pagoda_kernels.one_byte_dtypes import LARGEST
 
 CPU = torch.device("cpu")
 NUM_BLOCKS, VOCAB = 60, 50
@@ -59,6 +60,7 @@ class Shape:
     has_norms_after: bool = False
     is_qk_norm_joined: bool = False
     clip: float | None = None
+    cache_dtype: torch.dtype | None = None  # in one byte; None: `dtype`
 
     @property
     def kv_shape(self) -> tuple[int, ...]:
@@ -122,6 +124,8 @@ class Model:
                     ]
                 ),
                 "sinks": torch.randn(shape.num_heads) if shape.has_sinks else None,
+                "k_scale": self.random_scale(),
+                "v_scale": self.random_scale(),
                 "router": matrix(shape.num_experts, shape.hidden) if has_experts else None,
                 "experts_up": [matrix(2 * shape.inner, shape.hidden) for _ in range(has_experts)],
                 "experts_down": [matrix(shape.hidden, shape.inner) for _ in range(has_experts)],
@@ -212,6 +216,8 @@ class Model:
                 sinks=w["sinks"],
                 is_qk_norm_joined=shape.is_qk_norm_joined,
                 clip=shape.clip,
+                k_scale=w["k_scale"],
+                v_scale=w["v_scale"],
             )
         return PackedLatents(
             shape.latents,
@@ -230,9 +236,19 @@ class Model:
             return self.shape.latents.rope_dim
         return self.shape.rotary_dim or self.shape.head_dim
 
+    def random_scale(self) -> torch.Tensor | None:
+        """Of each head another; the largest values are beyond what it reaches, and cut off."""
+        if self.shape.cache_dtype is None:
+            return None
+        largest = LARGEST[self.shape.cache_dtype]
+        return 1.5 / largest * (1 + torch.rand(self.shape.num_kv_heads))
+
     def new_cache(self) -> torch.Tensor:
-        """Blocks that nobody has written: NaN."""
-        return torch.full(self.shape.kv_shape, float("nan"), dtype=self.shape.dtype)
+        """Blocks that nobody has written: NaN, or the largest codes."""
+        shape = self.shape
+        if shape.cache_dtype is not None:
+            return torch.full(shape.kv_shape, LARGEST[shape.cache_dtype]).to(shape.cache_dtype)
+        return torch.full(shape.kv_shape, float("nan"), dtype=shape.dtype)
 
     def attended(
         self, hidden: torch.Tensor, positions: torch.Tensor, batch: AttentionBatch,
@@ -260,10 +276,13 @@ class Model:
             q_norm=q_norm,
             k_norm=k_norm,
             eps=1e-5,
+            k_scale=w["k_scale"],
+            v_scale=w["v_scale"],
         )
         return paged_attention(
             q, kv[0, i], kv[1, i], batch,
             scale=self.scale, sliding_window=shape.windows[i], sinks=w["sinks"],
+            k_scale=w["k_scale"], v_scale=w["v_scale"],
         ).flatten(1)  # fmt: skip
 
     def attended_latents(
@@ -334,6 +353,7 @@ class Sequences:
             device=CPU,
         )
         if by_torch:
-            kv.nan_to_num_()
+            if self.model.shape.cache_dtype is None:
+                kv.nan_to_num_()
             return self.model.by_torch(ids, positions, batch, kv)
         return self.model.native.hidden(ids, positions, batch, kv, rows, is_packed=is_packed)

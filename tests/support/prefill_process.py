@@ -45,4 +45,5 @@ def _environment(cluster: Cluster, settings: dict[str, Any]) -> dict[str, str]:
         "PAGODA_MODEL": common.model,
         "PAGODA_DTYPE": common.dtype,
         "PAGODA_QUANTIZATION": common.quantization,
+        "PAGODA_KV_CACHE_DTYPE": common.kv_cache_dtype,
     }

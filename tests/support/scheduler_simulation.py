@@ -187,6 +187,7 @@ class Simulation:
     lag: int = 0
     make_proposer: MakeProposer | None = None
     drafter: Drafter | None = None
+    window: int | None = None  # a token's query sees so many
     num_accepted: int = 0
     num_proposed: int = 0
     num_preempted: int = 0
@@ -195,6 +196,8 @@ class Simulation:
     lower_is_lossy: bool = False
     num_beam_rows: int = 0
     num_arrivals: int = 0
+    num_null_blocks: int = 0  # of all steps together
+    num_given_up: int = 0
     in_flight: deque[tuple[ScheduledStep, list[Row]]] = field(default_factory=deque)
     sampled: dict[Sequence, int] = field(default_factory=dict)  # in the step computed last
 
@@ -205,6 +208,8 @@ class Simulation:
             block_size=self.config.block_size,
             hash_block=hash_block,
             enable_prefix_caching=self.config.enable_prefix_caching,
+            window=self.window,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
         )
         speculator, num_tokens, overlaps = None, self.config.num_speculative_tokens, self.lag > 0
         if self.make_proposer is not None:
@@ -227,7 +232,7 @@ class Simulation:
             self.num_arrivals,
             max_model_len=self.config.max_model_len,
             sampling_state=state,
-            is_import_pending=request.kv_source is KvSource.IMPORT,
+            is_import_pending=request.kv_source is not KvSource.COMPUTE,
             beams=None if search is None else Beams(search),
         )
         self.scheduler.add(sequence)
@@ -249,7 +254,9 @@ class Simulation:
             if sequence.beams is not None:  # partly filled ones are copied before the next step
                 num_computed -= num_computed % self.config.block_size
             for member in sequence.members:
-                self.check_kv(member.token_ids[:num_computed], member.block_ids)
+                first = member.num_null_blocks * self.config.block_size
+                self.check_kv(member.token_ids[:num_computed], member.block_ids, first)
+            self.num_null_blocks += sequence.num_null_blocks
         return scheduled
 
     def match_lower(self, block_hashes: SequenceOf[bytes]) -> int:
@@ -303,7 +310,7 @@ class Simulation:
             num_known = len(tokens)
             tokens = [*tokens, *row.proposed]
             assert len(tokens) == row.end
-            self.check_kv(tokens[: row.first_token], row.block_ids)
+            self.check_kv(tokens[: row.first_token], row.block_ids, self.seen_from(row.first_token))
             self.write_kv(tokens, row.block_ids, row.first_token)
             if row.samples and row.sequence.beams is not None:
                 best = candidates(tokens)
@@ -330,11 +337,20 @@ class Simulation:
     def finish_import(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Do what `Engine.import_finished` does without a first token."""
         tokens = sequence.token_ids[:num_computed_tokens]
-        self.write_kv(tokens, sequence.block_ids, sequence.num_cached_tokens)
+        first = max(sequence.num_cached_tokens, sequence.num_null_blocks * self.config.block_size)
+        self.write_kv(tokens, sequence.block_ids, first)
         computed = min(num_computed_tokens, len(sequence.token_ids) - 1)
         sequence.num_computed_tokens = sequence.num_launched_tokens = computed
         self.scheduler.blocks.register_computed(sequence)
-        self.scheduler.start_running(sequence)
+        if self.scheduler.blocks.lacks_window(sequence):
+            self.scheduler.give_up_import(sequence)
+            self.num_given_up += 1
+        else:
+            self.scheduler.start_running(sequence)
+
+    def seen_from(self, position: int) -> int:
+        """Return the first position that a query at `position` sees."""
+        return 0 if self.window is None else max(0, position + 1 - self.window)
 
     def write_kv(self, tokens: list[int], block_ids: list[int], first: int) -> None:
         size = self.config.block_size
@@ -342,9 +358,9 @@ class Simulation:
         for position in range(first, len(tokens)):
             self.slots[block_ids[position // size]][position % size] = kvs[position]
 
-    def check_kv(self, tokens: list[int], block_ids: list[int]) -> None:
+    def check_kv(self, tokens: list[int], block_ids: list[int], first: int = 0) -> None:
         size = self.config.block_size
-        for position, expected in enumerate(kvs_of(tokens)):
+        for position, expected in enumerate(kvs_of(tokens)[first:], first):
             found = self.slots[block_ids[position // size]][position % size]
             assert found == expected, f"wrong KV of {tokens} at {position}"
 
@@ -355,7 +371,9 @@ class Simulation:
             sequence = self.scheduler.get(computed.sequence_id)
             assert sequence is not None
             first, end = computed.first_block, computed.first_block + len(computed.block_ids)
-            assert sequence.block_ids[first:end] == list(computed.block_ids)
+            skip = max(0, sequence.request.first_export_block - first)
+            assert sequence.block_ids[first + skip : end] == list(computed.block_ids)[skip:]
+            assert sequence.num_null_blocks <= sequence.request.first_export_block
 
     def tokens(self, sequence_id: str) -> list[int]:
         """Return the output tokens so far, having checked their indices."""
@@ -371,6 +389,7 @@ def make_simulation(
     lag: int = 0,
     make_proposer: MakeProposer | None = None,
     drafter: Drafter | None = None,
+    window: int | None = None,
     **fields: object,
 ) -> Simulation:
     """Return a simulation of a small pool; `fields` are settings of the engine."""
@@ -378,4 +397,4 @@ def make_simulation(
     if make_proposer is not None:
         values["speculation"] = "ngram"  # of whose proposer the other one takes the place
     config = EngineConfig(**{**values, **fields})
-    return Simulation(config, lag=lag, make_proposer=make_proposer, drafter=drafter)
+    return Simulation(config, lag=lag, make_proposer=make_proposer, drafter=drafter, window=window)

@@ -138,6 +138,7 @@ def sequence_request(
     kv_source: KvSource,
     prefill_only: bool,
     token_mask: TokenMask | None,
+    first_export_block: int = 0,
 ) -> SequenceRequest:
     """Return the engine's form of a request.
 
@@ -167,6 +168,7 @@ def sequence_request(
         output_token_ids=tuple(message.output_token_ids),
         kv_source=kv_source,
         prefill_only=prefill_only,
+        first_export_block=first_export_block,
         token_mask=token_mask,
         priority=message.priority,
         tenant=message.tenant,

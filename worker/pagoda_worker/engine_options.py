@@ -17,6 +17,7 @@ from pagoda_worker.settings import WorkerSettings
 COMMON = (
     "dtype",
     "quantization",
+    "kv_cache_dtype",
     "load_format",
     "speculation",
     "num_speculative_tokens",

@@ -32,8 +32,9 @@ def check_message(
     num_waiting_of_tenant: int,
     max_num_waiting: int,
     now: float,
-    is_import: bool,
+    kv_source: KvSource,
     prefill_only: bool,
+    first_export_block: int,
     token_mask: TokenMask | None,
 ) -> SequenceRequest | Refusal:
     """Return what the engine is asked to do, or why nothing is.
@@ -46,8 +47,9 @@ def check_message(
         num_waiting_of_tenant: those of them that are the same tenant's.
         max_num_waiting: their limit.
         now: unix seconds.
-        is_import: some of its KV comes from elsewhere.
+        kv_source: see `SequenceRequest`.
         prefill_only: see `SequenceRequest`.
+        first_export_block: see `SequenceRequest`.
         token_mask: see `SequenceRequest`.
     """
     if any(other.attempt > message.attempt and not other.is_ending for other in others):
@@ -71,8 +73,9 @@ def check_message(
             message,
             sequence_id=sequence_id_of(message.request_id, message.sequence_index, message.attempt),
             block_size=model.block_size,
-            kv_source=KvSource.IMPORT if is_import else KvSource.COMPUTE,
+            kv_source=kv_source,
             prefill_only=prefill_only,
+            first_export_block=first_export_block,
             token_mask=token_mask,
         )
         check_request(

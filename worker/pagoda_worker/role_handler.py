@@ -58,10 +58,11 @@ class RoleHandler(SequenceHandler[S]):
         if sequence.request.kv_source is KvSource.COMPUTE:
             sequence.stages.fetch_started = sequence.stages.fetched = sequence.stages.reserved
         elif not sequence.is_ending:
+            num_cached = reservation.num_cached_tokens // self.worker.model.block_size
             sequence.blocks = ReservedBlocks(
                 self.worker.kv_cache,
                 reservation.block_ids,
-                first_block=reservation.num_cached_tokens // self.worker.model.block_size,
+                first_block=max(num_cached, reservation.num_null_blocks),
             )
             self.start_import(sequence, sequence.blocks)
 
@@ -114,8 +115,9 @@ class RoleHandler(SequenceHandler[S]):
         message: generate_pb2.GenerateRequest,
         context: Context,
         *,
-        is_import: bool,
-        prefill_only: bool,
+        kv_source: KvSource,
+        prefill_only: bool = False,
+        first_export_block: int = 0,
     ) -> S | Refusal | None:
         """Take a sequence in. None: this very attempt is here already, so there is nothing to do.
 
@@ -154,8 +156,9 @@ class RoleHandler(SequenceHandler[S]):
             num_waiting_of_tenant=worker.sequences.num_waiting_of(message.tenant),
             max_num_waiting=worker.settings.max_num_waiting,
             now=now,
-            is_import=is_import,
+            kv_source=kv_source,
             prefill_only=prefill_only,
+            first_export_block=first_export_block,
             token_mask=token_mask,
         )
         if isinstance(request, Refusal):

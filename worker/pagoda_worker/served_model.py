@@ -23,9 +23,10 @@ class ServedModel:
         vocab_size: token ids are below it.
         embedding_size: numbers in an embedding.
         block_bytes: of one KV block, all layers.
-        dtype: of activations and KV, e.g. ``bfloat16``.
+        dtype: of activations, e.g. ``bfloat16``.
         quantization: of weights: ``none``; ``int8`` or ``int4``, given as they were read; or the
             checkpoint's own, as ``awq-int4``.
+        kv_cache_dtype: of KV, e.g. ``float8_e4m3fn``.
         aliases: further names that clients may use.
     """
 
@@ -38,6 +39,7 @@ class ServedModel:
     block_bytes: int
     dtype: str
     quantization: str = "none"
+    kv_cache_dtype: str = ""
     aliases: tuple[str, ...] = ()
 
     @classmethod
@@ -54,6 +56,7 @@ class ServedModel:
             block_bytes=engine.kv_cache.block_bytes,
             dtype=str(model.dtype).removeprefix("torch."),
             quantization=model.quantization_name,
+            kv_cache_dtype=str(model.kv_dtype).removeprefix("torch."),
             aliases=tuple(aliases),
         )
 
@@ -74,5 +77,6 @@ class ServedModel:
             embedding_size=self.embedding_size,
             dtype=self.dtype,
             quantization=self.quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
             aliases=self.aliases,
         )

@@ -364,8 +364,9 @@ class Worker(Generic[S]):
     def _note_reused(self, sequence: S, reservation: Reservation) -> None:
         """Tell the tiers which blocks a sequence found on the device."""
         num_blocks = reservation.num_cached_tokens // self.settings.block_size
-        hashes = sequence.request.block_hashes[:num_blocks]
-        self.tiers.note_reused(zip(hashes, reservation.block_ids, strict=False))
+        held = slice(reservation.num_null_blocks, num_blocks)
+        hashes = sequence.request.block_hashes[held]
+        self.tiers.note_reused(zip(hashes, reservation.block_ids[held], strict=False))
 
     def _count(self, result: StepResult) -> None:
         stats = result.stats

@@ -32,8 +32,10 @@ class KvLayout:
     block_size, num_kv_heads, head_dim]``. One block outside the engine is the same without
     ``num_blocks``, contiguous. A part of a block is the same of some consecutive layers only.
 
-    Where ``is_packed``, the bytes of a layer's block lie otherwise: as native attention multiplies
-    them (``sources/packed_kv.h`` of the kernels), which nothing but its decoder reads.
+    Numbers of one byte stand for themselves times a scale, which is in no block: ``scales`` tells
+    which ones the model has. Where ``is_packed``, the bytes of a layer's block lie otherwise: as
+    native attention multiplies them (``sources/packed_kv.h`` of the kernels), which nothing but its
+    decoder reads.
 
     All that tells or moves KV follows from this: sizes, `name` and with it the identity of the KV
     and every block's hash, digests, parts.
@@ -45,6 +47,7 @@ class KvLayout:
     head_dim: int
     dtype: torch.dtype
     num_planes: int = 2
+    scales: str = ""
     is_packed: bool = False
 
     @property
@@ -53,7 +56,9 @@ class KvLayout:
         dtype = str(self.dtype).removeprefix("torch.")
         return (
             f"kv{self.num_planes}-L{self.num_layers}-HK{self.num_kv_heads}-D{self.head_dim}"
-            f"-{dtype}-bs{self.block_size}{'-packed' if self.is_packed else ''}"
+            f"-{dtype}-bs{self.block_size}"
+            + (f"-s{self.scales}" if self.scales else "")
+            + ("-packed" if self.is_packed else "")
         )
 
     @property
@@ -273,7 +278,9 @@ class KvCache:
             bad = (digests.cpu() != expected).any(1).nonzero()[:, 0].tolist()
             if bad:
                 # Not left as they are: a masked slot times a NaN that came would still be a NaN.
-                view.index_fill_(2, self._ids([block_ids[position] for position in bad]), 0)
+                # As bytes: not every dtype of one byte can be filled.
+                ids = self._ids([block_ids[position] for position in bad])
+                view.view(torch.uint8).index_fill_(2, ids, 0)
         return bad
 
     def duplicate_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:

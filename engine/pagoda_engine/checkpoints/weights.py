@@ -34,7 +34,11 @@ OnProgress = Callable[[int, int], None]
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _NUMBERS: Mapping[str, torch.dtype | BlockFormat] = {**DTYPES, **BLOCK_FORMATS}
-_IGNORED = "rotary_emb.inv_freq"  # old exports carry what the configuration says anyway
+_IGNORED = (
+    "rotary_emb.inv_freq",  # old exports carry what the configuration says anyway
+    # of KV, which need not be quantised
+    *(".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale"),
+)
 _WEIGHT, _BIAS = ".weight", ".bias"
 _MAX_ZERO_BIAS_BYTES = 64 << 20
 
@@ -119,7 +123,7 @@ class WeightFiles:
         if not any(name.startswith(optional_prefix) for name in self._tensors):
             self._tensors = {optional_prefix + name: t for name, t in self._tensors.items()}
         self._scheme = scheme
-        ends = (_IGNORED, *ignored, *(scheme.ignored if scheme else ()))
+        ends = (*_IGNORED, *ignored, *(scheme.ignored if scheme else ()))
         beginnings = tuple(ignored_prefixes)
         self._left = {
             name
@@ -187,6 +191,27 @@ class WeightFiles:
             return torch.cat([each.dequantised() for each in coded])
         assert whole.shape == shape, f"{shape} has other elements than its {len(parts)} parts"
         return whole
+
+    def take_scales(self, name: str, count: int) -> torch.Tensor | None:
+        """Return scales, see `ScaleSource`.
+
+        Raises:
+            CheckpointError: they are another number of them, or not finite and above 0, or cannot
+                be read.
+        """
+        stored = self._tensors.get(name)
+        if stored is None:
+            return None
+        if stored.shape not in ((), (1,), (count,)):
+            raise CheckpointError(
+                self._path, f"tensor {name} is {list(stored.shape)}, must be [], [1] or [{count}]"
+            )
+        scales = self.take([Part(name, stored.shape)], stored.shape, torch.float32).reshape(-1)
+        if not (scales.isfinite() & (scales > 0)).all():
+            raise CheckpointError(
+                self._path, f"tensor {name} is {scales.tolist()}, must be finite and above 0"
+            )
+        return scales.expand(count).contiguous()
 
     def check_all_taken(self) -> None:
         """Raise CheckpointError if the files hold a tensor that nothing asked for.

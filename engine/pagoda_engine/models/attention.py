@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from pagoda_engine.models.kv.scales import KvScales
 from pagoda_engine.models.linear import Linear
 from pagoda_engine.models.norm import Norm, RmsNorm
 from pagoda_kernels import AttentionBatch, paged_attention, write_qkv
+from pagoda_kernels.one_byte_dtypes import LARGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Attention:
         sinks: ``[H]``, see `paged_attention`; None: there are none.
         clip: bound of absolute values of Q, K and V; None: there is none.
         eps: of `qk_norm`.
+        kv_scales: of a cache in one byte; None: there is none.
     """
 
     qkv: Linear
@@ -67,6 +70,7 @@ class Attention:
     sinks: torch.Tensor | None
     clip: float | None
     eps: float
+    kv_scales: KvScales | None = None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -93,6 +97,7 @@ class Attention:
         if self.clip is not None:
             qkv = qkv.clamp(-self.clip, self.clip)
         q_norm, k_norm = weights or (None, None)
+        k_scale, v_scale = self._scales(k_cache)
         return write_qkv(
             qkv,
             positions,
@@ -104,6 +109,8 @@ class Attention:
             q_norm=q_norm,
             k_norm=k_norm,
             eps=self.eps,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
 
     def attend(
@@ -111,6 +118,7 @@ class Attention:
     ) -> torch.Tensor:
         """Return ``[T, H * D]`` for what `write` returned."""
         k_cache, v_cache = cache
+        k_scale, v_scale = self._scales(k_cache)
         return paged_attention(
             q,
             k_cache,
@@ -121,7 +129,15 @@ class Attention:
             soft_cap=self.soft_cap,
             sinks=self.sinks,
             alibi_slopes=self.alibi_slopes,
+            k_scale=k_scale,
+            v_scale=v_scale,
         ).view(len(q), -1)
+
+    def _scales(self, k_cache: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return those of K and V for a cache; none for one that is as the activations."""
+        if self.kv_scales is None or k_cache.dtype not in LARGEST:
+            return None, None
+        return self.kv_scales.k, self.kv_scales.v
 
     def _normed(
         self, norm: QkNorm, qkv: torch.Tensor, num_kv_heads: int, head_dim: int

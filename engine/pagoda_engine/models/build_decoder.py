@@ -40,10 +40,20 @@ def build_decoder(
     max_positions: int,
     device: torch.device,
     quantization: Quantization = NONE,
+    kv_dtype: torch.dtype | None = None,
 ) -> Decoder:
-    """Take every tensor that the description asks for."""
+    """Take every tensor that the description asks for.
+
+    Args:
+        description: of the decoder.
+        source: of its tensors.
+        max_positions: longest sequence.
+        device: of the tensors.
+        quantization: of projections.
+        kv_dtype: of the cache; one of one byte has scales, see `KvScales`. None: as activations.
+    """
     names = description.names
-    taker = WeightTaker(description, source, quantization.projections)
+    taker = WeightTaker(description, source, device, quantization.projections, kv_dtype)
     embedding = taker.table(names.embedding, description.vocab_size)
     positions = None
     if names.positions:
@@ -132,6 +142,7 @@ def _attention(
         sinks=sinks,
         clip=description.qkv_clip,
         eps=description.norm_eps,
+        kv_scales=taker.kv_scales(prefix),
     )
 
 

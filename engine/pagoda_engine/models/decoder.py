@@ -64,6 +64,11 @@ class Decoder:
         return self._layers
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return self._embedding.dtype
+
+    @property
     def is_native(self) -> bool:
         """Whether all layers are one native call."""
         return self._native is not None
@@ -136,7 +141,7 @@ class Decoder:
             ``[R, hidden]`` in the model's dtype.
         """
         layout = kv_cache.layout
-        if self._native is not None and layout.dtype is self._embedding.dtype:
+        if self._native is not None:
             return self._native.hidden(
                 token_ids,
                 positions,

@@ -201,6 +201,12 @@ class DecoderDescription:
         """Rotation of each layer."""
         return self.layer_ropes or (self.rope,) * self.num_layers
 
+    @property
+    def kv_window(self) -> int | None:
+        """Latest tokens that any layer attends to; None: one attends to all."""
+        windows = [window for window in self.sliding_windows if window is not None]
+        return max(windows) if len(windows) == self.num_layers else None
+
     def for_length(self, max_positions: int) -> "DecoderDescription":
         """Return it with the rotations that it has where no sequence is longer.
 
@@ -216,11 +222,12 @@ class DecoderDescription:
             layer_ropes=tuple(turned(rope) for rope in self.layer_ropes),
         )
 
-    def kv_layout(self, block_size: int, dtype: torch.dtype) -> KvLayout:
-        """Return what blocks of so many tokens hold."""
+    def kv_layout(self, block_size: int, dtype: torch.dtype, scales: str = "") -> KvLayout:
+        """Return what blocks of so many tokens hold, with scales that `KvLayout` tells of."""
         if self.latent is not None:
             return KvLayout(self.num_layers, block_size, 1, self.latent.width, dtype, num_planes=1)
-        return KvLayout(self.num_layers, block_size, self.num_kv_heads, self.head_dim, dtype)
+        heads, width = self.num_kv_heads, self.head_dim
+        return KvLayout(self.num_layers, block_size, heads, width, dtype, scales=scales)
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the size of what is cached of one token, all layers."""

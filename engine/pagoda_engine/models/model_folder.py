@@ -18,6 +18,8 @@ from pagoda_engine.errors import InvalidConfigError
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.kv.dtype import resolve_kv_dtype
+from pagoda_engine.models.kv.measure import settle_scales
 from pagoda_engine.models.model_files import ModelFiles, open_model
 from pagoda_engine.models.quantization import NONE, Quantization, resolve_quantization
 from pagoda_engine.models.weights.dummy import DummyWeights
@@ -41,11 +43,13 @@ class LoadedModel:
         description: shapes and options.
         decoder: the weights and the forward.
         device: where the weights are.
-        dtype: of weights, activations and KV.
+        dtype: of weights and activations.
         eos_token_ids: tokens that end an output unless a sequence ignores them.
         fingerprint: 16 bytes; equal only for the same configuration, weights and quantization.
         quantization: format that the projections' weights were given as they were read.
         files_quantization: format that they have in the files, see `ModelFiles.quantization`.
+        stored_kv_dtype: of KV; None: `dtype`.
+        kv_scales: of KV in one byte, see `KvLayout`.
     """
 
     description: DecoderDescription
@@ -56,12 +60,19 @@ class LoadedModel:
     fingerprint: bytes
     quantization: Quantization = NONE
     files_quantization: str = NONE.name
+    stored_kv_dtype: torch.dtype | None = None
+    kv_scales: str = ""
 
     @property
     def quantization_name(self) -> str:
         """What the weights are: the format that they were given, or else that of the files."""
         given = self.quantization.name
         return self.files_quantization if given == NONE.name else given
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of KV."""
+        return self.stored_kv_dtype or self.dtype
 
     @property
     def vocab_size(self) -> int:
@@ -81,18 +92,19 @@ def load_model(
 
     Args:
         path: folder in Hugging Face layout, weights in safetensors files; or a GGUF file.
-        config: device, dtype, quantization and the longest sequence.
+        config: device, dtypes, quantization and the longest sequence.
         on_progress: called in this thread after every chunk, of at most 16 MiB.
 
     Raises:
         CheckpointError: the model is incomplete, contradicts itself, or UnsupportedModelError.
-        InvalidConfigError: device, dtype, quantization or load format is unknown or not here.
+        InvalidConfigError: device, a dtype, quantization or load format is unknown or not here.
     """
     model_files = open_model(path)
     description = model_files.description
     device = resolve_device(config.device)
     dtype = dtype_of(model_files, config.dtype, device)
     quantization = resolve_quantization(config.quantization)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, description, dtype)
     is_dummy = _is_dummy(path, config.load_format)
     _say_how_weights_are_held(quantization, dtype, device)
     if model_files.scheme is not None and not is_dummy:
@@ -107,6 +119,7 @@ def load_model(
         max_positions=max_positions,
         device=device,
         quantization=quantization,
+        kv_dtype=kv_dtype,
     )
     if is_dummy:
         decoder = build(DummyWeights(dtype, device))
@@ -119,6 +132,7 @@ def load_model(
             decoder = build(files)
             files.check_all_taken()
             identity = identified.result()
+    scales = settle_scales(decoder, kv_dtype, device)
     return LoadedModel(
         description=turning,
         decoder=decoder,
@@ -128,6 +142,8 @@ def load_model(
         fingerprint=quantization.fingerprint(identity),
         quantization=quantization,
         files_quantization=NONE.name if is_dummy else model_files.quantization,
+        stored_kv_dtype=kv_dtype,
+        kv_scales=scales,
     )
 
 

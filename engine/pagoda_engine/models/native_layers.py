@@ -120,6 +120,8 @@ def _heads(attention: Attention) -> PackedAttention | None:
         sinks=None if attention.sinks is None else attention.sinks.float().contiguous(),
         is_qk_norm_joined=norm is not None and norm.is_joined,
         clip=attention.clip,
+        k_scale=None if attention.kv_scales is None else attention.kv_scales.k,
+        v_scale=None if attention.kv_scales is None else attention.kv_scales.v,
     )
 
 

@@ -24,7 +24,11 @@ def check_sequence(sequence: Sequence, blocks: SequenceBlocks) -> None:
     if sequence.num_unverified_tokens:
         assert sequence.can_speculate
         assert sequence.num_unread_tokens, "what was read has no proposals left"
-    assert len(set(sequence.block_ids)) == len(sequence.block_ids)
+    assert len(set(sequence.held_block_ids)) == len(sequence.held_block_ids)
+    assert sequence.num_null_blocks <= len(sequence.block_ids)
+    if sequence.state is SequenceState.RUNNING:
+        first = blocks.first_needed_block(sequence, num_computed)
+        assert sequence.num_null_blocks <= first, "a query to come sees what was given back"
     assert num_launched < num_tokens or sequence.has_ended, "nothing left to compute"
     # With max_tokens 0 one token is sampled all the same.
     assert num_tokens <= max(sequence.max_num_tokens, sequence.num_prompt_tokens + 1)
@@ -35,7 +39,8 @@ def check_sequence(sequence: Sequence, blocks: SequenceBlocks) -> None:
     assert sequence.num_cached_tokens <= num_computed
     # Blocks that this sequence may still write are its own.
     for member in sequence.members:
-        for block_id in member.block_ids[num_computed // size :]:
+        assert member.num_null_blocks == sequence.num_null_blocks
+        for block_id in member.block_ids[max(member.num_null_blocks, num_computed // size) :]:
             assert blocks.pool.ref_count(block_id) == 1, f"block {block_id} is shared"
     for sibling in sequence.siblings:
         assert sequence.state is sibling.state is SequenceState.RUNNING

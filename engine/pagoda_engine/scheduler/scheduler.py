@@ -55,7 +55,8 @@ class Scheduler:
     on with prefills that run already, then admits the sequences that wait, those of a lower number
     before a prefill goes on, as long as more tokens make the step more worth its time; one whose
     next block another one is making waits for it and is passed. Admission reserves the blocks of
-    all tokens known so far, so only decodes ever ask for more; when none is left, a running
+    all tokens known so far, so only decodes ever ask for more (where layers have windows, of a few
+    steps, which prompts get back as they go on); when none is left, a running
     sequence loses its blocks and goes back to its place in the queue: the last one of the flow that
     holds the most. Its tokens are kept, so it goes on as if nothing had happened; what is not
     cached any more it computes again, or has fetched, whichever is sooner (`resumption`).
@@ -162,6 +163,8 @@ class Scheduler:
                 closed.add(first)
         if batch:
             self._lateness.note_step(batch, demands, self.step_cost)
+        elif self._are_stuck(prefills):
+            self._preempt(growth_victim(self._holdings(), self.running))
         self._is_scheduling, self._held, self._num_growing = False, None, None
         preempted, self._preempted = tuple(self._preempted), []
         resumed, self._resumed = tuple(self._resumed), []
@@ -175,6 +178,14 @@ class Scheduler:
         sequence.is_import_pending = False
         sequence.state = SequenceState.RUNNING
         bisect.insort(self.running, sequence, key=_BY_RANK)
+
+    def give_up_import(self, sequence: Sequence) -> None:
+        """Let a sequence wait again, to be computed here from what is cached."""
+        del self.importing[sequence.sequence_id]
+        self.blocks.free(sequence)
+        sequence.is_import_pending = False
+        sequence.state = SequenceState.WAITING
+        self._queue(sequence)
 
     def hold(self, sequence: Sequence) -> None:
         """Take a sequence out of the steps and keep its blocks."""
@@ -430,7 +441,9 @@ class Scheduler:
         it is long goes by what it takes: few tokens behind a long cached prefix take long too.
         """
         flow, cost = sequence.flow, self.step_cost
-        budget, cached = budgets[flow], sequence.num_cached_tokens
+        budget, cached = min(budgets[flow], self._extend(sequence)), sequence.num_cached_tokens
+        if not budget:
+            return
         whole_step = cost.of_prompt(0, self._max_num_batched_tokens)
         is_long = cost.of_prompt(cached, sequence.prefill_end - cached) > whole_step
         if is_long and (num_decodes := sum(not entry.is_prefill for entry in batch)):
@@ -461,6 +474,23 @@ class Scheduler:
             ScheduledSequence(sequence, first_token, num_new_tokens, is_prefill, samples, proposed)
         )
         return num_new_tokens
+
+    def _extend(self, sequence: Sequence) -> int:
+        """Give a prompt blocks for its next tokens; return for how many it has room."""
+        num_before = len(sequence.block_ids)
+        num_tokens = self.blocks.extend(sequence)
+        if num_new := len(sequence.block_ids) - num_before:
+            self._num_growing = None
+            if self._held is not None:
+                for _ in range(num_new):
+                    self._held.take_block(sequence.flow)
+        return num_tokens
+
+    def _are_stuck(self, prefills: list[Sequence]) -> bool:
+        """Tell whether prompts that take blocks as they go on wait for each other's."""
+        is_waiting = any(not self._extend(sequence) for sequence in prefills)
+        is_in_flight = any(s.num_launched_tokens > s.num_computed_tokens for s in self.running)
+        return is_waiting and not is_in_flight
 
     def _preempt(self, victim: Sequence) -> None:
         """Take the blocks of a running sequence away."""

@@ -17,6 +17,9 @@ MAX_INTERACTIVE_PRIORITY = 1000
 """Sequences with a higher number are in the background: those of batches."""
 
 
+NULL_BLOCK = 0
+"""Stands in block tables where nothing is read: an id that is there, whoever's block it is."""
+
 NO_ADAPTER = -1
 """Slot of who has no adapter."""
 
@@ -69,6 +72,8 @@ class Sequence:
         prefill_end: tokens that the latest admission found; computing up to there is prefill.
         block_ids: logical -> physical; entry i covers tokens [i * block_size, (i + 1) *
             block_size).
+        num_null_blocks: leading entries of it that are NULL_BLOCK: no query to come sees their
+            tokens, and the sequence does not hold them.
         block_hashes: of the leading full blocks, as far as known.
         num_registered_blocks: leading blocks that were offered to the pool for reuse.
         num_exported_blocks: leading blocks that `StepResult.computed` has named.
@@ -118,6 +123,7 @@ class Sequence:
         "num_computed_tokens",
         "num_exported_blocks",
         "num_launched_tokens",
+        "num_null_blocks",
         "num_prefilled_tokens",
         "num_prompt_tokens",
         "num_proposed_tokens",
@@ -167,6 +173,7 @@ class Sequence:
         self.num_cached_tokens = 0
         self.prefill_end = len(self.token_ids)
         self.block_ids: list[int] = []
+        self.num_null_blocks = 0
         self.block_hashes = list(request.block_hashes)
         self.num_registered_blocks = 0
         self.num_exported_blocks = 0
@@ -219,6 +226,11 @@ class Sequence:
     def members(self) -> "list[Sequence]":
         """The sequences that are in a step when it is: one for each beam so far."""
         return [self, *self.siblings]
+
+    @property
+    def held_block_ids(self) -> list[int]:
+        """Blocks that it holds, in logical order."""
+        return self.block_ids[self.num_null_blocks :] if self.num_null_blocks else self.block_ids
 
     @property
     def num_tokens(self) -> int:

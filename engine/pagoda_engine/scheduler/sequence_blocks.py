@@ -7,16 +7,39 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 from pagoda_engine.cache.block_pool import BlockPool
-from pagoda_engine.scheduler.sequence import Sequence
+from pagoda_engine.scheduler.sequence import NULL_BLOCK, Sequence
+from pagoda_engine.sequence_request import KvSource
 
 BlockHasher = Callable[[bytes, SequenceOf[int]], bytes]
 """(parent hash, token ids of one block) -> 16 bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Blocks of a sequence that is to be admitted.
+
+    Attributes:
+        num_null: leading ones that nothing will read.
+        hits: hashes of those behind, which are here.
+        num_new: those behind them, to be written.
+        num_cached: leading ones whose tokens need not be computed.
+    """
+
+    num_null: int
+    hits: SequenceOf[bytes]
+    num_new: int
+    num_cached: int
+
+
 class SequenceBlocks:
-    """The only caller of the pool on behalf of sequences."""
+    """The only caller of the pool on behalf of sequences.
+
+    Where every layer attends to a window, blocks behind it are given back as a sequence goes on: a
+    prompt of any length and its output hold the blocks of a window, and of a few chunks.
+    """
 
     def __init__(
         self,
@@ -25,13 +48,29 @@ class SequenceBlocks:
         block_size: int,
         hash_block: BlockHasher,
         enable_prefix_caching: bool,
+        window: int | None = None,
+        max_num_batched_tokens: int = 0,
     ) -> None:
+        """Begin without sequences.
+
+        Args:
+            pool: where blocks come from.
+            block_size: tokens of a block.
+            hash_block: see BlockHasher.
+            enable_prefix_caching: reuse blocks by hash.
+            window: latest tokens that any layer attends to; None: one attends to all.
+            max_num_batched_tokens: of one step; matters with a window alone.
+        """
+        self._window = window
         self.pool = pool
         self.block_size = block_size
         self._hash_block = hash_block
         self._enable_prefix_caching = enable_prefix_caching
         # Full blocks of known tokens whose KV is on its way: hash -> who computes or imports it.
         self._producers: dict[bytes, Sequence] = {}
+        # Of a prompt: those of what the first of its new tokens sees, and of two steps, since one
+        # may be in flight.
+        self._max_held = 1 + self.num_blocks_for((window or 0) + 2 * max_num_batched_tokens)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that hold the KV of this many tokens."""
@@ -48,42 +87,45 @@ class SequenceBlocks:
 
         It may find a longer prefix cached then, never a shorter one.
         """
-        hits = self._match(sequence)
-        num_new = self.num_blocks_for(len(sequence.token_ids)) - len(hits)
+        wanted = self._wanted(sequence)
         members = itertools.chain.from_iterable(v.members for v in victims)
-        given_back = Counter(itertools.chain.from_iterable(m.block_ids for m in members))
-        return self.pool.num_allocatable(hits, given_back) >= num_new + num_spare_blocks
+        given_back = Counter(itertools.chain.from_iterable(m.held_block_ids for m in members))
+        num_free = self.pool.num_allocatable(wanted.hits, given_back)
+        return num_free >= wanted.num_new + num_spare_blocks
 
     def reserve(self, sequence: Sequence, num_spare_blocks: int) -> bool:
         """Take blocks for all tokens of a sequence, sharing the longest cached prefix.
 
-        The last token is never part of a shared block: its logits must be computed, which writes
-        its KV. Returns False, and changes nothing, unless `num_spare_blocks` blocks stay free.
+        With a window, for those that it computes first: `extend` takes the others. The last token
+        is never part of a shared block: its logits must be computed, which writes its KV. Returns
+        False, and changes nothing, unless `num_spare_blocks` blocks stay free.
         """
-        hits = self._match(sequence)
-        num_new = self.num_blocks_for(len(sequence.token_ids)) - len(hits)
-        if self.pool.num_allocatable(hits) < num_new + num_spare_blocks:
+        wanted = self._wanted(sequence)
+        if self.pool.num_allocatable(wanted.hits) < wanted.num_new + num_spare_blocks:
             return False
-        block_ids = self.pool.allocate(hits, num_new)
+        block_ids = self.pool.allocate(wanted.hits, wanted.num_new)
         assert block_ids is not None
-        sequence.block_ids = block_ids
-        sequence.num_cached_tokens = len(hits) * self.block_size
+        sequence.block_ids = [NULL_BLOCK] * wanted.num_null + block_ids
+        sequence.num_null_blocks = wanted.num_null
+        sequence.num_cached_tokens = wanted.num_cached * self.block_size
         sequence.num_computed_tokens = sequence.num_launched_tokens = sequence.num_cached_tokens
-        sequence.num_registered_blocks = len(hits)
+        sequence.num_registered_blocks = wanted.num_cached
         sequence.prefill_end = len(sequence.token_ids)
         if self._enable_prefix_caching:
             num_full_blocks = len(sequence.token_ids) // self.block_size
             self._extend_hashes(sequence, num_full_blocks)
-            for block_hash in sequence.block_hashes[len(hits) : num_full_blocks]:
+            first = max(wanted.num_cached, wanted.num_null)
+            for block_hash in sequence.block_hashes[first:num_full_blocks]:
                 self._producers.setdefault(block_hash, sequence)
         return True
 
     def missing_hashes(self, sequence: Sequence) -> SequenceOf[bytes]:
         """Return the hashes of the blocks whose KV a sequence that has its blocks lacks.
 
-        Of full ones, but for that of its last token; none if it must compute whatever is known.
+        Of full ones, but for that of its last token; none if it must compute whatever is known, or
+        has not the blocks of all its tokens at once, since they move with a window.
         """
-        if not self._may_share(sequence):
+        if self._window is not None or not self._may_share(sequence):
             return ()
         num_full = (len(sequence.token_ids) - 1) // self.block_size
         return sequence.block_hashes[sequence.num_cached_tokens // self.block_size : num_full]
@@ -96,12 +138,27 @@ class SequenceBlocks:
         it is not waited for. An import takes as long as the prefill elsewhere and the transfer, so
         that is waited for only by who needs nothing else.
         """
-        hits = self._match(sequence)
-        wanted = sequence.block_hashes[len(hits) : (len(sequence.token_ids) - 1) // self.block_size]
+        num_cached = self._match(sequence)
+        wanted = sequence.block_hashes[
+            num_cached : (len(sequence.token_ids) - 1) // self.block_size
+        ]
         producer = self._producers.get(wanted[0]) if wanted else None
         if producer is None or producer.priority > sequence.priority:
             return False
         return not producer.is_import_pending or wanted[-1] in self._producers
+
+    def extend(self, sequence: Sequence) -> int:
+        """Take blocks for the next tokens of a prompt, as far as there are any.
+
+        Returns:
+            For how many tokens there is room; 0: it has to wait until blocks are free.
+        """
+        if self._window is not None:
+            num_wanted = self._last_block(sequence, sequence.num_null_blocks)
+            num_wanted -= len(sequence.block_ids)
+            num_new = max(0, min(num_wanted, self.pool.num_free_blocks))
+            sequence.block_ids.extend(self.pool.allocate((), num_new) or ())
+        return len(sequence.block_ids) * self.block_size - sequence.num_launched_tokens
 
     def needs_block(self, sequence: Sequence) -> bool:
         """Tell whether the KV of the sequence's last token has no block yet, in any beam."""
@@ -146,13 +203,14 @@ class SequenceBlocks:
         assert leader.beams is not None
         members = leader.members
         num_full, num_partial = divmod(leader.num_computed_tokens, self.block_size)
+        num_null = leader.num_null_blocks  # of each that has blocks
         tables = [member.block_ids for member in members]
-        full = [tables[parent][:num_full] for parent in parents]
+        full = [tables[parent][num_null:num_full] for parent in parents]
         partial = [table[num_full:] for table in tables]
         for block_ids in full:  # before anything is given back
             self.pool.share(block_ids)
         for table in tables:
-            self.pool.free(table[:num_full])
+            self.pool.free(table[num_null:num_full])
         spare = [partial[i] for i in range(len(members)) if i not in parents and partial[i]]
         is_taken: set[int] = set()
         for member, parent, block_ids in zip(members, parents, full, strict=True):
@@ -167,7 +225,8 @@ class SequenceBlocks:
             else:
                 last = []
             # Another list, as after a preemption: what was told of the old one is void.
-            member.block_ids = block_ids + last
+            member.block_ids = [NULL_BLOCK] * num_null + block_ids + last
+            member.num_null_blocks = num_null
 
     def _lacks_block(self, sequence: Sequence) -> bool:
         return sequence.num_tokens > len(sequence.block_ids) * self.block_size
@@ -188,10 +247,38 @@ class SequenceBlocks:
         if sequence.beams is not None and sequence.beams.search.length:
             return
         self._extend_hashes(sequence, num_full_blocks)
-        for i in range(sequence.num_registered_blocks, num_full_blocks):
+        first = max(sequence.num_registered_blocks, sequence.num_null_blocks)
+        for i in range(first, num_full_blocks):
             self.pool.register(sequence.block_ids[i], sequence.block_hashes[i])
             self._no_longer_producing(sequence, sequence.block_hashes[i])
         sequence.num_registered_blocks = num_full_blocks
+
+    def first_needed_block(self, sequence: Sequence, position: int) -> int:
+        """Return the first block that a query at a position, or a later one, or a peer reads."""
+        if self._window is None:
+            return 0
+        first = max(0, position + 1 - self._window) // self.block_size
+        request = sequence.request
+        return min(first, request.first_export_block) if request.prefill_only else first
+
+    def drop_behind_window(self, sequence: Sequence) -> None:
+        """Give back the blocks that no query to come sees; full ones stay cached.
+
+        Steps in flight compute later positions than those that were read.
+        """
+        if self._window is None:
+            return
+        held = sequence.num_null_blocks
+        first = self.first_needed_block(sequence, sequence.num_computed_tokens)
+        if first > held:
+            self.pool.free(sequence.block_ids[held:first])
+            sequence.block_ids[held:first] = [NULL_BLOCK] * (first - held)
+            sequence.num_null_blocks = first
+
+    def lacks_window(self, sequence: Sequence) -> bool:
+        """Tell whether the next token to compute sees tokens whose blocks were not reserved."""
+        first = self.first_needed_block(sequence, sequence.num_computed_tokens)
+        return first < sequence.num_null_blocks
 
     def forget(self, sequence: Sequence) -> None:
         """Let nobody reuse what is known of the sequence's KV, whoever computed it."""
@@ -202,8 +289,9 @@ class SequenceBlocks:
         for block_hash in sequence.block_hashes[sequence.num_registered_blocks :]:
             self._no_longer_producing(sequence, block_hash)
         for member in sequence.members:
-            self.pool.free(member.block_ids)
+            self.pool.free(member.held_block_ids)
             member.block_ids = []
+            member.num_null_blocks = 0
         sequence.num_computed_tokens = sequence.num_launched_tokens = 0
         sequence.num_unverified_tokens = 0
         sequence.num_registered_blocks = 0
@@ -218,19 +306,48 @@ class SequenceBlocks:
         `sequences`: all.
         """
         members = [member for sequence in sequences for member in sequence.members]
-        self.pool.check_invariants(Counter(i for s in members for i in s.block_ids))
+        self.pool.check_invariants(Counter(i for s in members for i in s.held_block_ids))
         holders = {id(s): s for s in sequences if s.block_ids}
         for block_hash, producer in self._producers.items():
             assert id(producer) in holders, "a block is made by nobody"
             assert block_hash in producer.block_hashes[producer.num_registered_blocks :]
 
-    def _match(self, sequence: Sequence) -> SequenceOf[bytes]:
+    def _last_block(self, sequence: Sequence, num_null: int) -> int:
+        """Return the end of the blocks that a sequence gets so far, with so many given back.
+
+        All of its tokens', unless windows let it pass them on and it can give way to others.
+        """
+        num_blocks = self.num_blocks_for(len(sequence.token_ids))
+        if self._window is None or not sequence.is_preemptible or sequence.is_import_pending:
+            return num_blocks
+        return min(num_blocks, num_null + self._max_held)
+
+    def _wanted(self, sequence: Sequence) -> _Wanted:
+        num_cached = self._match(sequence)
+        num_null = self.first_needed_block(sequence, num_cached * self.block_size)
+        if sequence.is_import_pending and sequence.request.kv_source is KvSource.HANDOVER:
+            # Nothing is computed here but, at the most, the last token.
+            num_null = self.first_needed_block(sequence, len(sequence.token_ids) - 1)
+            num_cached = num_cached if num_cached > num_null else 0
+        hits = sequence.block_hashes[num_null:num_cached]
+        num_new = self._last_block(sequence, num_null) - max(num_cached, num_null)
+        return _Wanted(num_null, hits, num_new, num_cached)
+
+    def _match(self, sequence: Sequence) -> int:
+        """Return how many leading blocks need not be computed: what they are needed for is here."""
         if not self._may_share(sequence):
-            return ()
+            return 0
         max_shared_blocks = (len(sequence.token_ids) - 1) // self.block_size
         self._extend_hashes(sequence, max_shared_blocks)
         hashes = sequence.block_hashes[:max_shared_blocks]
-        return hashes[: self.pool.match(hashes)]
+        if self._window is None:
+            return self.pool.match(hashes)
+        longest = num_here = 0  # blocks in a row that are here, up to this one
+        for end in range(1, max_shared_blocks + 1):
+            num_here = num_here + 1 if self.pool.match(hashes[end - 1 : end]) else 0
+            if num_here >= end - self.first_needed_block(sequence, end * self.block_size):
+                longest = end
+        return longest
 
     def _may_share(self, sequence: Sequence) -> bool:
         is_scored = sequence.request.sampling.num_prompt_logprobs is not None

@@ -47,9 +47,9 @@ class Holdings:
         flow = sequence.flow
         self._sequences[flow] += sign
         self._seats[flow] += sign * sequence.num_seats
-        num_blocks = len(sequence.block_ids)
+        num_blocks = len(sequence.block_ids) - sequence.num_null_blocks
         if sequence.siblings:
-            num_blocks = sum(len(member.block_ids) for member in sequence.members)
+            num_blocks = sum(len(member.held_block_ids) for member in sequence.members)
         self._blocks[flow] += sign * num_blocks
 
     def num_sequences(self, flow: Flow) -> int:

@@ -18,6 +18,7 @@ from pagoda_engine.config import EngineConfig
 from pagoda_engine.engine import Engine, kv_layout
 from pagoda_engine.errors import CheckpointError, MemoryBudgetError
 from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.kv.dtype import resolve_kv_dtype
 from pagoda_engine.models.model_files import ModelFiles, open_model
 from pagoda_engine.models.model_folder import (
     LoadedModel,
@@ -151,7 +152,8 @@ class _Loading:
         description = model_files.description
         device = resolve_device(device_name(options.device))
         torch_dtype = dtype_of(model_files, options.dtype, device)
-        block_bytes = description.kv_bytes_per_token(torch_dtype) * options.block_size
+        kv_dtype = resolve_kv_dtype(options.kv_cache_dtype, description, torch_dtype)
+        block_bytes = description.kv_bytes_per_token(kv_dtype) * options.block_size
         model_limit = description.max_position_embeddings
         num_tokens = min(options.max_model_len or model_limit, model_limit)
         adapter_bytes = slot_bytes(description, torch_dtype, options.max_adapter_rank)
@@ -349,6 +351,7 @@ def _config(options: EngineOptions, device: torch.device, limits: StepLimits) ->
         device=str(device),
         dtype=options.dtype,
         quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
         load_format=options.load_format,
         num_threads=options.num_threads,
         enforce_eager=options.enforce_eager,

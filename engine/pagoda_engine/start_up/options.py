@@ -17,6 +17,7 @@ class EngineOptions:
         device: ``auto`` | ``cpu`` | ``cuda``; auto is cuda if there is one.
         dtype: see `EngineConfig`.
         quantization: see `EngineConfig`.
+        kv_cache_dtype: see `EngineConfig`.
         load_format: see `EngineConfig`.
         num_threads: see `EngineConfig`.
         processor_table: on CPU: the file where the workers of this machine share its processors;
@@ -47,6 +48,7 @@ class EngineOptions:
     device: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     load_format: str = "auto"
     num_threads: int = 0
     processor_table: str = ""

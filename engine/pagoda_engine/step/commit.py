@@ -117,6 +117,7 @@ def commit_step(
             scheduler.blocks.register_computed(sequence)
             if sequence.request.prefill_only:
                 computed.extend(_export(scheduler, sequence, is_last=bool(sampled)))
+            scheduler.blocks.drop_behind_window(sequence)
         if logprobs:
             outputs.append(
                 SequenceOutput(

@@ -77,11 +77,14 @@ class Reservation:
         num_cached_tokens: leading tokens whose KV is here already (whole blocks). For
             KvSource.IMPORT the caller writes logical blocks from ``num_cached_tokens //
             block_size`` on; blocks before it are shared: never write.
+        num_null_blocks: leading blocks that are not reserved: no query sees their tokens, because
+            every layer has a window. Their ids mean nothing: neither read nor write.
     """
 
     sequence_id: str
     block_ids: tuple[int, ...]
     num_cached_tokens: int
+    num_null_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ class ComputedBlocks:
     These are the logical blocks [first_block, first_block + len(block_ids)). Only whole blocks,
     except in the step that samples the token: it adds the last, partly filled block. The blocks
     stay unchanged until `Engine.release`, so another thread may read them. Blocks that were a
-    device prefix hit are included in the first event of their sequence.
+    device prefix hit are included in the first event of their sequence. Ids of blocks before
+    ``first_export_block`` mean nothing.
     """
 
     sequence_id: str
@@ -191,7 +195,7 @@ class StepResult:
 
     Attributes:
         reserved: sequences admitted this step, each named once: not again after a preemption.
-            Those with KvSource.IMPORT now wait for `import_finished`.
+            Those with another KvSource than COMPUTE now wait for `import_finished`.
         preempted: sequences that lost their blocks.
         resumed: of these, those that have blocks again. Those with anything to be fetched now wait
             for `import_finished`.

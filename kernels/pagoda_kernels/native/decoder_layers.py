@@ -18,6 +18,8 @@ GROUP_KEYS = 16
 """Keys that lie side by side in packed KV (packed_kv.h)."""
 PACKED_WIDTH = 32
 """What a head of packed KV must be a multiple of."""
+CACHE_KINDS = {torch.float8_e4m3fn: 1, torch.int8: 2}
+"""Of a cache in one byte, as `sources/one_byte.h` numbers them."""
 
 
 class DecoderLayers:
@@ -63,6 +65,7 @@ class DecoderLayers:
         latents = [each.attention for each in layers if isinstance(each.attention, PackedLatents)]
         assert len(latents) in (0, len(layers)), "all layers have latents, or none has"
         self._latents = latents[0] if latents else None
+        self._has_scales = all(layer.has_kv_scales for layer in layers)
         self._layers = (Layer * len(layers))(*(layer.structure() for layer in layers))
         self._decoder = Decoder(
             shape=AttentionShape(
@@ -117,7 +120,8 @@ class DecoderLayers:
             positions: ``[T]``.
             batch: lengths and block tables of the T tokens.
             kv: ``[2, num_layers, num_blocks, block_size, HK, D]``, with latents ``[1, ...]``;
-                blocks dense, of the dtype of the weights.
+                blocks dense, of the dtype of the weights; or float8_e4m3fn or int8, if layers have
+                scales.
             logit_rows: ``[R]`` int64 rows of the T tokens that are wanted; None for all.
             on_layer: called with a layer's index after it.
             adapters: ``[T]`` int32 slots of the projections' adapters, -1 for none, contiguous;
@@ -180,6 +184,7 @@ class DecoderLayers:
                 num_tokens=num_tokens,
                 block_size=batch.block_size,
                 block_stride=kv.stride(2),
+                cache_kind=CACHE_KINDS.get(kv.dtype, 0),
                 is_packed=is_packed,
             ),
             token_ids=token_ids.data_ptr(),
@@ -223,7 +228,8 @@ class DecoderLayers:
             *inner,
         )
         dense = (shape.num_kv_heads * shape.head_dim, shape.head_dim, 1)
-        if kv.shape != expected or kv.dtype is not self._dtype or kv.stride()[3:] != dense:
+        has_dtype = kv.dtype is self._dtype or (kv.dtype in CACHE_KINDS and self._has_scales)
+        if kv.shape != expected or not has_dtype or kv.stride()[3:] != dense:
             raise ValueError(
                 f"kv: expected {self._dtype} {expected} with dense blocks, "
                 f"got {kv.dtype} {tuple(kv.shape)} with strides {kv.stride()}"

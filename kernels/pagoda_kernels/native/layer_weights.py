@@ -22,6 +22,9 @@ class PackedAttention:
         sinks: ``[H]`` fp32, contiguous, see `paged_attention`; None: there are none.
         is_qk_norm_joined: norms are over all heads at once.
         clip: bound of absolute values of Q, K and V; None: there is none.
+        k_scale: ``[HK]`` fp32 contiguous, of a cache in one byte, see `write_qkv`; None: there is
+            none.
+        v_scale: as `k_scale`.
     """
 
     qkv: PackedLinear
@@ -31,6 +34,8 @@ class PackedAttention:
     sinks: torch.Tensor | None = None
     is_qk_norm_joined: bool = False
     clip: float | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
     @property
     def adaptable(self) -> tuple[PackedLinear, ...]:
@@ -72,6 +77,14 @@ class LayerWeights:
             return attention
         return *attention, last.gate_up, last.down
 
+    @property
+    def has_kv_scales(self) -> bool:
+        """Whether its KV may lie in one byte."""
+        attention = self.attention
+        if isinstance(attention, PackedLatents):
+            return False
+        return attention.k_scale is not None and attention.v_scale is not None
+
     def structure(self) -> Layer:
         """Return what the C sources take; it keeps nothing alive."""
         layer = Layer(
@@ -94,6 +107,8 @@ class LayerWeights:
             layer.is_qk_norm_joined = attention.is_qk_norm_joined
             layer.qkv_clip = attention.clip or 0.0
             layer.sinks = address_of(attention.sinks)
+            layer.k_scale = address_of(attention.k_scale)
+            layer.v_scale = address_of(attention.v_scale)
         if isinstance(feed_forward, PackedExperts):
             layer.experts = feed_forward.address
         else:

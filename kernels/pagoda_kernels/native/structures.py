@@ -90,7 +90,8 @@ class Batch(ctypes.Structure):
         ("num_tokens", c_int64),
         ("block_size", c_int64),
         ("block_stride", c_int64),
-        ("is_packed", c_int64),
+        ("cache_kind", c_int32),
+        ("is_packed", c_int32),
     )
 
 
@@ -147,6 +148,8 @@ class Layer(ctypes.Structure):
         ("feed_forward_out_norm", c_void_p),
         ("is_qk_norm_joined", c_int32),
         ("qkv_clip", c_float),
+        ("k_scale", c_void_p),
+        ("v_scale", c_void_p),
     )
 
 

@@ -65,7 +65,7 @@ class CommonSettings(ServiceSettings):
         '["gpt-4o-mini"]; its decode workers announce them',
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="Number format of weights and KV; auto: the model's own"
+        default="auto", description="Number format of activations; auto: the model's own"
     )
     speculation: Literal["auto", "ngram", "off"] = Field(
         default="auto",
@@ -94,6 +94,11 @@ class CommonSettings(ServiceSettings):
         default="none",
         description="Format of the weights in memory, made as they are read, for CPUs; the output "
         "projection has 8 bits in both. none: as the checkpoint has them",
+    )
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = Field(
+        default="auto",
+        description="Number format of cached K and V. fp8, int8: one byte each, with the scales of "
+        "the checkpoint where it has them; as many blocks more fit. auto: as activations",
     )
     load_format: Literal["auto", "dummy"] = Field(
         default="auto",

@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 from pagoda.rpc.v1 import generate_pb2, status_pb2
 from pagoda_decode.decode_sequence import DecodeSequence
 from pagoda_decode.remote_prefill import RemotePrefill
-from pagoda_engine import ComputedBlocks, FinishReason, SequenceOutput
+from pagoda_engine import ComputedBlocks, FinishReason, KvSource, SequenceOutput
 from pagoda_worker import engine_messages
 from pagoda_worker.intake import Refusal
 from pagoda_worker.kv_transfer.leases import LeaseOutcome, LeaseTable, Settlement
@@ -49,13 +49,12 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
     ) -> generate_pb2.GenerateResponse:
         """Take a sequence in, or say why not."""
         plan = message.plan
-        can_fetch = self.worker.tiers.can_fetch and plan.num_fetch_blocks > 0
-        admitted = await self.admit(
-            message,
-            context,
-            is_import=bool(plan.prefill_worker_id) or can_fetch,
-            prefill_only=False,
-        )
+        kv_source = KvSource.COMPUTE
+        if plan.prefill_worker_id:
+            kv_source = KvSource.HANDOVER
+        elif self.worker.tiers.can_fetch and plan.num_fetch_blocks > 0:
+            kv_source = KvSource.IMPORT
+        admitted = await self.admit(message, context, kv_source=kv_source)
         response = generate_pb2.GenerateResponse(
             status=generate_pb2.ADMIT_STATUS_ACCEPTED, epoch=self.worker.identity.epoch
         )

@@ -14,6 +14,7 @@ from pagoda_engine import (
     ComputedBlocks,
     ComputedLayers,
     FinishReason,
+    KvSource,
     SequenceOutput,
 )
 from pagoda_prefill.exported_layers import ExportedLayers
@@ -48,8 +49,14 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
     ) -> generate_pb2.PrefillResponse:
         """Take a prompt in, or say why not."""
         generate, lease = message.generate, message.lease
-        is_import = self.worker.tiers.can_fetch and generate.plan.num_fetch_blocks > 0
-        admitted = await self.admit(generate, context, is_import=is_import, prefill_only=True)
+        can_fetch = self.worker.tiers.can_fetch and generate.plan.num_fetch_blocks > 0
+        admitted = await self.admit(
+            generate,
+            context,
+            kv_source=KvSource.IMPORT if can_fetch else KvSource.COMPUTE,
+            prefill_only=True,
+            first_export_block=message.first_block,
+        )
         response = generate_pb2.PrefillResponse(
             status=generate_pb2.ADMIT_STATUS_ACCEPTED, epoch=self.worker.identity.epoch
         )

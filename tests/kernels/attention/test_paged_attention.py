@@ -44,6 +44,18 @@ def test_sliding_window(path, device, dtype, window, assert_close):
     assert_close(case.got(path, sliding_window=window), case.want(sliding_window=window))
 
 
+@pytest.mark.parametrize("window", [1, 17, 64])
+def test_what_lies_behind_a_window_is_not_read(path, device, dtype, window, assert_close):
+    """Its blocks may be somebody else's by now, who may have written anything."""
+    new, context = [1, 127, 63, 1, 20], [200, 127, 190, 3, 401]
+    case = make_case(new, context, dtype=dtype, device=device)
+    want = case.want(sliding_window=window)
+    for table, num_new, length in zip(case.batch.block_tables, new, context, strict=True):
+        behind = table[: max(0, length - num_new + 1 - window) // case.batch.block_size].long()
+        case.k_cache[behind] = case.v_cache[behind] = float("nan")
+    assert_close(case.got(path, sliding_window=window), want)
+
+
 @pytest.mark.parametrize("window", [None, 40])
 def test_soft_cap(path, device, dtype, window, assert_close):
     case = make_case([1, 63, 1], [127, 100, 9], heads=(4, 2), dtype=dtype, device=device)

@@ -126,10 +126,11 @@ static const Latents *random_latents(Threads *threads, long hidden, long heads, 
 
 static void one_model(Threads *threads) {
     const int is_bf16 = (int)between(0, 1);
-    const int has_latents = draw() % 3 == 0;
-    const long kv_heads = has_latents ? 1 : between(1, 3), heads = kv_heads * between(1, 5), width = 2 * between(1, 60);
+    const int has_latents = draw() % 3 == 0, is_packed = !has_latents && draw() % 2;
+    const long kv_heads = has_latents ? 1 : between(1, 3), heads = kv_heads * between(1, 5);
+    const long width = is_packed ? 32 * between(1, 3) : 2 * between(1, 60);
     const long hidden = 2 * between(1, 60), inner = 2 * between(1, 60), vocab = between(1, 150);
-    const long block_size = between(1, 20), num_seqs = between(1, 5), max_blocks = between(1, 20);
+    const long block_size = is_packed ? 16 * between(1, 2) : between(1, 20), num_seqs = between(1, 5), max_blocks = between(1, 20);
     const long row = (heads + 2 * kv_heads) * width, block = block_size * kv_heads * width;
     const long num_blocks = num_seqs * max_blocks, rotary = between(1, has_latents && width > 2 ? width / 2 - 1 : width / 2) * 2;
     void *parts[15], *norms[4] = {numbers(hidden, is_bf16), numbers(hidden, is_bf16), numbers(width, is_bf16),
@@ -166,7 +167,11 @@ static void one_model(Threads *threads) {
                        output->bits ? NULL : output, norms[0], &layer, draw() % 2 ? 1 : 2.5f, draw() % 2 ? 1 : 0.4f};
     if (pagoda_scratch_bytes(&decoder.shape) > (int64_t)threads->scratch_bytes) abort();
     if (latents && pagoda_latents_scratch_bytes(latents, &decoder.shape) > (int64_t)threads->scratch_bytes) abort();
-    void *k_cache = numbers(num_blocks * block, is_bf16), *v_cache = numbers(num_blocks * block, is_bf16);
+    const int32_t cache_kind = latents || is_packed ? CACHE_AS_ROWS : (int32_t)between(CACHE_AS_ROWS, CACHE_INT8);
+    const size_t cache_bytes = (size_t)(num_blocks * block * cache_item(cache_kind, is_bf16));
+    void *k_cache = calloc(cache_bytes, 1), *v_cache = calloc(cache_bytes, 1);
+    float scales[3] = {0.5f, 0.25f, 2.0f};
+    layer.k_scale = layer.v_scale = scales;
 
     int32_t *starts = malloc(sizeof *starts * (size_t)(num_seqs + 1)), *contexts = malloc(sizeof *contexts * (size_t)num_seqs);
     int32_t *tables = malloc(sizeof *tables * (size_t)num_blocks);
@@ -202,7 +207,7 @@ static void one_model(Threads *threads) {
     void *latents_room = NULL;
     if (latents)
         latents_room = keep(aligned_alloc(64, (size_t)pagoda_latents_bytes(latents, &decoder.shape, num_tokens)));
-    Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block},
+    Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block, cache_kind, is_packed},
                  ids, positions, wanted, draw() % 2 ? num_wanted : -1, k_cache, v_cache, num_blocks * block,
                  room[0], room[1], room[2], room[3], room[4], room[5], first_task,
                  has_adapters ? slots_of : NULL, wanted_slots, shrunk, experts_room, latents_room};

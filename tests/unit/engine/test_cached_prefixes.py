@@ -1,6 +1,7 @@
 """A cache never changes what a request gets: tokens and logprobs, to the last bit."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,21 +10,24 @@ from support.seeds import seed_of_tests
 
 from pagoda_engine import Engine, EngineConfig, SamplingParams, SequenceRequest, load_model
 
-NUM_PROMPTS = 1000
+NUM_PROMPTS = {"auto": 1000, "fp8": 200, "int8": 200}
 BLOCK_SIZE = 8
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, num_logprobs=0, ignore_eos=True)
 
 
+@pytest.mark.parametrize("kv", NUM_PROMPTS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_cold_and_warm_are_the_same(tiny_folder: Path, dtype: str) -> None:
+def test_cold_and_warm_are_the_same(tiny_folder: Path, dtype: str, kv: str) -> None:
+    num_prompts = NUM_PROMPTS[kv]
     rng = random.Random(seed_of_tests())
     prompts = [
-        [rng.randrange(1, 250) for _ in range(rng.randint(20, 90))] for _ in range(NUM_PROMPTS)
+        [rng.randrange(1, 250) for _ in range(rng.randint(20, 90))] for _ in range(num_prompts)
     ]
-    model = load_model(tiny_folder, config(dtype))
+    model = load_model(tiny_folder, replace(config(dtype), kv_cache_dtype=kv))
+    assert model.kv_dtype.itemsize == (1 if kv != "auto" else model.dtype.itemsize)
     cold = [run(Engine(model, config(dtype), hash_block=hash_block), [p])[0] for p in prompts]
     differing = 0
-    for start in range(0, NUM_PROMPTS, 25):
+    for start in range(0, num_prompts, 25):
         part = prompts[start : start + 25]
         # In other chunks, and beside others; then on the blocks that this left.
         engine = Engine(model, config(dtype, rng.randint(5, 60)), hash_block=hash_block)

@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2
-from pagoda_engine import EngineConfig, SequenceRequest
+from pagoda_engine import EngineConfig, KvSource, SequenceRequest
 from pagoda_runtime.block_hash import hash_prompt
 from pagoda_worker.intake import Refusal, check_message
 from pagoda_worker.sequences import LiveSequence
@@ -52,7 +52,8 @@ def check(
         num_waiting_of_tenant=num_waiting_of_tenant,
         max_num_waiting=max_num_waiting,
         now=100.0,
-        is_import=False,
+        kv_source=KvSource.COMPUTE,
+        first_export_block=0,
         prefill_only=False,
         token_mask=None,
     )

@@ -51,7 +51,8 @@ class WritableBlocks(Protocol):
 class ReservedBlocks:
     """Logical blocks [first_block, num_blocks) of a sequence, writable until `close`.
 
-    Blocks before ``first_block`` are shared with others and valid already: they are never written.
+    Blocks before ``first_block`` are never written: they are shared with others and valid already,
+    or nothing reads them.
     A block is complete when all its layers were written, in any order and number of writes.
     """
 

@@ -19,7 +19,7 @@ SCALES_OF_ACTIVATIONS = (
     ".q_scale",
     ".kv_scale",
 )
-"""What such checkpoints may say of activations and KV, which are not quantised here."""
+"""What such checkpoints may say of activations, which are not quantised here, and of KV."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,18 @@ class CodedWeightSource(WeightSource, Protocol):
         ...
 
 
+@runtime_checkable
+class ScaleSource(WeightSource, Protocol):
+    """One that may have scales of what is computed, as checkpoints do that were calibrated."""
+
+    def take_scales(self, name: str, count: int) -> torch.Tensor | None:
+        """Return ``[count]`` fp32 > 0 on the engine's device; None: there are none of that name.
+
+        They may be stored as one number for all.
+        """
+        ...
+
+
 def transposed(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``[outputs, inputs]`` of a weight that is stored the other way round."""
     return tensor.t() if tensor.dim() == 2 else tensor

@@ -10,6 +10,7 @@ import torch
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_engine.checkpoints.tensor_part import Arrange, Part
 from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.kv.scales import KvScales, stored_scales
 from pagoda_engine.models.norm import LayerNorm, Norm, RmsNorm
 from pagoda_engine.models.projections import Projection
 from pagoda_engine.models.weights.source import (
@@ -19,18 +20,34 @@ from pagoda_engine.models.weights.source import (
     transposed,
 )
 from pagoda_kernels.native.quantised_weight import Bits
+from pagoda_kernels.one_byte_dtypes import LARGEST
 
 
 class WeightTaker:
     """A source, and the description that says what it holds."""
 
     def __init__(
-        self, description: DecoderDescription, source: WeightSource, bits: Bits | None = None
+        self,
+        description: DecoderDescription,
+        source: WeightSource,
+        device: torch.device,
+        bits: Bits | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Begin with nothing taken. `bits`: of the projections; None: as they are."""
+        """Begin with nothing taken.
+
+        Args:
+            description: of the decoder.
+            source: of its tensors.
+            device: where they are.
+            bits: of the projections; None: as they are.
+            kv_dtype: of the cache; None: as activations.
+        """
         self.description = description
         self.source = source
         self.bits = bits
+        self._device = device
+        self._kv_dtype = kv_dtype
 
     def table(self, name: str, num_rows: int) -> torch.Tensor:
         """Return ``[num_rows, hidden]`` of one tensor."""
@@ -52,6 +69,17 @@ class WeightTaker:
     def optional_norm(self, name: str, prefix: str = "") -> Norm | None:
         """As `norm`; None without a name."""
         return self.norm(name, prefix) if name else None
+
+    def kv_scales(self, prefix: str) -> KvScales | None:
+        """Return a layer's for a cache in one byte: as the checkpoint says, or 1; else None."""
+        if self._kv_dtype not in LARGEST:
+            return None
+        count = self.description.num_kv_heads
+        found = stored_scales(self.source, prefix, num_kv_heads=count, dtype=self._kv_dtype)
+        if found is not None:
+            return found
+        k, v = (torch.ones(count, device=self._device) for _ in "kv")
+        return KvScales(k, v, is_stored=False)
 
     def projection(
         self, projection: Projection, *, has_bias: bool

@@ -183,7 +183,8 @@ def attend_tiles(
 
     Tiles: q [M, BLOCK_D], acc [M, BLOCK_D] fp32, row_max, row_sum, position, scale and slope [M];
     q and scale from `query_operand`. `begin` is a multiple of BLOCK_N. A row sees keys up to its
-    position and, if WINDOW > 0, the last WINDOW of those. Without IS_MASKED all rows must see all
+    position and, if WINDOW > 0, the last WINDOW of those; keys that no row sees are not read, since
+    blocks behind the window may be somebody else's. Without IS_MASKED all rows must see all
     keys and `end` be a multiple of BLOCK_N too. `k_ptr`, `v_ptr`: of the KV head; a block is dense.
     Strides are compiled in: they are those of the pool for the life of a process, and an address is
     then one multiplication. Keys and values are taken to the dtype of q. Products of fp32 are three
@@ -191,9 +192,14 @@ def attend_tiles(
     """
     factor = score_factor(scale, HAS_CAP or HAS_SLOPES)
     offs_d = tl.arange(0, BLOCK_D)
+    first_seen = begin
+    if WINDOW > 0:
+        first_seen = tl.min(position, axis=0) - (WINDOW - 1)
     for start in range(begin, end, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N)
         mask_n = offs_n < end
+        if WINDOW > 0:
+            mask_n = mask_n & (offs_n >= first_seen)
         # [BLOCK_N]
         block_id, offset = tile_places(table_ptr, start, mask_n, IS_MASKED, BLOCK_SIZE, BLOCK_N)
         k_row = k_ptr + block_id * STRIDE_KB

@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include "one_byte.h"
 #include "packed_kv.h"
 
 #define TILE_KEYS PANEL
@@ -25,7 +26,8 @@ typedef struct {
     int64_t num_tokens;
     int64_t block_size;
     int64_t block_stride;  // elements from one block of a cache to the next; a block is dense [block_size, HK, D]
-    int64_t is_packed;     // or as packed_kv.h has it
+    int32_t cache_kind;    // of one_byte.h
+    int32_t is_packed;     // blocks are as packed_kv.h has them
 } Batch;
 
 typedef struct {
@@ -43,6 +45,8 @@ typedef struct {
     int64_t q_stride;
     const void *k_cache; // of one layer
     const void *v_cache;
+    const float *k_scale; // [HK], of a cache in one byte
+    const float *v_scale;
     void *out;           // [T, H, D]
     int64_t window;      // keys a query sees, itself included; 0: all
     const float *sinks;  // [H]: a score beside those of keys, with no value; NULL: none
@@ -133,19 +137,20 @@ static inline __attribute__((always_inline)) void transpose(vuint r[LANES]) {
 
 // Rows of `num_keys` keys -> panel [steps, TILE_KEYS]; keys that are not there become zeros. Meanwhile memory
 // is asked for the `later` rows, a few lines at a time: all at once they would hold up the loads.
-static inline void pack_keys(const void *const *rows, const void *const *later, long num_keys, long width,
-                             uint32_t *panel, int is_bf16) {
-    const long steps = num_steps(width, is_bf16);
+static inline __attribute__((always_inline)) void pack_keys(
+    const void *const *rows, const void *const *later, long num_keys, long width, uint32_t *panel, const int is_bf16,
+    const int kind) {
+    const long steps = num_steps(width, is_bf16), step_bytes = cache_item(kind, is_bf16) * (is_bf16 ? 2 : 1);
     for (long first = 0; first < TILE_KEYS; first += LANES) {
         long step = 0;
         for (; step + LANES <= steps; step += LANES) {
             vuint words[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++)
-                __builtin_prefetch((const uint32_t *)later[first + i] + step, 0, 2);
+                __builtin_prefetch((const char *)later[first + i] + step * step_bytes, 0, 2);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++)
-                words[i] = first + i < num_keys ? vload_bits((const uint32_t *)rows[first + i] + step) : (vuint){};
+                words[i] = first + i < num_keys ? cached_words(rows[first + i], step, is_bf16, kind) : (vuint){};
             transpose(words);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) vstore_bits(panel + (step + i) * TILE_KEYS + first, words[i]);
@@ -153,56 +158,66 @@ static inline void pack_keys(const void *const *rows, const void *const *later, 
         for (; step < steps; step++)
             for (int i = 0; i < LANES; i++)
                 panel[step * TILE_KEYS + first + i] =
-                    first + i < num_keys ? ((const uint32_t *)rows[first + i])[step] : 0;
+                    first + i >= num_keys ? 0
+                    : is_bf16 ? cached_bits(rows[first + i], 2 * step, 1, kind) |
+                                    cached_bits(rows[first + i], 2 * step + 1, 1, kind) << 16
+                              : cached_bits(rows[first + i], step, 0, kind);
     }
 }
 
 // Rows of keys' values -> panels [D / PANEL][steps of keys, PANEL]; `later` as above.
-static inline void pack_values(const void *const *rows, const void *const *later, long num_keys, long width,
-                               uint32_t *panels, int is_bf16) {
+static inline __attribute__((always_inline)) void pack_values(
+    const void *const *rows, const void *const *later, long num_keys, long width, uint32_t *panels, const int is_bf16,
+    const int kind) {
     const long key_steps = num_steps(TILE_KEYS, is_bf16), each = TILE_KEYS / key_steps;
     for (long step = 0; step < key_steps; step++) {
         for (long key = step * each; key < (step + 1) * each; key++)
-            for (long line = 0; line < width * (is_bf16 ? 2 : 4); line += 64)
+            for (long line = 0; line < width * cache_item(kind, is_bf16); line += 64)
                 __builtin_prefetch((const char *)later[key] + line, 0, 2);
         if (!is_bf16) {
-            const float *row = step < num_keys ? rows[step] : NULL;
+            const void *row = step < num_keys ? rows[step] : NULL;
             for (long d = 0; d < width; d += LANES) {
                 uint32_t *to = panels + (d / PANEL * key_steps + step) * PANEL + d % PANEL;
-                if (d + LANES <= width) vstore_bits(to, row ? vload_bits(row + d) : (vuint){});
-                else for (long i = 0; i < width - d; i++) memcpy(to + i, row ? row + d + i : (const float[]){0}, 4);
+                if (d + LANES <= width) vstore_bits(to, row ? cached_words(row, d, 0, kind) : (vuint){});
+                else for (long i = 0; i < width - d; i++) to[i] = row ? cached_bits(row, d + i, 0, kind) : 0;
             }
             continue;
         }
-        const uint16_t *even = 2 * step < num_keys ? rows[2 * step] : NULL;
-        const uint16_t *odd = 2 * step + 1 < num_keys ? rows[2 * step + 1] : NULL;
+        const void *even = 2 * step < num_keys ? rows[2 * step] : NULL;
+        const void *odd = 2 * step + 1 < num_keys ? rows[2 * step + 1] : NULL;
         long d = 0;
 #if defined(__AVX512BW__)
         for (; d + 2 * LANES <= width; d += 2 * LANES) {
-            vshort a = {}, b = {};
-            if (even) memcpy(&a, even + d, sizeof a);
-            if (odd) memcpy(&b, odd + d, sizeof b);
+            const vshort a = even ? (vshort)cached_words(even, d / 2, 1, kind) : (vshort){};
+            const vshort b = odd ? (vshort)cached_words(odd, d / 2, 1, kind) : (vshort){};
             uint32_t *to = panels + (d / PANEL * key_steps + step) * PANEL + d % PANEL;
             vstore_bits(to, (vuint)__builtin_shuffle(a, b, FIRST_PAIRS));
             vstore_bits(to + LANES, (vuint)__builtin_shuffle(a, b, FIRST_PAIRS + 16));
         }
 #endif
-        for (; d + LANES <= width; d += LANES) {
+        for (; kind == CACHE_AS_ROWS && d + LANES <= width; d += LANES) {
             vhalf a = {}, b = {};
-            if (even) memcpy(&a, even + d, sizeof a);
-            if (odd) memcpy(&b, odd + d, sizeof b);
+            if (even) memcpy(&a, (const uint16_t *)even + d, sizeof a);
+            if (odd) memcpy(&b, (const uint16_t *)odd + d, sizeof b);
             vuint pairs = __builtin_convertvector(a, vuint) | __builtin_convertvector(b, vuint) << 16;
             vstore_bits(panels + (d / PANEL * key_steps + step) * PANEL + d % PANEL, pairs);
         }
         for (; d < width; d++)
             panels[(d / PANEL * key_steps + step) * PANEL + d % PANEL] =
-                (even ? even[d] : 0u) | (uint32_t)(odd ? odd[d] : 0u) << 16;
+                (even ? cached_bits(even, d, 1, kind) : 0) | (odd ? cached_bits(odd, d, 1, kind) : 0) << 16;
     }
 }
 
+static inline __attribute__((always_inline)) void pack_tile(
+    const void *const *keys, const void *const *values, const void *const *later_keys, const void *const *later_values,
+    long num_keys, long width, uint32_t *k_panel, uint32_t *v_panels, const int is_bf16, const int kind) {
+    pack_keys(keys, later_keys, num_keys, width, k_panel, is_bf16, kind);
+    pack_values(values, later_values, num_keys, width, v_panels, is_bf16, kind);
+}
+
 // One row's scores of one tile become weights; the running maximum, sum and output follow.
-static inline void weigh(const AttentionJob *job, const AttentionScratch *s, long row, long first_key,
-                         long first_seen, long last_seen, long columns, int is_bf16) {
+static inline void weigh(const AttentionScratch *s, float scale, long row, long first_key, long first_seen,
+                         long last_seen, long columns, int is_bf16) {
     float *scores = s->scores + row * TILE_KEYS;
     const long key_steps = num_steps(TILE_KEYS, is_bf16);
     if (last_seen < first_key || first_seen >= first_key + TILE_KEYS) {  // another row's keys
@@ -212,7 +227,7 @@ static inline void weigh(const AttentionJob *job, const AttentionScratch *s, lon
     const int sees_all = first_seen <= first_key && last_seen >= first_key + TILE_KEYS - 1;
     vfloat largest = vset(-INFINITY), value[VECTORS];
     for (int j = 0; j < VECTORS; j++) {
-        value[j] = vload(scores + j * LANES) * job->shape->scale;
+        value[j] = vload(scores + j * LANES) * scale;
         if (!sees_all) {
             const vint key = LANE_NUMBERS + (int)(first_key + j * LANES);
             value[j] = vselect((key < (int)first_seen) | (key > (int)last_seen), vset(-INFINITY), value[j]);
@@ -286,6 +301,7 @@ static inline void find_tile(const AttentionJob *job, const Part *part, long til
     const Batch *batch = job->batch;
     const int32_t *table = batch->block_tables + part->sequence * batch->table_stride;
     const long width = shape->head_dim, row_stride = shape->num_kv_heads * width;
+    const long item = cache_item(batch->cache_kind, is_bf16);
     rows->num_keys = part->end_key - tile < TILE_KEYS ? part->end_key - tile : TILE_KEYS;
     // Blocks before a window may be somebody else's by now: the first key that is seen stands for theirs.
     const long from = tile < part->first_key ? part->first_key : tile;
@@ -294,8 +310,8 @@ static inline void find_tile(const AttentionJob *job, const Part *part, long til
         const long count = batch->block_size - inside < left ? batch->block_size - inside : left;
         const long first = table[key / batch->block_size] * batch->block_stride + inside * row_stride + part->head * width;
         for (long i = 0; i < count; i++) {
-            rows->keys[key - tile + i] = at(job->k_cache, first + i * row_stride, is_bf16);
-            rows->values[key - tile + i] = at(job->v_cache, first + i * row_stride, is_bf16);
+            rows->keys[key - tile + i] = (const char *)job->k_cache + (first + i * row_stride) * item;
+            rows->values[key - tile + i] = (const char *)job->v_cache + (first + i * row_stride) * item;
         }
         key += count;
     }
@@ -360,6 +376,9 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
     const long columns = (width + PANEL - 1) / PANEL * PANEL;
     const Part part = part_of(job, task);
     const int is_packed = job->batch->is_packed != 0;
+    // Codes are multiplied as they are, exactly; their scales belong to the scores and to what is attended.
+    const int is_coded = job->batch->cache_kind != CACHE_AS_ROWS;
+    const float score_scale = shape->scale * (is_coded ? job->k_scale[part.head] : 1.0f);
     TileRows rows[2];
     TileGroups groups, later_groups;
     long tile = part.first_key / TILE_KEYS * TILE_KEYS;
@@ -389,14 +408,19 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
         } else {
             if (has_later) find_tile(job, &next, next_tile, &rows[!now], is_bf16);
             else later = here;
-            pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16);
-            pack_values(here->values, later->values, here->num_keys, width, s.v_panel, is_bf16);
+#define PACK_TILE(KIND)                                                                                \
+    pack_tile(here->keys, here->values, later->keys, later->values, here->num_keys, width, s.k_panel,  \
+              s.v_panel, is_bf16, KIND)
+            if (job->batch->cache_kind == CACHE_E4M3) PACK_TILE(CACHE_E4M3);
+            else if (job->batch->cache_kind == CACHE_INT8) PACK_TILE(CACHE_INT8);
+            else PACK_TILE(CACHE_AS_ROWS);
+#undef PACK_TILE
             panel_product(part.num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
         }
         for (long row = 0; row < part.num_rows; row++) {
             const long own = part.position + row / group;
             const long first_seen = job->window && own + 1 > job->window ? own + 1 - job->window : 0;
-            weigh(job, &s, row, tile, first_seen, own, columns, is_bf16);
+            weigh(&s, score_scale, row, tile, first_seen, own, columns, is_bf16);
         }
         if (is_packed) {
             packed_values(part.num_rows, width, s.weights, groups.values, later_groups.values, s.sums, columns, is_bf16);
@@ -409,11 +433,11 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
     for (long row = 0; row < part.num_rows; row++) {
         const long token = part.first_token + row / group, of = part.head * group + row % group;
         const long to = (token * shape->num_heads + of) * width;
-        const float total = s.total[row];
+        const float total = s.total[row], v_scale = is_coded ? job->v_scale[part.head] : 1.0f;
         long d = 0;
         for (; d + LANES <= width; d += LANES)
-            vstore_any(job->out, to + d, vload(s.sums + row * columns + d) / total, is_bf16);
-        for (; d < width; d++) store_any(job->out, to + d, s.sums[row * columns + d] / total, is_bf16);
+            vstore_any(job->out, to + d, vload(s.sums + row * columns + d) / total * v_scale, is_bf16);
+        for (; d < width; d++) store_any(job->out, to + d, s.sums[row * columns + d] / total * v_scale, is_bf16);
     }
 }
 

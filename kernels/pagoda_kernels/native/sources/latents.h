@@ -213,11 +213,11 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
             find_tile(job, &part, tile + TILE_KEYS, &rows[!now], is_bf16);
             later = &rows[!now];
         }
-        pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16);
-        pack_values(here->keys, here->keys, here->num_keys, value_width, s.v_panel, is_bf16);
+        pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16, CACHE_AS_ROWS);
+        pack_values(here->keys, here->keys, here->num_keys, value_width, s.v_panel, is_bf16, CACHE_AS_ROWS);
         panel_product(num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
         for (long row = 0; row < num_rows; row++)
-            weigh(job, &s, row, tile, 0, part.position + row / heads, columns, is_bf16);
+            weigh(&s, shape->scale, row, tile, 0, part.position + row / heads, columns, is_bf16);
         for (long d = 0; d < columns; d += PANEL)
             panel_product(num_rows, key_steps, s.weights, key_steps, s.v_panel + d / PANEL * key_steps * PANEL,
                           s.sums + d, columns, s.k_panel, 1, is_bf16);

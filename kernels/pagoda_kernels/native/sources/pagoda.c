@@ -29,6 +29,8 @@ typedef struct {
     const void *feed_forward_out_norm;
     int32_t is_qk_norm_joined;       // see RotaryJob
     float qkv_clip;
+    const float *k_scale;  // [HK] of a cache in one byte; NULL: there is none
+    const float *v_scale;
 } Layer;
 
 typedef struct {
@@ -106,15 +108,16 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
     }
     for (long i = first; i < end; i++) {
         const Layer *layer = &decoder->layers[i];
-        void *k_cache = (void *)at(step->k_cache, i * step->layer_stride, is_bf16);
-        void *v_cache = (void *)at(step->v_cache, i * step->layer_stride, is_bf16);
+        const long layer_bytes = step->layer_stride * cache_item(step->batch.cache_kind, is_bf16);
+        void *k_cache = (char *)step->k_cache + i * layer_bytes, *v_cache = (char *)step->v_cache + i * layer_bytes;
         const int is_last = i == decoder->num_layers - 1;
         const void *attended = step->attended;
         AttentionJob attention_job = {
             .shape = shape, .batch = &step->batch, .q = step->qkv,
             .q_stride = (shape->num_heads + 2 * shape->num_kv_heads) * shape->head_dim,
-            .k_cache = k_cache, .v_cache = v_cache, .out = step->attended, .window = layer->window,
-            .sinks = layer->sinks, .first_task = step->first_task, .threads = threads};
+            .k_cache = k_cache, .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
+            .out = step->attended, .window = layer->window, .sinks = layer->sinks,
+            .first_task = step->first_task, .threads = threads};
         if (layer->latents) {
             LatentsRoom room;
             lay_out_latents(layer->latents, shape, num_rows, step->latents_room, &room);
@@ -131,7 +134,8 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
                 .shape = shape, .batch = &step->batch, .qkv = step->qkv, .positions = step->positions,
                 .cos_sin = layer->cos_sin, .rotary_dim = layer->rotary_dim, .q_norm = layer->q_norm,
                 .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = k_cache,
-                .v_cache = v_cache, .is_joined = layer->is_qk_norm_joined, .clip = layer->qkv_clip};
+                .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
+                .is_joined = layer->is_qk_norm_joined, .clip = layer->qkv_clip};
             rotary(threads, &rotary_job);
             if (is_last && !step->num_logit_rows) break;
             attention(threads, &attention_job);

@@ -96,7 +96,35 @@ typedef struct {
     float eps;
     void *k_cache;           // of one layer
     void *v_cache;
+    const float *k_scale;    // [HK], of a cache in one byte
+    const float *v_scale;
 } RotaryJob;
+
+// K and V of one token, [HK, D] each, to their slot.
+static inline __attribute__((always_inline)) void write_slot(
+    const RotaryJob *job, long slot, const void *k, const void *v, const int is_bf16) {
+    const AttentionShape *shape = job->shape;
+    const Batch *batch = job->batch;
+    const long width = shape->head_dim, item = cache_item(batch->cache_kind, is_bf16);
+    const long block = slot / batch->block_size * batch->block_stride;
+    if (batch->is_packed) {
+        write_packed(k, v, shape->num_kv_heads, width, slot % batch->block_size, (void *)at(job->k_cache, block, is_bf16),
+                     (void *)at(job->v_cache, block, is_bf16), is_bf16);
+        return;
+    }
+    const long to = (block + slot % batch->block_size * shape->num_kv_heads * width) * item;
+    char *k_slot = (char *)job->k_cache + to, *v_slot = (char *)job->v_cache + to;
+    if (!batch->cache_kind) {
+        memcpy(k_slot, k, (size_t)(shape->num_kv_heads * width * item));
+        memcpy(v_slot, v, (size_t)(shape->num_kv_heads * width * item));
+        return;
+    }
+    for (long head = 0; head < shape->num_kv_heads; head++) {
+        const long first = head * width;
+        to_one_byte(at(k, first, is_bf16), job->k_scale[head], width, k_slot + first, is_bf16, batch->cache_kind);
+        to_one_byte(at(v, first, is_bf16), job->v_scale[head], width, v_slot + first, is_bf16, batch->cache_kind);
+    }
+}
 
 static inline __attribute__((always_inline)) void rotate(void *head, const float *cos_sin, long rotary_dim,
                                                          const int is_bf16) {
@@ -129,7 +157,6 @@ static inline __attribute__((always_inline)) void rotate_tokens(const RotaryJob 
     const Batch *batch = job->batch;
     const long width = shape->head_dim, num_rotated = shape->num_heads + shape->num_kv_heads;
     const long row_heads = num_rotated + shape->num_kv_heads;
-    const size_t bytes = (size_t)(shape->num_kv_heads * width) * (is_bf16 ? 2 : 4);
     const long end = (task + 1) * TASK_TOKENS < batch->num_tokens ? (task + 1) * TASK_TOKENS : batch->num_tokens;
     for (long token = task * TASK_TOKENS; token < end; token++) {
         void *row = (void *)at(job->qkv, token * row_heads * width, is_bf16);
@@ -148,17 +175,9 @@ static inline __attribute__((always_inline)) void rotate_tokens(const RotaryJob 
             if (cos_sin) rotate(x, cos_sin, job->rotary_dim, is_bf16);
         }
         const long slot = batch->slot_mapping[token];
-        if (slot < 0) continue;
-        const long block = slot / batch->block_size * batch->block_stride, inside = slot % batch->block_size;
-        const void *k = at(row, shape->num_heads * width, is_bf16), *v = at(row, num_rotated * width, is_bf16);
-        if (batch->is_packed) {
-            write_packed(k, v, shape->num_kv_heads, width, inside, (void *)at(job->k_cache, block, is_bf16),
-                         (void *)at(job->v_cache, block, is_bf16), is_bf16);
-            continue;
-        }
-        const long to = block + inside * shape->num_kv_heads * width;
-        memcpy((void *)at(job->k_cache, to, is_bf16), k, bytes);
-        memcpy((void *)at(job->v_cache, to, is_bf16), v, bytes);
+        if (slot >= 0)
+            write_slot(job, slot, at(row, shape->num_heads * width, is_bf16), at(row, num_rotated * width, is_bf16),
+                       is_bf16);
     }
 }
 

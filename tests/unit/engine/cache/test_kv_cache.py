@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -137,6 +138,27 @@ def test_copy_blocks_leaves_zeros_where_a_digest_differs(cache: KvCache) -> None
     assert bad == [1]
     assert not cache.tensor[:, 1:3, 3].any()
     assert torch.equal(cache.tensor[:, 1:3, 2], other.tensor[:, 1:3, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_blocks_of_one_byte_an_element_go_every_way(dtype: torch.dtype) -> None:
+    layout = replace(LAYOUT, dtype=dtype, scales="0a1b")
+    assert layout.name.endswith(f"{str(dtype).removeprefix('torch.')}-bs4-s0a1b")
+    assert layout.block_bytes * 2 == LAYOUT.block_bytes
+    memory = SharedMemory(5 * layout.block_bytes)
+    source, cache = KvCache(layout, 5, CPU, memory=memory), KvCache(layout, 5, CPU)
+    generator = torch.Generator().manual_seed(3)
+    source.tensor.view(torch.uint8).random_(0, 127, generator=generator)
+    rows, digests = source.read_blocks_with_digest([3, 0])
+    assert cache.write_blocks([1, 2], rows, expected=digests) == []
+    assert torch.equal(cache.read_blocks([1, 2]), rows)
+    assert torch.equal(SharedMemoryPool(PoolExport(source).handle, cache).read([3, 0], None), rows)
+    digests[1, 0] ^= 1
+    assert cache.copy_blocks(source.tensor, [3, 0], [4, 1], expected=digests) == [1]
+    assert torch.equal(cache.read_blocks([4])[0], rows[0])
+    assert not cache.read_blocks([1]).any()
+    cache.duplicate_blocks(torch.tensor([4]), torch.tensor([0]))
+    assert torch.equal(cache.read_blocks([0])[0], rows[0])
 
 
 def test_write_blocks_takes_bytes_at_any_address(cache: KvCache) -> None:

@@ -30,6 +30,7 @@ class RandomCaller:
         speculates: bool = False,
         searches: bool = False,
         fetches: bool = False,
+        window: int | None = None,
     ) -> None:
         self.rng = random.Random(seed)
         proposer_rng = random.Random(seed)
@@ -47,6 +48,7 @@ class RandomCaller:
             num_speculative_tokens=self.rng.choice([3, 9]),
             make_proposer=(lambda ids, _: OftenRight(ids, proposer_rng)) if speculates else None,
             lag=lag,
+            window=window,
         )
         if speculates:  # wherever there is room
             self.simulation.scheduler.step_cost = StepCost(per_proposed_token=0.01)
@@ -71,6 +73,8 @@ class RandomCaller:
             for sequence in list(scheduler.importing.values()):
                 if self.rng.random() < 0.3:
                     lowest, highest = sequence.num_cached_tokens, len(sequence.token_ids)
+                    if sequence.num_null_blocks:  # nothing, or what is not given up
+                        lowest = max(lowest, self.rng.choice([0, highest]))
                     self.simulation.finish_import(sequence, self.rng.randint(lowest, highest))
             for sequence in list(scheduler.held.values()):
                 if self.rng.random() < 0.3:
@@ -120,8 +124,13 @@ class RandomCaller:
                 block_size=4,
                 sampling=SamplingParams(max_tokens=rng.randint(3, self.most_tokens)),
                 output_token_ids=tuple(rng.randrange(49) for _ in range(rng.choice([0, 0, 2]))),
-                kv_source=KvSource.IMPORT if kind < 0.25 else KvSource.COMPUTE,
+                kv_source=(
+                    rng.choice([KvSource.IMPORT, KvSource.HANDOVER])
+                    if kind < 0.25
+                    else KvSource.COMPUTE
+                ),
                 prefill_only=0.2 < kind < 0.4,
+                first_export_block=rng.choice([0, rng.randrange(len(prompt) // 4 + 1)]),
                 token_mask=rng.choice([None, None, ForcesRuns(rng.choice([1, 4, 13]))]),
                 priority=priority,
                 tenant=tenant,
@@ -281,6 +290,29 @@ def test_beam_searches_beside_those_that_speculate_keep_every_invariant(
     caller.run(num_sequences=150, max_steps=6000)
     caller.check()
     assert caller.simulation.num_beam_rows > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("enable_prefix_caching", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
+@pytest.mark.parametrize("window", [1, 3, 4, 9, 18])
+@pytest.mark.parametrize("number", range(5))
+def test_random_runs_with_windows_keep_every_invariant(
+    seed: int, number: int, window: int, lag: int, enable_prefix_caching: bool
+) -> None:
+    caller = RandomCaller(
+        seed + number,
+        lag=lag,
+        enable_prefix_caching=enable_prefix_caching,
+        num_tenants=(1, 3)[number % 2],
+        speculates=number == 2,
+        searches=number == 3,
+        window=window,
+    )
+    caller.run(num_sequences=150, max_steps=6000)
+    caller.check()
+    assert caller.simulation.num_null_blocks > 20
+    assert caller.simulation.num_given_up > 0 or window > 4
 
 
 @pytest.mark.slow

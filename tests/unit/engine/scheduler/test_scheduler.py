@@ -498,3 +498,28 @@ def test_a_prefix_made_by_a_higher_priority_number_is_not_waited_for() -> None:
     # Only the block that was there already is shared with the batch's; "equal" waits for urgent's.
     assert [batch_of(simulation) for _ in range(4)] == [{"urgent": 4}] * 4
     assert batch_of(simulation) == {"equal": 4}
+
+
+def test_prompts_that_get_no_further_blocks_give_theirs() -> None:
+    """They would wait for each other's: with a window they take blocks as they go on."""
+    simulation = make_simulation(num_blocks=12, max_num_batched_tokens=8, window=4)
+    sequence = add(simulation, "a", 44)
+    simulation.step()
+    assert len(sequence.block_ids) == 6  # of the window, and of two steps
+    stolen = simulation.pool.allocate((), simulation.pool.num_free_blocks)
+    assert stolen is not None
+    while sequence.state is SequenceState.RUNNING:
+        scheduled = simulation.scheduler.schedule()
+        if scheduled.num_preempted:
+            break
+        rows = simulation.launch(scheduled)
+        simulation.read(scheduled, rows)
+        more = simulation.pool.allocate((), simulation.pool.num_free_blocks)
+        stolen += more or []
+    assert sequence.state is SequenceState.WAITING
+    assert not sequence.block_ids
+    assert not simulation.scheduler.schedule().batch, "there are too few for it"
+    simulation.pool.free(stolen)
+    while simulation.has_work():
+        simulation.step()
+    assert simulation.tokens("a") == expected_output(sequence.request, 64)

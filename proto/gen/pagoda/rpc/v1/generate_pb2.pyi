@@ -473,7 +473,7 @@ class PrefillRequest(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     first_block: _builtins.int
-    """the consumer already holds the KV of blocks [0, first_block)"""
+    """the consumer holds the KV of blocks [0, first_block), or reads none of it"""
     @_builtins.property
     def generate(self) -> Global___GenerateRequest:
         """the sequence as the gateway asked for it"""

@@ -24,25 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apagoda/rpc/v1/status.proto\x12\rpagoda.rpc.v1\"\xfa\x01\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bkv_identity\x18\x02 \x01(\x0c\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x16\n\x0e\x65mbedding_size\x18\x08 \x01(\r\x12\x14\n\x0cquantization\x18\n \x01(\t\x12\x0f\n\x07\x61liases\x18\t \x03(\t\x12(\n\x08\x61\x64\x61pters\x18\x0b \x03(\x0b\x32\x16.pagoda.rpc.v1.Adapter\"\'\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xc4\x01\n\x04Load\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x05 \x01(\r\x12\x1a\n\x12num_context_tokens\x18\x06 \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x17\n\x0fmax_num_waiting\x18\x08 \x01(\r\"\xa2\x02\n\x05Speed\x12!\n\x19prefill_tokens_per_second\x18\x01 \x01(\x01\x12\x14\n\x0cstep_base_ms\x18\x02 \x01(\x01\x12\x1c\n\x14step_per_sequence_ms\x18\x03 \x01(\x01\x12!\n\x19step_per_context_token_ms\x18\x04 \x01(\x01\x12!\n\x19transfer_bytes_per_second\x18\x05 \x01(\x01\x12\x1e\n\x16\x66\x65tch_bytes_per_second\x18\x06 \x01(\x01\x12\"\n\x1astep_per_proposed_token_ms\x18\x07 \x01(\x01\x12\x1b\n\x13proposed_per_decode\x18\x08 \x01(\x01\x12\x1b\n\x13\x61\x63\x63\x65pted_per_decode\x18\t \x01(\x01\"\x9b\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12!\n\x04role\x18\x03 \x01(\x0e\x32\x13.pagoda.rpc.v1.Role\x12)\n\x05state\x18\x04 \x01(\x0e\x32\x1a.pagoda.rpc.v1.WorkerState\x12\'\n\x05model\x18\x05 \x01(\x0b\x32\x18.pagoda.rpc.v1.ModelCard\x12!\n\x04load\x18\x06 \x01(\x0b\x32\x13.pagoda.rpc.v1.Load\x12#\n\x05speed\x18\x07 \x01(\x0b\x32\x14.pagoda.rpc.v1.Speed\x12\x19\n\x11sent_unix_seconds\x18\x08 \x01(\x01\x12\x0f\n\x07host_id\x18\t \x01(\t*t\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x10\n\x0cROLE_KVSTORE\x10\x03\x12\x10\n\x0cROLE_GATEWAY\x10\x04\x12\x0f\n\x0bROLE_ROUTER\x10\x05*u\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x12\x15\n\x11WORKER_STATE_GONE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apagoda/rpc/v1/status.proto\x12\rpagoda.rpc.v1\"\x92\x02\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bkv_identity\x18\x02 \x01(\x0c\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x16\n\x0e\x65mbedding_size\x18\x08 \x01(\r\x12\x14\n\x0cquantization\x18\n \x01(\t\x12\x16\n\x0ekv_cache_dtype\x18\x0c \x01(\t\x12\x0f\n\x07\x61liases\x18\t \x03(\t\x12(\n\x08\x61\x64\x61pters\x18\x0b \x03(\x0b\x32\x16.pagoda.rpc.v1.Adapter\"\'\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xc4\x01\n\x04Load\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x05 \x01(\r\x12\x1a\n\x12num_context_tokens\x18\x06 \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x17\n\x0fmax_num_waiting\x18\x08 \x01(\r\"\xa2\x02\n\x05Speed\x12!\n\x19prefill_tokens_per_second\x18\x01 \x01(\x01\x12\x14\n\x0cstep_base_ms\x18\x02 \x01(\x01\x12\x1c\n\x14step_per_sequence_ms\x18\x03 \x01(\x01\x12!\n\x19step_per_context_token_ms\x18\x04 \x01(\x01\x12!\n\x19transfer_bytes_per_second\x18\x05 \x01(\x01\x12\x1e\n\x16\x66\x65tch_bytes_per_second\x18\x06 \x01(\x01\x12\"\n\x1astep_per_proposed_token_ms\x18\x07 \x01(\x01\x12\x1b\n\x13proposed_per_decode\x18\x08 \x01(\x01\x12\x1b\n\x13\x61\x63\x63\x65pted_per_decode\x18\t \x01(\x01\"\x9b\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12!\n\x04role\x18\x03 \x01(\x0e\x32\x13.pagoda.rpc.v1.Role\x12)\n\x05state\x18\x04 \x01(\x0e\x32\x1a.pagoda.rpc.v1.WorkerState\x12\'\n\x05model\x18\x05 \x01(\x0b\x32\x18.pagoda.rpc.v1.ModelCard\x12!\n\x04load\x18\x06 \x01(\x0b\x32\x13.pagoda.rpc.v1.Load\x12#\n\x05speed\x18\x07 \x01(\x0b\x32\x14.pagoda.rpc.v1.Speed\x12\x19\n\x11sent_unix_seconds\x18\x08 \x01(\x01\x12\x0f\n\x07host_id\x18\t \x01(\t*t\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x10\n\x0cROLE_KVSTORE\x10\x03\x12\x10\n\x0cROLE_GATEWAY\x10\x04\x12\x0f\n\x0bROLE_ROUTER\x10\x05*u\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x12\x15\n\x11WORKER_STATE_GONE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagoda.rpc.v1.status_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1117
-  _globals['_ROLE']._serialized_end=1233
-  _globals['_WORKERSTATE']._serialized_start=1235
-  _globals['_WORKERSTATE']._serialized_end=1352
+  _globals['_ROLE']._serialized_start=1141
+  _globals['_ROLE']._serialized_end=1257
+  _globals['_WORKERSTATE']._serialized_start=1259
+  _globals['_WORKERSTATE']._serialized_end=1376
   _globals['_MODELCARD']._serialized_start=46
-  _globals['_MODELCARD']._serialized_end=296
-  _globals['_ADAPTER']._serialized_start=298
-  _globals['_ADAPTER']._serialized_end=337
-  _globals['_LOAD']._serialized_start=340
-  _globals['_LOAD']._serialized_end=536
-  _globals['_SPEED']._serialized_start=539
-  _globals['_SPEED']._serialized_end=829
-  _globals['_WORKERSTATUS']._serialized_start=832
-  _globals['_WORKERSTATUS']._serialized_end=1115
+  _globals['_MODELCARD']._serialized_end=320
+  _globals['_ADAPTER']._serialized_start=322
+  _globals['_ADAPTER']._serialized_end=361
+  _globals['_LOAD']._serialized_start=364
+  _globals['_LOAD']._serialized_end=560
+  _globals['_SPEED']._serialized_start=563
+  _globals['_SPEED']._serialized_end=853
+  _globals['_WORKERSTATUS']._serialized_start=856
+  _globals['_WORKERSTATUS']._serialized_end=1139
 # @@protoc_insertion_point(module_scope)
