@@ -121,14 +121,20 @@ def test_two_sequences_share_blocks(stack: Stack, oracle: GreedyOracle) -> None:
     assert complete_all(stack, prompts) == [oracle.greedy(p, MAX_TOKENS) for p in prompts]
 
 
-def test_preempted_sequences_go_on_with_the_same_tokens(stack: Stack, oracle: GreedyOracle) -> None:
+def test_preempted_sequences_go_on_with_the_same_tokens(
+    stack: Stack, oracle: GreedyOracle, family_and_topology: tuple[str, str]
+) -> None:
     prompts = [prompt_of(48, SEED + 100 + i) for i in range(8)]
     expected = [oracle.greedy(p, 240) for p in prompts]
     before = stack.metric("decode", "pagoda_preemptions_total")
     for _ in range(5):  # on a busy machine they may come one after the other
         # Three of them fill the pool.
         assert complete_all(stack, prompts, max_tokens=240) == expected
-        if stack.metric("decode", "pagoda_preemptions_total") > before:
+        num_preempted = stack.metric("decode", "pagoda_preemptions_total") - before
+        if family_and_topology[0] == "mistral":  # all layers have a window: nobody holds much
+            assert not num_preempted
+            return
+        if num_preempted:
             return
     pytest.fail("nobody was preempted")
 

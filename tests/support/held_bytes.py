@@ -38,6 +38,6 @@ def _packed_of(part: Any) -> Iterator[PackedLinear]:
     elif isinstance(part, tuple | list):
         for item in part:
             yield from _packed_of(item)
-    elif type(part).__module__.startswith("pagoda_engine.models"):
+    elif type(part).__module__.startswith(("pagoda_engine.models", "pagoda_kernels.native.packed")):
         for name in getattr(part, "__slots__", None) or vars(part):
             yield from _packed_of(getattr(part, name))

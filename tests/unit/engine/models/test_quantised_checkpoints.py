@@ -139,10 +139,12 @@ def test_experts_in_mxfp4_keep_their_codes_exactly(
 ) -> None:
     folder = make_family_checkpoint(tmp_path / "model", "gpt_oss_mxfp4")
     kept = experts_of(load(folder, dtype=dtype))
-    packed = [p for each in kept._packed for p in (each.up._joined.packed, each.down.packed)]
+    assert kept.packed is not None
+    packed = [p for each in kept.packed.experts for p in (each.gate_up, each.down)]
     assert {p.structure.bits for p in packed} == {4}
     # Of rows in whole panels of 64, as those of gpt-oss are.
-    assert [8 * p.num_bytes / (p.num_outputs * p.width) for p in packed] == [4.5] * len(packed)
+    sizes = [(1 + p.structure.is_gated) * p.num_outputs * p.width for p in packed]
+    assert [8 * p.num_bytes / n for p, n in zip(packed, sizes, strict=True)] == [4.5] * len(packed)
     x = torch.randn(33, 64).to(getattr(torch, dtype))
     found = kept(x)
     for num_rows in (1, 2, 7, 32):
@@ -150,7 +152,7 @@ def test_experts_in_mxfp4_keep_their_codes_exactly(
         assert torch.equal(kept(x[-num_rows:]), found[-num_rows:])
     monkeypatch.setattr(packed_linear, "can_pack", lambda *_: False)
     widened = experts_of(load(folder, dtype=dtype))
-    assert not widened._packed
+    assert widened.packed is None
     off = (found.double() - widened(x).double()).norm() / widened(x).double().norm()
     assert off < (0.02 if dtype == "bfloat16" else 1e-5)
 
