@@ -1,8 +1,7 @@
 """The outbox: records on this host's disk, synced, before anybody else has them.
 
-One thread writes: what waits while it syncs goes with the next sync, all together. A record that no
-work waits for has a moment until others come: a wake-up of the thread and a sync cost more than it.
-Knows no record's meaning and no network; `forwarder` sends what is here.
+One thread writes: what waits while it syncs goes with the next sync, all together. Knows no
+record's meaning and no network; `forwarder` sends what is here.
 """
 
 import asyncio
@@ -26,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
-GATHER_SECONDS = 0.005
 
 OnState = Callable[[bool, str], None]  # (takes records, else why not)
 
@@ -72,10 +70,8 @@ class Outbox:
         )
         self._trouble = ""  # of the disk
         self._full = ""
-        self._gathering: asyncio.TimerHandle | None = None  # until it wakes the thread
         self._queue: list[_Entry] = []
         self._wakeup = threading.Condition()
-        self._is_awake = False  # there is something to write, now
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
 
@@ -100,8 +96,8 @@ class Outbox:
     def append(self, record: bytes, *, is_kept: bool = False) -> "asyncio.Future[None]":
         """Queue a record; the future is done once it is on disk.
 
-        `is_kept`: it is never refused, and waits while the disk takes nothing, and for others for
-        5 ms. Else the future raises OutboxError, and the record is not stored.
+        `is_kept`: it is never refused, and waits while the disk takes nothing. Else the future
+        raises OutboxError, and the record is not stored.
 
         Raises:
             OutboxError: there is no room, or the disk takes nothing.
@@ -113,10 +109,7 @@ class Outbox:
         entry = _Entry(record, is_kept, self._event_loop.create_future())
         with self._wakeup:
             self._queue.append(entry)
-        if not is_kept:
-            self._wake()
-        elif self._gathering is None:
-            self._gathering = self._event_loop.call_later(GATHER_SECONDS, self._wake)
+            self._wakeup.notify()
         return entry.stored
 
     def next_batch(self) -> Batch | None:
@@ -136,22 +129,14 @@ class Outbox:
 
         What is left is for whoever adopts it.
         """
-        self._is_closing = True
-        self._wake()
+        with self._wakeup:
+            self._is_closing = True
+            self._wakeup.notify()
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)  # a disk may hang
         await asyncio.sleep(0)  # what the thread has said last
         has_ended = not self._thread.is_alive() and not self._queue
         is_empty = has_ended and self.is_drained.is_set()
         await asyncio.to_thread(self._lock.release, delete=is_empty)
-
-    def _wake(self) -> None:
-        """Have the thread write everything that is queued."""
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-        with self._wakeup:
-            self._is_awake = True
-            self._wakeup.notify()
 
     def _check_room(self) -> None:
         if reason := self._trouble or self._full:
@@ -202,9 +187,8 @@ class Outbox:
 
     def _take(self) -> list[_Entry]:
         with self._wakeup:
-            while not (self._is_awake and self._queue) and not self._is_closing:
+            while not self._queue and not self._is_closing:
                 self._wakeup.wait()
-            self._is_awake = False
             entries, self._queue = self._queue, []
             return entries
 
@@ -214,7 +198,6 @@ class Outbox:
         with self._wakeup:
             self._wakeup.wait_for(lambda: self._is_closing, RETRY_SECONDS)
             self._queue[:0] = kept or [_Entry(b"", True, self._event_loop.create_future())]
-            self._is_awake = True
             return not self._is_closing
 
     def _tell(self, function: Callable[..., object], *args: object) -> None:

@@ -68,33 +68,6 @@ async def test_what_was_promised_is_on_disk(outbox: Outbox, tmp_path: Path) -> N
     assert read_all(tmp_path / "root" / "gateway-1") == records
 
 
-async def test_a_record_that_nobody_waits_for_goes_with_the_next_or_soon(
-    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    syncs: list[int] = []
-    monkeypatch.setattr(segments.os, "fdatasync", syncs.append)
-    kept = outbox.append(b"closed", is_kept=True)
-    await outbox.append(b"opened")  # the first does not wake the thread, this one does
-
-    assert kept.done()
-    assert len(syncs) == 1
-
-    async with asyncio.timeout(5):
-        await outbox.append(b"closed alone", is_kept=True)
-
-    assert len(syncs) == 2
-
-
-async def test_a_moment_that_ends_with_nothing_left_to_write_stops_nothing(outbox: Outbox) -> None:
-    for i in range(20):  # the thread may take the kept one before its moment is over
-        opened = outbox.append(b"opened %d" % i)
-        outbox.append(b"closed %d" % i, is_kept=True)
-        await opened
-    outbox._wake()
-    async with asyncio.timeout(5):
-        await outbox.append(b"the last")
-
-
 async def test_those_that_wait_share_a_sync(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
