@@ -16,6 +16,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -87,10 +88,19 @@ class Step:
     """One step over blocks of its own: as many sequences of one length."""
 
     def __init__(
-        self, decoder: Decoder, dtype: torch.dtype, num_seqs: int, num_new: int, context: int
+        self,
+        decoder: Decoder,
+        dtype: torch.dtype,
+        num_seqs: int,
+        num_new: int,
+        context: int,
+        *,
+        in_rows: bool = False,
     ) -> None:
+        """Let KV lie as an engine has it, or token by token all the same."""
         shape, each = decoder.description, -(-context // BLOCK_SIZE)
         layout = shape.kv_layout(BLOCK_SIZE, dtype)
+        layout = replace(layout, is_packed=decoder.packs_kv(layout) and not in_rows)
         self._decoder = decoder
         self._kv_cache = KvCache(layout, num_seqs * each, CPU)
         self._kv_cache.tensor.zero_()
