@@ -7,8 +7,9 @@
 Accuracy: of the demo model on the dialogues that its training held out (needs transformers), and of
 a random Llama, as in `quantised_checkpoints.py`. Errors are norms of logits against fp32 with plain
 KV. Speed: bf16 steps of a model with the shape of a Qwen2.5 of 0.5 billion parameters and random
-weights, or of one of `serving.models`; the least of steps that take turns. `rows` is `auto` with KV token by token, not packed as
-native attention multiplies it. Scales are those that a checkpoint without any gets.
+weights, or of one of `serving.models`; the least of steps that take turns. `rows` is `auto` with KV
+token by token, not packed as native attention multiplies it. Scales are those that a checkpoint
+without any gets.
 """
 
 import argparse
