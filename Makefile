@@ -13,7 +13,7 @@ CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 OPENAPI_VENV := .venv-openapi
 OPENAPI_STAMP := $(OPENAPI_VENV)/.installed
 
-.PHONY: help setup up test lint typecheck format bench proto proto-check docs docs-check check-gpu chaos soak kernel-resources e2e clients openapi-test compose-test clean
+.PHONY: help setup up test lint typecheck format bench proto proto-check docs docs-check check-gpu chaos soak every-gpu kernel-resources e2e clients openapi-test compose-test clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -91,6 +91,9 @@ chaos: $(DEV_STAMP) ## Kill, pause and stop every process under load; CHAOS_ARGS
 
 soak: $(DEV_STAMP) ## Ten minutes of changeable clients: nothing may grow, leak or complain (SOAK_ARGS="--minutes 2")
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos.soak $(SOAK_ARGS)
+
+every-gpu: $(DEV_STAMP) ## Compile every kernel for every GPU, not for A100 and H100 alone as `make test` does
+	PAGODA_COMPILE_FOR_EVERY_GPU=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kernels/compile
 
 kernel-resources: $(DEV_STAMP) ## Record what every kernel compiles to: registers, spills, bytes per cycle
 	PYTHONPATH=tests:kernels $(BIN)/python -m support.compile_scripts benchmarks/results/compile/resources.json

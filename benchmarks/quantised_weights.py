@@ -99,8 +99,9 @@ class Step:
     ) -> None:
         """Let KV lie as an engine has it, or token by token all the same."""
         shape, each = decoder.description, -(-context // BLOCK_SIZE)
-        layout = shape.kv_layout(BLOCK_SIZE, dtype)
-        layout = replace(layout, is_packed=decoder.packs_kv(layout) and not in_rows)
+        layout = decoder.kv_layout(BLOCK_SIZE, dtype)
+        if in_rows:
+            layout = replace(layout, is_packed=False)
         self._decoder = decoder
         self._kv_cache = KvCache(layout, num_seqs * each, CPU)
         self._kv_cache.tensor.zero_()

@@ -1,7 +1,8 @@
 """What one test session has once, whichever folders it runs, and which tests share a process."""
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
@@ -21,11 +22,12 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("tests")
 
 SHARED_STACK = "tests/e2e/shared_stack/"
-COMPILED = "tests/kernels/compile/"
+SHARED = ("tests/e2e/killed_workers/", "tests/kernels/compile/", "tests/kernels/native/")
+"""Folders whose files share what is dear to make: a stack, compiled kernels, compiled libraries."""
 
 
 class SharingScheduling(LoadFileScheduling):
-    """The tests of one file run in one process; so do those of one stack, and of what is compiled.
+    """The tests of one file run in one process; so do those of one stack, and of a shared folder.
 
     What they share, fixtures, the stack or compiled kernels, is so made once, not in each process.
     """
@@ -34,13 +36,29 @@ class SharingScheduling(LoadFileScheduling):
         if nodeid.startswith(SHARED_STACK):
             topology = "aggregated" if "[aggregated" in nodeid else "disaggregated"
             return f"{SHARED_STACK}{topology}"
-        return COMPILED if nodeid.startswith(COMPILED) else str(super()._split_scope(nodeid))
+        shared = (folder for folder in SHARED if nodeid.startswith(folder))
+        return next(shared, None) or str(super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharingScheduling | None:
     """Let `--dist loadfile` know what is shared by more than a file."""
     return SharingScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave what collection makes out of every garbage collection to come.
+
+    A million objects and more, which live to the end: to look through them takes a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Pagoda beside the engines people install: same model, same prompts, in turns, one at a time.
 
-    PEERS_HOME=DIR python benchmarks/serving/compare.py [--repeats 3]
+    PEERS_HOME=DIR python benchmarks/serving/compare.py [--repeats 3] [--quantization int8]
 
 Each repetition starts every server once, alone on the machine, and runs all loads against it; the
 order turns with the repetitions. docs/howto/compare.md says how to install the engines and how to
@@ -21,7 +21,7 @@ import psutil
 from load import Load, drive
 from models import model_folder
 from peers.comparison import MIN_REPEATS, Comparison, Run
-from peers.engines import KV_BYTES, NotInstalledError
+from peers.engines import KV_BYTES, QUANTISED, NotInstalledError
 from peers.plot import svg
 from peers.servers import SERVERS, Candidate, Server, candidate
 from peers.watch import Watch
@@ -84,6 +84,7 @@ def parse() -> argparse.Namespace:
         "--fraction", type=float, default=1.0, help="of each load's requests; below 1: a trial"
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quantization", choices=["none", *QUANTISED], default="none")
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -108,6 +109,7 @@ def found(arguments: argparse.Namespace, model: Path, comparison: Comparison) ->
                 model=model,
                 cache=MODEL_CACHE,
                 threads=arguments.threads,
+                quantization=arguments.quantization,
             )
         except NotInstalledError as error:
             say(str(error))
@@ -177,7 +179,8 @@ def summary(run: Run) -> str:
 
 def stem(arguments: argparse.Namespace, origin: Provenance) -> Path:
     """Return the path of the results without its ending."""
-    return Path(arguments.output / f"{origin.time[:10]}-compare")
+    suffix = "" if arguments.quantization == "none" else f"-{arguments.quantization}"
+    return Path(arguments.output / f"{origin.time[:10]}-compare{suffix}")
 
 
 def write(
@@ -190,6 +193,7 @@ def write(
         "provenance": origin.as_dict(),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": arguments.model,
+        "quantization": arguments.quantization,
         "threads": arguments.threads,
         "kv_bytes": KV_BYTES,
         "repeats": arguments.repeats,
@@ -219,8 +223,8 @@ def page(
         f"{origin.memory_bytes / 2**30:.0f} GiB, {origin.system}",
         f"- Software: pagoda {origin.pagoda_version} at {origin.commit or 'no commit'}",
         f"- Command: `{' '.join(origin.command)}` ({seconds:.0f} s)",
-        f"- Model: {arguments.model}, bf16 (OpenVINO: exported as fp16), {arguments.threads} "
-        f"thread(s) and {KV_BYTES >> 30} GiB of KV cache for each server",
+        f"- Model: {arguments.model}, {weights(arguments)}, "
+        f"{arguments.threads} thread(s) and {KV_BYTES >> 30} GiB of KV cache for each server",
         f"- Every number: median (least-greatest) of {arguments.repeats} repetition(s). *To best "
         "peer*: over the best of the others in the same repetition; more is better for tok/s, less "
         "for all else. Compare nothing across machines or days.",
@@ -228,7 +232,14 @@ def page(
         "",
     ]
     tables = "\n".join(section.markdown() for section in comparison.sections())
-    return "\n".join(lines) + f"\n![all of it]({origin.time[:10]}-compare.svg)\n\n" + tables
+    return "\n".join(lines) + f"\n![all of it]({stem(arguments, origin).name}.svg)\n\n" + tables
+
+
+def weights(arguments: argparse.Namespace) -> str:
+    """Return what the servers compute with."""
+    if arguments.quantization == "none":
+        return "bf16 (OpenVINO: exported as fp16)"
+    return f"{arguments.quantization} (llama.cpp: {QUANTISED[arguments.quantization]})"
 
 
 def say(line: str) -> None:

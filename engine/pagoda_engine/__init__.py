@@ -11,7 +11,7 @@ from pagoda_engine.adapters.adapter_table import AdapterTable
 from pagoda_engine.cache.block_pool import OnEvict
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.config import EngineConfig
-from pagoda_engine.engine import Engine, kv_layout
+from pagoda_engine.engine import Engine
 from pagoda_engine.engine_load import EngineLoad
 from pagoda_engine.errors import (
     AdapterError,
@@ -103,7 +103,6 @@ __all__ = [
     "check_request",
     "device_name",
     "has_token",
-    "kv_layout",
     "load_engine",
     "load_model",
     "read_adapter",

@@ -4,16 +4,14 @@ Ties the scheduler, the KV blocks, the model and the sampler together. Knows no 
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import torch
 
 from pagoda_engine.adapters.adapter import Adapter
 from pagoda_engine.adapters.adapter_table import AdapterTable
 from pagoda_engine.cache.block_pool import BlockPool, OnEvict
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.device import DeviceQueue, GraphCapture, device_parts
 from pagoda_engine.drafting.drafter import Drafter
@@ -24,28 +22,23 @@ from pagoda_engine.errors import (
     NoAdapterSlotError,
     QueueFullError,
     SequenceStateError,
-    TokenMaskError,
 )
 from pagoda_engine.models.model_folder import LoadedModel
-from pagoda_engine.sampling import SampleRow, SamplingState
-from pagoda_engine.sampling.beam_search import BeamSearch
-from pagoda_engine.scheduler.beams import Beams
-from pagoda_engine.scheduler.drafts import Drafts
+from pagoda_engine.new_sequence import new_sequence
+from pagoda_engine.scheduler.proposing.drafts import Drafts
+from pagoda_engine.scheduler.proposing.speculator import Speculator
 from pagoda_engine.scheduler.rest import SharedProcessors, rest_after
 from pagoda_engine.scheduler.resumption import MatchLower
-from pagoda_engine.scheduler.scheduled import ScheduledSequence, ScheduledStep
 from pagoda_engine.scheduler.scheduler import Scheduler
-from pagoda_engine.scheduler.sequence import NO_ADAPTER, Sequence, SequenceState
+from pagoda_engine.scheduler.sequence import NO_ADAPTER, Sequence, SequenceState, flow_of
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
-from pagoda_engine.scheduler.speculator import Speculator
 from pagoda_engine.scheduler.step_cost import StepCost
-from pagoda_engine.sequence_request import KvSource, SequenceRequest
+from pagoda_engine.sequence_request import SequenceRequest
 from pagoda_engine.speculation import TenantOutputs
-from pagoda_engine.step.commit import commit_step, fail, final_output, take_tokens
-from pagoda_engine.step.compute_time import share_out
+from pagoda_engine.step.commit import final_output, take_tokens
 from pagoda_engine.step.decode_graphs import Progress
-from pagoda_engine.step.launched import LaunchedStep
 from pagoda_engine.step.layer_export import LayerExport, OnLayers
+from pagoda_engine.step.newcomers import Newcomers
 from pagoda_engine.step.result import (
     ComputedBlocks,
     FinishReason,
@@ -55,7 +48,7 @@ from pagoda_engine.step.result import (
     StepStats,
 )
 from pagoda_engine.step.runner import Runner
-from pagoda_engine.step.sample_row import sample_rows
+from pagoda_engine.step.steps_in_flight import StepsInFlight
 from pagoda_engine.validation import check_config, check_import, check_request
 
 
@@ -66,8 +59,8 @@ class Engine:
     read: the device never waits for the host. What a stop token ends has by then cost one row of
     one more step, whose token nobody sees.
 
-    Not thread-safe: the thread that runs the step loop makes every call, except for reads and
-    writes of ``kv_cache``, which any thread may make for blocks that it was given.
+    Not thread-safe: the thread that runs the step loop makes every call, except for `announce`, and
+    for reads and writes of ``kv_cache``, which any thread may make for blocks that it was given.
 
     Attributes:
         model: as given.
@@ -124,15 +117,19 @@ class Engine:
         self._adapters = adapters
         self._clock = clock
         if kv_cache is None:
-            kv_cache = KvCache(kv_layout(model, config), config.num_blocks, model.device)
+            kv_cache = KvCache(model.kv_layout(config.block_size), config.num_blocks, model.device)
         self.kv_cache = kv_cache
-        self._pool = BlockPool(config.num_blocks, on_evict=on_evict)
+        groups = kv_cache.layout.groups
+        self._pool = BlockPool(
+            config.num_blocks, on_evict=on_evict, part_places=kv_cache.part_places
+        )
         self._blocks = SequenceBlocks(
             self._pool,
             block_size=config.block_size,
             hash_block=hash_block,
             enable_prefix_caching=config.enable_prefix_caching,
             window=model.description.kv_window,
+            part_window=None if groups is None else groups.window,
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
         self._queue, graph_capture = device_parts(
@@ -142,10 +139,10 @@ class Engine:
             enforce_eager=config.enforce_eager,
             clock=clock,
         )
+        overlaps = self._queue.lag > 0
         self._drafter: Drafter | None = None
         speculator = None
         if config.speculation != "off":
-            overlaps = self._queue.lag > 0
             drafts = None
             if draft is not None:
                 self._drafter = Drafter(
@@ -172,17 +169,27 @@ class Engine:
                 config,
                 capture=graph_capture,
                 max_model_len=self.max_model_len,
+                overlaps=overlaps,
             )
-        self._layer_export = None
-        if on_layers is not None and config.num_layer_groups > 1:
-            self._layer_export = LayerExport(
+        layer_export = None
+        if on_layers is not None and config.num_layer_groups > 1 and groups is None:
+            layer_export = LayerExport(
                 on_layers,
                 self._blocks,
                 num_layers=model.description.num_layers,
                 num_groups=config.num_layer_groups,
             )
-        self._in_flight: deque[LaunchedStep] = deque()
-        self._previous: LaunchedStep | None = None  # read last, unless the device idled since
+        self._newcomers = Newcomers(clock)
+        self._steps = StepsInFlight(
+            self._scheduler,
+            model,
+            self._runner,
+            self._queue,
+            drafter=self._drafter,
+            layer_export=layer_export,
+            newcomers=self._newcomers,
+            clock=clock,
+        )
         self._shared_processors = shared_processors
         self._last_step = (0.0, 0.0)  # its begin and end, by the clock
         self._num_arrivals = 0
@@ -211,6 +218,13 @@ class Engine:
         """Blocks that nobody holds, reusable cached ones included."""
         return self._pool.num_free_blocks
 
+    def announce(self, request: SequenceRequest) -> None:
+        """Say that `add` will follow soon; any thread may.
+
+        A large step of others is given up for it, where it would have to wait for that one's end.
+        """
+        self._newcomers.announce(request.sequence_id, flow_of(request))
+
     def add(self, request: SequenceRequest) -> None:
         """Queue a sequence.
 
@@ -219,6 +233,7 @@ class Engine:
             AdapterNotLoadedError: its adapter is not loaded, or was unloaded.
             QueueFullError: too many wait already.
         """
+        self._newcomers.take(request.sequence_id)
         if self._scheduler.get(request.sequence_id) is not None:
             raise InvalidSequenceError("sequence_id", request.sequence_id, "unique in the engine")
         check_request(
@@ -226,6 +241,7 @@ class Engine:
             self.config,
             max_model_len=self.max_model_len,
             vocab_size=self.model.vocab_size,
+            groups=self.kv_cache.layout.groups,
         )
         adapter_slot = self._adapter_slot(request.adapter)
         # Who lost its blocks has been let in before.
@@ -233,16 +249,13 @@ class Engine:
         if num_waiting >= self.config.max_num_waiting:
             raise QueueFullError(num_waiting, self.config.max_num_waiting)
         self._num_arrivals += 1
-        sampling_state, beams = self._sampling(request)
         self._scheduler.add(
-            Sequence(
+            new_sequence(
                 request,
                 self._num_arrivals,
                 max_model_len=self.max_model_len,
-                sampling_state=sampling_state,
-                is_import_pending=request.kv_source is not KvSource.COMPUTE,
+                eos_token_ids=self.model.eos_token_ids,
                 adapter_slot=adapter_slot,
-                beams=beams,
             )
         )
 
@@ -267,11 +280,8 @@ class Engine:
         """
         if self._adapters is None:
             raise NoAdapterSlotError(0, 0)
-        in_use = self._scheduler.adapters
-        for step in self._in_flight:  # rows of sequences that have ended since it was launched
-            in_use |= {entry.sequence.request.adapter for entry in step.batch}
         with self._queue.preparing():
-            self._adapters.load(adapter, in_use)
+            self._adapters.load(adapter, self._scheduler.adapters | self._steps.adapters)
 
     def unload_adapter(self, digest: bytes) -> bool:
         """Let no further sequence name an adapter; those that do go on to their ends with it.
@@ -359,23 +369,30 @@ class Engine:
         that is reserved for an import, or reads one that was given back.
         """
         started = self._clock()
-        scheduled = self._launch(started)
-        outputs, self._pending_outputs = self._pending_outputs, []
+        scheduled, failed = self._steps.launch(started)
+        outputs, self._pending_outputs = [*self._pending_outputs, *failed], []
         reserved = tuple(
-            Reservation(s.sequence_id, tuple(s.block_ids), s.num_cached_tokens, s.num_null_blocks)
+            Reservation(
+                s.sequence_id,
+                tuple(s.block_ids),
+                s.num_cached_tokens,
+                s.num_null_blocks,
+                s.windowed.start,
+            )
             for s in scheduled.reserved
         )
         computed: list[ComputedBlocks] = []
-        stats = StepStats(num_preempted=scheduled.num_preempted)
-        is_full = len(self._in_flight) > self._queue.lag
-        if self._in_flight and (is_full or not scheduled.batch):
-            new_outputs, computed, stats = self._read(
-                self._in_flight.popleft(), scheduled.num_preempted
-            )
+        stats = StepStats(
+            num_preempted=scheduled.num_preempted,
+            given_up_seconds=self._steps.take_given_up_seconds(),
+        )
+        if self._steps and (self._steps.is_full or not scheduled.batch):
+            new_outputs, computed, stats = self._steps.read(scheduled.num_preempted)
             outputs += new_outputs
         stored, evicted = self._pool.take_events()
+        partial = frozenset(b for _, b in stored if not self._pool.is_whole(b))
         if not self.has_work():
-            self._previous = None
+            self._steps.idle()
         ended = self._clock()
         if scheduled.batch:
             self._last_step = started, ended
@@ -386,6 +403,7 @@ class Engine:
             outputs=tuple(outputs),
             computed=tuple(computed),
             stored=stored,
+            partial=partial,
             evicted=evicted,
             stats=stats,
             seconds=ended - started,
@@ -394,7 +412,7 @@ class Engine:
     def has_work(self) -> bool:
         """Tell whether a step would do anything; False while all wait for blocks or imports."""
         return (
-            bool(self._pending_outputs or self._in_flight)
+            bool(self._pending_outputs or self._steps)
             or self._pool.has_events
             or self._scheduler.has_work()
         )
@@ -408,7 +426,7 @@ class Engine:
         joining, running = len(self._scheduler.importing), len(self._scheduler.running)
         if self._shared_processors is None or not joining:
             return 0.0
-        if self._pending_outputs or self._in_flight or not self._scheduler.has_only_decodes():
+        if self._pending_outputs or self._steps or not self._scheduler.has_only_decodes():
             return 0.0
         started, ended = self._last_step
         rest = rest_after(ended - started, num_running=running, num_joining=joining)
@@ -441,23 +459,6 @@ class Engine:
         """Recount everything from first principles; AssertionError if anything differs."""
         self._scheduler.check_invariants()
 
-    def _sampling(self, request: SequenceRequest) -> tuple[SamplingState, Beams | None]:
-        """Return what chooses the sequence's tokens, and its search if it is one."""
-        params, eos_token_ids = request.sampling, self.model.eos_token_ids
-        state = SamplingState(params, eos_token_ids=eos_token_ids)
-        if params.beam_search is None:
-            return state, None
-        search = BeamSearch(
-            params.beam_search,
-            max_tokens=min(params.max_tokens, self.max_model_len - len(request.prompt_token_ids)),
-            min_tokens=params.min_tokens,
-            stop_token_ids=state.stop_token_ids,
-            num_logprobs=params.num_logprobs,
-        )
-        num_logprobs = max(search.num_candidates, params.num_logprobs or 0)
-        params = replace(params, num_logprobs=num_logprobs, min_tokens=0)
-        return SamplingState(params, eos_token_ids=eos_token_ids), Beams(search)
-
     def _adapter_slot(self, digest: bytes) -> int:
         slot = NO_ADAPTER
         if digest:
@@ -467,69 +468,6 @@ class Engine:
             slot = found
         return slot
 
-    def _launch(self, started: float) -> ScheduledStep:
-        draft_seconds = 0.0 if self._drafter is None else -self._drafter.seconds
-        scheduled = self._scheduler.schedule()
-        if self._drafter is not None:
-            draft_seconds += self._drafter.seconds
-        if not self._queue.lag and scheduled.has_imports:
-            # A step is computed before it returns, and whoever imports must not wait for that.
-            scheduled = replace(scheduled, batch=())
-        scheduled_at = self._clock()
-        with self._queue.preparing():
-            batch, rows = self._rows(scheduled.batch)
-            scheduled = replace(scheduled, batch=batch)
-            if not batch:
-                return scheduled
-            export = self._layer_export
-            on_layer = None if export is None else export.of_batch(batch)
-            searches = (b for entry in batch if (b := entry.sequence.beams) is not None)
-            copies = [pair for beams in searches for pair in beams.take_copies()]
-            step = self._runner.prepare(batch, rows, copies=copies, on_layer=on_layer)
-        sampled_rows = iter(step.row_of)
-        for entry in batch:
-            row = next(sampled_rows) if entry.samples else None
-            entry.sequence.launch(entry.num_new_tokens, row=row, num_proposed=len(entry.proposed))
-        work = self._queue.submit(step.work)
-        times = (started, scheduled_at, self._clock())
-        self._in_flight.append(LaunchedStep(batch, step, work, times, draft_seconds))
-        return scheduled
-
-    def _rows(
-        self, batch: tuple[ScheduledSequence, ...]
-    ) -> tuple[tuple[ScheduledSequence, ...], list[SampleRow]]:
-        """Return the batch without those whose grammar fails, which end here, and its rows."""
-        kept, rows = list[ScheduledSequence](), list[SampleRow]()
-        for entry in batch:
-            try:
-                if entry.samples:
-                    rows.extend(sample_rows(entry.sequence, entry.num_rows, self.model))
-                kept.append(entry)
-            except TokenMaskError as error:
-                failed = fail(self._scheduler, entry.sequence, FinishReason.INVALID, str(error))
-                self._pending_outputs.append(failed)
-        return tuple(kept), rows
-
-    def _read(
-        self, launched: LaunchedStep, num_preempted: int
-    ) -> tuple[list[SequenceOutput], list[ComputedBlocks], StepStats]:
-        started = self._clock()
-        read = launched.read()
-        read_at = self._clock()
-        stats = launched.stats(
-            self._previous, num_preempted=num_preempted, wait_seconds=read_at - started
-        )
-        unclaimed_ns = share_out(launched.batch, stats.compute_ns)  # before any of them ends
-        outputs, computed = commit_step(self._scheduler, launched.batch, read)
-        stats = replace(
-            stats,
-            num_accepted_tokens=sum(len(tokens) - 1 for tokens in read.tokens),
-            unclaimed_ns=unclaimed_ns,
-            commit_seconds=self._clock() - read_at,
-        )
-        self._previous = launched
-        return outputs, computed, stats
-
     def _take_first_token(self, sequence: Sequence, token_id: int) -> None:
         output = take_tokens(sequence, [token_id])
         first_index, token_ids = output.first_index + 1, output.token_ids[1:]
@@ -538,9 +476,3 @@ class Engine:
             self._pending_outputs.append(rest)
         if rest.finish_reason is not None:  # a producer that is awake hands no such one over
             self._scheduler.finish(sequence)
-
-
-def kv_layout(model: LoadedModel, config: EngineConfig) -> KvLayout:
-    """Return the shape of an engine's KV blocks."""
-    layout = model.description.kv_layout(config.block_size, model.kv_dtype, model.kv_scales)
-    return replace(layout, is_packed=model.decoder.packs_kv(layout))

@@ -34,8 +34,11 @@ class EngineLoad:
         waiting_tokens = sum(len(s.token_ids) for s in scheduler.waiting)
         context_tokens = 0
         for sequence in scheduler.running:
+            context_tokens += sequence.num_computed_tokens
+            if sequence.is_plain and sequence.num_launched_tokens >= sequence.prefill_end:
+                continue  # a decode that lacks one token, which it computes anyway
             waiting_tokens += sequence.num_uncomputed_tokens - (not sequence.is_prefilling)
-            context_tokens += sequence.num_computed_tokens * (1 + len(sequence.siblings))
+            context_tokens += sequence.num_computed_tokens * len(sequence.siblings)
         for sequence in scheduler.importing.values():
             waiting_tokens += sequence.num_uncomputed_tokens - (not sequence.is_prefilling)
         return cls(

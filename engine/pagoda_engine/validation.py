@@ -6,6 +6,7 @@ Knows requests, limits and what an import says. Changes nothing.
 import itertools
 import math
 
+from pagoda_engine.cache.layer_groups import LayerGroups
 from pagoda_engine.config import SPECULATIONS, EngineConfig
 from pagoda_engine.errors import InvalidConfigError, InvalidSequenceError
 from pagoda_engine.sampling.repeat_penalties import MAX_DRY_LENGTH
@@ -48,9 +49,17 @@ def check_config(config: EngineConfig) -> None:
 
 
 def check_request(
-    request: SequenceRequest, config: EngineConfig, *, max_model_len: int, vocab_size: int
+    request: SequenceRequest,
+    config: EngineConfig,
+    *,
+    max_model_len: int,
+    vocab_size: int,
+    groups: LayerGroups | None = None,
 ) -> None:
-    """Raise InvalidSequenceError if an engine with these limits could never serve the request."""
+    """Raise InvalidSequenceError if an engine with these limits could never serve the request.
+
+    `groups`: those of its KV's layout.
+    """
     num_prompt, num_output = len(request.prompt_token_ids), len(request.output_token_ids)
     if not num_prompt:
         raise InvalidSequenceError("number of prompt tokens", 0, "at least 1")
@@ -83,7 +92,7 @@ def check_request(
         raise InvalidSequenceError(
             "number of output tokens", num_output, f"below max_tokens {request.sampling.max_tokens}"
         )
-    _check_blocks(request, config, max_model_len)
+    _check_blocks(request, config, max_model_len, groups)
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
@@ -243,7 +252,9 @@ def _check_search(request: SequenceRequest, config: EngineConfig, vocab_size: in
             raise InvalidSequenceError(name, value, "0, or none, in a beam search")
 
 
-def _check_blocks(request: SequenceRequest, config: EngineConfig, max_model_len: int) -> None:
+def _check_blocks(
+    request: SequenceRequest, config: EngineConfig, max_model_len: int, groups: LayerGroups | None
+) -> None:
     num_prompt, num_output = len(request.prompt_token_ids), len(request.output_token_ids)
     # The last output token is never fed back, so its KV needs no slot.
     longest = min(max_model_len, num_prompt + request.sampling.max_tokens) - 1
@@ -260,7 +271,10 @@ def _check_blocks(request: SequenceRequest, config: EngineConfig, max_model_len:
                 num_blocks,
                 f"at most {config.num_blocks}: ask for fewer beams or a lower max_tokens",
             )
-    if num_blocks > config.num_blocks:
+    most = config.num_blocks
+    if groups is not None and request.sampling.beam_search is None:
+        most = groups.longest_table(most, config.block_size, config.max_num_batched_tokens)
+    if num_blocks > most:
         raise InvalidSequenceError(
-            "number of KV blocks needed in the end", num_blocks, f"at most {config.num_blocks}"
+            "number of KV blocks needed in the end", num_blocks, f"at most {most}"
         )

@@ -5,6 +5,7 @@ which makes KV reusable: the KV identity (model fingerprint, dtype, layout, bloc
 and the tenant's salt.
 """
 
+import functools
 import hashlib
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ def kv_identity(*, fingerprint: bytes, layout: str) -> bytes:
     return _digest(b"pagoda.kv_identity.v1", fingerprint, layout.encode())
 
 
+@functools.lru_cache(maxsize=1024)
 def cache_root(*, kv_identity: bytes, cache_salt: bytes, adapter: str = "") -> bytes:
     """Return the parent hash of a chain's first block.
 

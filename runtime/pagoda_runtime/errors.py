@@ -3,6 +3,7 @@
 RuntimeServiceError
 ├── SettingsError          unknown PAGODA_* names or values that cannot be used; lists all of them
 ├── ModelFolderError       no usable model folder
+├── StartError             a port, folder or database that a process needs cannot be had
 ├── GrammarError           a grammar that cannot be compiled, or is too complex to go on with
 ├── BusError               NATS
 │   ├── BusConnectError        no connection within the time allowed
@@ -34,6 +35,13 @@ class SettingsError(RuntimeServiceError):
 
 class ModelFolderError(RuntimeServiceError):
     """No usable model folder."""
+
+
+class StartError(RuntimeServiceError):
+    """A port, folder or database that a process needs to start cannot be had."""
+
+    def __init__(self, what: str, cause: str, remedy: str) -> None:
+        super().__init__(f"{what} ({cause}): {remedy}")
 
 
 class GrammarError(RuntimeServiceError):

@@ -3,7 +3,6 @@
 Everybody hears only the roles that it must know of.
 """
 
-import asyncio
 import contextlib
 import logging
 import time
@@ -16,6 +15,7 @@ from pagoda.rpc.v1.status_pb2 import Role, WorkerState, WorkerStatus
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus, Subscription
+from pagoda_runtime.tasks.ticks import next_tick
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Heartbeat:
         try:
             while True:
                 await self.publish_now()
-                await asyncio.sleep(self._interval_seconds)
+                await next_tick(self._interval_seconds)
         finally:
             status = self._make_status()
             status.state = WorkerState.WORKER_STATE_GONE
@@ -136,13 +136,7 @@ class WorkerDirectory:
 
     def sweep(self) -> None:
         """Forget workers that were silent for too long; listeners hear of each."""
-        oldest = self._clock() - self._expiry_seconds
-        slow = max(0.0, SLOW_EXPIRY_SECONDS - self._expiry_seconds)
-        for worker_id in [
-            key
-            for key, entry in self._entries.items()
-            if entry.seen_seconds < oldest - (slow if entry.status.role in SLOW_ROLES else 0.0)
-        ]:
+        for worker_id in self._silent():
             self._remove(worker_id)
 
     def forget(self, worker_id: str) -> None:
@@ -156,12 +150,8 @@ class WorkerDirectory:
 
     async def subscribe(self, bus: Bus, *roles: "Role.ValueType") -> Subscription:
         """Follow heartbeats of these roles and sweep, until `unsubscribe` or the end of the bus."""
-
-        async def on_message(status: WorkerStatus, _context: Context) -> None:
-            self.on_status(status)
-
         subscriptions = [
-            await bus.subscribe(subjects.status_of(ROLE_NAMES[role]), WorkerStatus, on_message)
+            await bus.listen(subjects.status_of(ROLE_NAMES[role]), WorkerStatus, self.on_status)
             for role in roles
         ]
         sweeper = bus.background.start(self._keep_sweeping(bus), name="sweep worker directory")
@@ -175,10 +165,10 @@ class WorkerDirectory:
 
     async def _keep_sweeping(self, bus: Bus) -> None:
         period = self._expiry_seconds / 6
-        grace_until = 0.0
+        grace_until, has_answered = 0.0, False
         while True:
             asleep_since = self._clock()
-            await asyncio.sleep(period)
+            await next_tick(period)
             now = self._clock()
             if not bus.is_connected:
                 grace_until = now + RECONNECT_GRACE_SECONDS
@@ -186,8 +176,26 @@ class WorkerDirectory:
                 self.hold(now - asleep_since)
             elif now - asleep_since > 2 * period:  # we stood still; heartbeats wait to be read
                 self.hold(now - asleep_since - period)
+            elif not self._silent(soon=period):
+                has_answered = False
+            elif not await bus.answers(period):  # it is NATS that is silent
+                has_answered = False
+                grace_until = self._clock() + RECONNECT_GRACE_SECONDS
+                self.hold(self._clock() - asleep_since)
             else:
-                self.sweep()
+                if has_answered:  # a period ago: by now all is here that NATS had kept back
+                    self.sweep()
+                has_answered = True
+
+    def _silent(self, *, soon: float = 0.0) -> list[str]:
+        """Return who has been silent for too long, or will have in `soon` seconds."""
+        oldest = self._clock() - self._expiry_seconds + soon
+        slow = max(0.0, SLOW_EXPIRY_SECONDS - self._expiry_seconds)
+        return [
+            key
+            for key, entry in self._entries.items()
+            if entry.seen_seconds < oldest - (slow if entry.status.role in SLOW_ROLES else 0.0)
+        ]
 
     def _remove(self, worker_id: str) -> None:
         if self._entries.pop(worker_id, None) is not None:

@@ -1,4 +1,7 @@
-"""The whole stack with a draft model says what it says without, and receipts count its tokens."""
+"""The whole stack with a draft says what an engine says without, and receipts count its tokens.
+
+With prompts of its own and imported ones: tests/integration/worker/test_drafts.py.
+"""
 
 import shutil
 from pathlib import Path
@@ -6,68 +9,61 @@ from pathlib import Path
 import pytest
 from support.demo import DEMO_MODEL
 from support.stack import Stack, running_stack
+from support.tiny_engine import make_driver
+
+from pagoda_engine import EngineConfig, SamplingParams, load_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 MAX_TOKENS = 120
-PROMPTS = ["ROMEO:\nGood morrow", "What news from the king"]
+PROMPTS = [[(i * 37) % 250 + 10 for i in range(length)] for length in (9, 21)]
+SEEDS = range(24)
 
 
-def answers(stack: Stack) -> tuple[list[str], int]:
-    """Return what the stack streams, and how many tokens its receipts say were accepted."""
-    texts, num_accepted = [], 0
-    client = stack.openai()
+def answers(stack: Stack) -> tuple[list[list[int]], int]:
+    """Return what the stack answers, and how many tokens its receipts say were accepted."""
+    found, num_accepted = [], 0
     with stack.http() as http:
-        for number in range(24):
-            stream = client.completions.with_raw_response.create(
-                model=stack.model,
-                prompt=PROMPTS[number % 2],
-                max_tokens=MAX_TOKENS,
-                temperature=1.0,
-                seed=number,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            chunks = list(stream.parse())
-            texts.append("".join(c.choices[0].text for c in chunks if c.choices))
-            request_id = stream.headers["x-request-id"]
-            receipt = http.get(f"/v1/receipts/{request_id}").json()
+        for seed in SEEDS:
+            body = {
+                "model": stack.model,
+                "prompt": PROMPTS[seed % 2],
+                "max_tokens": MAX_TOKENS,
+                "temperature": 1.0,
+                "seed": seed,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            }
+            answer = http.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            found.append(answer.json()["choices"][0]["token_ids"])
+            receipt = http.get(f"/v1/receipts/{answer.headers['x-request-id']}").json()
             num_accepted += receipt["speculation"]["accepted_tokens"]
-    return texts, num_accepted
+    return found, num_accepted
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What is drawn without speculation, in one topology: it is the same in the other."""
-    off = {
-        "PAGODA_TOPOLOGY": "aggregated",
-        "PAGODA_DTYPE": "float32",
-        "PAGODA_SPECULATION": "off",
-    }
-    with running_stack(tmp_path_factory.mktemp("off"), off) as stack:
-        texts, num_accepted = answers(stack)
-    assert num_accepted == 0
-    return texts
+def drawn_alone() -> list[list[int]]:
+    """Return what one engine draws without speculation."""
+    model = load_model(DEMO_MODEL, EngineConfig(dtype="float32"))
+    driver = make_driver(model, block_size=16, num_blocks=256, max_model_len=512)
+    for seed in SEEDS:
+        sampling = SamplingParams(max_tokens=MAX_TOKENS, seed=seed, ignore_eos=True)
+        driver.add(str(seed), PROMPTS[seed % 2], sampling=sampling)
+    drawn = driver.run()
+    return [drawn[str(seed)].token_ids for seed in SEEDS]
 
 
-@pytest.mark.parametrize("topology", ["disaggregated", "aggregated"])
-def test_a_draft_changes_no_text_and_is_counted(
-    tmp_path: Path, topology: str, expected: list[str]
-) -> None:
+def test_a_draft_changes_no_token_and_is_counted(tmp_path: Path) -> None:
     """The draft is the model itself: always right about what is drawn, though it hardly pays.
 
     So at least what it is asked now and then, to find out, is accepted.
     """
     draft = shutil.copytree(DEMO_MODEL, tmp_path / "draft")
-    drafted = {
-        "PAGODA_TOPOLOGY": topology,
-        "PAGODA_DTYPE": "float32",
-        "PAGODA_DRAFT_MODEL": str(draft),
-    }
+    drafted = {"PAGODA_DTYPE": "float32", "PAGODA_DRAFT_MODEL": str(draft)}
     with running_stack(tmp_path / "drafted", drafted) as stack:
         found, num_accepted = answers(stack)
         seconds = stack.metric("decode", "pagoda_speculation_draft_seconds_total")
         accepted = stack.metric("decode", "pagoda_speculation_accepted_tokens_total")
-    assert found == expected
+    assert found == drawn_alone()
     assert num_accepted == accepted > 0
     assert seconds > 0.0

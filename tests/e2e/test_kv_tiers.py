@@ -1,13 +1,12 @@
 """Blocks that left the device come back from the kvstore unchanged; a damaged one never does."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.greedy_oracle import GreedyOracle
-from support.stack import Stack, running_stack
+from support.stack import running_stack
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from .test_golden_tokens import MAX_TOKENS, complete, prompt_of
@@ -15,7 +14,10 @@ from .test_golden_tokens import MAX_TOKENS, complete, prompt_of
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PROMPT = prompt_of(160, 2)
+PUSHING_OUT = [prompt_of(200, seed) for seed in range(100, 104)]
+"""Fill the workers' pools, so that what was there before is evicted."""
 BLOCK_BYTES = 2 * 3 * 16 * 2 * 16 * 4  # the tiny Llama's, in float32
+BAD_DIGESTS = "pagoda_kvstore_bad_digests_total"
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +49,6 @@ def tiered(home: Path, checkpoint: Path, cpu_blocks: int):
     return running_stack(home, environ)
 
 
-def push_out(stack: Stack, seed: int, rounds: int = 4) -> None:
-    """Fill the workers' pools with other prompts, so that what was there before is evicted."""
-    for i in range(rounds):
-        complete(stack, prompt_of(200, seed + i))
-
-
 @dataclass(frozen=True)
 class Stopped:
     """A stack that was stopped with `PROMPT`'s blocks on NVMe, and what it answered of them."""
@@ -68,7 +64,8 @@ def stopped(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Stopp
     home = tmp_path_factory.mktemp("stopped")
     with tiered(home, checkpoint, cpu_blocks=4000) as stack:
         complete(stack, PROMPT)
-        push_out(stack, seed=100)
+        for prompt in PUSHING_OUT:
+            complete(stack, prompt)
         return Stopped(home, *complete(stack, PROMPT))
 
 
@@ -77,34 +74,36 @@ def test_blocks_come_back_from_cpu_memory(oracle: GreedyOracle, stopped: Stopped
     assert stopped.receipt["cached_tokens"]["cpu"] > 0
 
 
-def test_blocks_come_back_from_nvme_after_a_restart(
-    checkpoint: Path, oracle: GreedyOracle, stopped: Stopped, tmp_path: Path
-) -> None:
-    shutil.copytree(stopped.home, tmp_path, dirs_exist_ok=True)
-    with tiered(tmp_path, checkpoint, cpu_blocks=4000) as stack:
-        tokens, receipt = complete(stack, PROMPT)
-    assert tokens == oracle.greedy(PROMPT, MAX_TOKENS)
-    assert receipt["cached_tokens"]["nvme"] > 0
-
-
-def test_flipped_byte_on_nvme_is_found_recomputed_and_counted(
-    checkpoint: Path, oracle: GreedyOracle, stopped: Stopped, tmp_path: Path
-) -> None:
-    shutil.copytree(stopped.home, tmp_path, dirs_exist_ok=True)
+def flip_a_byte_of_every_block(home: Path) -> None:
+    """In the middle of its payload, on the disk, whoever has the file open."""
     segments = [
         path
-        for path in (tmp_path / "kvstore").rglob("*")
+        for path in (home / "kvstore").rglob("*")
         if path.is_file() and path.stat().st_size > BLOCK_BYTES
     ]
-    for path in segments:  # one byte in the middle of every block's payload
-        data = bytearray(path.read_bytes())
-        for position in range(BLOCK_BYTES // 2, len(data), BLOCK_BYTES):
-            data[position] ^= 0x40
-        path.write_bytes(data)
     assert segments
-    with tiered(tmp_path, checkpoint, cpu_blocks=4000) as stack:
+    for path in segments:
+        with path.open("r+b") as file:
+            for position in range(BLOCK_BYTES // 2, path.stat().st_size, BLOCK_BYTES):
+                file.seek(position)
+                (byte,) = file.read(1)
+                file.seek(position)
+                file.write(bytes([byte ^ 0x40]))
+
+
+def test_blocks_come_back_from_nvme_after_a_restart_and_a_damaged_one_does_not(
+    checkpoint: Path, oracle: GreedyOracle, stopped: Stopped
+) -> None:
+    """The damage is found, recomputed and counted."""
+    with tiered(stopped.home, checkpoint, cpu_blocks=4000) as stack:
         tokens, receipt = complete(stack, PROMPT)
-        counted = stack.metric("kvstore", "pagoda_kvstore_bad_digests_total")
+        counted_before = stack.metric("kvstore", BAD_DIGESTS)
+        flip_a_byte_of_every_block(stopped.home)
+        damaged_tokens, damaged_receipt = complete(stack, PUSHING_OUT[0])
+        counted = stack.metric("kvstore", BAD_DIGESTS)
     assert tokens == oracle.greedy(PROMPT, MAX_TOKENS)
-    assert receipt["cached_tokens"]["nvme"] < 160
+    assert receipt["cached_tokens"]["nvme"] > 0
+    assert counted_before == 0
+    assert damaged_tokens == oracle.greedy(PUSHING_OUT[0], MAX_TOKENS)
+    assert damaged_receipt["cached_tokens"]["nvme"] == 0
     assert counted > 0

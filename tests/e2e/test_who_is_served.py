@@ -19,14 +19,13 @@ PREEMPTED = "pagoda_preemptions_total"
 SECONDS = 30  # for what a busy machine does late
 
 
-@pytest.fixture(scope="module", params=["disaggregated", "aggregated"])
-def stack(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stack]:
-    place: Path = tmp_path_factory.mktemp(request.param)
+# Disaggregated, where a prefill worker's scheduler decides too. What one scheduler decides:
+# tests/unit/engine/scheduler.
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    place: Path = tmp_path_factory.mktemp("stack")
     environ = {
         "PAGODA_MODEL": str(make_tiny_checkpoint(place / "model", max_position_embeddings=32768)),
-        "PAGODA_TOPOLOGY": request.param,
         "PAGODA_DECODE_MAX_NUM_SEQS": "2",
     }
     with running_stack(place / "home", environ) as stack:

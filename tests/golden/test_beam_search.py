@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -76,43 +77,49 @@ def test_width_1_is_greedy(oracle: Oracle) -> None:
     assert found(driver, "beam") == [oracle.greedy(prompt, MAX_TOKENS)]
 
 
-@pytest.mark.parametrize("seed", [4, 5])
+@dataclass(frozen=True)
+class EarlyCase:
+    """A search that some outputs of leave before `MAX_TOKENS`."""
+
+    width: int
+    prompt: list[int]
+    stop_token_ids: tuple[int, ...]
+    min_tokens: int
+
+
+@pytest.fixture(scope="module", params=[4, 5])
+def early(
+    request: pytest.FixtureRequest, make_oracle: Callable[..., Oracle]
+) -> tuple[Oracle, list[EarlyCase]]:
+    """A model, and two searches of each width."""
+    oracle, rng = make_oracle("llama", seed=request.param), random.Random(request.param)
+    cases = []
+    for width in 2 * WIDTHS:
+        prompt = prompt_of(rng)
+        stops = early_stops(oracle, prompt, rng)
+        cases.append(EarlyCase(width, prompt, stops, min_tokens=rng.choice([0, 0, 5])))
+    return oracle, cases
+
+
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [-1.5, 0.0, 1.0, 2.0])
 def test_outputs_that_end_early(
-    make_oracle: Callable[..., Oracle],
-    early_stopping: EarlyStopping,
-    length_penalty: float,
-    seed: int,
+    early: tuple[Oracle, list[EarlyCase]], early_stopping: EarlyStopping, length_penalty: float
 ) -> None:
-    oracle, rng = make_oracle("llama", seed=seed), random.Random(seed)
+    oracle, cases = early
     driver = make_driver(oracle)
     num_early = 0
-    for case in range(15):
-        width, prompt = WIDTHS[case % 5], prompt_of(rng)
-        stops = early_stops(oracle, prompt, rng)
-        min_tokens = rng.choice([0, 0, 5])
-        driver.add(
-            str(case),
-            prompt,
-            sampling=searched(
-                width=width,
-                stop_token_ids=stops,
-                length_penalty=length_penalty,
-                early_stopping=early_stopping,
-                min_tokens=min_tokens,
-            ),
-        )
+    for number, case in enumerate(cases):
+        options: dict[str, Any] = {
+            "width": case.width,
+            "stop_token_ids": case.stop_token_ids,
+            "length_penalty": length_penalty,
+            "early_stopping": early_stopping,
+            "min_tokens": case.min_tokens,
+        }
+        driver.add(str(number), case.prompt, sampling=searched(**options))
         driver.run()
-        outputs = found(driver, str(case))
-        assert outputs == oracle.beams(
-            prompt,
-            MAX_TOKENS,
-            width=width,
-            stop_token_ids=stops,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
-            min_tokens=min_tokens,
-        )
+        outputs = found(driver, str(number))
+        assert outputs == oracle.beams(case.prompt, MAX_TOKENS, **options)
         num_early += sum(len(output) < MAX_TOKENS for output in outputs)
     assert num_early, "no output ended early: nothing was tested"

@@ -9,12 +9,21 @@ from support.engine_driver import EngineDriver
 from support.family_checkpoints import make_family_checkpoint
 from support.gguf_files import write_gguf
 from support.greedy_oracle import GreedyOracle
+from support.held_bytes import packed_bytes
 from support.prompt_logits import prompt_logits
 from support.random_tokens import random_tokens
 from support.tiny_checkpoints import make_tiny_checkpoint
 
-from pagoda_engine import EngineConfig, LoadedModel, SamplingParams, load_model
+from pagoda_engine import (
+    EngineConfig,
+    LoadedModel,
+    SamplingParams,
+    UnsupportedModelError,
+    load_model,
+)
 from pagoda_engine.checkpoints.block_formats import BLOCK_FORMATS
+from pagoda_engine.models.model_files import open_model
+from pagoda_engine.models.weights.num_bytes import Stored, weight_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +34,12 @@ LLAMA_3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+DEEPSEEK_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
 }
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -53,6 +68,18 @@ MODELS: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": None},
     "cohere": {},
     "granite": {},
+    "deepseek_v2": {},
+    "deepseek_v2_groups": {
+        "family": "deepseek_v2",
+        "q_lora_rank": 20,
+        "topk_method": "group_limited_greedy",
+        "n_group": 3,
+        "topk_group": 2,
+        "rope_parameters": {**DEEPSEEK_ROPE, "mscale": 0.707, "mscale_all_dim": 0.707},
+    },
+    "deepseek_v3": {"rope_parameters": {**DEEPSEEK_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    "gpt_oss": {"swiglu_limit": None},
+    "gpt_oss_mxfp4": {"swiglu_limit": None},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 4, "use_sliding_window": False},
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
@@ -101,9 +128,38 @@ def test_llama_3_rotations_are_worked_out_by_the_converter(tmp_path: Path) -> No
     assert not torch.allclose(prompt_logits(plain, PROMPTS[0]), prompt_logits(found, PROMPTS[0]))
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen2"])
+@pytest.mark.parametrize("is_file_old", [True, False], ids=["joined", "by-head"])
+def test_latents_of_both_converters_are_the_same(is_file_old: bool, tmp_path: Path) -> None:
+    folder = folder_of("deepseek_v3", tmp_path / "folder", **MODELS["deepseek_v3"])
+    path = write_gguf(folder, tmp_path / "model.gguf", has_kv_joined=is_file_old)
+    expected, found = load(folder), load(path)
+    for prompt in PROMPTS:
+        assert torch.equal(prompt_logits(found, prompt), prompt_logits(expected, prompt))
+
+
+def test_experts_in_mxfp4_are_held_as_their_codes(tmp_path: Path) -> None:
+    folder = folder_of("gpt_oss_mxfp4", tmp_path / "folder", swiglu_limit=None)
+    path = write_gguf(folder, tmp_path / "model.gguf")
+    expected, found = load(folder, dtype="bfloat16"), load(path, dtype="bfloat16")
+    assert found.quantization_name == "gguf-mxfp4"
+    assert packed_bytes(found.decoder) == packed_bytes(expected.decoder)
+    for prompt in PROMPTS:
+        assert torch.equal(prompt_logits(found, prompt), prompt_logits(expected, prompt))
+    stored = Stored(tensors=open_model(path).tensors())
+    reckoned = weight_bytes(found.description, torch.bfloat16, stored)
+    assert reckoned == weight_bytes(expected.description, torch.bfloat16)
+
+
+def test_a_temperature_by_position_is_refused(tmp_path: Path) -> None:
+    folder = folder_of("deepseek_v2", tmp_path / "folder")
+    path = write_gguf(folder, tmp_path / "model.gguf", attention__temperature_scale=0.1)
+    with pytest.raises(UnsupportedModelError, match=r"deepseek2\.attention\.temperature_scale"):
+        load(path)
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2", "deepseek_v2", "deepseek_v3", "gpt_oss"])
 def test_greedy_tokens_over_64_steps(model: str, tmp_path: Path) -> None:
-    fields = MODELS[model]
+    fields = dict(MODELS[model])
     folder = folder_of(model, tmp_path / "folder", **fields)
     oracle = GreedyOracle(folder)
     config = EngineConfig(
@@ -120,7 +176,11 @@ def test_weights_are_what_their_bytes_stand_for(kind: str, tmp_path: Path) -> No
     stored = load(write_gguf(folder, tmp_path / "stored.gguf", kind))
     dense = load(write_gguf(folder, tmp_path / "dense.gguf", kind, dequantised=True))
     for prompt in PROMPTS:
-        assert torch.equal(prompt_logits(stored, prompt), prompt_logits(dense, prompt))
+        of_blocks, of_floats = prompt_logits(stored, prompt), prompt_logits(dense, prompt)
+        if kind == "MXFP4":  # multiplied as codes: in another order
+            assert (of_blocks - of_floats).norm() < 1e-5 * of_floats.norm()
+        else:
+            assert torch.equal(of_blocks, of_floats)
     assert stored.fingerprint != dense.fingerprint
 
 

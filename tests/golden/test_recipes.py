@@ -97,6 +97,19 @@ def test_logits_are_close(oracle: Oracle, schedule: str) -> None:
         assert_close(logits, oracle.logits(tokens))
 
 
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+def test_logits_by_torchs_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Layer by layer, as in fp16 and on processors without the native operators."""
+    monkeypatch.setattr(packed_linear, "can_pack", lambda *_: False)
+    oracle = Oracle(make_family_checkpoint(tmp_path, family))
+    assert not oracle.model.decoder.is_native
+    found = logits_of(oracle.model.decoder, SEQUENCES, SCHEDULES["mixed"])
+    for logits, tokens in zip(found, SEQUENCES, strict=True):
+        assert_close(logits, oracle.logits(tokens))
+
+
 def test_greedy_tokens_over_64_steps(oracle: Oracle) -> None:
     config = EngineConfig(
         block_size=8,

@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from pagoda_cli.app import make_app
+from pagoda_cli.commands import make_app
 from pagoda_runtime.messaging.bus import Bus
 from support.running_gateway import Running, running_gateway
 from support.scripted_worker import ScriptedWorker

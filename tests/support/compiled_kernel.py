@@ -30,6 +30,10 @@ MAIN_CAPABILITY = 90
 """Compiled for every case; the others for each kernel's first case, unless everything is asked."""
 
 EVERYTHING_VARIABLE = "PAGODA_COMPILE_EVERYTHING"
+EVERY_GPU_VARIABLE = "PAGODA_COMPILE_FOR_EVERY_GPU"
+FEW_CAPABILITIES = (80, MAIN_CAPABILITY)
+"""Unless every GPU is asked for (`make every-gpu`): Hopper, and what has neither its products nor
+its copies. To compile takes half a second of CPU a kernel."""
 
 STREAMING = {
     "decode_kernel", "mla_decode_kernel", "fp8_matmul_kernel", "int8_matmul_kernel",
@@ -52,6 +56,12 @@ cache, are behind a barrier after it acquired.
 """
 
 Facts = dict[str, Any]
+
+
+def asked_capabilities() -> tuple[int, ...]:
+    """What this process, and the scripts that it runs, compile for."""
+    asks_all = os.environ.get(EVERY_GPU_VARIABLE) or os.environ.get(EVERYTHING_VARIABLE)
+    return CAPABILITIES if asks_all else FEW_CAPABILITIES
 
 
 def specialise(
@@ -129,9 +139,9 @@ def compile_launches(
 ) -> None:
     """Call `launches` once for every capability, whose GPU launchers then believe to have.
 
-    What it launches is compiled and reported instead.
+    What it launches is compiled and reported instead, for those of them that are asked for.
     """
-    for capability in capabilities:
+    for capability in sorted({*capabilities} & {*asked_capabilities()}):
 
         def run(
             kernel: Any, *args: Any, grid: Any, warmup: bool, capability: int = capability,

@@ -6,6 +6,7 @@ and K, norms, experts) is done here, from what a model's own forward makes of it
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import gguf
 import numpy as np
 import torch
 from safetensors.torch import load_file
+
+from support.mxfp4_checkpoints import unpacked
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -29,6 +32,9 @@ ARCHITECTURES = {
     "CohereForCausalLM": "command-r",
     "GraniteForCausalLM": "granite",
     "SmolLM3ForCausalLM": "smollm3",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "DeepseekV3ForCausalLM": "deepseek2",
+    "GptOssForCausalLM": "gpt-oss",
 }
 PERMUTED = ("llama", "granite", "smollm3")
 _EXPERT_PARTS = {
@@ -43,7 +49,13 @@ _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 
 
 def write_gguf(
-    folder: Path, path: Path, kind: str = "F32", *, dequantised: bool = False, **metadata: Any
+    folder: Path,
+    path: Path,
+    kind: str = "F32",
+    *,
+    dequantised: bool = False,
+    has_kv_joined: bool = False,
+    **metadata: Any,
 ) -> Path:
     """Write the model of a folder as one file; returns its path.
 
@@ -52,6 +64,7 @@ def write_gguf(
         path: of the file; its folder is made if missing.
         kind: type of its matrices, where their rows are long enough for it; the others are F32.
         dequantised: write what those stand for, as F32.
+        has_kv_joined: latents as converters before 2025 wrote them.
         metadata: further keys, after the architecture's name and a dot.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -59,11 +72,14 @@ def write_gguf(
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, name)
     _add_config(writer, config, name)
+    if name == "deepseek2":
+        _add_latents(writer, config, has_kv_joined)
     for key, value in metadata.items():
         _add(writer, f"{name}.{key.replace('__', '.')}", value)
     _add_tokenizer(writer, folder)
-    for tensor, data in _tensors(folder, config, name):
-        _add_tensor(writer, tensor, data, kind, dequantised)
+    for tensor, data in _tensors(folder, config, name, has_kv_joined):
+        is_mxfp4 = "quantization_config" in config and tensor.endswith("_exps.weight")
+        _add_tensor(writer, tensor, data, "MXFP4" if is_mxfp4 else kind, dequantised)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -97,10 +113,11 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], name: str) -> N
     writer.add_embedding_length(hidden)
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    kv_heads = 1 if name == "deepseek2" else config.get("num_key_value_heads") or heads
+    writer.add_head_count_kv(kv_heads)
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(float(rope["rope_theta"]))
-    if head_dim != hidden // heads:
+    if name == "gpt-oss" or (head_dim != hidden // heads and name != "deepseek2"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     for field in ("layer_norm_eps", "norm_epsilon"):
@@ -115,9 +132,17 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], name: str) -> N
         scale = config["max_position_embeddings"] / rope["original_max_position_embeddings"]
         factor = math.sqrt(1 + math.log(scale) / math.log(rope["original_max_position_embeddings"]))
         writer.add_rope_scaling_attn_factors(factor)
+    for field, add in (
+        ("beta_fast", writer.add_rope_scaling_yarn_beta_fast),
+        ("beta_slow", writer.add_rope_scaling_yarn_beta_slow),
+    ):
+        if field in rope:
+            add(rope[field])
     if original := rope.get("original_max_position_embeddings"):
         writer.add_rope_scaling_orig_ctx_len(original)
-    if name in ("phi3", "gemma2", "gemma3"):
+    if name == "gpt-oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if name in ("phi3", "gemma2", "gemma3", "gpt-oss"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
     if local := config.get("rope_parameters", {}).get("sliding_attention"):
         writer.add_float32("gemma3.rope.freq_base_swa", local["rope_theta"])
@@ -137,6 +162,38 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], name: str) -> N
     ):
         if config.get(field):
             add(config[field])
+
+
+def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any], has_kv_joined: bool) -> None:
+    """As one head of what is cached, beside the widths of the heads that are made of it."""
+    rank, turning = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    key, value = config["qk_nope_head_dim"] + turning, config["v_head_dim"]
+    writer.add_kv_lora_rank(rank)
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    if has_kv_joined:
+        writer.add_key_length(key)
+        writer.add_value_length(value)
+    else:
+        writer.add_key_length(rank + turning)
+        writer.add_value_length(rank)
+        writer.add_key_length_mla(key)
+        writer.add_value_length_mla(value)
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if config.get("norm_topk_prob"):
+        writer.add_expert_weights_norm(True)
+    if config.get("n_group"):
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+    is_v3 = config["architectures"] == ["DeepseekV3ForCausalLM"]
+    kinds = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(kinds.SIGMOID if is_v3 else kinds.SOFTMAX)
+    if scale := _rope(config).get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * scale)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
@@ -164,17 +221,21 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
 
 
 def _tensors(
-    folder: Path, config: dict[str, Any], name: str
+    folder: Path, config: dict[str, Any], name: str, has_kv_joined: bool
 ) -> list[tuple[str, np.ndarray[Any, Any]]]:
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         weights |= load_file(file)
+    if name == "gpt-oss":
+        weights = _of_gpt_oss(weights)
+    if name == "deepseek2":
+        weights = _of_deepseek(weights, config, has_kv_joined)
     arch = next(a for a, text in gguf.MODEL_ARCH_NAMES.items() if text == name)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     found: dict[str, torch.Tensor] = {}
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for weight, data in weights.items():
-        if ".experts." in weight:
+        if re.search(r"\.experts\.\d", weight):
             layer, rest = weight.split("layers.")[1].split(".", 1)
             expert, part = rest.split("experts.")[1].removesuffix(".weight").split(".")
             key = f"blk.{layer}.{_EXPERT_PARTS[part]}_exps.weight"
@@ -189,6 +250,43 @@ def _tensors(
         found[key] = torch.stack([by_expert[i] for i in range(len(by_expert))])
     found |= _rope_factors(config)
     return [(key, data.float().contiguous().numpy()) for key, data in found.items()]
+
+
+def _of_gpt_oss(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Gate and up apart, ``[E, outputs, inputs]``."""
+    found: dict[str, torch.Tensor] = {}
+    for weight, data in unpacked(weights).items():
+        if weight.endswith("sinks"):
+            found[f"{weight}.weight"] = data
+        elif ".experts." in weight:
+            stem, is_bias = weight.removesuffix("_bias"), weight.endswith("_bias")
+            rows = data if is_bias else data.transpose(1, 2)
+            end = "bias" if is_bias else "weight"
+            if stem.endswith("gate_up_proj"):
+                found[f"{stem.replace('gate_up', 'gate')}.{end}"] = rows[:, ::2]
+                found[f"{stem.replace('gate_up', 'up')}.{end}"] = rows[:, 1::2]
+            else:
+                found[f"{stem}.{end}"] = rows
+        else:
+            found[weight] = data
+    return found
+
+
+def _of_deepseek(
+    weights: dict[str, torch.Tensor], config: dict[str, Any], has_kv_joined: bool
+) -> dict[str, torch.Tensor]:
+    """What makes K and V of latents apart, that of K transposed."""
+    found: dict[str, torch.Tensor] = {}
+    for weight, data in weights.items():
+        if weight.endswith("kv_b_proj.weight") and not has_kv_joined:
+            by_head = data.view(config["num_attention_heads"], -1, data.shape[1])
+            widths = config["qk_nope_head_dim"], config["v_head_dim"]
+            k, v = by_head.split_with_sizes(widths, 1)
+            found[weight.replace("kv_b_proj", "k_b_proj")] = k.transpose(1, 2)
+            found[weight.replace("kv_b_proj", "v_b_proj")] = v
+        else:
+            found[weight.replace("e_score_correction_bias", "e_score_correction.bias")] = data
+    return found
 
 
 def _changed(weight: str, data: torch.Tensor, config: dict[str, Any], name: str) -> torch.Tensor:

@@ -37,3 +37,17 @@ def pack_experts(folder: Path) -> None:
         "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
     }
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def unpacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a model's tensors with experts in float again, ``[E, inputs, outputs]``."""
+    found = {name: t for name, t in tensors.items() if not name.endswith(("_blocks", "_scales"))}
+    for name, blocks in tensors.items():
+        if not name.endswith("_blocks"):
+            continue
+        stem = name.removesuffix("_blocks")
+        codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).int()
+        powers = 2.0 ** (tensors[f"{stem}_scales"].float() - 127)
+        values = torch.cat((POSITIVE, -POSITIVE))[codes] * powers[..., None]
+        found[stem] = values.flatten(-2).transpose(1, 2)
+    return found

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagoda_engine import EngineConfig, StepCost
-from pagoda_engine.scheduler.scheduler import LEAST_CHUNK, LONG_STEP, MIN_CHUNK
+from pagoda_engine.scheduler.step_plan import LONG_STEP, MIN_CHUNK
 
 Plan = list[tuple[str, int]]
 
@@ -119,15 +119,16 @@ class NaiveScheduler:
         return 0 if is_enough else room - num_tokens
 
     def _tokens_worth(self, work: float, position: int) -> int:
-        """Return how many tokens from a position on take no more than `work`, or the least."""
-        count = 0
+        """Return how many tokens from a position on take no more than `work`, at least 1."""
+        count, work = 0, work - self.cost.per_context_token * position
         while (work := work - self._work_of(position + count)) > -1e-9:
             count += 1
-        return max(LEAST_CHUNK, count)
+        return max(1, count)
 
     def _work_of(self, position: int) -> float:
         """Return what the token there takes: it attends to itself and all before it."""
-        return self.cost.per_prefill_token + self.cost.per_attended_token * (position + 1)
+        per_token = self.cost.per_prefill_token + self.cost.per_context_token
+        return per_token + self.cost.per_attended_token * (position + 1)
 
     @property
     def _enough(self) -> int:

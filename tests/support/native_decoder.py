@@ -18,11 +18,11 @@ from pagoda_kernels.attention import reference as attention_reference
 from pagoda_kernels.attention.batch import AttentionBatch
 from pagoda_kernels.gate import reference as gate_reference
 from pagoda_kernels.moe import reference as moe_reference
-from pagoda_kernels.native.decoder_layers import DecoderLayers
-from pagoda_kernels.native.layer_weights import LayerWeights, PackedAttention
+from pagoda_kernels.native.decoder_layers import DecoderLayers, NormKind
+from pagoda_kernels.native.layer_weights import LayerWeights, PackedAttention, QkNormPlace
 from pagoda_kernels.native.packed_experts import PackedExperts, PackedFeedForward, PackedRouter
 from pagoda_kernels.native.packed_latents import LatentsShape, PackedLatents
-from pagoda_kernels.native.packed_linear import PackedLinear
+from pagoda_kernels.native.packed_linear import Activation, PackedLinear
 from pagoda_kernels.native.quantised_weight import Bits, quantise
 from pagoda_kernels.one_byte_dtypes import LARGEST
 
@@ -58,9 +58,23 @@ class Shape:
     residual_multiplier: float = 1.0
     has_norms_before: bool = True  # of attention and the feed-forward part
     has_norms_after: bool = False
-    is_qk_norm_joined: bool = False
+    qk_norm_place: QkNormPlace = "head"
     clip: float | None = None
+    norm: NormKind = "rms"
+    gate: Activation = "silu"  # or of the dense part, without a gate
+    is_gated: bool = True
+    is_parallel: bool = False
+    has_one_norm: bool = False  # a parallel block
+    has_position_table: bool = False
+    has_embedding_norm: bool = False
+    has_alibi: bool = False
+    soft_cap: float | None = None
     cache_dtype: torch.dtype | None = None  # in one byte; None: `dtype`
+
+    @property
+    def has_second_norm(self) -> bool:
+        """Whether the feed-forward part has one before it."""
+        return self.has_norms_before and not self.has_one_norm
 
     @property
     def kv_shape(self) -> tuple[int, ...]:
@@ -78,9 +92,9 @@ class Model:
         self.shape, dtype = shape, shape.dtype
         qkv_rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
         attended = shape.num_heads * shape.head_dim
-        joined = shape.is_qk_norm_joined
-        q_norm_width = shape.head_dim * (shape.num_heads if joined else 1)
-        k_norm_width = shape.head_dim * (shape.num_kv_heads if joined else 1)
+        q_norm_heads, k_norm_heads = shape.num_heads, shape.num_kv_heads
+        if shape.qk_norm_place == "head":
+            q_norm_heads = k_norm_heads = 1
         latents = shape.latents or LatentsShape(0, 0, 0, 0)
         if shape.latents is not None:
             attended = shape.num_heads * latents.value_dim
@@ -91,10 +105,22 @@ class Model:
             return (torch.randn(rows, columns) / columns**0.5).to(dtype)
 
         def norm(width: int) -> torch.Tensor:
-            return (1 + 0.1 * torch.randn(width)).to(dtype)
+            if shape.norm == "layer":
+                return torch.stack((1 + 0.1 * torch.randn(width), torch.randn(width))).to(dtype)
+            return ((shape.norm == "rms") + 0.1 * torch.randn(width)).to(dtype)
+
+        def head_norm(heads: int) -> torch.Tensor:
+            size = (heads, 2, shape.head_dim)
+            if shape.qk_norm_place != "each_head":
+                size = (heads * shape.head_dim,)
+            return ((shape.norm != "rms_unit_offset") + 0.1 * torch.randn(size)).to(dtype)
 
         self.embedding = torch.randn(VOCAB, shape.hidden).to(dtype)
         self.final_norm = norm(shape.hidden)
+        table = torch.randn(600, shape.hidden).to(dtype)
+        self.position_table = table if shape.has_position_table else None
+        self.embedding_norm = norm(shape.hidden) if shape.has_embedding_norm else None
+        self.slopes = torch.rand(shape.num_heads) if shape.has_alibi else None
         angles = torch.outer(torch.arange(600.0), torch.rand(self.rotary_dim // 2))
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
         self.plain = [
@@ -103,16 +129,16 @@ class Model:
                     name: norm(shape.hidden) if is_there else None
                     for name, is_there in (
                         ("input_norm", shape.has_norms_before),
-                        ("post_attention_norm", shape.has_norms_before),
+                        ("post_attention_norm", shape.has_second_norm),
                         ("attention_out_norm", shape.has_norms_after),
                         ("feed_forward_out_norm", shape.has_norms_after),
                     )
                 },
-                "q_norm": norm(q_norm_width) if shape.has_qk_norm else None,
-                "k_norm": norm(k_norm_width) if shape.has_qk_norm else None,
+                "q_norm": head_norm(q_norm_heads) if shape.has_qk_norm else None,
+                "k_norm": head_norm(k_norm_heads) if shape.has_qk_norm else None,
                 "qkv": matrix(qkv_rows, shape.hidden),
                 "output": matrix(shape.hidden, attended),
-                "gate_up": matrix(2 * shape.inner, shape.hidden),
+                "gate_up": matrix((1 + shape.is_gated) * shape.inner, shape.hidden),
                 "down": matrix(shape.hidden, shape.inner),
                 "q_latent_norm": norm(shape.q_rank) if shape.q_rank else None,
                 "q_up": matrix(q_rows, shape.q_rank) if shape.q_rank else None,
@@ -155,6 +181,12 @@ class Model:
             eps=1e-5,
             embedding_multiplier=shape.embedding_multiplier,
             residual_multiplier=shape.residual_multiplier,
+            norm=shape.norm,
+            soft_cap=shape.soft_cap,
+            is_parallel=shape.is_parallel,
+            position_table=self.position_table,
+            embedding_norm=self.embedding_norm,
+            alibi_slopes=self.slopes,
         )
         assert self.native.fits
         if shape.bits is not None:
@@ -174,7 +206,10 @@ class Model:
 
         def packed(up: torch.Tensor, down: torch.Tensor) -> PackedFeedForward:
             return PackedFeedForward(
-                PackedLinear(up, is_gated=True, bits=bits), PackedLinear(down, bits=bits)
+                PackedLinear(up, is_gated=True, gate=shape.gate, bits=bits)
+                if shape.is_gated
+                else PackedLinear(up, activation=shape.gate, bits=bits),
+                PackedLinear(down, bits=bits),
             )
 
         dense = packed(w["gate_up"], w["down"])
@@ -188,7 +223,7 @@ class Model:
 
     def fed(self, hidden: torch.Tensor, w: dict[str, Any]) -> torch.Tensor:
         shape = self.shape
-        dense = F.linear(gate_reference.silu_mul(F.linear(hidden, w["gate_up"])), w["down"])
+        dense = F.linear(self.activated(F.linear(hidden, w["gate_up"])), w["down"])
         if w["router"] is None:
             return dense
         weights, experts = moe_reference.route_topk(
@@ -197,6 +232,15 @@ class Model:
         up, down = torch.stack(w["experts_up"]), torch.stack(w["experts_down"])
         routed = moe_reference.fused_moe(hidden, up, down, weights, experts)
         return routed + dense if shape.has_shared else routed
+
+    def activated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate = self.shape.gate
+        if not self.shape.is_gated:
+            of_gelu = "tanh" if gate == "gelu_tanh" else "none"
+            return F.silu(gate_up) if gate == "silu" else F.gelu(gate_up, approximate=of_gelu)
+        if gate == "silu":
+            return gate_reference.silu_mul(gate_up)
+        return gate_reference.gelu_mul(gate_up, "tanh" if gate == "gelu_tanh" else "none")
 
     def turning(self, layer: int) -> torch.Tensor | None:
         return None if layer in self.shape.unturned else self.cos_sin
@@ -214,7 +258,7 @@ class Model:
                 **norms,
                 window=window,
                 sinks=w["sinks"],
-                is_qk_norm_joined=shape.is_qk_norm_joined,
+                qk_norm_place=shape.qk_norm_place,
                 clip=shape.clip,
                 k_scale=w["k_scale"],
                 v_scale=w["v_scale"],
@@ -258,10 +302,10 @@ class Model:
         if shape.latents is not None:
             return self.attended_latents(hidden, positions, batch, kv[0, i, :, :, 0], w)
         q_norm, k_norm, qkv = w["q_norm"], w["k_norm"], F.linear(hidden, w["qkv"])
-        if shape.is_qk_norm_joined:
+        if shape.has_qk_norm and (shape.qk_norm_place != "head" or shape.norm != "rms"):
             kv_width = shape.num_kv_heads * shape.head_dim
             q, k, v = qkv.split_with_sizes((qkv.shape[1] - 2 * kv_width, kv_width, kv_width), 1)
-            q, k = rms_norm(q.contiguous(), q_norm, 1e-5), rms_norm(k.contiguous(), k_norm, 1e-5)
+            q, k = self.normed_heads(q, q_norm), self.normed_heads(k, k_norm)
             q_norm, k_norm, qkv = None, None, torch.cat((q, k, v), 1)
         if shape.clip is not None:
             qkv = qkv.clamp(-shape.clip, shape.clip)
@@ -282,7 +326,8 @@ class Model:
         return paged_attention(
             q, kv[0, i], kv[1, i], batch,
             scale=self.scale, sliding_window=shape.windows[i], sinks=w["sinks"],
-            k_scale=w["k_scale"], v_scale=w["v_scale"],
+            k_scale=w["k_scale"], v_scale=w["v_scale"], soft_cap=shape.soft_cap,
+            alibi_slopes=self.slopes,
         ).flatten(1)  # fmt: skip
 
     def attended_latents(
@@ -316,16 +361,38 @@ class Model:
     ) -> torch.Tensor:
         factor = self.shape.residual_multiplier
         residual = F.embedding(ids, self.embedding) * self.shape.embedding_multiplier
+        if self.position_table is not None:
+            residual = residual + self.position_table[positions]
+        residual = self.normed(residual, self.embedding_norm)
         for i, w in enumerate(self.plain):
             hidden = self.normed(residual, w["input_norm"])
             added = F.linear(self.attended(hidden, positions, batch, kv, i), w["output"])
-            residual = residual + self.normed(added, w["attention_out_norm"]) * factor
+            added = self.normed(added, w["attention_out_norm"]) * factor
+            if self.shape.is_parallel:
+                if w["post_attention_norm"] is not None:
+                    hidden = self.normed(residual, w["post_attention_norm"])
+                fed = self.normed(self.fed(hidden, w), w["feed_forward_out_norm"])
+                residual = residual + (added + fed * factor)
+                continue
+            residual = residual + added
             added = self.fed(self.normed(residual, w["post_attention_norm"]), w)
             residual = residual + self.normed(added, w["feed_forward_out_norm"]) * factor
         return self.normed(residual, self.final_norm)
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return x if weight is None else rms_norm(x, weight, 1e-5)
+        if weight is None:
+            return x
+        if self.shape.norm == "layer":
+            return F.layer_norm(x, x.shape[-1:], *weight, 1e-5)
+        return rms_norm(x, weight, 1e-5, unit_offset=self.shape.norm == "rms_unit_offset")
+
+    def normed_heads(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if weight.dim() == 1:
+            rows, offset = x.unflatten(1, (-1, len(weight))), self.shape.norm == "rms_unit_offset"
+            return rms_norm(rows, weight, 1e-5, unit_offset=offset).flatten(1)
+        heads = x.unflatten(1, (len(weight), -1)).float()
+        normed = F.layer_norm(heads, heads.shape[-1:], eps=1e-5)
+        return (normed * weight[:, 0] + weight[:, 1]).to(x.dtype).flatten(1)
 
 
 class Sequences:

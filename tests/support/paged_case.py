@@ -2,12 +2,19 @@
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from pagoda_kernels import AttentionBatch, paged_attention, plan_attention
 from pagoda_kernels.attention import reference
 from pagoda_kernels.attention.score_rule import ScoreRule
 from pagoda_kernels.attention.triton import paged_attention as triton_attention
+
+FP32_AND_BF16 = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"]
+)
+"""For what hangs on lengths, windows and blocks: that fp16 is right is shown where each operator is
+compared with its reference. Interpreted attention takes a quarter of a second."""
 
 
 @dataclass

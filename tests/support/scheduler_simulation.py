@@ -13,30 +13,34 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pagoda_engine import EngineConfig, SequenceOutput
 from pagoda_engine.cache.block_pool import BlockPool
+from pagoda_engine.cache.windowed_parts import place_table
 from pagoda_engine.sampling.beam_search import BeamSearch
 from pagoda_engine.sampling.sampler import SampledToken
 from pagoda_engine.sampling.sampling_state import SamplingState
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.scheduler import ScheduledStep, Scheduler, Sequence
 from pagoda_engine.scheduler.beams import Beams
-from pagoda_engine.scheduler.drafts import Drafter, Drafts
+from pagoda_engine.scheduler.proposing.drafts import Drafter, Drafts
+from pagoda_engine.scheduler.proposing.speculator import Speculator
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
-from pagoda_engine.scheduler.speculator import Speculator
-from pagoda_engine.scheduler.victims import Holdings
+from pagoda_engine.scheduler.step_counts import StepCounts
+from pagoda_engine.scheduler.tenants.victims import Holdings
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
 from pagoda_engine.speculation import MakeProposer
 from pagoda_engine.step.commit import commit_step
 from pagoda_engine.step.launched import ReadStep, verified
 from pagoda_engine.step.result import ComputedBlocks
-from pagoda_engine.token_mask import TokenBits, has_token, token_bits
 from support.engine_driver import hash_block
+from support.forcing_mask import ForcingMask
 
 VOCAB_SIZE = 50
 EOS = 49
+NUM_WINDOWED_PARTS = 2
+"""Of a block, where it has any."""
 
 
 def kvs_of(token_ids: SequenceOf[int]) -> list[int]:
@@ -81,29 +85,13 @@ def expected_hypotheses(request: SequenceRequest, max_model_len: int) -> list[tu
     return [hypothesis.token_ids for hypothesis in search.hypotheses]
 
 
-class ForcesRuns:
+class ForcesRuns(ForcingMask):
     """Of each 16 output tokens, forces those from `first` to the last."""
+
+    vocab_size = VOCAB_SIZE
 
     def __init__(self, first: int) -> None:
         self.first = first
-
-    def bitmask(self, output_token_ids: SequenceOf[int]) -> TokenBits:
-        raise AssertionError("nothing is sampled here")
-
-    def ahead(
-        self, output_token_ids: SequenceOf[int], proposed: SequenceOf[int]
-    ) -> list[TokenBits]:
-        output = [*output_token_ids]
-        masks = [self._allowed(output)]
-        for token_id in proposed:
-            if not has_token(masks[-1], token_id):
-                break
-            output.append(token_id)
-            masks.append(self._allowed(output))
-        return masks
-
-    def _allowed(self, output_token_ids: SequenceOf[int]) -> TokenBits:
-        return token_bits([*self.forced(output_token_ids)][:1] or range(VOCAB_SIZE), VOCAB_SIZE)
 
     def forced(self, output_token_ids: SequenceOf[int]) -> SequenceOf[int]:
         index = len(output_token_ids) % 16
@@ -129,6 +117,19 @@ def expected_output(request: SequenceRequest, max_model_len: int) -> list[int]:
             return tokens[num_prompt + len(request.output_token_ids) :]
 
 
+class AlwaysRight:
+    """Proposes what the imaginary model says."""
+
+    def __init__(self, token_ids: SequenceOf[int], max_num_tokens: int) -> None:
+        self.token_ids = token_ids
+
+    def propose(self, max_tokens: int) -> SequenceOf[int]:
+        tokens = [*self.token_ids]
+        for _ in range(max_tokens):
+            tokens.append(next_token(tokens))
+        return tokens[len(self.token_ids) :]
+
+
 class OftenRight:
     """Proposes what the imaginary model says, but for some tokens, and now and then nothing."""
 
@@ -143,22 +144,23 @@ class OftenRight:
         return tokens[len(self.token_ids) :]
 
 
-class CountedAgain(Scheduler):
+class CountedAgain(StepCounts):
     """Counts again whatever a step has counted once."""
 
-    def _holdings(self) -> Holdings:
-        held = super()._holdings()
-        holders = itertools.chain(self.running, self.importing.values())
-        again = Holdings(self._flows, holders)
-        for flow in self._flows:
+    def holdings(self) -> Holdings:
+        held = super().holdings()
+        flows = self._queues.flows
+        holders = itertools.chain(self._queues.running, self._queues.importing.values())
+        again = Holdings(flows, holders)
+        for flow in flows:
             assert held.num_sequences(flow) == again.num_sequences(flow)
             assert held.seats(flow) == again.seats(flow)
             assert held.blocks(flow) == again.blocks(flow)
         return held
 
-    def _growing(self) -> int:
-        growing = super()._growing()
-        assert growing == sum(map(self.blocks.num_growing, self.running))
+    def growing(self) -> int:
+        growing = super().growing()
+        assert growing == sum(map(self._blocks.num_growing, self._queues.running))
         return growing
 
 
@@ -174,6 +176,7 @@ class Row:
     end: int
     samples: bool
     copies: list[tuple[int, int]]
+    places: list[list[int]]
 
 
 @dataclass
@@ -188,6 +191,7 @@ class Simulation:
     make_proposer: MakeProposer | None = None
     drafter: Drafter | None = None
     window: int | None = None  # a token's query sees so many
+    part_window: int | None = None  # so many in the windowed parts of blocks
     num_accepted: int = 0
     num_proposed: int = 0
     num_preempted: int = 0
@@ -197,18 +201,24 @@ class Simulation:
     num_beam_rows: int = 0
     num_arrivals: int = 0
     num_null_blocks: int = 0  # of all steps together
+    num_dropped_parts: int = 0  # as well
     num_given_up: int = 0
     in_flight: deque[tuple[ScheduledStep, list[Row]]] = field(default_factory=deque)
     sampled: dict[Sequence, int] = field(default_factory=dict)  # in the step computed last
 
     def __post_init__(self) -> None:
-        self.pool = BlockPool(self.config.num_blocks)
+        num_places, self.parts = self.config.num_blocks, None
+        if self.part_window is not None:
+            num_places *= 1 + NUM_WINDOWED_PARTS
+            self.parts = place_table(num_places, NUM_WINDOWED_PARTS)
+        self.pool = BlockPool(self.config.num_blocks, part_places=self.parts)
         blocks = SequenceBlocks(
             self.pool,
             block_size=self.config.block_size,
             hash_block=hash_block,
             enable_prefix_caching=self.config.enable_prefix_caching,
             window=self.window,
+            part_window=self.part_window,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
         )
         speculator, num_tokens, overlaps = None, self.config.num_speculative_tokens, self.lag > 0
@@ -219,9 +229,10 @@ class Simulation:
             speculator = Speculator(
                 num_tokens, overlaps=overlaps, make_proposer=self.make_proposer, drafts=drafts
             )
-        self.scheduler = CountedAgain(self.config, blocks, speculator)
+        self.scheduler = Scheduler(self.config, blocks, speculator)
+        self.scheduler._counts.__class__ = CountedAgain
         self.scheduler.match_lower = self.match_lower
-        self.slots = [[0] * self.config.block_size for _ in range(self.config.num_blocks)]
+        self.slots = [[0] * self.config.block_size for _ in range(num_places)]
 
     def add(self, request: SequenceRequest) -> Sequence:
         state = SamplingState(request.sampling, eos_token_ids={EOS})
@@ -242,6 +253,8 @@ class Simulation:
         scheduled = self.scheduler.schedule()
         self.num_preempted += scheduled.num_preempted
         self.keep(scheduled)
+        if not self.lag and scheduled.has_imports:  # as in `Engine.step`: whoever imports is told
+            scheduled = replace(scheduled, batch=())
         if scheduled.batch:
             self.in_flight.append((scheduled, self.launch(scheduled)))
         if self.in_flight and (len(self.in_flight) > self.lag or not scheduled.batch):
@@ -256,6 +269,11 @@ class Simulation:
             for member in sequence.members:
                 first = member.num_null_blocks * self.config.block_size
                 self.check_kv(member.token_ids[:num_computed], member.block_ids, first)
+                held = member.windowed
+                tokens = member.token_ids[: min(num_computed, held.stop * self.config.block_size)]
+                first = held.start * self.config.block_size
+                self.check_parts(tokens, self.places(member.block_ids, held), first)
+                self.num_dropped_parts += held.start
             self.num_null_blocks += sequence.num_null_blocks
         return scheduled
 
@@ -292,8 +310,17 @@ class Simulation:
             proposed = entry.proposed
             assert sequence.beams is None or not proposed, "a beam search was proposed tokens"
             copies = [] if sequence.beams is None else sequence.beams.take_copies()
+            if self.parts is not None:
+                copies += [
+                    (int(source), int(target))
+                    for pair in copies
+                    for source, target in zip(*self.parts[[*pair]], strict=True)
+                ]
+            places = self.places(block_ids, sequence.windowed)
             first, samples = entry.first_token, entry.samples
-            rows.append(Row(sequence, known, proposed, block_ids, first, end, samples, copies))
+            rows.append(
+                Row(sequence, known, proposed, block_ids, first, end, samples, copies, places)
+            )
             row = i if entry.samples else None
             sequence.launch(entry.num_new_tokens, row=row, num_proposed=len(proposed))
         return rows
@@ -311,7 +338,11 @@ class Simulation:
             tokens = [*tokens, *row.proposed]
             assert len(tokens) == row.end
             self.check_kv(tokens[: row.first_token], row.block_ids, self.seen_from(row.first_token))
+            if self.part_window is not None:
+                first_seen = max(0, row.first_token + 1 - self.part_window)
+                self.check_parts(tokens[: row.first_token], row.places, first_seen)
             self.write_kv(tokens, row.block_ids, row.first_token)
+            self.write_parts(tokens, row.places, row.first_token)
             if row.samples and row.sequence.beams is not None:
                 best = candidates(tokens)
                 logprobs = TokenLogprobs(*best[0], tuple(best))
@@ -339,6 +370,7 @@ class Simulation:
         tokens = sequence.token_ids[:num_computed_tokens]
         first = max(sequence.num_cached_tokens, sequence.num_null_blocks * self.config.block_size)
         self.write_kv(tokens, sequence.block_ids, first)
+        self.write_parts(tokens, self.places(sequence.block_ids, sequence.windowed), first)
         computed = min(num_computed_tokens, len(sequence.token_ids) - 1)
         sequence.num_computed_tokens = sequence.num_launched_tokens = computed
         self.scheduler.blocks.register_computed(sequence)
@@ -364,6 +396,26 @@ class Simulation:
             found = self.slots[block_ids[position // size]][position % size]
             assert found == expected, f"wrong KV of {tokens} at {position}"
 
+    def places(self, block_ids: list[int], held: range) -> list[list[int]]:
+        """Return where the windowed parts of blocks are, none for those that are not held."""
+        if self.parts is None:
+            return []
+        places = self.parts[block_ids].tolist()
+        return [each if i in held else [] for i, each in enumerate(places)]
+
+    def write_parts(self, tokens: list[int], places: list[list[int]], first: int) -> None:
+        size = self.config.block_size
+        for position, kv in enumerate(kvs_of(tokens)[first:], first):
+            for place in places[position // size] if places else ():
+                self.slots[place][position % size] = kv
+
+    def check_parts(self, tokens: list[int], places: list[list[int]], first: int) -> None:
+        size = self.config.block_size
+        for position, expected in enumerate(kvs_of(tokens)[first:], first):
+            if places:
+                found = [self.slots[place][position % size] for place in places[position // size]]
+                assert found == [expected] * NUM_WINDOWED_PARTS, f"wrong parts at {position}"
+
     def check_exports(self) -> None:
         """Blocks that were named for export stay with their sequence until it is released."""
         self.exported = [c for c in self.exported if self.scheduler.get(c.sequence_id)]
@@ -374,6 +426,10 @@ class Simulation:
             skip = max(0, sequence.request.first_export_block - first)
             assert sequence.block_ids[first + skip : end] == list(computed.block_ids)[skip:]
             assert sequence.num_null_blocks <= sequence.request.first_export_block
+            if self.part_window is not None:
+                seen_from = (len(sequence.token_ids) - 1) // self.config.block_size
+                seen_from = seen_from * self.config.block_size + 1 - self.part_window
+                assert sequence.windowed.start <= max(0, seen_from) // self.config.block_size
 
     def tokens(self, sequence_id: str) -> list[int]:
         """Return the output tokens so far, having checked their indices."""
@@ -390,6 +446,7 @@ def make_simulation(
     make_proposer: MakeProposer | None = None,
     drafter: Drafter | None = None,
     window: int | None = None,
+    part_window: int | None = None,
     **fields: object,
 ) -> Simulation:
     """Return a simulation of a small pool; `fields` are settings of the engine."""
@@ -397,4 +454,11 @@ def make_simulation(
     if make_proposer is not None:
         values["speculation"] = "ngram"  # of whose proposer the other one takes the place
     config = EngineConfig(**{**values, **fields})
-    return Simulation(config, lag=lag, make_proposer=make_proposer, drafter=drafter, window=window)
+    return Simulation(
+        config,
+        lag=lag,
+        make_proposer=make_proposer,
+        drafter=drafter,
+        window=window,
+        part_window=part_window,
+    )

@@ -329,11 +329,13 @@ class ScriptedRouter:
     Attributes:
         bus: its connection.
         answer: replaces the choice where set.
+        is_silent: it hears requests and answers none.
         requests: everything that came.
     """
 
     bus: Bus
     answer: route_pb2.RouteResponse | None = None
+    is_silent: bool = False
     requests: list[route_pb2.RouteRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -366,6 +368,8 @@ class ScriptedRouter:
         self, request: route_pb2.RouteRequest, _context: Context
     ) -> route_pb2.RouteResponse:
         self.requests.append(request)
+        if self.is_silent:
+            await asyncio.Event().wait()
         if self.answer is not None:
             return self.answer
         for status in self.directory.alive(Role.ROLE_DECODE):

@@ -14,11 +14,12 @@ from support.scheduler_simulation import VOCAB_SIZE, next_token
 
 @dataclass
 class SimulatedDrafter:
-    """Right with a probability, in forwards of so many seconds."""
+    """Right with a probability, in forwards of so many seconds, and an overhead that none says."""
 
     base: float
     per_token: float
     right: float = 1.0
+    overhead: float = 0.0
     num_blocks: int = 1000
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     time: ForwardTime = field(default_factory=ForwardTime)
@@ -37,7 +38,11 @@ class SimulatedDrafter:
             if token != expected:
                 break
             self.computed[sequence] += 1
-        return len(sequence.token_ids) - self.computed.get(sequence, 0)
+        # Of a step that was not computed nothing came: the last token's logits are needed again.
+        num_computed = min(self.computed.get(sequence, 0), len(sequence.token_ids) - 1)
+        if sequence in self.computed:
+            self.computed[sequence] = num_computed
+        return len(sequence.token_ids) - num_computed
 
     def has_room(self, sequence: Sequence, num_drafted: int) -> bool:
         if sequence not in self.computed and len(self.computed) >= self.num_blocks:
@@ -56,13 +61,14 @@ class SimulatedDrafter:
         assert nums == sorted(nums, reverse=True)
         assert min(nums) >= 1
         self.batches.append(nums)
-        self.seconds += sum(
+        self.seconds += self.overhead + sum(
             self.time.of(sum(num > place for num in nums)) for place in range(nums[0])
         )
         return [self._tokens(sequence, num) for sequence, num in wanted]
 
     def _tokens(self, sequence: Sequence, num_tokens: int) -> list[int]:
         assert not sequence.num_unread_tokens
+        assert self.computed[sequence] < len(sequence.token_ids), "nothing left to compute"
         self.computed[sequence] = len(sequence.token_ids)
         tokens = [*sequence.token_ids]
         for _ in range(num_tokens):

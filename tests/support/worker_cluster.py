@@ -256,6 +256,13 @@ class Cluster:
 
         await self.status(worker.worker_id, is_idle, is_new=True)
 
+    async def tokens(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """What "decode-1" answers to prompts that come together, which "prefill-1" computes."""
+        answers = await asyncio.gather(
+            *(self.generate("decode-1", p, prefill_worker_id="prefill-1") for p in prompts)
+        )
+        return [(await answer.finished()).token_ids for answer in answers]
+
     def alone(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams = GREEDY
     ) -> list[list[int]]:

@@ -75,7 +75,9 @@ class EngineLoop(Generic[E]):
         self._niceness = niceness
         self._commands: collections.deque[Callable[[E], object]] = collections.deque()
         self._wakeup = threading.Condition()
-        self._undelivered = threading.Semaphore(MAX_UNDELIVERED_STEPS)
+        # Each is written by one thread alone: a semaphore would be locked twice in each step.
+        self._num_stepped = self._num_delivered = 0
+        self._is_held = False  # the step thread waits for the event loop
         self._calls: set[asyncio.Future[Any]] = set()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
@@ -91,7 +93,6 @@ class EngineLoop(Generic[E]):
         with self._wakeup:
             self._is_closed = True
             self._wakeup.notify()
-        self._undelivered.release()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
         self._cancel_calls()
@@ -182,17 +183,32 @@ class EngineLoop(Generic[E]):
                 is_observed = True
 
     def _step(self) -> None:
-        self._undelivered.acquire()  # bounds the results that the event loop has not seen yet
+        if self._is_far_ahead():
+            self._wait_for_event_loop()
         if self._is_closed:
             return
+        self._num_stepped += 1
         result = self._engine.step()
         self._after_step(result)
         self._observe(self._engine)
         self._to_event_loop(self._deliver, result)
 
     def _deliver(self, result: StepResult) -> None:
-        self._undelivered.release()
+        self._num_delivered += 1
+        if self._is_held:
+            with self._wakeup:
+                self._wakeup.notify()
         self._on_step(result)
+
+    def _is_far_ahead(self) -> bool:
+        """Tell whether as many results as may be have not been seen by the event loop yet."""
+        return self._num_stepped - self._num_delivered >= MAX_UNDELIVERED_STEPS
+
+    def _wait_for_event_loop(self) -> None:
+        with self._wakeup:
+            self._is_held = True
+            self._wakeup.wait_for(lambda: self._is_closed or not self._is_far_ahead())
+            self._is_held = False
 
     def _to_event_loop(self, function: Callable[..., object], *args: object) -> None:
         assert self._event_loop is not None

@@ -185,14 +185,16 @@ def frame(sequence: LiveSequence, output: SequenceOutput) -> generate_pb2.Frame:
         attempt=sequence.attempt,
         first_index=output.first_index,
         token_ids=output.token_ids,
-        logprobs=map(position_logprobs, output.logprobs),
-        error=output.error,
-        embedding=output.embedding,
-        num_proposed_tokens=output.num_proposed_tokens,
-        num_accepted_tokens=output.num_accepted_tokens,
-        hypotheses=map(_hypothesis, output.hypotheses),
     )
+    if output.num_proposed_tokens:
+        message.num_proposed_tokens = output.num_proposed_tokens
+        message.num_accepted_tokens = output.num_accepted_tokens
+    if output.logprobs:
+        message.logprobs.extend(map(position_logprobs, output.logprobs))
     if output.finish_reason is not None:
+        message.error = output.error
+        message.embedding = output.embedding
+        message.hypotheses.extend(map(_hypothesis, output.hypotheses))
         message.finish_reason = FINISH_REASONS[output.finish_reason]
         if output.matched_stop_token_id is not None:
             message.matched_stop_token_id = output.matched_stop_token_id

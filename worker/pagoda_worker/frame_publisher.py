@@ -3,9 +3,8 @@
 Knows frames and the bus. Knows nothing of the engine.
 """
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_runtime.errors import BusError
@@ -13,16 +12,14 @@ from pagoda_runtime.messaging import subjects
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED_MESSAGES = 4096
 MAX_FRAMES_PER_MESSAGE = 512
 MAX_MESSAGE_BYTES = 1 << 19  # NATS takes 1 MiB unless told otherwise
-PUBLISH_SECONDS = 5.0
 
-Publish = Callable[[str, generate_pb2.FramesMessage], Awaitable[None]]
+Post = Callable[[str, generate_pb2.FramesMessage], None]
 
 
 class FramePublisher:
-    """Collects the frames of one step and publishes them in order.
+    """Collects the frames of one step and sends them in order.
 
     A message that cannot be sent is dropped and counted: the gateway sees the gap in the output
     indices, or silence, and moves the sequence to another worker.
@@ -30,64 +27,46 @@ class FramePublisher:
 
     def __init__(
         self,
-        publish: Publish,
+        post: Post,
         *,
         worker_id: str,
         epoch: str,
         on_dropped: Callable[[int], None],
-        max_queued: int = MAX_QUEUED_MESSAGES,
     ) -> None:
-        self._publish = publish
+        """Send by `post`, which bounds what waits while there is no connection."""
+        self._post = post
         self._worker_id = worker_id
         self._epoch = epoch
         self._on_dropped = on_dropped
         self._step: dict[str, list[generate_pb2.Frame]] = {}
-        self._queue: asyncio.Queue[tuple[str, generate_pb2.FramesMessage]] = asyncio.Queue(
-            max_queued
-        )
 
     def add(self, gateway_id: str, frame: generate_pb2.Frame) -> None:
         """Put one frame into the current step's message for its gateway."""
-        self._step.setdefault(gateway_id, []).append(frame)
+        frames = self._step.get(gateway_id)
+        if frames is None:
+            self._step[gateway_id] = [frame]
+        else:
+            frames.append(frame)
 
     def flush(self) -> None:
-        """End the step: queue one message for each gateway that has frames, several if large."""
+        """End the step: send one message to each gateway that has frames, several if large."""
         if not self._step:
             return
         step, self._step = self._step, {}
         for gateway_id, frames in step.items():
+            subject = subjects.frames(gateway_id)
             for some in _split(frames):
-                message = generate_pb2.FramesMessage(
-                    worker_id=self._worker_id, epoch=self._epoch, frames=some
-                )
-                self._enqueue(gateway_id, message)
+                self._send(subject, some)
 
-    def _enqueue(self, gateway_id: str, message: generate_pb2.FramesMessage) -> None:
+    def _send(self, subject: str, frames: list[generate_pb2.Frame]) -> None:
+        message = generate_pb2.FramesMessage(
+            worker_id=self._worker_id, epoch=self._epoch, frames=frames
+        )
         try:
-            self._queue.put_nowait((subjects.frames(gateway_id), message))
-        except asyncio.QueueFull:
-            self._on_dropped(len(message.frames))
-
-    async def run(self) -> None:
-        """Publish what was flushed, until cancelled."""
-        while True:
-            subject, message = await self._queue.get()
-            try:
-                async with asyncio.timeout(PUBLISH_SECONDS):
-                    await self._publish(subject, message)
-            except (BusError, TimeoutError) as error:
-                logger.warning("dropped %d frames for %s: %s", len(message.frames), subject, error)
-                self._on_dropped(len(message.frames))
-            finally:
-                self._queue.task_done()
-
-    async def drain(self, timeout_seconds: float) -> None:
-        """Wait until everything flushed was published (or dropped), at most this long."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._queue.join()
-        except TimeoutError:
-            logger.warning("%d frame messages were not published in time", self._queue.qsize())
+            self._post(subject, message)
+        except BusError as error:
+            logger.warning("dropped %d frames for %s: %s", len(frames), subject, error)
+            self._on_dropped(len(frames))
 
 
 def _split(frames: list[generate_pb2.Frame]) -> Iterator[list[generate_pb2.Frame]]:

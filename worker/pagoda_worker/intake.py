@@ -83,6 +83,7 @@ def check_message(
             model.config,
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
+            groups=model.kv_groups,
         )
     except (RequestFormatError, EngineError) as error:
         return invalid(str(error))

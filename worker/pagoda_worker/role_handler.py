@@ -63,6 +63,8 @@ class RoleHandler(SequenceHandler[S]):
                 self.worker.kv_cache,
                 reservation.block_ids,
                 first_block=max(num_cached, reservation.num_null_blocks),
+                num_partial=reservation.num_partial_blocks,
+                first_part=self.worker.kv_cache.layout.first_part,
             )
             self.start_import(sequence, sequence.blocks)
 

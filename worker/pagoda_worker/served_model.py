@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pagoda.rpc.v1 import status_pb2
 from pagoda_engine import Engine, EngineConfig
+from pagoda_engine.cache import LayerGroups
 from pagoda_runtime.block_hash import kv_identity
 
 
@@ -28,6 +29,7 @@ class ServedModel:
             checkpoint's own, as ``awq-int4``.
         kv_cache_dtype: of KV, e.g. ``float8_e4m3fn``.
         aliases: further names that clients may use.
+        kv_groups: of layers, where blocks lose parts behind windows.
     """
 
     name: str
@@ -41,6 +43,7 @@ class ServedModel:
     quantization: str = "none"
     kv_cache_dtype: str = ""
     aliases: tuple[str, ...] = ()
+    kv_groups: LayerGroups | None = None
 
     @classmethod
     def of(cls, engine: Engine, name: str, aliases: Sequence[str] = ()) -> "ServedModel":
@@ -58,6 +61,7 @@ class ServedModel:
             quantization=model.quantization_name,
             kv_cache_dtype=str(model.kv_dtype).removeprefix("torch."),
             aliases=tuple(aliases),
+            kv_groups=engine.kv_cache.layout.groups,
         )
 
     @property

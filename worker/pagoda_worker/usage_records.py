@@ -16,13 +16,14 @@ from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageRecord
 from pagoda_engine import SequenceOutput
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.tasks.retry import retry_delay
+from pagoda_runtime.tasks.ticks import next_tick
 from pagoda_worker.engine_messages import cached_message
 from pagoda_worker.heartbeat.status import WorkerIdentity
 from pagoda_worker.sequences import LiveSequence
 
 logger = logging.getLogger(__name__)
 
-BATCH_SECONDS = 0.05
+BATCH_SECONDS = 0.25
 RETRY_SECONDS = 1.0
 PROGRESS_SECONDS = 1.0
 MAX_RECORDS = 512  # of one message, of some 150 bytes each
@@ -33,7 +34,7 @@ Publish = Callable[[UsageRecord, str], Awaitable[None]]
 
 
 class UsageRecorder:
-    """Collects records for 50 ms, then publishes them, until they are stored.
+    """Collects records for a quarter of a second, then publishes them, until they are stored.
 
     A sequence has one record: what is said at its end takes the place of what was said before.
 
@@ -80,7 +81,7 @@ class UsageRecorder:
     async def report_progress(self, sequences: Iterable[LiveSequence]) -> None:
         """Record each second how far sequences are, until cancelled."""
         while True:
-            await asyncio.sleep(PROGRESS_SECONDS)
+            await next_tick(PROGRESS_SECONDS)
             self.add_progress(sequences)
 
     def add_progress(self, sequences: Iterable[LiveSequence]) -> None:

@@ -24,6 +24,7 @@ from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.status import Heartbeat
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
+from pagoda_runtime.tasks.ticks import next_tick
 from pagoda_worker.adapters.adapter_list import AdapterList
 from pagoda_worker.adapters.loaded_adapters import LoadedAdapters
 from pagoda_worker.engine_loop import EngineLoop
@@ -103,6 +104,7 @@ class Worker(Generic[S]):
         self.bus = bus
         self.metrics = metrics
         self.clock = clock
+        self._engine = engine  # its step thread's; others may only announce
         self.kv_cache = engine.kv_cache
         self.sequences: SequenceTable[S] = SequenceTable()
         self.executor = ThreadPoolExecutor(NUM_COPY_THREADS, thread_name_prefix="kv-copy")
@@ -143,7 +145,7 @@ class Worker(Generic[S]):
         self._register_gauges()
         register_gpu_metrics(metrics.registry, engine.model.device)
         self.frames = FramePublisher(
-            bus.publish,
+            bus.post,
             worker_id=identity.worker_id,
             epoch=identity.epoch,
             on_dropped=metrics.frames_dropped.inc,
@@ -219,7 +221,6 @@ class Worker(Generic[S]):
                 raise SettingsError([str(error)]) from error
             raise
         loops: list[Coroutine[Any, Any, None]] = [
-            self.frames.run(),
             self.usage.run(),
             self.usage.report_progress(self.sequences),
             self._kv_events.run(),
@@ -250,6 +251,7 @@ class Worker(Generic[S]):
             EngineLoopError: no step will come, or too many commands wait.
         """
         request = sequence.request
+        self._engine.announce(request)
         added = self._loop.call(lambda engine: engine.add(request))
         self.sequences.add(sequence)
         self._parents.add_chain(request.cache_root, request.block_hashes)
@@ -303,7 +305,6 @@ class Worker(Generic[S]):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_SECONDS):
                 await self.sequences.empty.wait()
-        await self.frames.drain(FLUSH_SECONDS)
         await self.usage.drain(FLUSH_SECONDS)
 
     async def wait_until_failed_or(self, stop: asyncio.Event) -> None:
@@ -319,7 +320,6 @@ class Worker(Generic[S]):
         finally:
             waiting.cancel()
         if self._failure.done():
-            await self.frames.drain(FLUSH_SECONDS)
             await self.usage.drain(FLUSH_SECONDS)
             raise self._failure.result()
 
@@ -370,16 +370,23 @@ class Worker(Generic[S]):
 
     def _count(self, result: StepResult) -> None:
         stats = result.stats
-        self.metrics.preemptions.inc(stats.num_preempted)
+        if stats.num_preempted:
+            self.metrics.preemptions.inc(stats.num_preempted)
+        if stats.given_up_seconds:
+            self.metrics.given_up_seconds.inc(stats.given_up_seconds)
         if not stats.num_sequences:
             return
         self.speed.steps.add(stats)
-        self.metrics.unclaimed_seconds.inc(stats.unclaimed_ns / 1e9)
-        self.metrics.prefill_tokens.inc(stats.num_prefill_tokens)
-        self.metrics.decode_tokens.inc(stats.num_decode_tokens + stats.num_accepted_tokens)
-        self.metrics.proposed_tokens.inc(stats.num_proposed_tokens)
-        self.metrics.draft_seconds.inc(stats.draft_seconds)
-        self.metrics.accepted_tokens.inc(stats.num_accepted_tokens)
+        for counter, amount in (
+            (self.metrics.unclaimed_seconds, stats.unclaimed_ns / 1e9),
+            (self.metrics.prefill_tokens, stats.num_prefill_tokens),
+            (self.metrics.decode_tokens, stats.num_decode_tokens + stats.num_accepted_tokens),
+            (self.metrics.proposed_tokens, stats.num_proposed_tokens),
+            (self.metrics.draft_seconds, stats.draft_seconds),
+            (self.metrics.accepted_tokens, stats.num_accepted_tokens),
+        ):
+            if amount:
+                counter.inc(amount)
 
     def _on_failure(self, failure: EngineFailedError) -> None:
         self.is_draining = True
@@ -412,7 +419,7 @@ class Worker(Generic[S]):
             self._handler.on_housekeeping()
             if not len(self.sequences):
                 self.tiers.on_idle()
-            await asyncio.sleep(HOUSEKEEPING_SECONDS)
+            await next_tick(HOUSEKEEPING_SECONDS)
 
     def _end_overdue(self) -> None:
         for sequence in self.sequences.overdue(self.clock()):

@@ -40,7 +40,6 @@ from pagoda_engine import (
 )
 from pagoda_engine.cache.peer_pool import PeerPoolError, PoolExport, exportable_cache
 from pagoda_engine.cache.shared_memory import SharedMemory, SharedMemoryError
-from pagoda_engine.engine import kv_layout
 
 Command = dict[str, Any]
 
@@ -70,7 +69,9 @@ class Peer:
             enforce_eager=True,
             num_layer_groups=scale.num_layer_groups,
         )
-        self._kv_cache = exportable_cache(kv_layout(model, config), config.num_blocks, device)
+        self._kv_cache = exportable_cache(
+            model.kv_layout(config.block_size), config.num_blocks, device
+        )
         fill_random(self._kv_cache.tensor, seed + 1)
         self._engine = Engine(
             model,

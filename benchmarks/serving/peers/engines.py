@@ -22,6 +22,8 @@ MAX_NUM_SEQS = 64
 MODEL_NAME = "bench"
 CONVERT_SECONDS = 900.0
 HERE = Path(__file__).parent
+QUANTISED = {"int8": "Q8_0", "int4": "Q4_K_M"}
+"""Of our formats, llama.cpp's of the same size."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -47,8 +49,11 @@ class Engine:
     keep_alive: bool = True
 
 
-def vllm(home: Path, model: Path, cache: Path, num_threads: int) -> Engine:
+def vllm(
+    home: Path, model: Path, cache: Path, num_threads: int, quantization: str = "none"
+) -> Engine:
     """Return vLLM's CPU build."""
+    only_dense("vLLM CPU", quantization)
     venv = home / "venv-vllm"
     program = installed("vLLM CPU", venv / "bin" / "vllm")
     # Its wheel was built to run with both; without them steps take longer.
@@ -76,8 +81,11 @@ def vllm(home: Path, model: Path, cache: Path, num_threads: int) -> Engine:
     return Engine("vLLM CPU", command, port, variables)
 
 
-def openvino(home: Path, model: Path, cache: Path, num_threads: int) -> Engine:
+def openvino(
+    home: Path, model: Path, cache: Path, num_threads: int, quantization: str = "none"
+) -> Engine:
     """Return OpenVINO GenAI behind `openvino_front.py`; it has no OpenAI server in its package."""
+    only_dense("OpenVINO GenAI", quantization)
     venv = home / "venv-ov"
     python = installed("OpenVINO GenAI", venv / "bin" / "python")
     exporter = installed("OpenVINO GenAI", venv / "bin" / "optimum-cli")
@@ -94,29 +102,60 @@ def openvino(home: Path, model: Path, cache: Path, num_threads: int) -> Engine:
     return Engine("OpenVINO GenAI", command, port, weights="fp16, computed as its plugin chooses")
 
 
-def llama_cpp(home: Path, model: Path, cache: Path, num_threads: int) -> Engine:
+def llama_cpp(
+    home: Path, model: Path, cache: Path, num_threads: int, quantization: str = "none"
+) -> Engine:
     """Return llama.cpp's own server."""
     program = installed("llama.cpp", home / "llama-build" / "bin" / "llama-server")
-    python = installed("llama.cpp", home / "venv-llama" / "bin" / "python")
-    source = installed("llama.cpp", home / "llama.cpp" / "convert_hf_to_gguf.py").parent
-    weights = cache / f"{model.name}-bf16.gguf"
-    if is_older(weights, model):
-        command = [str(python), "-P", str(HERE / "to_gguf.py"), "--llama-cpp", str(source)]
-        convert("llama.cpp", [*command, "--model", str(model), "--output"], weights)
+    weights = gguf(home, model, cache, quantization)
     port = pick_port()
     num_slots = MAX_NUM_SEQS // 2  # each has its own part of the KV cache: 32 run at once
     command = [str(program), "-m", str(weights), "--alias", MODEL_NAME]
     command += ["--host", "127.0.0.1", "--port", str(port), "--no-webui", "--log-disable"]
     command += ["-c", str(num_slots * MAX_MODEL_LEN), "-np", str(num_slots)]
     command += ["-t", str(num_threads), "-tb", str(num_threads)]
-    return Engine("llama.cpp", command, port, keep_alive=False)
+    kind = QUANTISED.get(quantization, "bf16")
+    return Engine("llama.cpp", command, port, weights=kind, keep_alive=False)
 
 
-ENGINES: dict[str, Callable[[Path, Path, Path, int], Engine]] = {
+def gguf(home: Path, model: Path, cache: Path, quantization: str) -> Path:
+    """Return llama.cpp's file of a model in bf16, or of the size of one of our formats.
+
+    Raises:
+        NotInstalledError: its converter is not in `home`, or its quantiser, where one is needed.
+        RuntimeError: one of them failed.
+    """
+    python = installed("llama.cpp", home / "venv-llama" / "bin" / "python")
+    source = installed("llama.cpp", home / "llama.cpp" / "convert_hf_to_gguf.py").parent
+    dense = cache / f"{model.name}-bf16.gguf"
+    if is_older(dense, model):
+        command = [str(python), "-P", str(HERE / "to_gguf.py"), "--llama-cpp", str(source)]
+        convert("llama.cpp", [*command, "--model", str(model), "--output"], dense)
+    if quantization == "none":
+        return dense
+    kind = QUANTISED[quantization]
+    quantise = installed("llama.cpp", home / "llama-build" / "bin" / "llama-quantize")
+    weights = cache / f"{model.name}-{kind}.gguf"
+    if is_older(weights, model):
+        convert("llama.cpp", [str(quantise), str(dense)], weights, kind)
+    return weights
+
+
+ENGINES: dict[str, Callable[[Path, Path, Path, int, str], Engine]] = {
     "vllm": vllm,
     "openvino": openvino,
     "llama-cpp": llama_cpp,
 }
+
+
+def only_dense(name: str, quantization: str) -> None:
+    """Return if that is what is asked for.
+
+    Raises:
+        NotInstalledError: another format is.
+    """
+    if quantization != "none":
+        raise NotInstalledError(f"{name} is skipped: it is not set up for {quantization} here")
 
 
 def installed(name: str, path: Path) -> Path:
@@ -142,8 +181,10 @@ def is_older(converted: Path, model: Path) -> bool:
     )
 
 
-def convert(name: str, command: list[str], output: Path) -> None:
-    """Run a converter, whose last argument is where it writes; `output` is there only when done.
+def convert(name: str, command: list[str], output: Path, *further: str) -> None:
+    """Run a converter, which is told where to write, then `further`.
+
+    `output` is there only when done.
 
     Raises:
         RuntimeError: it failed or took too long; holds the end of what it printed.
@@ -151,7 +192,7 @@ def convert(name: str, command: list[str], output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="converting-", dir=output.parent) as folder:
         unfinished = Path(folder) / output.name
-        run_converter(name, [*command, str(unfinished)])
+        run_converter(name, [*command, str(unfinished), *further])
         if output.is_dir():
             shutil.rmtree(output)
         unfinished.replace(output)

@@ -41,11 +41,21 @@ class Candidate:
         return self.key.startswith("pagoda-")
 
 
-def candidate(key: str, *, home: Path | None, model: Path, cache: Path, threads: int) -> Candidate:
+def candidate(
+    key: str,
+    *,
+    home: Path | None,
+    model: Path,
+    cache: Path,
+    threads: int,
+    quantization: str = "none",
+) -> Candidate:
     """Return the server `key` of SERVERS; converts the model first where it must.
 
+    `quantization`: of all weights, as Pagoda calls it; llama.cpp has its format of that size.
+
     Raises:
-        NotInstalledError: an engine that is not in `home`.
+        NotInstalledError: an engine that is not in `home`, or has no such format.
         RuntimeError: its converter failed.
     """
     if key.startswith("pagoda-"):
@@ -53,20 +63,25 @@ def candidate(key: str, *, home: Path | None, model: Path, cache: Path, threads:
         return Candidate(
             key,
             f"Pagoda {topology}",
-            lambda folder: running_pagoda(folder, model=model, topology=topology, threads=threads),
+            lambda folder: running_pagoda(
+                folder, model=model, topology=topology, threads=threads, quantization=quantization
+            ),
         )
-    engine = ENGINES[key](home or Path("PEERS_HOME"), model, cache, threads)
+    engine = ENGINES[key](home or Path("PEERS_HOME"), model, cache, threads, quantization)
     return Candidate(key, engine.name, lambda folder: running_engine(engine, folder))
 
 
 @contextlib.contextmanager
-def running_pagoda(home: Path, *, model: Path, topology: str, threads: int) -> Iterator[Server]:
+def running_pagoda(
+    home: Path, *, model: Path, topology: str, threads: int, quantization: str = "none"
+) -> Iterator[Server]:
     """Start `pagoda up`; its workers share `threads` processors, or all that there are."""
     num_workers = 2 if topology == "disaggregated" else 1
     is_all = threads == len(os.sched_getaffinity(0))
     settings = {
         "PAGODA_PREFILL_KV_CACHE_BYTES": str(KV_BYTES // num_workers),
         "PAGODA_DECODE_KV_CACHE_BYTES": str(KV_BYTES // num_workers),
+        "PAGODA_QUANTIZATION": quantization,
     }
     with running_stack(
         home,
@@ -76,7 +91,8 @@ def running_pagoda(home: Path, *, model: Path, topology: str, threads: int) -> I
         dtype="bfloat16",
         settings=settings,
     ) as stack:
-        yield Server(f"Pagoda {topology}", stack.endpoint, stack.pid)
+        weights = "bf16" if quantization == "none" else quantization
+        yield Server(f"Pagoda {topology}", stack.endpoint, stack.pid, weights)
 
 
 @contextlib.contextmanager

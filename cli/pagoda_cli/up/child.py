@@ -43,6 +43,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._backoff_seconds = 0.0
+        self._log_begin = 0
 
     @property
     def pid(self) -> int | None:
@@ -64,6 +65,7 @@ class Child:
         self._started_at = now
         parent = os.getpid()
         with self.spec.log.open("ab") as log:
+            self._log_begin = log.tell()
             self._process = subprocess.Popen(
                 self.spec.command,
                 env=dict(self.spec.environ),
@@ -113,9 +115,11 @@ class Child:
                 os.truncate(self.spec.log, 0)
 
     def log_tail(self, num_lines: int = 20) -> str:
-        """Return the last lines of the log, as people read them."""
+        """Return the last lines of the log since the last start, as people read them."""
         with contextlib.suppress(OSError), self.spec.log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 16384))
+            size = log.seek(0, os.SEEK_END)
+            begin = self._log_begin if self._log_begin <= size else 0  # it was trimmed
+            log.seek(max(begin, size - 16384))
             lines = log.read().decode(errors="replace").splitlines()
             return textwrap.indent("\n".join(map(_readable, lines[-num_lines:])), "  ")
         return "  (no log)"

@@ -18,7 +18,7 @@ from pagoda_cli.up.ports import require_free
 from pagoda_cli.up.readiness import waiting_for
 from pagoda_cli.up.stack import Plan, Stack, make_plan
 from pagoda_cli.up.supervisor import Supervisor, pause
-from pagoda_runtime.errors import ModelFolderError, SettingsError
+from pagoda_runtime.errors import ModelFolderError, SettingsError, StartError
 
 READY_SECONDS = 600.0
 EXIT_FAILURE, EXIT_SETTINGS, EXIT_INTERRUPTED = 1, 2, 130
@@ -48,7 +48,7 @@ def run_up(environ: Mapping[str, str]) -> int:
     except (SettingsError, ModelFolderError) as error:
         _say(str(error))
         return EXIT_SETTINGS
-    except (StackError, OSError) as error:
+    except (StackError, StartError, OSError) as error:
         _say(str(error))
         return EXIT_FAILURE
 

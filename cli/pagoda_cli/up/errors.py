@@ -2,6 +2,7 @@
 
 StackError
 ├── HomeInUseError      another `pagoda up` runs on the same PAGODA_HOME
+├── SecretsError        the home's secrets cannot be read
 ├── PortInUseError      somebody listens on PAGODA_HTTP_PORT
 ├── DiskFullError       hardly anything is free where PAGODA_HOME lies
 ├── MissingBinaryError  nats-server or redis-server is not installed
@@ -23,6 +24,16 @@ class HomeInUseError(StackError):
         super().__init__(
             f"another `pagoda up` runs on {home}: stop it, or set another PAGODA_HOME "
             "(and PAGODA_HTTP_PORT)"
+        )
+
+
+class SecretsError(StackError):
+    """The home's file of secrets is damaged."""
+
+    def __init__(self, path: Path, cause: str) -> None:
+        super().__init__(
+            f"{path} is damaged ({cause}): put it back from a copy, or delete it and have new "
+            "secrets and API keys drawn"
         )
 
 

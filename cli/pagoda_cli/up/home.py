@@ -8,10 +8,11 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from pagoda_cli.up.errors import HomeInUseError
+from pagoda_cli.up.errors import HomeInUseError, SecretsError
 from pagoda_runtime.messaging.permissions import PERMISSIONS
+from pagoda_runtime.needed import needed_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,12 @@ def lock_home(home: Path) -> IO[str]:
 
     Raises:
         HomeInUseError: another process holds it.
+        StartError: it cannot be made or written.
     """
-    for folder in (home, home / "logs", home / "nats", home / "kvstore", home / "traces"):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = (home / "lock").open("a")
+    with needed_folder(home, "PAGODA_HOME"):
+        for folder in (home, home / "logs", home / "nats", home / "kvstore", home / "traces"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (home / "lock").open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -43,13 +46,17 @@ def lock_home(home: Path) -> IO[str]:
 
 
 def load_secrets(home: Path) -> Secrets:
-    """Return the home's secrets, drawing those that are missing."""
+    """Return the home's secrets, drawing those that are missing.
+
+    Raises:
+        SecretsError: the file is damaged.
+    """
     path = home / "secrets.json"
-    known = json.loads(path.read_text()) if path.is_file() else {}
+    known = _read_secrets(path) if path.is_file() else {}
+    passwords = known.get("nats_passwords", {})
     drawn = Secrets(
         nats_passwords={
-            user: known.get("nats_passwords", {}).get(user) or secrets.token_urlsafe(24)
-            for user in PERMISSIONS
+            user: passwords.get(user) or secrets.token_urlsafe(24) for user in PERMISSIONS
         },
         redis_password=known.get("redis_password") or secrets.token_urlsafe(24),
         cluster_token=known.get("cluster_token") or secrets.token_urlsafe(24),
@@ -59,6 +66,20 @@ def load_secrets(home: Path) -> Secrets:
     if asdict(drawn) != known:
         write_private(path, json.dumps(asdict(drawn), indent=2) + "\n")
     return drawn
+
+
+def _read_secrets(path: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise SecretsError(path, str(error)) from error
+    if not isinstance(known, dict):
+        raise SecretsError(path, "it holds no JSON object")
+    passwords = known.get("nats_passwords", {})
+    texts = [*known.values(), *passwords.values()] if isinstance(passwords, dict) else [None]
+    if not all(isinstance(text, str) for text in texts if text is not passwords):
+        raise SecretsError(path, "not all of its values are texts")
+    return known
 
 
 def write_environment(path: Path, variables: Mapping[str, str]) -> None:

@@ -63,6 +63,7 @@ requirepass {password}
 dir {json.dumps(str(home))}
 save ""
 appendonly no
+hz 2
 maxmemory {REDIS_MAX_BYTES}
 maxmemory-policy {REDIS_POLICY}
 """,

@@ -67,10 +67,32 @@ class Supervisor:
                 child.trim_log()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep everything running until `stop` is set."""
-        while not stop.is_set():
-            self.keep_running()
-            await pause(stop)
+        """Keep everything running until `stop` is set; look when a child ends or is due."""
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, ended.set)
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            while not stop.is_set():
+                ended.clear()
+                self.keep_running()
+                ending = asyncio.ensure_future(ended.wait())
+                await asyncio.wait(
+                    (stopping, ending),
+                    timeout=self._seconds_until_due(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                ending.cancel()
+        finally:
+            stopping.cancel()
+            loop.remove_signal_handler(signal.SIGCHLD)
+
+    def _seconds_until_due(self) -> float:
+        """Return when to look next, whatever happens: a process is to be started, or logs cut."""
+        waiting = [
+            self._restart_at[name] for name, child in self.children.items() if not child.is_running
+        ]
+        return max(0.0, min([self._trim_at, *waiting]) - self._clock())
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Stop stage after stage: SIGTERM, then SIGKILL for the rest; `hurry` cuts it short."""

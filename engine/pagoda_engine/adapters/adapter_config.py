@@ -39,6 +39,9 @@ told by the tensors."""
 KEPT_BASE = (True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base's weights as they are."""
 
+MAX_SCALE = 65504
+"""The largest number of float16, of which a decoder's activations may be."""
+
 REMEDIES = {
     "use_dora": "train it without DoRA, or serve it merged into the base model",
     "modules_to_save": "train it without whole modules, or serve it merged into the base model",
@@ -95,6 +98,10 @@ def adapter_config(config: ConfigReader, *, max_rank: int) -> AdapterConfig:
         )
     alpha = config.number("lora_alpha")
     divisor = math.sqrt(rank) if config.boolean("use_rslora", False) else rank
+    if alpha > MAX_SCALE * divisor:
+        raise AdapterError(
+            config.path, f"lora_alpha is {alpha:g}, must be at most {MAX_SCALE * divisor:g}"
+        )
     return AdapterConfig(rank, alpha / divisor)
 
 

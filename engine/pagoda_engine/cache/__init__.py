@@ -7,6 +7,7 @@ sequences, models or messages.
 from pagoda_engine.cache.block_pool import BlockPool
 from pagoda_engine.cache.copy_lanes import NUM_LANES, borrowed, chunks
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.layer_groups import LayerGroups
 from pagoda_engine.cache.peer_pool import (
     Opener,
     PeerPool,
@@ -24,6 +25,7 @@ __all__ = [
     "BlockPool",
     "KvCache",
     "KvLayout",
+    "LayerGroups",
     "Opener",
     "PeerPool",
     "PeerPoolError",

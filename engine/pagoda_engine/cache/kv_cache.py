@@ -5,7 +5,7 @@ Knows shapes and bytes. Knows nothing of who owns a block (see `block_pool`).
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from pagoda_engine.cache.copy_lanes import (
     borrowed,
     chunks,
 )
+from pagoda_engine.cache.layer_groups import LayerGroups
 from pagoda_engine.cache.shared_memory import ByteArray, SharedMemory
+from pagoda_engine.cache.windowed_parts import NO_PLACE, place_table
 from pagoda_kernels import copy_blocks, digest_pool, gather_blocks, scatter_blocks
 from pagoda_kernels.host_copy import to_device
 from pagoda_kernels.huge_pages import huge_zeros
@@ -37,6 +39,10 @@ class KvLayout:
     native attention multiplies them (``sources/packed_kv.h`` of the kernels), which nothing but its
     decoder reads.
 
+    With ``groups`` a block has a part for each group of layers, and the cache is of parts:
+    ``[planes, group_size, num_places, ...]``. A block outside the engine is one part after the
+    other then; places of layers that are not there are part of it.
+
     All that tells or moves KV follows from this: sizes, `name` and with it the identity of the KV
     and every block's hash, digests, parts.
     """
@@ -49,6 +55,7 @@ class KvLayout:
     num_planes: int = 2
     scales: str = ""
     is_packed: bool = False
+    groups: LayerGroups | None = None
 
     @property
     def name(self) -> str:
@@ -59,21 +66,42 @@ class KvLayout:
             f"-{dtype}-bs{self.block_size}"
             + (f"-s{self.scales}" if self.scales else "")
             + ("-packed" if self.is_packed else "")
+            + (f"-g{self.groups.name}" if self.groups is not None else "")
         )
 
     @property
+    def num_parts(self) -> int:
+        """Return the parts of a block."""
+        return 1 if self.groups is None else 1 + self.groups.num_windowed
+
+    @property
+    def first_part(self) -> range | None:
+        """Return as what layers the first part of a block is known; None: blocks have one part."""
+        return None if self.groups is None else range(self.groups.group_size)
+
+    @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """Return the shape of one block."""
-        return (self.num_planes, self.num_layers, self.block_size, self.num_kv_heads, self.head_dim)
+        """Return the shape of one block, or of a part of it."""
+        num_layers = self.num_layers if self.groups is None else self.groups.group_size
+        return (self.num_planes, num_layers, self.block_size, self.num_kv_heads, self.head_dim)
 
     @property
     def block_bytes(self) -> int:
         """Return the size of one block, all layers."""
-        return math.prod(self.block_shape) * self.dtype.itemsize
+        return math.prod(self.block_shape) * self.dtype.itemsize * self.num_parts
+
+    @property
+    def place_bytes(self) -> int:
+        """Return the size of one part of a block."""
+        return self.block_bytes // self.num_parts
 
     def pool_shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
         """Return the shape of a cache of so many blocks."""
-        return (*self.block_shape[:2], num_blocks, *self.block_shape[2:])
+        return (*self.block_shape[:2], num_blocks * self.num_parts, *self.block_shape[2:])
+
+    def in_one_part(self) -> "KvLayout":
+        """Return the layout of a cache whose blocks have all layers as long as they are there."""
+        return replace(self, groups=None)
 
 
 class KvCache:
@@ -83,7 +111,13 @@ class KvCache:
     the same blocks: a reader holds blocks that are complete, a writer blocks that were reserved for
     its import. On CUDA both run on side streams and the calling thread waits for its own copy only.
 
-    ``layers`` names consecutive layers as a range, None all of them.
+    ``layers`` names consecutive layers as a range, None all of them; where blocks are in parts it
+    is `KvLayout.first_part` or None.
+
+    Attributes:
+        part_places: where the windowed parts of blocks are, as the engine's `BlockPool` has it;
+            None where blocks have one part. What a block lacks is read as zeros, and is not
+            written.
     """
 
     def __init__(
@@ -122,11 +156,19 @@ class KvCache:
             torch.cuda.current_stream(device).synchronize()  # no import is written before the zeros
         self.lanes = lanes
         self._layers = list(zip(*(plane.unbind() for plane in self.tensor), strict=True))
+        self.part_places = None
+        if layout.groups is not None:
+            self.part_places = place_table(self.tensor.shape[2], layout.num_parts - 1)
 
     @property
     def block_bytes(self) -> int:
         """Size of one block, all layers."""
         return self.layout.block_bytes
+
+    @property
+    def place_bytes(self) -> int:
+        """Size of one part of a block, which is all of it where it has one."""
+        return self.layout.place_bytes
 
     @property
     def num_layers(self) -> int:
@@ -140,11 +182,15 @@ class KvCache:
 
     def layer(self, layer_index: int) -> tuple[torch.Tensor, ...]:
         """Return views of one layer's planes, each ``[num_blocks, block_size, HK, D]``."""
-        return self._layers[layer_index]
+        groups = self.layout.groups
+        return self._layers[layer_index if groups is None else groups.places[layer_index][1]]
 
     @property
     def all_layers(self) -> torch.Tensor:
-        """View ``[planes, num_layers, num_blocks, block_size, HK, D]``, dense in a block."""
+        """View ``[planes, num_layers, num_blocks, block_size, HK, D]``, dense in a block.
+
+        With groups ``[planes, group_size, num_places, ...]``.
+        """
         return self.tensor
 
     def part_bytes(self, layers: range | None = None) -> int:
@@ -155,6 +201,10 @@ class KvCache:
         """
         if layers is None:
             return self.block_bytes
+        if self.part_places is not None:
+            if layers != self.layout.first_part:
+                raise ValueError(f"layers are {layers}, expected {self.layout.first_part} or all")
+            return self.layout.place_bytes
         if layers.step != 1 or not 0 <= layers.start < layers.stop <= self.num_layers:
             raise ValueError(
                 f"layers are {layers}, expected consecutive ones in [0, {self.num_layers})"
@@ -163,6 +213,8 @@ class KvCache:
 
     def read_blocks(self, block_ids: Sequence[int], layers: range | None = None) -> torch.Tensor:
         """Copy blocks out: uint8 ``[N, part_bytes]``, cpu, contiguous."""
+        if self.part_places is not None:
+            return self._read_in_parts(block_ids, layers)
         if self.lanes is None and block_ids:
             return _as_rows(gather_blocks(self.part(layers), self._ids(block_ids)))
         return self.read_blocks_with_digest(block_ids, layers)[0]
@@ -170,10 +222,15 @@ class KvCache:
     def host_rows(
         self, block_ids: Sequence[int], layers: range | None = None
     ) -> Iterator[ByteArray]:
-        """Yield the bytes of each block, ``[part_bytes]``; cpu only.
+        """Yield the bytes of each block, ``[part_bytes]``; cpu only, unless they are in parts.
 
-        All are the same array, which stays in the processor's cache: use one before the next.
+        All may be the same array, which stays in the processor's cache: use one before the next.
         """
+        if self.part_places is not None:
+            for block_id in block_ids:
+                in_parts: ByteArray = self._read_in_parts([block_id], layers)[0].numpy()
+                yield in_parts
+            return
         row = np.empty(self.part_bytes(layers), dtype=np.uint8)
         runs = as_runs(self.part(layers))
         block = row.reshape(*runs.shape[:2], -1)
@@ -228,12 +285,17 @@ class KvCache:
         Raises:
             ValueError: the shape or dtype of ``blocks`` is another.
         """
-        view, shape = self.part(layers), (len(block_ids), self.part_bytes(layers))
+        shape = (len(block_ids), self.part_bytes(layers))
         if tuple(blocks.shape) != shape or blocks.dtype != torch.uint8:
             raise ValueError(
                 f"blocks are {blocks.dtype} {tuple(blocks.shape)}, expected torch.uint8 {shape}"
             )
+        if self.part_places is not None:
+            assert expected is None, "blocks in parts are digested on the host"
+            self._write_in_parts(block_ids, blocks, layers)
+            return []
         bad = torch.zeros(len(block_ids), dtype=torch.bool)
+        view = self.part(layers)
         with borrowed(self.lanes) as lane:
             for some in chunks(len(block_ids), shape[1], lane.chunk_bytes(blocks)):
                 rows = lane.to_device(blocks[some], self.device)
@@ -296,6 +358,43 @@ class KvCache:
         """View ``[planes, len(layers), num_blocks, block_size, HK, D]`` of some layers."""
         self.part_bytes(layers)
         return self.tensor if layers is None else self.tensor[:, layers.start : layers.stop]
+
+    def places_of(self, block_ids: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return where the parts of each block lie, `NO_PLACE` for those that it has not."""
+        table = self.part_places
+        if table is None:
+            return [(block_id,) for block_id in block_ids]
+        return [(block_id, *table[block_id].tolist()) for block_id in block_ids]
+
+    def _read_in_parts(self, block_ids: Sequence[int], layers: range | None) -> torch.Tensor:
+        shape = len(block_ids), self.part_bytes(layers)
+        num_parts = self.layout.num_parts if layers is None else 1
+        rows = torch.zeros((shape[0] * num_parts, shape[1] // num_parts), dtype=torch.uint8)
+        places = [place for block in self.places_of(block_ids) for place in block[:num_parts]]
+        here = [row for row, place in enumerate(places) if place != NO_PLACE]
+        with borrowed(self.lanes) as lane:
+            for some in chunks(len(here), rows.shape[1], lane.chunk_bytes(rows)):
+                found = gather_blocks(self.tensor, self._ids([places[row] for row in here[some]]))
+                part = torch.empty((len(found), rows.shape[1]), dtype=torch.uint8)
+                lane.to_host(_as_rows(found), part)
+                rows[here[some]] = part
+        return rows.view(shape)
+
+    def _write_in_parts(
+        self, block_ids: Sequence[int], blocks: torch.Tensor, layers: range | None
+    ) -> None:
+        if not block_ids:
+            return
+        num_parts = self.layout.num_parts if layers is None else 1
+        rows = blocks.reshape(len(block_ids) * num_parts, -1)
+        places = [place for block in self.places_of(block_ids) for place in block[:num_parts]]
+        here = [row for row, place in enumerate(places) if place != NO_PLACE]
+        with borrowed(self.lanes) as lane:
+            for some in chunks(len(here), rows.shape[1], lane.chunk_bytes(rows)):
+                part = lane.to_device(rows[here[some]], self.device)
+                typed = part.view(self.layout.dtype).view(len(part), *self.layout.block_shape)
+                scatter_blocks(self.tensor, self._ids([places[row] for row in here[some]]), typed)
+                lane.wait()
 
     def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
         return to_device([np.array(block_ids, dtype=np.int64)], self.device)[0]

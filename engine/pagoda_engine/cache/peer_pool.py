@@ -95,6 +95,8 @@ class PeerPool(Protocol):
     def read(self, block_ids: Sequence[int], layers: range | None = None) -> torch.Tensor:
         """Copy blocks: uint8 ``[N, part_bytes]``, contiguous, this process's own memory.
 
+        Where blocks are in parts: what lies in these places of the pool, ``[N, place_bytes]``.
+
         Raises:
             PeerPoolError: a block is not in the pool, or `close` was called.
         """
@@ -197,6 +199,7 @@ class SharedMemoryPool:
         # What one plane of a layer of a block is: [planes, num_layers, num_blocks, run_bytes]
         shape = own.layout.pool_shape(handle.num_blocks)
         self._runs: ByteArray | None = pool.reshape(*shape[:3], -1)
+        self._shape = shape
         self._own = own
 
     @property
@@ -206,7 +209,7 @@ class SharedMemoryPool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch fears for memory that cannot be written
             flat = torch.from_numpy(runs).flatten()
-        return flat.view(self._own.layout.dtype).view(self._own.layout.pool_shape(runs.shape[2]))
+        return flat.view(self._own.layout.dtype).view(self._shape)
 
     def _open_runs(self) -> ByteArray:
         runs = self._runs
@@ -218,7 +221,9 @@ class SharedMemoryPool:
         """See `PeerPool.read`."""
         runs = self._open_runs()
         check_blocks(block_ids, runs.shape[2])
-        rows = np.empty((len(block_ids), self._own.part_bytes(layers)), dtype=np.uint8)
+        own = self._own
+        num_bytes = own.place_bytes if layers is None else own.part_bytes(layers)
+        rows = np.empty((len(block_ids), num_bytes), dtype=np.uint8)
         part = runs if layers is None else runs[:, layers.start : layers.stop]
         blocks = rows.reshape(len(block_ids), *part.shape[:2], part.shape[3])
         for block, block_id in zip(blocks, block_ids, strict=True):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pagoda_engine.checkpoints import mxfp4
+
 Decode = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -115,5 +117,6 @@ BLOCK_FORMATS = {
     "Q4_K": BlockFormat(256, 144, _q4_k),
     "Q5_K": BlockFormat(256, 176, _q5_k),
     "Q6_K": BlockFormat(256, 210, _q6_k),
+    mxfp4.GGUF_TYPE: BlockFormat(mxfp4.BLOCK, mxfp4.GGUF_BYTES, mxfp4.gguf_values),
 }
 """By the name that the file's format has for them."""

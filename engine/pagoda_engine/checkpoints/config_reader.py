@@ -1,12 +1,14 @@
 """Typed access to the fields of a JSON configuration. Errors name the file and the field."""
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pagoda_engine.errors import CheckpointError
+
+MAX_VALUE_CHARS = 200
 
 _MISSING = object()
 
@@ -49,14 +51,15 @@ class ConfigReader:
         """Return the same object for readers that use other names for some of its fields."""
         return ConfigReader(self.path, self.fields, aliases)
 
+    def replaced(self, **fields: Any) -> "ConfigReader":
+        """Return the same object with some fields as given, under the names that readers use."""
+        return ConfigReader(self.path, {**self.fields, **fields}, self._aliases)
+
     def integer(self, name: str, default: object = _MISSING) -> int:
         """Return a positive integer below 2**31."""
         value = self._get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-            raise CheckpointError(
-                self.path,
-                f"{self._name(name)} is {value!r}, must be a positive integer below 2**31",
-            )
+            raise self._wrong(name, value, "a positive integer below 2**31")
         return value
 
     def bounded(self, name: str, highest: int) -> int:
@@ -74,11 +77,9 @@ class ConfigReader:
         if (
             not isinstance(value, int | float)
             or isinstance(value, bool)
-            or not 0 < value < math.inf
+            or not 0 < value <= sys.float_info.max  # whole numbers have no end
         ):
-            raise CheckpointError(
-                self.path, f"{self._name(name)} is {value!r}, must be a positive number"
-            )
+            raise self._wrong(name, value, "a positive number")
         return float(value)
 
     def optional_number(self, name: str, default: float | None = None) -> float | None:
@@ -91,34 +92,28 @@ class ConfigReader:
         """Return a list of positive numbers."""
         values = self._get(name, _MISSING)
         if not isinstance(values, list):
-            raise CheckpointError(
-                self.path, f"{self._name(name)} is {values!r}, must be a list of numbers"
-            )
+            raise self._wrong(name, values, "a list of numbers")
         return tuple(ConfigReader(self.path, {name: value}).number(name) for value in values)
 
     def strings(self, name: str, length: int) -> tuple[str, ...]:
         """Return a list of so many strings."""
         values = self._get(name, _MISSING)
         if not isinstance(values, list) or len(values) != length:
-            raise CheckpointError(
-                self.path, f"{self._name(name)} is {values!r}, must be a list of {length} strings"
-            )
+            raise self._wrong(name, values, f"a list of {length} strings")
         return tuple(ConfigReader(self.path, {name: value}).string(name) for value in values)
 
     def boolean(self, name: str, default: object = _MISSING) -> bool:
         """Return a truth value."""
         value = self._get(name, default)
         if not isinstance(value, bool):
-            raise CheckpointError(
-                self.path, f"{self._name(name)} is {value!r}, must be true or false"
-            )
+            raise self._wrong(name, value, "true or false")
         return value
 
     def string(self, name: str, default: object = _MISSING) -> str:
         """Return a string."""
         value = self._get(name, default)
         if not isinstance(value, str):
-            raise CheckpointError(self.path, f"{self._name(name)} is {value!r}, must be a string")
+            raise self._wrong(name, value, "a string")
         return value
 
     def has(self, name: str) -> bool:
@@ -129,7 +124,7 @@ class ConfigReader:
         """Return a nested object."""
         value = self._get(name, _MISSING)
         if not isinstance(value, dict):
-            raise CheckpointError(self.path, f"{self._name(name)} is {value!r}, must be an object")
+            raise self._wrong(name, value, "an object")
         return ConfigReader(self.path, value)
 
     def token_ids(self, name: str) -> frozenset[int]:
@@ -137,8 +132,13 @@ class ConfigReader:
         value = self._get(name, [])
         ids = value if isinstance(value, list) else [value]
         if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
-            raise CheckpointError(self.path, f"{self._name(name)} is {value!r}, must be token ids")
+            raise self._wrong(name, value, "token ids")
         return frozenset(ids)
+
+    def _wrong(self, name: str, value: object, wanted: str) -> CheckpointError:
+        text = repr(value)
+        shown = text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}..."
+        return CheckpointError(self.path, f"{self._name(name)} is {shown}, must be {wanted}")
 
     def _name(self, name: str) -> str:
         """Return what the file calls a field."""

@@ -1,6 +1,7 @@
 """MXFP4: numbers of 4 bits (e2m1) of which 32 share a power of two (e8m0), as two tensors.
 
-OCP Microscaling Formats 1.0. Knows bytes; knows nothing of files or names.
+OCP Microscaling Formats 1.0. GGUF files have both in one tensor, blocks of a scale and 16 bytes,
+and the numbers of a block in another order. Knows bytes; knows nothing of files or names.
 """
 
 import math
@@ -11,6 +12,8 @@ from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 
 BLOCK = 32
 BLOCK_BYTES = BLOCK // 2
+GGUF_BYTES = 1 + BLOCK_BYTES
+GGUF_TYPE = "MXFP4"
 LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """By the lower three bits of a number; the fourth is its sign."""
 
@@ -49,10 +52,28 @@ def as_codes(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> 
 
     The rows of all dims but the last follow one another. `dtype`: as `CodedWeight`'s.
     """
-    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-3).flatten(0, -2)
+    return _coded(torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2), scales, dtype)
+
+
+def gguf_as_codes(blocks: torch.Tensor, dtype: torch.dtype) -> CodedWeight:
+    """As `as_codes`, of a GGUF file's blocks ``[..., K / 32, 17]`` uint8.
+
+    The lower bits of all bytes are the first numbers, their higher bits the others.
+    """
+    codes = torch.cat((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), -1)
+    return _coded(codes, blocks[..., 0], dtype)
+
+
+def gguf_values(blocks: torch.Tensor) -> torch.Tensor:
+    """Return ``[N, 32]`` fp32 of such blocks ``[N, 17]``."""
+    return gguf_as_codes(blocks[:, None], torch.float32).dequantised()
+
+
+def _coded(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> CodedWeight:
+    """`codes`: ``[..., K / 32, 32]``."""
     powers = (2.0 ** (torch.arange(256).double() - EXPONENT_BIAS - 1)).bfloat16()
     return CodedWeight(
-        codes=codes,
+        codes=codes.flatten(-2).flatten(0, -2),
         scales=powers.to(scales.device)[scales.int()].flatten(0, -2),
         zeros=None,
         group_size=BLOCK,

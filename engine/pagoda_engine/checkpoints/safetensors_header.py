@@ -89,7 +89,8 @@ def stored_tensors(path: Path, header: bytes) -> dict[str, StoredTensor]:
             dtype = str(entry["dtype"])
             tensors[name] = StoredTensor(path, dtype, shape, start + begin, end - begin)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(path, f"is no safetensors file: its header has {error!r}") from error
+        what = f"{type(error).__name__}: {error}"  # its repr may have the whole header
+        raise CheckpointError(path, f"is no safetensors file: its header has {what}") from error
     for name, tensor in tensors.items():
         _check(name, tensor, start, size)
     return tensors

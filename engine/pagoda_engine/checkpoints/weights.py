@@ -182,6 +182,9 @@ class WeightFiles:
             self._check(parts)
             blocks, scales = self._packed_mxfp4(parts[0])
             return mxfp4.as_codes(blocks, scales, self._dtype)
+        if self._device.type == "cpu" and all(self._has_mxfp4_blocks(part) for part in parts):
+            self._check(parts)
+            return self._mxfp4_blocks(parts, shape)
         if any(self._coded_name(part) is None for part in parts):
             return self.take(parts, shape)
         self._check(parts)
@@ -323,16 +326,39 @@ class WeightFiles:
             self._read([self._piece(each, packed.view(-1))])
             held.append(packed if part.arrange is None else part.arrange(packed))
         blocks, scales = held
+        self._check_scales(scales, part.scales)
+        return blocks, scales
+
+    def _check_scales(self, scales: torch.Tensor, name: str) -> None:
+        """Raise CheckpointError if the dtype has no room for numbers with them."""
         highest = int(scales.max())
         if highest > mxfp4.largest_scale(self._dtype):
-            name = str(self._dtype).removeprefix("torch.")
+            dtype = str(self._dtype).removeprefix("torch.")
+            remedy = "set the dtype to bfloat16, or " if self._dtype is torch.float16 else ""
             raise CheckpointError(
                 self._path,
-                f"tensor {part.scales} has a scale of 2 ** {highest - mxfp4.EXPONENT_BIAS}, with "
-                f"which numbers are too large for {name}; set the dtype to bfloat16, or copy the "
-                "file again",
+                f"tensor {name} has a scale of 2 ** {highest - mxfp4.EXPONENT_BIAS}, with which "
+                f"numbers are too large for {dtype}; {remedy}copy the file again",
             )
-        return blocks, scales
+
+    def _has_mxfp4_blocks(self, part: Part) -> bool:
+        stored = self._tensors.get(part.name)
+        return stored is not None and stored.dtype == mxfp4.GGUF_TYPE and part.arrange is None
+
+    def _mxfp4_blocks(self, parts: Sequence[Part], shape: tuple[int, int]) -> CodedWeight:
+        """Read rows that are stored as blocks of a GGUF file."""
+        num_rows, width = shape
+        size = (num_rows, width // mxfp4.BLOCK, mxfp4.GGUF_BYTES)
+        blocks = torch.empty(size, dtype=torch.uint8, device=self._device)
+        rows = blocks.split_with_sizes([part.shape[0] for part in parts])
+        pieces = []
+        for part, wanted in zip(parts, rows, strict=True):
+            stored = self._tensors[part.name]
+            self._left.discard(part.name)
+            pieces.append(Piece(stored.path, stored.offset, torch.uint8, wanted.view(-1)))
+        self._read(pieces)
+        self._check_scales(blocks[..., 0], parts[0].name)
+        return mxfp4.gguf_as_codes(blocks, self._dtype)
 
     def _piece(self, part: "_StoredPart", destination: torch.Tensor) -> Piece:
         """Return how to read a tensor whole; it counts as taken."""

@@ -24,8 +24,12 @@ class DraftBlocks:
         self.ahead: Sequence[int] = ()
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Keep of what was drafted what came; the last token's logits are always computed."""
+        """Keep of what was drafted what came; the last token's logits are always computed.
+
+        Also where nothing came: not every step that was drafted for is computed.
+        """
         most = len(token_ids) - 1
+        self.num_computed = min(self.num_computed, most)
         for token_id in self.ahead:
             if self.num_computed >= most or token_ids[self.num_computed] != token_id:
                 break

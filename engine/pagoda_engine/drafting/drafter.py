@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pagoda_engine.cache.copy_lanes import CopyLanes
-from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.drafting.draft_blocks import DraftBlocks, DraftPool
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling import SampleRow, plan_guesses, sample
@@ -64,7 +64,6 @@ class Drafter:
             lanes: of the target's KV, so that the draft's, whose blocks nobody copies, has no
                 buffers of its own.
         """
-        layout = model.description.kv_layout(block_size, model.dtype)
         self.time = ForwardTime()
         self.seconds = 0.0
         self.num_forwards = 0
@@ -74,16 +73,28 @@ class Drafter:
         self._clock = clock
         self._pool = DraftPool(num_blocks, block_size)
         with preparing():
-            self._kv_cache = KvCache(layout, num_blocks, model.device, lanes=lanes)
+            self._kv_cache = KvCache(
+                model.kv_layout(block_size).in_one_part(), num_blocks, model.device, lanes=lanes
+            )
         self._held: dict[Sequence, DraftBlocks] = {}
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        """What a block of its KV is."""
+        return self._kv_cache.layout
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks of its KV that nobody has."""
         return self._pool.num_free_blocks
 
-    def warm_up(self) -> None:
-        """Run forwards of several sizes and remember what they took. Leaves no trace."""
+    def warm_up(self) -> bool:
+        """Run forwards of several sizes and remember what they took. Leaves no trace.
+
+        Returns:
+            Whether the draft's logits are finite. Where its KV has no room nobody knows.
+        """
+        is_finite = True
         blocks = DraftBlocks()
         most = min(max(WARM_UP_TOKENS), self._model.decoder.max_positions)
         while most and not self._pool.grow(blocks, most):
@@ -91,9 +102,11 @@ class Drafter:
         for i, num_tokens in enumerate(WARM_UP_TOKENS):
             if num_tokens <= most:
                 blocks.num_computed = 0
-                self._run([(blocks, [0] * num_tokens)], logits=True, is_first=i > 1)
+                logits = self._run([(blocks, [0] * num_tokens)], logits=True, is_first=i > 1)
+                is_finite = is_finite and bool(logits.isfinite().all())
         self._pool.free(blocks)
         self.seconds, self.num_forwards = 0.0, 0
+        return is_finite
 
     def num_missing(self, sequence: Sequence) -> int:
         """Return how many of its tokens must be computed before one can be drafted; at least 1."""

@@ -27,6 +27,7 @@ from pagoda_engine.models.projections import (
 from pagoda_engine.models.quantization import NONE, Quantization
 from pagoda_engine.models.rope_scaling import RopeDescription, cos_sin_table
 from pagoda_engine.models.weights.experts import expert_down, expert_gate_up
+from pagoda_engine.models.weights.latents import kv_up_parts
 from pagoda_engine.models.weights.source import WeightSource, halves_apart
 from pagoda_engine.models.weights.taker import WeightTaker
 
@@ -165,9 +166,6 @@ def _latent_attention(
         q_norm = norm(names.q_latent_norm, latent.q_rank)
         up = taker.projection(q_up_projection(description, index), has_bias=False)
         q_up = Linear(*up, taker.bits)
-    rows = description.num_heads * (latent.nope_dim + latent.value_dim)
-    # Never quantised: its transpose is multiplied as often as itself.
-    kv_up = Part(f"{prefix}{names.kv_up}.weight", (rows, latent.kv_rank))
     output = taker.projection(output_projection(description, index), has_bias=False)
     return LatentAttention(
         shape=latent,
@@ -175,8 +173,10 @@ def _latent_attention(
         q_norm=q_norm,
         q_up=q_up,
         kv_norm=norm(names.kv_latent_norm, latent.kv_rank),
+        # Never quantised: its transpose is multiplied as often as itself.
         kv_up=taker.source.take(
-            [kv_up], (description.num_heads, rows // description.num_heads, latent.kv_rank)
+            kv_up_parts(names, prefix, latent, description.num_heads),
+            (description.num_heads, latent.nope_dim + latent.value_dim, latent.kv_rank),
         ),
         output=Linear(*output, taker.bits),
         cos_sin=table,

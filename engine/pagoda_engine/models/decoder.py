@@ -4,6 +4,7 @@ Knows layers, weights and the KV cache. Knows nothing of sequences, scheduling o
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from pagoda_engine.models.linear import Linear
 from pagoda_engine.models.native_layers import native_layers
 from pagoda_engine.models.norm import Norm
 from pagoda_kernels import AttentionBatch
+from pagoda_kernels.cut import Cut, CutShortError
 
 
 class Decoder:
@@ -56,7 +58,9 @@ class Decoder:
         # Rounded as the embeddings are: so did the training that it comes from.
         multiplier = torch.tensor(description.embedding_multiplier, dtype=embedding.dtype)
         self._multiplier = float(multiplier)
-        self._native = native_layers(description, layers, embedding, final_norm, self._multiplier)
+        self._native = native_layers(
+            description, layers, embedding, final_norm, self._multiplier, positions, embedding_norm
+        )
 
     @property
     def layers(self) -> tuple[DecoderLayer, ...]:
@@ -73,12 +77,21 @@ class Decoder:
         """Whether all layers are one native call."""
         return self._native is not None
 
-    def packs_kv(self, layout: KvLayout) -> bool:
-        """Whether a cache of such blocks should be packed, which only this decoder reads then."""
+    def kv_layout(self, block_size: int, dtype: torch.dtype, scales: str = "") -> KvLayout:
+        """Return what a cache for it should be: packed, where it reads that, which is faster.
+
+        And in groups of layers, where some have windows that sequences are longer than.
+
+        Args:
+            block_size: tokens of a block.
+            dtype: of KV.
+            scales: which ones it has of KV in one byte, see `KvLayout`.
+        """
+        layout = self.description.kv_layout(block_size, dtype, scales, self.max_positions)
         native = self._native
-        if native is None or layout.dtype is not self._embedding.dtype:
-            return False
-        return native.can_pack(layout.block_size)
+        if native is None or dtype is not self._embedding.dtype:
+            return layout
+        return replace(layout, is_packed=native.can_pack(block_size))
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -120,6 +133,7 @@ class Decoder:
         logit_rows: torch.Tensor | None,
         on_layer: Callable[[int], None] | None = None,
         adapters: torch.Tensor | None = None,
+        cut: Cut | None = None,
     ) -> torch.Tensor:
         """Write the KV of the new tokens and return what `logits` takes.
 
@@ -136,9 +150,13 @@ class Decoder:
             on_layer: called with a layer's index once the write of its KV is queued.
             adapters: ``[T]`` int32 slot of each row's adapter, -1 for none; None: no row has one.
                 What is computed of the other rows is the same to the bit.
+            cut: looked at before each layer, where what is queued is computed at once.
 
         Returns:
             ``[R, hidden]`` in the model's dtype.
+
+        Raises:
+            CutShortError: `cut` was asked.
         """
         layout = kv_cache.layout
         if self._native is not None:
@@ -151,6 +169,8 @@ class Decoder:
                 on_layer,
                 adapters,
                 is_packed=layout.is_packed,
+                places=None if layout.groups is None else layout.groups.places,
+                cut=cut,
             )
         if layout.is_packed:
             raise ValueError(f"{layout.name}: only a native decoder of its dtype reads packed KV")
@@ -159,13 +179,17 @@ class Decoder:
         hidden = residual if first_norm is None else first_norm(residual)
         last = len(self._layers) - 1
         for i, layer in enumerate(self._layers):
-            cache, slots = kv_cache.layer(i), batch.slot_mapping
+            if cut is not None and cut.is_asked:
+                raise CutShortError
+            group = 0 if layout.groups is None else layout.groups.places[i][0]
+            blocks = batch.of_group(group)
+            cache, slots = kv_cache.layer(i), blocks.slot_mapping
             q = layer.attention.write(hidden, positions, cache, slots, adapters)
             if on_layer is not None:
                 on_layer(i)
             if i == last and logit_rows is not None and not logit_rows.numel():
                 return residual[:0]
-            attended = layer.attention.attend(q, cache, batch)
+            attended = layer.attention.attend(q, cache, blocks)
             if i == last and logit_rows is not None:  # nobody reads the other rows any more
                 attended = attended.index_select(0, logit_rows)
                 residual = residual.index_select(0, logit_rows)

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from pagoda_engine.cache.kv_cache import KvLayout
+from pagoda_engine.cache.layer_groups import layer_groups
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.models.weights.names import WeightNames
 from pagoda_kernels import ClampedSwiglu
@@ -222,12 +223,21 @@ class DecoderDescription:
             layer_ropes=tuple(turned(rope) for rope in self.layer_ropes),
         )
 
-    def kv_layout(self, block_size: int, dtype: torch.dtype, scales: str = "") -> KvLayout:
-        """Return what blocks of so many tokens hold, with scales that `KvLayout` tells of."""
+    def kv_layout(
+        self, block_size: int, dtype: torch.dtype, scales: str = "", max_positions: int = 0
+    ) -> KvLayout:
+        """Return what blocks of so many tokens hold, with scales that `KvLayout` tells of.
+
+        Layers are in groups where a sequence may be longer than their windows, by `max_positions`.
+        """
         if self.latent is not None:
             return KvLayout(self.num_layers, block_size, 1, self.latent.width, dtype, num_planes=1)
         heads, width = self.num_kv_heads, self.head_dim
-        return KvLayout(self.num_layers, block_size, heads, width, dtype, scales=scales)
+        groups = layer_groups(self.sliding_windows)
+        if groups is not None and groups.window >= max_positions:
+            groups = None
+        layers = self.num_layers
+        return KvLayout(layers, block_size, heads, width, dtype, scales=scales, groups=groups)
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the size of what is cached of one token, all layers."""

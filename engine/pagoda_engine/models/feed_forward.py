@@ -38,8 +38,6 @@ class DenseFeedForward:
     @property
     def packed(self) -> PackedFeedForward | None:
         """Both projections as native operators take them; None if they are not packed."""
-        if not isinstance(self.up, GatedLinear):
-            return None
         gate_up, down = self.up.packed, self.down.packed
         return None if gate_up is None or down is None else PackedFeedForward(gate_up, down)
 

@@ -34,6 +34,8 @@ class Linear:
         weight: torch.Tensor | CodedWeight,
         bias: torch.Tensor | None = None,
         bits: Bits | None = None,
+        *,
+        activation: Activation | None = None,
     ) -> None:
         """Take over a weight.
 
@@ -41,6 +43,7 @@ class Linear:
             weight: ``[N, K]`` on the engine's device and in its dtype, or as a checkpoint's codes.
             bias: ``[N]`` or None.
             bits: quantise it; None: as it is.
+            activation: of the result, if it is packed; see `ActivatedLinear`.
         """
         self.packed: PackedLinear | None = None
         self._weight: torch.Tensor | None = None
@@ -49,12 +52,12 @@ class Linear:
         if isinstance(weight, CodedWeight):
             coded = held_codes(weight)
             if coded is not None:
-                self.packed = PackedLinear(coded, bias, dtype=weight.dtype)
+                self.packed = PackedLinear(coded, bias, dtype=weight.dtype, activation=activation)
                 return
             weight = weight.dequantised()
         weight, bits = holdable(weight, bits)
         if packed_linear.can_pack(weight, bits):
-            self.packed = PackedLinear(weight, bias, bits=bits)
+            self.packed = PackedLinear(weight, bias, bits=bits, activation=activation)
         else:
             self._weight = weight
 
@@ -115,22 +118,17 @@ class GatedLinear:
         self.packed: PackedLinear | None = None
         self._joined: Linear | None = None
         self._activation = activation
-        gate = activation if isinstance(activation, ClampedSwiglu) else None
-        has_gate = gate is not None or activation == "silu"
         if isinstance(weight, CodedWeight):
-            coded = held_codes(weight) if has_gate else None
+            coded = held_codes(weight)
             if coded is not None:
                 self.packed = PackedLinear(
-                    coded, bias, is_gated=True, gate=gate, dtype=weight.dtype
+                    coded, bias, is_gated=True, gate=activation, dtype=weight.dtype
                 )
-                return
-            if not has_gate:
-                self._joined = Linear(weight, bias)
                 return
             weight = weight.dequantised()
         weight, bits = holdable(weight, bits)
-        if has_gate and packed_linear.can_pack(weight, bits):
-            self.packed = PackedLinear(weight, bias, is_gated=True, gate=gate, bits=bits)
+        if packed_linear.can_pack(weight, bits):
+            self.packed = PackedLinear(weight, bias, is_gated=True, gate=activation, bits=bits)
         else:
             self._joined = Linear(weight, bias, bits)
 
@@ -167,8 +165,13 @@ class ActivatedLinear:
         bits: Bits | None = None,
     ) -> None:
         """Take over a weight; arguments as `Linear`'s."""
-        self._linear = Linear(weight, bias, bits)
+        self._linear = Linear(weight, bias, bits, activation=activation)
         self._activation = activation
+
+    @property
+    def packed(self) -> PackedLinear | None:
+        """The projection with its activation, as native operators take it; None: see `Linear`."""
+        return self._linear.packed
 
     def open_slots(self, num_slots: int, max_rank: int, part_rows: Sequence[int]) -> LoraSlots:
         """Make room for adapters; see `DenseLora`."""
@@ -177,6 +180,8 @@ class ActivatedLinear:
     def __call__(self, x: torch.Tensor, adapters: torch.Tensor | None = None) -> torch.Tensor:
         """Return ``[M, N]`` for x ``[M, K]``; arguments as `Linear`'s."""
         y = self._linear(x, adapters)
+        if self.packed is not None:
+            return y
         if self._activation == "silu":
             return F.silu(y)
         return F.gelu(y, approximate=_APPROXIMATIONS[self._activation])

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from pagoda_engine.cache.kv_cache import KvLayout
+from pagoda_engine.cache.layer_groups import can_be_in_parts
 from pagoda_engine.checkpoints.fingerprint import fingerprint
 from pagoda_engine.checkpoints.safetensors_header import StoredTensor
 from pagoda_engine.checkpoints.weight_reader import WeightReader
@@ -73,6 +75,11 @@ class LoadedModel:
     def kv_dtype(self) -> torch.dtype:
         """Of KV."""
         return self.stored_kv_dtype or self.dtype
+
+    def kv_layout(self, block_size: int) -> KvLayout:
+        """Return what KV blocks of so many tokens are: of every cache that the decoder is given."""
+        layout = self.decoder.kv_layout(block_size, self.kv_dtype, self.kv_scales)
+        return layout if can_be_in_parts(self.device.type) else layout.in_one_part()
 
     @property
     def vocab_size(self) -> int:

@@ -1,24 +1,22 @@
-"""The layers of a decoder as one native call, for the recipes that it implements.
+"""The layers of a decoder as one native call.
 
-Knows what the native forward has. Knows nothing of how it computes.
+Knows what the native forward takes. Knows nothing of how it computes.
 """
 
-import logging
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 
-from pagoda_engine.models.attention import Attention
+from pagoda_engine.models.attention import Attention, QkNorm
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.embedding import Embedding
 from pagoda_engine.models.latent_attention import LatentAttention
-from pagoda_engine.models.norm import Norm, RmsNorm
+from pagoda_engine.models.norm import LayerNorm, Norm, RmsNorm
 from pagoda_kernels.native.decoder_layers import DecoderLayers
-from pagoda_kernels.native.layer_weights import LayerWeights, PackedAttention
+from pagoda_kernels.native.layer_weights import LayerWeights, PackedAttention, QkNormPlace
 from pagoda_kernels.native.packed_latents import LatentsShape, PackedLatents, can_pack_latents
-
-logger = logging.getLogger(__name__)
 
 
 def native_layers(
@@ -27,31 +25,24 @@ def native_layers(
     embedding: Embedding,
     final_norm: Norm,
     embedding_multiplier: float,
+    positions: torch.Tensor | None = None,
+    embedding_norm: Norm | None = None,
 ) -> DecoderLayers | None:
-    """Return all layers as one call, if every projection is packed for it and it has all parts.
+    """Return all layers as one call, if every projection is packed for it.
 
-    `embedding_multiplier` is rounded as the embeddings are.
-    Of parts that it has not the log tells once; of a missing native library `native_library` does.
+    `embedding_multiplier` is rounded as the embeddings are; `positions` and `embedding_norm` are a
+    `Decoder`'s. Of a missing native library the log tells once (`native_library`).
     """
-    if any(layer.attention.linears[0].packed is None for layer in layers):
-        return None
-    missing = missing_parts(description)
-    if missing:
-        logger.info(
-            "%s is computed layer by layer: the native forward has no %s",
-            description.architecture,
-            ", no ".join(missing),
-        )
-        return None
     weights = [_weights(layer) for layer in layers]
     packed = [layer for layer in weights if layer is not None]
-    if len(packed) < len(weights) or not isinstance(final_norm, RmsNorm):
+    if len(packed) < len(weights):
         return None
-    latent = description.latent
+    latent, attention = description.latent, layers[0].attention
+    slopes = attention.alibi_slopes if isinstance(attention, Attention) else None
     native = DecoderLayers(
         packed,
         embedding=embedding.weight,
-        final_norm=final_norm.weight,
+        final_norm=_weight(final_norm),
         num_heads=description.num_heads,
         num_kv_heads=description.num_kv_heads if latent is None else 1,
         head_dim=description.head_dim if latent is None else latent.width,
@@ -59,26 +50,14 @@ def native_layers(
         eps=description.norm_eps,
         embedding_multiplier=embedding_multiplier,
         residual_multiplier=description.residual_multiplier,
+        norm=description.norm,
+        soft_cap=description.attention_soft_cap,
+        is_parallel=description.is_parallel,
+        position_table=positions,
+        embedding_norm=_weight(embedding_norm),
+        alibi_slopes=slopes,
     )
     return native if native.fits else None
-
-
-def missing_parts(description: DecoderDescription) -> list[str]:
-    """Return, by name, what a description asks for and the native forward has not."""
-    names = description.names
-    is_missing = {
-        "layer norm": description.norm == "layer",
-        "norm with 1 + weight": description.norm == "rms_unit_offset",
-        "parallel block": description.is_parallel,
-        "embedding of positions": bool(names.positions),
-        "norm of embeddings": bool(names.embedding_norm),
-        "QK norm of each head": description.qk_norm == "each_head",
-        "ALiBi": bool(description.alibi_bias_max),
-        "soft cap of scores": description.attention_soft_cap is not None,
-        "feed-forward without a gate": not description.is_gated,
-        f"{description.activation} gate": description.activation != "silu",
-    }
-    return [name for name, is_asked in is_missing.items() if is_asked]
 
 
 def _weights(layer: DecoderLayer) -> LayerWeights | None:
@@ -100,12 +79,17 @@ def _weights(layer: DecoderLayer) -> LayerWeights | None:
     )
 
 
+@overload
+def _weight(norm: Norm) -> torch.Tensor: ...
+@overload
+def _weight(norm: None) -> None: ...
 def _weight(norm: Norm | None) -> torch.Tensor | None:
-    if norm is None:
-        return None
-    assert isinstance(norm, RmsNorm), "`missing_parts` was asked"
-    assert not norm.unit_offset
-    return norm.weight
+    """Return a norm's weight, of a layer norm with its bias behind: see `LayerWeights`."""
+    if isinstance(norm, LayerNorm):
+        bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
+        return torch.stack((norm.weight, bias), -2)
+    assert norm is None or isinstance(norm, RmsNorm), "there are no other norms"
+    return None if norm is None else norm.weight
 
 
 def _heads(attention: Attention) -> PackedAttention | None:
@@ -118,11 +102,17 @@ def _heads(attention: Attention) -> PackedAttention | None:
         k_norm=None if norm is None else _weight(norm.k),
         window=attention.window,
         sinks=None if attention.sinks is None else attention.sinks.float().contiguous(),
-        is_qk_norm_joined=norm is not None and norm.is_joined,
+        qk_norm_place="head" if norm is None else _place(norm),
         clip=attention.clip,
         k_scale=None if attention.kv_scales is None else attention.kv_scales.k,
         v_scale=None if attention.kv_scales is None else attention.kv_scales.v,
     )
+
+
+def _place(norm: QkNorm) -> QkNormPlace:
+    if norm.is_joined:
+        return "joined"
+    return "each_head" if isinstance(norm.q, LayerNorm) else "head"
 
 
 def _latents(attention: LatentAttention) -> PackedLatents | None:

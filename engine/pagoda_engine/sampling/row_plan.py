@@ -23,7 +23,8 @@ class SampleRow:
 
     Attributes:
         state: of the sequence; its counts must be there if it has penalties.
-        index: output index of the token, for the random number and ``min_tokens``.
+        index: output index of the token, for the random number and ``min_tokens``; means nothing to
+            a row that takes the largest logit without those.
         allowed: int32 ``[ceil(V / 32)]``, ``min_tokens`` considered; None for all tokens.
         changes: what penalties for repetitions add to logits; None without.
     """
@@ -42,7 +43,10 @@ class SampleRow:
     @property
     def is_plain(self) -> bool:
         """Whether it takes the largest logit as it is."""
-        return self.state.is_plain and self.allowed is None and not self.must_not_stop
+        state = self.state
+        if not state.is_plain or self.allowed is not None:
+            return False
+        return not state.params.min_tokens or not self.must_not_stop
 
 
 @dataclass(frozen=True, slots=True)

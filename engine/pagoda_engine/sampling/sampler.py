@@ -5,7 +5,9 @@ XTC), softmax, draw. Every row's result is a function of its own logits and stat
 nothing of sequences or of when they end.
 """
 
+import itertools
 from collections.abc import Sequence
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -51,14 +53,14 @@ def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
     """
     adjusted = _adjust(logits, plan) if plan.changes_logits else logits
     if plan.draw is None:
-        best = adjusted.max(dim=-1)
-        token_ids, is_valid = best.indices, best.values.isfinite()
+        token_ids, is_invalid = _largest(adjusted)
     else:
         token_ids, is_valid = sample_tokens(adjusted, plan.draw)
+        is_invalid = is_valid.logical_not()
     if plan.penalties is not None:
         for row, counts in zip(plan.penalties.rows, plan.penalties.counts, strict=True):
             counts.add(token_ids.index_select(0, row[None]))
-    chosen = token_ids.masked_fill(is_valid.logical_not(), INVALID)
+    chosen = token_ids.masked_fill(is_invalid, INVALID)
     if plan.logprobs is None:
         return [chosen]
     rows = plan.logprobs.rows
@@ -75,7 +77,8 @@ def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
 def to_tokens(tensors: Sequence[torch.Tensor], rows: Sequence[SampleRow]) -> list[SampledToken]:
     """Return what `sample` chose, once its tensors are on the host."""
     token_ids = tensors[0].tolist()
-    sampled = [SampledToken(token_id, None, token_id != INVALID) for token_id in token_ids]
+    fields = zip(token_ids, itertools.repeat(None), map(INVALID.__ne__, token_ids), strict=False)
+    sampled = list(map(partial(tuple.__new__, SampledToken), fields))  # a third of calling it
     if len(tensors) == 1:
         return sampled
     own, top_ids, top_values, *asked_values = (tensor.tolist() for tensor in tensors[1:])
@@ -110,6 +113,12 @@ def _adjust(logits: torch.Tensor, plan: RowPlan) -> torch.Tensor:
         rows = plan.masks.rows
         adjusted.index_copy_(0, rows, _mask(adjusted.index_select(0, rows), plan.masks))
     return adjusted
+
+
+def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the index of each row's largest logit, and whether that is not finite."""
+    values, indices = logits.max(dim=-1)
+    return indices, values - values != 0  # a third of the operators of `isfinite`
 
 
 def _mask(logits: torch.Tensor, masks: Masks) -> torch.Tensor:

@@ -15,6 +15,7 @@ def check_sequence(sequence: Sequence, blocks: SequenceBlocks) -> None:
     assert sequence.num_registered_blocks * size <= num_computed
     if sequence.state is SequenceState.WAITING:
         assert not sequence.block_ids
+        assert not sequence.windowed
         assert num_written == 0
         assert sequence.guesses is None
         return
@@ -39,6 +40,7 @@ def check_sequence(sequence: Sequence, blocks: SequenceBlocks) -> None:
     assert sequence.num_cached_tokens <= num_computed
     # Blocks that this sequence may still write are its own.
     for member in sequence.members:
+        blocks.check_parts(member, num_written)
         assert member.num_null_blocks == sequence.num_null_blocks
         for block_id in member.block_ids[max(member.num_null_blocks, num_computed // size) :]:
             assert blocks.pool.ref_count(block_id) == 1, f"block {block_id} is shared"

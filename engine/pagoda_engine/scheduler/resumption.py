@@ -62,7 +62,8 @@ class Resumption:
 def preemption(sequence: Sequence, block_size: int, cost: StepCost) -> Preemption:
     """Return what a running sequence is about to lose."""
     # Where windows give blocks back it holds no prefix, and will not fetch one.
-    num_full = 0 if sequence.num_null_blocks else sequence.num_registered_blocks
+    is_whole = not sequence.num_null_blocks and not sequence.windowed
+    num_full = sequence.num_registered_blocks if is_whole else 0
     blocks = tuple(zip(sequence.block_hashes[:num_full], sequence.block_ids, strict=False))
     compute_cost = cost.of_prompt(0, num_full * block_size)
     is_worth_keeping = num_full > 0 and NUM_TRIPS * cost.of_fetch(num_full) < compute_cost

@@ -7,6 +7,8 @@ import copy
 import enum
 from typing import NamedTuple
 
+from pagoda_engine.cache.block_pool import NO_BLOCKS
+from pagoda_engine.sampling.row_plan import SampleRow
 from pagoda_engine.sampling.sampling_state import SamplingState
 from pagoda_engine.scheduler.beams import Beams
 from pagoda_engine.sequence_request import SequenceRequest
@@ -29,6 +31,11 @@ class Flow(NamedTuple):
 
     is_background: bool
     tenant: bytes
+
+
+def flow_of(request: SequenceRequest) -> Flow:
+    """Return whose a request is."""
+    return Flow(request.priority > MAX_INTERACTIVE_PRIORITY, request.tenant)
 
 
 class SequenceState(enum.Enum):
@@ -74,6 +81,8 @@ class Sequence:
             block_size).
         num_null_blocks: leading entries of it that are NULL_BLOCK: no query to come sees their
             tokens, and the sequence does not hold them.
+        windowed: which of its blocks it holds with the parts that only layers with windows read,
+            where blocks have such parts.
         block_hashes: of the leading full blocks, as far as known.
         num_registered_blocks: leading blocks that were offered to the pool for reuse.
         num_exported_blocks: leading blocks that `StepResult.computed` has named.
@@ -87,8 +96,12 @@ class Sequence:
         can_speculate: what its tokens are chosen by follows from the tokens before, or from
             nothing: so several can be chosen in one step. Penalties count on the device what each
             step has chosen.
+        is_plain: a step that decodes it computes one token, and those that are proposed behind it,
+            and brings tokens alone: it has no grammar, no beams, and nothing for another worker.
         masks_ahead: where a grammar says which tokens may come, those that may come next, and
             those behind each token that is proposed in the step that is being prepared.
+        greedy_row: what the sampler is told of each of its tokens, where that is always the same:
+            the largest logit is taken, whatever the index; None: it is told of each token anew.
         guesses: its proposals; None until it is decoded, and while it waits.
         waits_for_tokens: it sits out a step whenever its last token is unread, so that something
             can be proposed.
@@ -110,9 +123,11 @@ class Sequence:
         "can_speculate",
         "compute_ns",
         "flow",
+        "greedy_row",
         "guesses",
         "has_ended",
         "is_import_pending",
+        "is_plain",
         "last_step",
         "leader",
         "masks_ahead",
@@ -141,6 +156,7 @@ class Sequence:
         "unread_row",
         "waits_for_tokens",
         "was_reserved",
+        "windowed",
     )
 
     def __init__(
@@ -159,7 +175,7 @@ class Sequence:
         self.request = request
         self.adapter_slot = adapter_slot
         self.rank = (request.priority, arrival)
-        self.flow = Flow(request.priority > MAX_INTERACTIVE_PRIORITY, request.tenant)
+        self.flow = flow_of(request)
         self.last_step = 0
         self.state = SequenceState.WAITING
         self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
@@ -174,6 +190,7 @@ class Sequence:
         self.prefill_end = len(self.token_ids)
         self.block_ids: list[int] = []
         self.num_null_blocks = 0
+        self.windowed = NO_BLOCKS
         self.block_hashes = list(request.block_hashes)
         self.num_registered_blocks = 0
         self.num_exported_blocks = 0
@@ -183,6 +200,12 @@ class Sequence:
         self.is_import_pending = is_import_pending
         self.compute_ns = 0
         self.num_prefilled_tokens = 0
+        self.is_plain = not (
+            request.prefill_only
+            or beams is not None
+            or request.token_mask is not None
+            or not request.sampling.max_tokens
+        )
         self.can_speculate = not (
             request.prefill_only
             or beams is not None
@@ -191,6 +214,14 @@ class Sequence:
             or sampling_state.has_penalties
             or sampling_state.penalises_repeats
         )
+        sampling = request.sampling
+        self.greedy_row: SampleRow | None = None
+        if (
+            sampling_state.is_plain
+            and self.is_plain
+            and not (sampling.min_tokens or sampling.allowed_token_ids or sampling.bad_words)
+        ):
+            self.greedy_row = SampleRow(sampling_state, index=0)
         self.masks_ahead: list[TokenBits] = []
         self.guesses: Guesses | None = None
         self.waits_for_tokens = False
@@ -231,6 +262,11 @@ class Sequence:
     def held_block_ids(self) -> list[int]:
         """Blocks that it holds, in logical order."""
         return self.block_ids[self.num_null_blocks :] if self.num_null_blocks else self.block_ids
+
+    @property
+    def windowed_block_ids(self) -> list[int]:
+        """Blocks that it holds with their windowed parts, in logical order."""
+        return self.block_ids[self.windowed.start : self.windowed.stop]
 
     @property
     def num_tokens(self) -> int:
@@ -284,7 +320,7 @@ class Sequence:
         """Whether its blocks may be taken away: never while someone else may be reading them."""
         return not self.request.prefill_only
 
-    def launch(self, num_new_tokens: int, *, row: int | None, num_proposed: int = 0) -> None:
+    def launch(self, num_new_tokens: int, row: int | None, num_proposed: int = 0) -> None:
         """Note that a step was launched that computes tokens.
 
         Args:
@@ -301,7 +337,7 @@ class Sequence:
     def add_sibling(self) -> None:
         """Let one more sequence follow a beam; it has no blocks and no tokens yet."""
         sibling = copy.copy(self)
-        sibling.siblings, sibling.block_ids = [], []
+        sibling.siblings, sibling.block_ids, sibling.windowed = [], [], NO_BLOCKS
         sibling.compute_ns = 0
         self.siblings.append(sibling)
 

@@ -3,14 +3,15 @@
 Knows sequences and the pool. Knows nothing of queues or budgets.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from pagoda_engine.cache.block_pool import BlockPool
-from pagoda_engine.scheduler.sequence import NULL_BLOCK, Sequence
+from pagoda_engine.cache.block_pool import NO_BLOCKS, BlockPool
+from pagoda_engine.cache.layer_groups import most_windowed
+from pagoda_engine.scheduler.part_window import PartWindow
+from pagoda_engine.scheduler.sequence import NULL_BLOCK, Sequence, SequenceState
 from pagoda_engine.sequence_request import KvSource
 
 BlockHasher = Callable[[bytes, SequenceOf[int]], bytes]
@@ -26,19 +27,27 @@ class _Wanted:
         hits: hashes of those behind, which are here.
         num_new: those behind them, to be written.
         num_cached: leading ones whose tokens need not be computed.
+        windowed: which of all its blocks it takes with their windowed parts.
     """
 
     num_null: int
     hits: SequenceOf[bytes]
     num_new: int
     num_cached: int
+    windowed: range = NO_BLOCKS
 
 
 class SequenceBlocks:
     """The only caller of the pool on behalf of sequences.
 
     Where every layer attends to a window, blocks behind it are given back as a sequence goes on: a
-    prompt of any length and its output hold the blocks of a window, and of a few chunks.
+    prompt of any length and its output hold the blocks of a window, and of a few chunks. Where some
+    layers do (`part_window`), the same is true of the blocks' windowed parts.
+
+    Attributes:
+        pool: where blocks come from.
+        block_size: tokens of a block.
+        has_window: any layer has one, so sequences give back blocks or parts as they go on.
     """
 
     def __init__(
@@ -49,6 +58,7 @@ class SequenceBlocks:
         hash_block: BlockHasher,
         enable_prefix_caching: bool,
         window: int | None = None,
+        part_window: int | None = None,
         max_num_batched_tokens: int = 0,
     ) -> None:
         """Begin without sequences.
@@ -59,18 +69,28 @@ class SequenceBlocks:
             hash_block: see BlockHasher.
             enable_prefix_caching: reuse blocks by hash.
             window: latest tokens that any layer attends to; None: one attends to all.
+            part_window: latest tokens that any layer of the windowed parts attends to; None: blocks
+                have no such parts.
             max_num_batched_tokens: of one step; matters with a window alone.
         """
         self._window = window
+        self._parts = None
+        if part_window is not None:
+            self._parts = PartWindow(
+                part_window,
+                pool,
+                block_size=block_size,
+                max_num_batched_tokens=max_num_batched_tokens,
+            )
+        self.has_window = window is not None or part_window is not None
         self.pool = pool
         self.block_size = block_size
         self._hash_block = hash_block
         self._enable_prefix_caching = enable_prefix_caching
         # Full blocks of known tokens whose KV is on its way: hash -> who computes or imports it.
         self._producers: dict[bytes, Sequence] = {}
-        # Of a prompt: those of what the first of its new tokens sees, and of two steps, since one
-        # may be in flight.
-        self._max_held = 1 + self.num_blocks_for((window or 0) + 2 * max_num_batched_tokens)
+        # Of a prompt.
+        self._max_held = most_windowed(window or 0, block_size, max_num_batched_tokens)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that hold the KV of this many tokens."""
@@ -88,23 +108,30 @@ class SequenceBlocks:
         It may find a longer prefix cached then, never a shorter one.
         """
         wanted = self._wanted(sequence)
-        members = itertools.chain.from_iterable(v.members for v in victims)
-        given_back = Counter(itertools.chain.from_iterable(m.held_block_ids for m in members))
-        num_free = self.pool.num_allocatable(wanted.hits, given_back)
-        return num_free >= wanted.num_new + num_spare_blocks
+        members = [member for victim in victims for member in victim.members]
+        num_free = self.pool.num_allocatable(
+            wanted.hits,
+            Counter(block_id for member in members for block_id in member.held_block_ids),
+            windowed=wanted.windowed,
+            windowed_given_back=Counter(b for m in members for b in m.windowed_block_ids),
+        )
+        return num_free >= self._num_places(wanted, num_spare_blocks)
 
     def reserve(self, sequence: Sequence, num_spare_blocks: int) -> bool:
         """Take blocks for all tokens of a sequence, sharing the longest cached prefix.
 
-        With a window, for those that it computes first: `extend` takes the others. The last token
-        is never part of a shared block: its logits must be computed, which writes its KV. Returns
-        False, and changes nothing, unless `num_spare_blocks` blocks stay free.
+        With a window, for those that it computes first: `extend` takes the others, and other
+        blocks' windowed parts. The last token is never part of a shared block: its logits must be
+        computed, which writes its KV. Returns False, and changes nothing, unless
+        `num_spare_blocks` blocks stay free.
         """
         wanted = self._wanted(sequence)
-        if self.pool.num_allocatable(wanted.hits) < wanted.num_new + num_spare_blocks:
+        num_free = self.pool.num_allocatable(wanted.hits, windowed=wanted.windowed)
+        if num_free < self._num_places(wanted, num_spare_blocks):
             return False
-        block_ids = self.pool.allocate(wanted.hits, wanted.num_new)
+        block_ids = self.pool.allocate(wanted.hits, wanted.num_new, windowed=wanted.windowed)
         assert block_ids is not None
+        sequence.windowed = wanted.windowed
         sequence.block_ids = [NULL_BLOCK] * wanted.num_null + block_ids
         sequence.num_null_blocks = wanted.num_null
         sequence.num_cached_tokens = wanted.num_cached * self.block_size
@@ -125,7 +152,7 @@ class SequenceBlocks:
         Of full ones, but for that of its last token; none if it must compute whatever is known, or
         has not the blocks of all its tokens at once, since they move with a window.
         """
-        if self._window is not None or not self._may_share(sequence):
+        if self.has_window or not self._may_share(sequence):
             return ()
         num_full = (len(sequence.token_ids) - 1) // self.block_size
         return sequence.block_hashes[sequence.num_cached_tokens // self.block_size : num_full]
@@ -158,7 +185,14 @@ class SequenceBlocks:
             num_wanted -= len(sequence.block_ids)
             num_new = max(0, min(num_wanted, self.pool.num_free_blocks))
             sequence.block_ids.extend(self.pool.allocate((), num_new) or ())
-        return len(sequence.block_ids) * self.block_size - sequence.num_launched_tokens
+        num_ready = len(sequence.block_ids)
+        if self._parts is not None:
+            held = sequence.windowed
+            end = min(num_ready, max(held.start + self._parts.most_blocks, held.stop))
+            num_new = self.pool.attach_windowed(sequence.block_ids[held.stop : end])
+            num_ready = held.stop + num_new
+            sequence.windowed = range(held.start, num_ready)
+        return num_ready * self.block_size - sequence.num_launched_tokens
 
     def needs_block(self, sequence: Sequence) -> bool:
         """Tell whether the KV of the sequence's last token has no block yet, in any beam."""
@@ -174,18 +208,23 @@ class SequenceBlocks:
         """Give back the blocks behind its last token, taken for tokens that did not come."""
         num_blocks = self.num_blocks_for(sequence.num_tokens)
         if num_blocks < len(sequence.block_ids):
+            self._drop_windowed(sequence, num_blocks, len(sequence.block_ids))
             self.pool.free(sequence.block_ids[num_blocks:])
             # Another list, as after a preemption: what was told of the old one is void.
             sequence.block_ids = sequence.block_ids[:num_blocks]
 
     def grow(self, sequence: Sequence) -> bool:
         """Take one more block, for the first beam that lacks one. Returns False if none is free."""
-        block_ids = self.pool.allocate((), 1)
+        has_parts = self._parts is not None
+        block_ids = self.pool.allocate((), 1, windowed=range(int(has_parts)))
         if block_ids is None:
             return False
         member = next(filter(self._lacks_block, sequence.siblings), sequence)
         index = len(member.block_ids)
         member.block_ids.extend(block_ids)
+        if has_parts:
+            assert member.windowed.stop == index, "a decode lacks parts of a block before"
+            member.windowed = range(member.windowed.start, index + 1)
         if sequence.beams is not None and index * self.block_size < member.num_computed_tokens:
             sequence.beams.copy_block(sequence.block_ids[index], block_ids[0])
         return True
@@ -204,12 +243,16 @@ class SequenceBlocks:
         members = leader.members
         num_full, num_partial = divmod(leader.num_computed_tokens, self.block_size)
         num_null = leader.num_null_blocks  # of each that has blocks
+        held = leader.windowed  # so far as the blocks are full, of each that has blocks
+        windowed = slice(held.start - num_null, num_full - num_null)
         tables = [member.block_ids for member in members]
         full = [tables[parent][num_null:num_full] for parent in parents]
         partial = [table[num_full:] for table in tables]
         for block_ids in full:  # before anything is given back
             self.pool.share(block_ids)
+            self.pool.share_windowed(block_ids[windowed])
         for table in tables:
+            self.pool.drop_windowed(table[num_null:num_full][windowed])
             self.pool.free(table[num_null:num_full])
         spare = [partial[i] for i in range(len(members)) if i not in parents and partial[i]]
         is_taken: set[int] = set()
@@ -227,17 +270,23 @@ class SequenceBlocks:
             # Another list, as after a preemption: what was told of the old one is void.
             member.block_ids = [NULL_BLOCK] * num_null + block_ids + last
             member.num_null_blocks = num_null
+            if self._parts is not None:
+                member.windowed = range(held.start, len(member.block_ids))
 
     def _lacks_block(self, sequence: Sequence) -> bool:
         return sequence.num_tokens > len(sequence.block_ids) * self.block_size
 
-    def num_growing(self, sequence: Sequence) -> int:
-        """Return how many blocks the sequence may ask for before one step, until it ends."""
+    def num_growing(self, sequence: Sequence, num_more: int = 0) -> int:
+        """Return how many blocks the sequence may ask for before one step, until it ends.
+
+        `num_more`: blocks that it has beside those that it has now.
+        """
         if sequence.request.prefill_only:
             return 0
         if sequence.beams is not None:
             return sequence.num_seats
-        return int(self.num_blocks_for(sequence.max_num_tokens - 1) > len(sequence.block_ids))
+        num_slots = (len(sequence.block_ids) + num_more) * self.block_size
+        return int(sequence.max_num_tokens - 1 > num_slots)
 
     def register_computed(self, sequence: Sequence) -> None:
         """Make every block that is full by now reusable; of a search those of its prompt alone."""
@@ -266,6 +315,9 @@ class SequenceBlocks:
 
         Steps in flight compute later positions than those that were read.
         """
+        if self._parts is not None:
+            first = self._parts.first_needed(sequence)
+            self._drop_windowed(sequence, sequence.windowed.start, first)
         if self._window is None:
             return
         held = sequence.num_null_blocks
@@ -277,6 +329,8 @@ class SequenceBlocks:
 
     def lacks_window(self, sequence: Sequence) -> bool:
         """Tell whether the next token to compute sees tokens whose blocks were not reserved."""
+        if self._parts is not None:
+            return self._parts.first_seen(sequence.num_computed_tokens) < sequence.windowed.start
         first = self.first_needed_block(sequence, sequence.num_computed_tokens)
         return first < sequence.num_null_blocks
 
@@ -289,7 +343,9 @@ class SequenceBlocks:
         for block_hash in sequence.block_hashes[sequence.num_registered_blocks :]:
             self._no_longer_producing(sequence, block_hash)
         for member in sequence.members:
+            self.pool.drop_windowed(member.windowed_block_ids)
             self.pool.free(member.held_block_ids)
+            member.windowed = NO_BLOCKS
             member.block_ids = []
             member.num_null_blocks = 0
         sequence.num_computed_tokens = sequence.num_launched_tokens = 0
@@ -306,11 +362,21 @@ class SequenceBlocks:
         `sequences`: all.
         """
         members = [member for sequence in sequences for member in sequence.members]
-        self.pool.check_invariants(Counter(i for s in members for i in s.held_block_ids))
+        self.pool.check_invariants(
+            Counter(i for s in members for i in s.held_block_ids),
+            Counter(i for s in members for i in s.windowed_block_ids),
+        )
         holders = {id(s): s for s in sequences if s.block_ids}
         for block_hash, producer in self._producers.items():
             assert id(producer) in holders, "a block is made by nobody"
             assert block_hash in producer.block_hashes[producer.num_registered_blocks :]
+
+    def check_parts(self, sequence: Sequence, num_written: int) -> None:
+        """Raise AssertionError unless a running sequence, or beam, has the parts that it needs."""
+        if self._parts is None:
+            assert not sequence.windowed
+        elif sequence.state is SequenceState.RUNNING:
+            self._parts.check(sequence, num_written)
 
     def _last_block(self, sequence: Sequence, num_null: int) -> int:
         """Return the end of the blocks that a sequence gets so far, with so many given back.
@@ -331,7 +397,28 @@ class SequenceBlocks:
             num_cached = num_cached if num_cached > num_null else 0
         hits = sequence.block_hashes[num_null:num_cached]
         num_new = self._last_block(sequence, num_null) - max(num_cached, num_null)
-        return _Wanted(num_null, hits, num_new, num_cached)
+        windowed = NO_BLOCKS if self._parts is None else self._parts.wanted(sequence, num_cached)
+        return _Wanted(num_null, hits, num_new, num_cached, windowed)
+
+    def num_partial(self, sequence: Sequence, first: int, end: int) -> int:
+        """Return of how many of the blocks [first, end) a hand-over leaves windowed parts out."""
+        if self._parts is None:
+            return 0
+        return min(end, max(first, self._parts.first_handed_over(sequence))) - first
+
+    def _drop_windowed(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Give back the windowed parts of blocks at one end of those that have them."""
+        held = sequence.windowed
+        start, stop = max(start, held.start), min(stop, held.stop)
+        if start < stop:
+            self.pool.drop_windowed(sequence.block_ids[start:stop])
+            is_begin = start == held.start
+            sequence.windowed = range(stop, held.stop) if is_begin else range(held.start, start)
+
+    def _num_places(self, wanted: _Wanted, num_spare_blocks: int) -> int:
+        """Return the places that must be free for what is wanted, so that so many blocks stay."""
+        new = self.pool.num_places_for(len(wanted.hits), wanted.num_new, wanted.windowed)
+        return new + num_spare_blocks * self.pool.parts_per_block
 
     def _match(self, sequence: Sequence) -> int:
         """Return how many leading blocks need not be computed: what they are needed for is here."""
@@ -340,6 +427,8 @@ class SequenceBlocks:
         max_shared_blocks = (len(sequence.token_ids) - 1) // self.block_size
         self._extend_hashes(sequence, max_shared_blocks)
         hashes = sequence.block_hashes[:max_shared_blocks]
+        if self._parts is not None:
+            return self._parts.match(hashes)
         if self._window is None:
             return self.pool.match(hashes)
         longest = num_here = 0  # blocks in a row that are here, up to this one

@@ -21,6 +21,8 @@ class StepCost:
         per_proposed_token: of each proposed token.
         per_attended_token: of each token of a prompt for each token that it attends to: of a long
             prompt the last tokens take many times what the first ones do.
+        per_context_token: of a chunk of a prompt for each token of its context, whose KV is read
+            once for all of the chunk's tokens.
         fetch_base: of a fetch of blocks from a lower tier.
         per_fetched_block: of each of its blocks; infinite: nothing can be fetched, as far as is
             known.
@@ -33,6 +35,7 @@ class StepCost:
     per_prefill_token: float = 0.35
     per_proposed_token: float = 0.5
     per_attended_token: float = 0.0
+    per_context_token: float = 0.0
     fetch_base: float = 0.0
     per_fetched_block: float = math.inf
     is_seconds: bool = False
@@ -57,9 +60,10 @@ class StepCost:
         return self.per_decode * num_decodes + self.per_prefill_token * num_prefill_tokens
 
     def of_prompt(self, first_token: int, num_tokens: int) -> float:
-        """Return what tokens [first_token, first_token + num_tokens) of a prompt take."""
+        """Return what tokens [first_token, first_token + num_tokens) of a prompt take at once."""
         num_attended = attended_tokens(first_token, num_tokens)
-        return self.per_prefill_token * num_tokens + self.per_attended_token * num_attended
+        work = self.per_prefill_token * num_tokens + self.per_attended_token * num_attended
+        return work + self.per_context_token * (first_token + num_tokens) if num_tokens else 0.0
 
     def of_fetch(self, num_blocks: int) -> float:
         """Return what blocks of a lower tier take until they are here."""
@@ -67,10 +71,14 @@ class StepCost:
 
     def tokens_within(self, work: float, first_token: int) -> int:
         """Return how many tokens of a prompt, from `first_token` on, take no more than `work`."""
-        # work = linear * n + square * n * n
-        linear = self.per_prefill_token + self.per_attended_token * (first_token + 0.5)
-        square = self.per_attended_token / 2
         work *= 1 + 1e-9  # a sum of n times something is n of it
+        work -= self.per_context_token * first_token
+        if work <= 0.0:
+            return 0
+        # work = linear * n + square * n * n
+        linear = self.per_prefill_token + self.per_context_token
+        linear += self.per_attended_token * (first_token + 0.5)
+        square = self.per_attended_token / 2
         # The usual formula turned over: it does not divide by a square that is nearly 0.
         return int(2 * work / (linear + math.sqrt(linear * linear + 4 * square * work)))
 

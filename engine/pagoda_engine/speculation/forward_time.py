@@ -1,5 +1,7 @@
 """How long a forward of a small model takes, from those that were timed. Knows numbers only."""
 
+import math
+
 DECAY = 0.99
 """Per forward that was timed: a half-life of about 70 forwards."""
 
@@ -45,6 +47,12 @@ class ForwardTime:
     def of(self, num_tokens: int) -> float:
         """Return the seconds of a forward of so many tokens."""
         return self.base + self.per_token * num_tokens
+
+    def tokens_within(self, seconds: float) -> float:
+        """Return how many tokens a forward of these seconds has, whole or infinite; see `of`."""
+        if not self.per_token:
+            return math.inf
+        return math.floor((seconds - self.base) / self.per_token * (1 + 1e-9) + 1e-9)
 
     def _fit(self) -> None:
         ones, mixed, squares, by_one, by_n = map(sum, zip(self._sums, self._first, strict=True))

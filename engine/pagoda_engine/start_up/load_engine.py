@@ -6,6 +6,7 @@ Tells `StartUp` what goes on. Knows nothing of who listens.
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,9 +14,10 @@ import torch
 from pagoda_engine.adapters.adapter_slots import AdapterSlots, slot_bytes
 from pagoda_engine.adapters.adapter_table import AdapterTable
 from pagoda_engine.cache.block_pool import OnEvict
+from pagoda_engine.cache.layer_groups import LayerGroups, can_be_in_parts
 from pagoda_engine.cache.peer_pool import exportable_cache
 from pagoda_engine.config import EngineConfig
-from pagoda_engine.engine import Engine, kv_layout
+from pagoda_engine.engine import Engine
 from pagoda_engine.errors import CheckpointError, MemoryBudgetError
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.kv.dtype import resolve_kv_dtype
@@ -102,7 +104,7 @@ def load_engine(
         with start_up.phase("allocating KV"):
             kv_cache = None
             if shares_pool:
-                layout = kv_layout(model, config)
+                layout = model.kv_layout(config.block_size)
                 kv_cache = exportable_cache(layout, config.num_blocks, model.device)
             engine = Engine(
                 model,
@@ -118,17 +120,21 @@ def load_engine(
         loading.capture(engine)
         with start_up.phase("warming up"):
             is_finite = warm_engine(engine)
-            if engine.drafter is not None:
-                engine.drafter.warm_up()
-        if not is_finite:
-            raise CheckpointError(
-                folder,
-                f"with these weights and dtype {model.dtype} the logits of the first steps are not "
-                "finite: the files are damaged, or the dtype is too narrow for the model",
-            )
+            if not is_finite:
+                raise _not_finite(folder, model)
+            if draft and draft_folder and engine.drafter and not engine.drafter.warm_up():
+                raise _not_finite(draft_folder, draft)
     except torch.OutOfMemoryError as error:
         raise loading.out_of_memory() from error
     return engine
+
+
+def _not_finite(folder: Path, model: LoadedModel) -> CheckpointError:
+    return CheckpointError(
+        folder,
+        f"with these weights and dtype {model.dtype} the logits of the first steps are not "
+        "finite: the files are damaged, or the dtype is too narrow for the model",
+    )
 
 
 class _Loading:
@@ -153,9 +159,12 @@ class _Loading:
         device = resolve_device(device_name(options.device))
         torch_dtype = dtype_of(model_files, options.dtype, device)
         kv_dtype = resolve_kv_dtype(options.kv_cache_dtype, description, torch_dtype)
-        block_bytes = description.kv_bytes_per_token(kv_dtype) * options.block_size
         model_limit = description.max_position_embeddings
         num_tokens = min(options.max_model_len or model_limit, model_limit)
+        layout = description.kv_layout(options.block_size, kv_dtype, max_positions=num_tokens)
+        if not can_be_in_parts(device.type):
+            layout = layout.in_one_part()
+        block_bytes = layout.block_bytes
         adapter_bytes = slot_bytes(description, torch_dtype, options.max_adapter_rank)
         stored = _stored(model_files, options, device)
         num_bytes = weight_bytes(description, torch_dtype, stored)
@@ -167,19 +176,12 @@ class _Loading:
             draft_dtype = dtype_of(draft_files, options.dtype, device)
             stored = _stored(draft_files, options, device)
             taken_bytes += weight_bytes(draft_files.description, draft_dtype, stored)
-            token_bytes = draft_files.description.kv_bytes_per_token(draft_dtype)
+            draft_kv = resolve_kv_dtype(
+                options.kv_cache_dtype, draft_files.description, draft_dtype
+            )
+            token_bytes = draft_files.description.kv_bytes_per_token(draft_kv)
             draft_block_bytes = token_bytes * options.block_size
-        self._planner = PoolPlanner(
-            options,
-            block_bytes=block_bytes,
-            model_limit=model_limit,
-            default_bytes=default_pool_bytes(
-                -(-num_tokens // options.block_size) * block_bytes,
-                taken_bytes,
-                available_bytes(),
-            ),
-            draft_block_bytes=draft_block_bytes,
-        )
+        host_bytes = available_bytes()
         self._memory: DeviceMemory | None = None
         self._budget: MemoryBudget | None = None
         limits = CPU_LIMITS
@@ -191,8 +193,25 @@ class _Loading:
                 weight_bytes=taken_bytes,
             )
             limits = step_limits_of(description, torch_dtype, self._budget.pool_bytes)
-        self._planner.plan(self._budget)
         self.config = _config(options, device, limits)
+        self._planner = PoolPlanner(
+            options,
+            block_bytes=block_bytes,
+            model_limit=model_limit,
+            default_bytes=default_pool_bytes(
+                -(-num_tokens // options.block_size) * block_bytes,
+                taken_bytes,
+                host_bytes,
+            ),
+            draft_block_bytes=draft_block_bytes,
+            longest_table=partial(
+                _longest_table,
+                layout.groups,
+                options.block_size,
+                self.config.max_num_batched_tokens,
+            ),
+        )
+        self._planner.plan(self._budget, host_bytes)
 
     def loaded_draft(self) -> LoadedModel | None:
         """Read the draft model, if there shall be one, and say which."""
@@ -242,7 +261,7 @@ class _Loading:
                     utilization=self._options.gpu_memory_utilization,
                     read_buffer_bytes=self._read_buffer_bytes,
                 )
-        pool = self._planner.plan(self._budget)
+        pool = self._planner.plan(self._budget, available_bytes())
         logger.info("%s", self._planner.explain(pool, self._budget))
         max_model_len = self._planner.max_model_len(pool)
         if max_model_len < model.max_position_embeddings and not self._options.max_model_len:
@@ -312,13 +331,22 @@ def step_limits_of(
 
 def _stored(model_files: ModelFiles, options: EngineOptions, device: torch.device) -> Stored:
     """Return how the weights will come; raises as `load_model`."""
-    scheme = None if options.load_format == "dummy" else model_files.scheme
+    is_random = options.load_format == "dummy"
     return Stored(
         quantization=resolve_quantization(options.quantization),
-        scheme=scheme,
-        tensors=model_files.tensors() if scheme is not None else {},
+        scheme=None if is_random else model_files.scheme,
+        tensors={} if is_random or model_files.quantization == "none" else model_files.tensors(),
         device=device,
     )
+
+
+def _longest_table(
+    groups: LayerGroups | None, block_size: int, max_num_batched_tokens: int, num_blocks: int
+) -> int:
+    """Return the blocks that one sequence can have in a pool of so many."""
+    if groups is None:
+        return num_blocks
+    return groups.longest_table(num_blocks, block_size, max_num_batched_tokens)
 
 
 def device_name(device: str) -> str:

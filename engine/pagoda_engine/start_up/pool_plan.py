@@ -4,6 +4,8 @@ Refuses what cannot work, with the arithmetic and the options to change. Knows n
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Callable
 from typing import NoReturn
 
 from pagoda_engine.errors import MemoryBudgetError
@@ -23,6 +25,7 @@ class PoolPlanner:
         model_limit: int,
         default_bytes: int = MIN_POOL_BYTES,
         draft_block_bytes: int = 0,
+        longest_table: Callable[[int], int] = lambda num_blocks: num_blocks,
     ) -> None:
         """Take what does not depend on measurements.
 
@@ -33,21 +36,26 @@ class PoolPlanner:
             default_bytes: of a pool on a CPU whose size nobody set, see `host_memory`.
             draft_block_bytes: of as many tokens' KV of a draft model, which has a pool of as many
                 blocks beside this one; 0: there is none.
+            longest_table: blocks of a pool -> those that one sequence can have, if they lose parts
+                as it goes on; never fewer.
         """
+        self._longest_table = longest_table
         self._draft_block_bytes = draft_block_bytes
         self._default_bytes = default_bytes
         self._options = options
         self._block_bytes = block_bytes
         self._limit = min(options.max_model_len or model_limit, model_limit)
 
-    def plan(self, budget: MemoryBudget | None) -> KvPool:
+    def plan(self, budget: MemoryBudget | None, host_bytes: int | None = None) -> KvPool:
         """Return the pool.
 
         Args:
             budget: of the device; None where memory is not shared out: on a CPU.
+            host_bytes: what a pool on a CPU can take at most; None: unknown.
 
         Raises:
-            MemoryBudgetError: no block fits, or not the longest sequence that the options name.
+            MemoryBudgetError: no block fits, or not the longest sequence that the options name; or
+                they name a larger pool than the memory holds.
         """
         options = self._options
         if options.num_blocks:
@@ -64,7 +72,9 @@ class PoolPlanner:
             self._refuse(
                 f"there is no room for a KV pool of {format_bytes(num_bytes)}", pool, budget
             )
-        if pool.num_tokens < self._required_tokens:
+        if budget is None and (options.num_blocks or options.kv_cache_bytes):
+            self._check_host(pool, num_bytes, host_bytes)
+        if self._longest(pool) < self._required_tokens:
             self._refuse(
                 f"there is no room for one sequence of max_model_len {self._limit} tokens",
                 pool,
@@ -74,7 +84,7 @@ class PoolPlanner:
 
     def max_model_len(self, pool: KvPool) -> int:
         """Return the limit of a sequence; one that nobody set is lowered to what fits."""
-        return min(self._limit, pool.num_tokens)
+        return min(self._limit, self._longest(pool))
 
     def explain(self, pool: KvPool, budget: MemoryBudget | None) -> str:
         """Return the arithmetic that led to the pool."""
@@ -86,11 +96,19 @@ class PoolPlanner:
                 f"weights, and {format_bytes(MIN_POOL_BYTES)} at least"
             )
         lines.append(pool.explain(self._limit))
+        if (longest := self._longest(pool)) > pool.num_tokens:
+            lines.append(
+                f"one sequence can have {longest} tokens: layers with windows keep what they see"
+            )
         if self._draft_block_bytes:
             size = format_bytes(pool.num_blocks * self._draft_block_bytes)
             token_kib = self._draft_block_bytes / pool.block_size / 1024
             lines.append(f"KV of the draft model beside it {size}: {token_kib:g} KiB per token")
         return "\n".join(lines)
+
+    def _longest(self, pool: KvPool) -> int:
+        """Return the most tokens that a sequence can have."""
+        return self._longest_table(pool.num_blocks) * pool.block_size
 
     def step_remedies(self, largest_step: str) -> list[str]:
         """Return what makes the largest step smaller."""
@@ -101,13 +119,31 @@ class PoolPlanner:
         """Tokens of a sequence for which there must be room: as many as were asked for."""
         return self._limit if self._options.max_model_len else 1
 
+    def _check_host(self, pool: KvPool, num_bytes: int, host_bytes: int | None) -> None:
+        """Refuse a pool that would be taken block by block, until the system ends the process."""
+        if host_bytes is None or num_bytes <= host_bytes:
+            return
+        name, unit = (
+            ("`num_blocks`", self._block_bytes + self._draft_block_bytes)
+            if self._options.num_blocks
+            else ("`kv_cache_bytes`", 1)
+        )
+        raise MemoryBudgetError(
+            f"there is no room for a KV pool of {format_bytes(num_bytes)}: the host has "
+            f"{format_bytes(host_bytes)} left",
+            self.explain(pool, None),
+            [f"lower {name} to {host_bytes // unit} or less", f"unset {name}"],
+        )
+
     def _refuse(self, reason: str, pool: KvPool, budget: MemoryBudget | None) -> NoReturn:
-        needed = pool.bytes_for(self._required_tokens)
+        num_blocks = -(-self._required_tokens // pool.block_size)
+        num_blocks = bisect_left(range(num_blocks), num_blocks, key=self._longest_table)
+        needed = num_blocks * self._block_bytes
         if self._draft_block_bytes and budget is not None:
             needed += needed // self._block_bytes * self._draft_block_bytes
         remedies = self._pool_remedies(needed, budget)
-        if 0 < pool.num_tokens < self._required_tokens:
-            remedies.append(f"lower `max_model_len` to {pool.num_tokens} or less")
+        if 0 < self._longest(pool) < self._required_tokens:
+            remedies.append(f"lower `max_model_len` to {self._longest(pool)} or less")
         if budget is not None:
             remedies += self._device_remedies(needed, budget)
         raise MemoryBudgetError(reason, self.explain(pool, budget), remedies)

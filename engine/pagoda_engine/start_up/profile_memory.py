@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from pagoda_engine.cache.copy_lanes import DEVICE_CHUNK_BYTES, NUM_LANES
 from pagoda_engine.config import EngineConfig
-from pagoda_engine.engine import kv_layout
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.start_up.device_memory import DeviceMemory
@@ -73,7 +72,7 @@ def measure_budget(
         torch.OutOfMemoryError: the step does not fit.
     """
     limits = StepLimits(config.max_num_seqs, config.max_num_batched_tokens)
-    block_bytes = kv_layout(model, config).block_bytes
+    block_bytes = model.kv_layout(config.block_size).block_bytes
     memory.trim()
     before = memory.reserved()
     activation_bytes, decode_bytes = _measure_steps(model, config, memory, limits)

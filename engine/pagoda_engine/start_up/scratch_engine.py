@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 
 from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.windowed_parts import place_table
 from pagoda_engine.config import EngineConfig
-from pagoda_engine.engine import Engine, kv_layout
+from pagoda_engine.engine import Engine
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.sequence_request import SequenceRequest
@@ -29,17 +30,20 @@ class OneLayerCache(KvCache):
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
-        super().__init__(replace(layout, num_layers=1), num_blocks, device)
-        self.layout = layout
+        one_layer = replace(layout, num_layers=1, groups=None)
+        super().__init__(one_layer, num_blocks * layout.num_parts, device)
+        self.layout, self.num_blocks = layout, num_blocks
+        if layout.groups is not None:
+            self.part_places = place_table(num_blocks * layout.num_parts, layout.num_parts - 1)
 
     def layer(self, layer_index: int) -> tuple[torch.Tensor, ...]:
         """Return the same views for every layer."""
-        return super().layer(0)
+        return self._layers[0]
 
     @property
     def all_layers(self) -> torch.Tensor:
         """The same blocks as every layer's."""
-        return self.tensor.expand(-1, self.layout.num_layers, -1, -1, -1, -1)
+        return self.tensor.expand(-1, self.layout.block_shape[1], -1, -1, -1, -1)
 
 
 class ScratchEngine:
@@ -67,7 +71,7 @@ class ScratchEngine:
             model,
             config,
             hash_block=_no_hash,
-            kv_cache=OneLayerCache(kv_layout(model, config), num_blocks, model.device),
+            kv_cache=OneLayerCache(model.kv_layout(config.block_size), num_blocks, model.device),
         )
         self._num_sequences = 0
 

@@ -5,6 +5,7 @@ Knows sequences and their queues. Knows nothing of tensors.
 
 import itertools
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 
 from pagoda_engine.sampling.sampler import SampledToken
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
@@ -16,6 +17,11 @@ from pagoda_engine.step.launched import ReadStep
 from pagoda_engine.step.result import ComputedBlocks, FinishReason, SequenceOutput
 
 _NOT_FINITE = "the model's logits are not finite"
+_NOT_FINITE_ADAPTER = (
+    "with this adapter the model's logits are not finite: its weights are too large; ask for the "
+    "model without it, or have it trained again"
+)
+_new_output = partial(tuple.__new__, SequenceOutput)  # of all fields; a third of calling it
 
 
 def take_tokens(sequence: Sequence, token_ids: SequenceOf[int]) -> SequenceOutput:
@@ -71,6 +77,13 @@ def fail(
     return final_output(sequence, reason, error=error)
 
 
+def _fail_not_finite(scheduler: Scheduler, sequence: Sequence) -> SequenceOutput:
+    """End a sequence without logits; another engine would do no better with the same adapter."""
+    if sequence.request.adapter:
+        return fail(scheduler, sequence, FinishReason.INVALID, _NOT_FINITE_ADAPTER)
+    return fail(scheduler, sequence, FinishReason.ERROR, _NOT_FINITE)
+
+
 def commit_step(
     scheduler: Scheduler,
     batch: SequenceOf[ScheduledSequence],
@@ -90,8 +103,14 @@ def commit_step(
     tokens, scores = iter(read.tokens), iter(read.prompt_logprobs)
     embeddings = iter(read.embeddings)
     for scheduled in batch:
-        sequence = scheduled.sequence
-        sampled = next(tokens) if scheduled.samples else ()
+        sequence, _, _, is_prefill, samples, proposed = scheduled
+        sampled = next(tokens) if samples else ()
+        if sequence.is_plain and not is_prefill and not proposed:
+            token_id, token_logprobs, is_valid = sampled[0]
+            if is_valid and token_logprobs is None and sequence.state is SequenceState.RUNNING:
+                # Most are so, and a step may have hundreds.
+                outputs.append(_commit_plain_decode(scheduler, sequence, token_id))
+                continue
         embedding, logprobs = b"", tuple[TokenLogprobs, ...]()
         if scheduled.is_prefill:
             if scheduled.embeds:
@@ -110,7 +129,7 @@ def commit_step(
                 # KV that may hold NaN must not be reused. Nor what earlier chunks left: attention
                 # passes a NaN on to the tokens before it, where its weight is 0.
                 scheduler.blocks.forget(sequence.leader)
-                outputs.append(fail(scheduler, sequence.leader, FinishReason.ERROR, _NOT_FINITE))
+                outputs.append(_fail_not_finite(scheduler, sequence.leader))
                 continue
         if sequence.state is SequenceState.RUNNING:
             sequence.num_computed_tokens += scheduled.num_new_tokens - len(scheduled.proposed)
@@ -134,6 +153,46 @@ def commit_step(
         elif sampled:
             outputs.append(_commit_tokens(scheduler, scheduled, sampled, embedding))
     return outputs, computed
+
+
+def _commit_plain_decode(scheduler: Scheduler, sequence: Sequence, token_id: int) -> SequenceOutput:
+    """Do what `commit_step` does where one token was computed, and one came of it, and no more.
+
+    For less: what blocks are about, only where one is full, or a window passes one.
+    """
+    blocks, token_ids = scheduler.blocks, sequence.token_ids
+    sequence.num_unread_tokens -= 1
+    num_computed = sequence.num_computed_tokens + 1
+    sequence.num_computed_tokens = num_computed
+    if not num_computed % blocks.block_size:
+        blocks.register_computed(sequence)
+    if blocks.has_window:
+        blocks.drop_behind_window(sequence)
+    first_index = len(token_ids) - sequence.num_prompt_tokens
+    reason = _append(sequence, token_id)
+    output = _new_output(
+        (
+            sequence.request.sequence_id,
+            first_index,
+            (token_id,),
+            (),
+            reason,
+            token_id if reason is FinishReason.STOP else None,
+            "",
+            0,
+            (),
+            b"",
+            (),
+            sequence.compute_ns,
+            sequence.num_prefilled_tokens,
+            sequence.num_proposed_tokens,
+            sequence.num_accepted_tokens,
+        )
+    )
+    if reason is not None:
+        sequence.has_ended = True
+        scheduler.finish(sequence)
+    return output
 
 
 def _try_alone(scheduler: Scheduler, scheduled: ScheduledSequence) -> None:
@@ -237,4 +296,5 @@ def _export(scheduler: Scheduler, sequence: Sequence, *, is_last: bool) -> list[
         return []
     sequence.num_exported_blocks = end
     block_ids = tuple(sequence.block_ids[first:end])
-    return [ComputedBlocks(sequence.sequence_id, first, block_ids)]
+    num_partial = scheduler.blocks.num_partial(sequence, first, end)
+    return [ComputedBlocks(sequence.sequence_id, first, block_ids, num_partial)]

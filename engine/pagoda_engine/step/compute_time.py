@@ -21,8 +21,8 @@ def share_out(batch: SequenceOf[ScheduledSequence], nanoseconds: int) -> int:
         return nanoseconds
     share, rest = divmod(nanoseconds, sum([entry.num_new_tokens for entry in charged]))
     charged[0].sequence.compute_ns += rest  # less than a nanosecond a token
-    for entry in charged:
-        entry.sequence.compute_ns += share * entry.num_new_tokens
-        if entry.is_prefill:
-            entry.sequence.num_prefilled_tokens += entry.num_new_tokens
+    for sequence, _, num_new_tokens, is_prefill, _, _ in charged:
+        sequence.compute_ns += share * num_new_tokens
+        if is_prefill:
+            sequence.num_prefilled_tokens += num_new_tokens
     return 0

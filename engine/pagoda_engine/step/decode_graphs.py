@@ -7,6 +7,7 @@ Knows nothing of sampling or of when sequences end.
 import functools
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,9 @@ from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.device import Forward, GraphCapture
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
-from pagoda_engine.scheduler.sequence import NO_ADAPTER
-from pagoda_engine.step.decode_rows import DecodeRows
+from pagoda_engine.scheduler.sequence import NO_ADAPTER, NULL_BLOCK
 from pagoda_engine.step.inputs import KNOWN
+from pagoda_engine.step.table_rows import TableRows
 from pagoda_kernels import PAD_SLOT, decode_batch
 from pagoda_kernels.host_copy import to_device
 
@@ -59,11 +60,13 @@ class DecodeGraphs:
         self._block_size = kv_cache.layout.block_size
         self._device = device = last_tokens.device
         num_columns = -(-max_model_len // self._block_size)
-        self._rows = DecodeRows(num_columns)
-        # Token, previous row, position, context length, slot; one column for each row of a batch.
-        (self.inputs,) = to_device([_padding(self._sizes[-1])], device)
+        self._rows = TableRows(num_columns)
+        self._num_parts = kv_cache.layout.num_parts
+        # Token, previous row, position, context length, and a slot for each part of a block; one
+        # column for each row of a batch.
+        (self.inputs,) = to_device([self._padding(self._sizes[-1])], device)
         self.block_tables = torch.zeros(
-            (self._sizes[-1], num_columns), dtype=torch.int32, device=device
+            (self._num_parts, self._sizes[-1], num_columns), dtype=torch.int32, device=device
         )
         self._row_starts = torch.arange(self._sizes[-1] + 1, dtype=torch.int32, device=device)
         # A graph keeps its output: one for each, of 256 sequences and 150k tokens, is 0.7 GB.
@@ -108,57 +111,65 @@ class DecodeGraphs:
         """
         rows, update = self._rows.assign([entry.sequence for entry in batch])
         size = next(size for size in self._sizes if size >= len(batch))
-        inputs = _padding(size)
+        inputs = self._padding(size)
         inputs[:, rows] = np.array([self._column(entry) for entry in batch], np.int32).T
         positions = np.array(update.positions, np.int64)
-        block_ids = np.array(update.block_ids, np.int32)
+        block_ids = np.array(self._places(update.block_ids), np.int32).T
         staged, at, new = to_device([inputs, positions, block_ids], self._device)
 
         def forward() -> torch.Tensor:
             self.inputs[:, :size].copy_(staged)
             if update.positions:
-                self.block_tables.view(-1).index_copy_(0, at, new)
+                self.block_tables.view(self._num_parts, -1).index_copy_(1, at, new)
             return self._replays[size]()[: len(batch)]
 
         return rows, forward
 
-    def _column(self, entry: ScheduledSequence) -> tuple[int, int, int, int, int]:
+    def _places(self, block_ids: SequenceOf[int]) -> list[list[int]]:
+        """Return where the parts of blocks are; parts that are not held, any that are there."""
+        places = self._kv_cache.places_of(block_ids)
+        return [[max(place, NULL_BLOCK) for place in block] for block in places]
+
+    def _padding(self, size: int) -> npt.NDArray[np.int32]:
+        """Inputs of rows that belong to nobody: a token that is read from its slot, not written."""
+        column = np.array([0, KNOWN, 0, 1, *[PAD_SLOT] * self._num_parts], np.int32)
+        return np.repeat(column[:, None], size, axis=1)
+
+    def _column(self, entry: ScheduledSequence) -> tuple[int, ...]:
         sequence, position = entry.sequence, entry.first_token
         is_known = position < len(sequence.token_ids)
         block, offset = divmod(position, self._block_size)
+        (places,) = self._kv_cache.places_of([sequence.block_ids[block]])
         return (
             sequence.token_ids[position] if is_known else 0,
             KNOWN if is_known else sequence.unread_row,
             position,
             entry.num_context_tokens,
-            sequence.block_ids[block] * self._block_size + offset,
+            *(place * self._block_size + offset for place in places),
         )
 
     def _forward(self, size: int) -> torch.Tensor:
-        token_ids, previous_rows, positions, context_lens, slots = self.inputs[:, :size].unbind()
+        token_ids, previous_rows, positions, context_lens, *slots = self.inputs[:, :size].unbind()
         previous = self._last_tokens.index_select(0, previous_rows.clamp(min=0))
-        batch = decode_batch(
-            cu_seqlens_q=self._row_starts[: size + 1],
-            context_lens=context_lens,
-            block_tables=self.block_tables[:size],
-            slot_mapping=slots.long(),
-            block_size=self._block_size,
-            max_context_len=self._max_model_len,
+        batch, *others = (
+            decode_batch(
+                cu_seqlens_q=self._row_starts[: size + 1],
+                context_lens=context_lens,
+                block_tables=block_tables[:size],
+                slot_mapping=slot_mapping.long(),
+                block_size=self._block_size,
+                max_context_len=self._max_model_len,
+            )
+            for block_tables, slot_mapping in zip(self.block_tables, slots, strict=True)
         )
         logits = self._decoder.forward(
             torch.where(previous_rows == KNOWN, token_ids, previous),
             positions,
-            batch,
+            replace(batch, others=tuple(others)),
             self._kv_cache,
             None,
         )
         return self._logits[:size].copy_(logits)
-
-
-def _padding(size: int) -> npt.NDArray[np.int32]:
-    """Inputs of rows that belong to nobody: a token that is read from its slot, not written."""
-    column = np.array([0, KNOWN, 0, 1, PAD_SLOT], np.int32)
-    return np.repeat(column[:, None], size, axis=1)
 
 
 def chosen_sizes(max_num_seqs: int) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ class StepInputs:
         seqlens_q: new tokens of each sequence.
         context_lens: KV tokens of each sequence, the new ones included.
         block_tables: of each sequence. Not copied: to be read before the step loop goes on.
+        windowed: of each sequence which of its blocks it holds with their windowed parts.
         logit_rows: R of the T rows: of each sequence that samples its last known token's, and those
             of its proposed tokens.
         scored_rows: those of the T rows whose next token is of the prompt, and asked for.
@@ -41,6 +42,7 @@ class StepInputs:
     seqlens_q: list[int]
     context_lens: list[int]
     block_tables: list[list[int]]
+    windowed: list[range]
     logit_rows: list[int]
     scored_rows: list[int]
     scored_token_ids: list[int]
@@ -51,18 +53,20 @@ class StepInputs:
     @property
     def has_adapters(self) -> bool:
         """Whether an adapter adds to any token."""
-        return any(slot != NO_ADAPTER for slot in self.adapters)
+        return self.adapters.count(NO_ADAPTER) < len(self.adapters)
 
     @property
     def has_unread(self) -> bool:
         """Whether a token must be taken from the step before."""
-        return any(row != KNOWN for row in self.previous_rows)
+        return self.previous_rows.count(KNOWN) < len(self.previous_rows)
 
 
 def flatten(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
     """Return the inputs of a batch that is not launched yet."""
-    inputs = StepInputs([], [], [], [], [], [], [], [], [], [], [], [])
-    for entry in batch:
+    are_not = (i for i, e in enumerate(batch) if e.is_prefill or e.num_new_tokens > 1)
+    num_decodes = next(are_not, len(batch))
+    inputs = _of_decodes(batch[:num_decodes])
+    for entry in batch[num_decodes:]:
         sequence, end = entry.sequence, entry.num_context_tokens
         known = sequence.token_ids[entry.first_token : end]
         if scored := entry.scored:
@@ -84,9 +88,38 @@ def flatten(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
         inputs.seqlens_q.append(entry.num_new_tokens)
         inputs.context_lens.append(end)
         inputs.block_tables.append(sequence.block_ids)
+        inputs.windowed.append(sequence.windowed)
         if entry.embeds:
             inputs.embedded.append(len(inputs.logit_rows))
         if entry.samples:
             num_tokens = len(inputs.token_ids)
             inputs.logit_rows.extend(range(num_tokens - entry.num_rows, num_tokens))
     return inputs
+
+
+def _of_decodes(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
+    """Return the inputs of decodes of one token each: a step may have hundreds."""
+    sequences = [entry.sequence for entry in batch]
+    positions = [entry.first_token for entry in batch]
+    token_ids, previous_rows = list[int](), [KNOWN] * len(batch)
+    for row, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
+        if position < len(sequence.token_ids):
+            token_ids.append(sequence.token_ids[position])
+        else:
+            token_ids.append(0)
+            previous_rows[row] = sequence.unread_row
+    return StepInputs(
+        token_ids,
+        previous_rows,
+        positions,
+        seqlens_q=[1] * len(batch),
+        context_lens=[position + 1 for position in positions],
+        block_tables=[sequence.block_ids for sequence in sequences],
+        windowed=[sequence.windowed for sequence in sequences],
+        logit_rows=[*range(len(batch))],
+        scored_rows=[],
+        scored_token_ids=[],
+        scored_nums=[],
+        embedded=[],
+        adapters=[sequence.adapter_slot for sequence in sequences],
+    )

@@ -60,7 +60,9 @@ class LaunchedStep:
         if not prepared.rows:
             return ReadStep([], scores, embeddings)
         by_row = to_tokens(tensors, prepared.rows)
-        sampled = (entry for entry in self.batch if entry.samples)
+        if len(by_row) == len(prepared.row_of):  # nothing was proposed
+            return ReadStep([(by_row[row],) for row in prepared.row_of], scores, embeddings)
+        sampled = [entry for entry in self.batch if entry.samples]
         tokens = [
             verified(entry.proposed, by_row[row : row + entry.num_rows])
             if entry.proposed
@@ -69,40 +71,53 @@ class LaunchedStep:
         ]
         return ReadStep(tokens, scores, embeddings)
 
-    def stats(
-        self,
-        previous: "LaunchedStep | None",
-        *,
-        num_preempted: int,
-        wait_seconds: float,
-    ) -> StepStats:
-        """Return sizes and times, once it was read; all but what its tokens take afterwards.
+    def device_seconds(self, previous: "LaunchedStep | None") -> tuple[float, float, float]:
+        """Return the device's gap before it, its forward and its sampling, once it was read.
 
         Args:
             previous: the step before, if the engine was not idle in between.
+        """
+        gap_seconds = 0.0 if previous is None else self.work.gap_after(previous.work)
+        return (gap_seconds, *self.work.times())
+
+    def stats(
+        self,
+        device_seconds: tuple[float, float, float],
+        *,
+        num_accepted: int,
+        num_preempted: int,
+        unclaimed_ns: int,
+        wait_seconds: float,
+        commit_seconds: float,
+    ) -> StepStats:
+        """Return sizes and times, once its tokens are committed; all else as in `StepStats`.
+
+        Args:
+            device_seconds: see there.
+            num_accepted: proposed tokens that were right.
             num_preempted: since the step before was read.
+            unclaimed_ns: see StepStats.
             wait_seconds: that `read` took.
+            commit_seconds: what its tokens took afterwards.
         """
         started, scheduled, launched = self.times
-        forward_seconds, sample_seconds = self.work.times()
-        num_decodes = num_proposed = num_new = num_context = 0
+        gap_seconds, forward_seconds, sample_seconds = device_seconds
+        _, first_tokens, nums_new, are_prefills, _, proposals = zip(*self.batch, strict=True)
+        num_new, num_proposed = sum(nums_new), sum(map(len, proposals))
+        num_decodes = are_prefills.count(False)
         num_prefill_context = num_attended = 0
-        for entry in self.batch:
-            num_new += entry.num_new_tokens
-            num_context += entry.first_token + entry.num_new_tokens
-            if entry.is_prefill:
-                num_prefill_context += entry.first_token + entry.num_new_tokens
-                num_attended += attended_tokens(entry.first_token, entry.num_new_tokens)
-            else:
-                num_decodes += 1
-                num_proposed += len(entry.proposed)
-        gap_seconds = 0.0 if previous is None else self.work.gap_after(previous.work)
+        if num_decodes < len(self.batch):
+            for _, first_token, num_tokens, is_prefill, _, _ in self.batch:
+                if is_prefill:
+                    num_prefill_context += first_token + num_tokens
+                    num_attended += attended_tokens(first_token, num_tokens)
         return StepStats(
             num_sequences=len(self.batch),
             num_prefill_tokens=num_new - num_decodes - num_proposed,
             num_decode_tokens=num_decodes,
             num_proposed_tokens=num_proposed,
-            num_context_tokens=num_context,
+            num_accepted_tokens=num_accepted,
+            num_context_tokens=sum(first_tokens) + num_new,
             num_prefill_context_tokens=num_prefill_context,
             num_attended_tokens=num_attended,
             num_preempted=num_preempted,
@@ -113,8 +128,10 @@ class LaunchedStep:
             forward_seconds=forward_seconds,
             sample_seconds=sample_seconds,
             wait_seconds=wait_seconds,
+            commit_seconds=commit_seconds,
             gap_seconds=gap_seconds,
             is_graph=self.prepared.is_graph,
+            unclaimed_ns=unclaimed_ns,
         )
 
 

@@ -79,12 +79,15 @@ class Reservation:
             block_size`` on; blocks before it are shared: never write.
         num_null_blocks: leading blocks that are not reserved: no query sees their tokens, because
             every layer has a window. Their ids mean nothing: neither read nor write.
+        num_partial_blocks: leading blocks of which only `KvLayout.first_part` is to be written:
+            layers with windows do not see their tokens.
     """
 
     sequence_id: str
     block_ids: tuple[int, ...]
     num_cached_tokens: int
     num_null_blocks: int = 0
+    num_partial_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +98,14 @@ class ComputedBlocks:
     except in the step that samples the token: it adds the last, partly filled block. The blocks
     stay unchanged until `Engine.release`, so another thread may read them. Blocks that were a
     device prefix hit are included in the first event of their sequence. Ids of blocks before
-    ``first_export_block`` mean nothing.
+    ``first_export_block`` mean nothing. Of the first `num_partial` blocks, whose tokens the layers
+    with windows will not see again, only `KvLayout.first_part` has a reader.
     """
 
     sequence_id: str
     first_block: int
     block_ids: tuple[int, ...]
+    num_partial: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +148,7 @@ class StepStats:
         num_prefill_context_tokens: of them, those read for prompts.
         num_attended_tokens: what each of the prompts' tokens attends to, summed up.
         num_preempted: sequences that lost their blocks since the last result.
+        given_up_seconds: that a step took which another tenant's newcomer cut short.
         started: the engine's clock when the host began to schedule.
         schedule_seconds: host: choosing the batch.
         draft_seconds: of that, what a draft model took to propose tokens or to compute a prompt.
@@ -166,6 +172,7 @@ class StepStats:
     num_prefill_context_tokens: int = 0
     num_attended_tokens: int = 0
     num_preempted: int = 0
+    given_up_seconds: float = 0.0
     started: float = 0.0
     schedule_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -202,6 +209,8 @@ class StepResult:
         outputs: new tokens and ends.
         computed: KV ready for export.
         stored: (block hash, block id) of blocks that became reusable.
+        partial: ids of those in ``stored`` that lack parts, since layers with windows will not read
+            them again: nobody else can use their bytes.
         evicted: block hashes that are no longer here; none of them is in ``stored`` too.
         stats: of the step that was read; see StepStats.
         seconds: that the call took, whose scheduling admitted what ``reserved`` names.
@@ -213,6 +222,7 @@ class StepResult:
     outputs: tuple[SequenceOutput, ...] = ()
     computed: tuple[ComputedBlocks, ...] = ()
     stored: tuple[tuple[bytes, int], ...] = ()
+    partial: frozenset[int] = frozenset()
     evicted: tuple[bytes, ...] = ()
     stats: StepStats = field(default_factory=StepStats)
     seconds: float = 0.0

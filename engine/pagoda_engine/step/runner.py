@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -18,9 +19,12 @@ from pagoda_engine.device import GraphCapture, Recorder, Work
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling import SampleRow, ScoredRows, plan_rows, sample, score
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
+from pagoda_engine.step.block_tables import BlockTables
 from pagoda_engine.step.decode_graphs import DecodeGraphs, Progress, chosen_sizes
 from pagoda_engine.step.inputs import KNOWN, StepInputs, flatten
+from pagoda_engine.step.part_tables import part_tables
 from pagoda_kernels import plan_attention
+from pagoda_kernels.cut import Cut
 from pagoda_kernels.host_copy import to_device
 
 OnLayer = Callable[[int, Recorder], None]
@@ -65,6 +69,7 @@ class Runner:
         *,
         capture: GraphCapture | None,
         max_model_len: int,
+        overlaps: bool,
     ) -> None:
         """Allocate what lasts.
 
@@ -74,13 +79,16 @@ class Runner:
             config: limits.
             capture: None for no graphs.
             max_model_len: bounds a block table.
+            overlaps: a step is launched before the tokens of the one before are read.
         """
+        self._overlaps = overlaps
         self._decoder = model.decoder
         self._device = model.device
         self._kv_cache = kv_cache
         # Start-up has measured what the logits of so many rows take.
         self._max_scored_rows = min(config.max_num_seqs, MAX_SCORED_ROWS)
         self._last_tokens = torch.zeros(config.max_num_rows, dtype=torch.int64, device=model.device)
+        self._block_tables = BlockTables(-(-max_model_len // config.block_size))
         self._graphs = None
         if capture is not None:
             self._graphs = DecodeGraphs(
@@ -105,6 +113,7 @@ class Runner:
         *,
         copies: SequenceOf[tuple[int, int]] = (),
         on_layer: OnLayer | None = None,
+        cut: Cut | None = None,
     ) -> PreparedStep:
         """Put what a batch needs on the device. Reads nothing of it afterwards.
 
@@ -113,6 +122,7 @@ class Runner:
             rows: ``num_rows`` for each entry, in order.
             copies: (from, to) of KV blocks that the work begins with; no block is both.
             on_layer: called by the work after each layer; only without a graph.
+            cut: may end the work by CutShortError before a layer; only without a graph.
         """
         if self._graphs is not None and on_layer is None and self._graphs.fits(batch):
             row_of, forward = self._graphs.prepare(batch)
@@ -120,54 +130,71 @@ class Runner:
             work = self._work(lambda _: (forward(), []), ordered, copies)
             return PreparedStep(work, ordered, row_of, 0, scored=None, is_graph=True)
         inputs = flatten(batch)
+        tables = self._block_tables.of([entry.sequence for entry in batch])
         scored = ScoredRows.of(inputs.scored_token_ids, inputs.scored_nums, self._device)
-        work = self._work(self._eager(inputs, scored, on_layer), rows, copies)
-        starts = itertools.accumulate((entry.num_rows for entry in batch), initial=0)
-        row_of = [row for row, entry in zip(starts, batch, strict=False) if entry.samples]
+        work = self._work(self._eager(inputs, tables, scored, on_layer, cut), rows, copies)
+        row_of = [*range(len(rows))]
+        if any(entry.proposed for entry in batch):
+            starts = itertools.accumulate((entry.num_rows for entry in batch), initial=0)
+            row_of = [row for row, entry in zip(starts, batch, strict=False) if entry.samples]
         num_embedded = len(inputs.embedded)
         return PreparedStep(work, rows, row_of, num_embedded, scored=scored, is_graph=False)
 
     def _eager(
-        self, inputs: StepInputs, scored: ScoredRows | None, on_layer: OnLayer | None
+        self,
+        inputs: StepInputs,
+        tables: npt.NDArray[np.int32],
+        scored: ScoredRows | None,
+        on_layer: OnLayer | None,
+        cut: Cut | None,
     ) -> StepForward:
-        needed_rows = inputs.logit_rows + inputs.scored_rows
-        lists = inputs.token_ids, inputs.previous_rows, needed_rows, inputs.embedded
-        arrays = [np.array(values, np.int64) for values in lists]
-        arrays.append(np.array(inputs.positions, np.int32))  # as graphs have them: one kernel
+        num_sampled = len(inputs.logit_rows)
+        arrays: dict[str, npt.NDArray[np.generic]] = {
+            "token_ids": np.array(inputs.token_ids, np.int64),
+            "positions": np.array(inputs.positions, np.int32),  # as graphs have them: one kernel
+        }
+        if inputs.has_unread:
+            arrays["previous_rows"] = np.array(inputs.previous_rows, np.int64)
+        if num_sampled < len(inputs.token_ids):
+            arrays["logit_rows"] = np.array(inputs.logit_rows + inputs.scored_rows, np.int64)
+        if inputs.embedded:
+            arrays["embedded"] = np.array(inputs.embedded, np.int64)
         if inputs.has_adapters:
-            arrays.append(np.array(inputs.adapters, np.int32))
-        on_device = to_device(arrays, self._device)
-        token_ids, previous_rows, logit_rows, embedded, positions = on_device[:5]
-        adapters = on_device[5] if inputs.has_adapters else None
-        has_unread, num_sampled = inputs.has_unread, len(inputs.logit_rows)
-        needs_all = num_sampled == len(inputs.token_ids)
+            arrays["adapters"] = np.array(inputs.adapters, np.int32)
+        on_device = dict(zip(arrays, to_device([*arrays.values()], self._device), strict=True))
         plan = plan_attention(
             seqlens_q=inputs.seqlens_q,
             context_lens=inputs.context_lens,
             block_tables=inputs.block_tables,
             block_size=self._kv_cache.layout.block_size,
             device=self._device,
+            tables=tables,
+            other_tables=part_tables(
+                self._kv_cache.part_places, inputs.block_tables, inputs.windowed
+            ),
         )
 
         def forward(recorder: Recorder) -> tuple[torch.Tensor, list[torch.Tensor]]:
-            ids = token_ids
-            if has_unread:
+            ids, previous_rows = on_device["token_ids"], on_device.get("previous_rows")
+            if previous_rows is not None:
                 previous = self._last_tokens.index_select(0, previous_rows.clamp(min=0))
-                ids = torch.where(previous_rows == KNOWN, token_ids, previous)
+                ids = torch.where(previous_rows == KNOWN, ids, previous)
             report = None if on_layer is None else lambda layer: on_layer(layer, recorder)
             hidden = self._decoder.hidden(
                 ids,
-                positions,
+                on_device["positions"],
                 plan,
                 self._kv_cache,
-                None if needs_all else logit_rows,
+                on_device.get("logit_rows"),
                 on_layer=report,
-                adapters=adapters,
+                adapters=on_device.get("adapters"),
+                cut=cut,
             )
             logits = self._decoder.logits(hidden[:num_sampled])
             others = []
             if inputs.embedded:
-                others.append(F.normalize(hidden.index_select(0, embedded).float(), dim=-1))
+                embedded = hidden.index_select(0, on_device["embedded"])
+                others.append(F.normalize(embedded.float(), dim=-1))
             if scored is not None:
                 others += score(
                     hidden[num_sampled:],
@@ -186,7 +213,8 @@ class Runner:
         copies: SequenceOf[tuple[int, int]],
     ) -> Work:
         plan = plan_rows(rows, self._device)
-        copied = [np.array(block_ids, np.int64) for block_ids in zip(*copies, strict=True)]
+        sides = [self._kv_cache.places_of(block_ids) for block_ids in zip(*copies, strict=True)]
+        copied = [np.array(places, np.int64).flatten() for places in sides]
         copied_on_device = to_device(copied, self._device) if copied else []
 
         def work(recorder: Recorder) -> list[torch.Tensor]:
@@ -197,7 +225,7 @@ class Runner:
                 logits, others = forward(recorder)
                 recorder.mark()
                 tensors = sample(logits, plan) if rows else []
-                if rows:
+                if rows and self._overlaps:
                     self._last_tokens[: len(rows)].copy_(tensors[0].clamp(min=0))
                 recorder.mark()
             return tensors + others

@@ -23,6 +23,8 @@ def sample_rows(sequence: Sequence, num_rows: int, model: LoadedModel) -> list[S
     Raises:
         TokenMaskError: no next token is allowed, or the grammar cannot tell which.
     """
+    if sequence.greedy_row is not None:
+        return [sequence.greedy_row] * num_rows
     state, num_prompt = sequence.sampling_state, sequence.num_prompt_tokens
     if state.has_penalties and state.counts is None:
         prompt, output = sequence.token_ids[:num_prompt], sequence.output_token_ids

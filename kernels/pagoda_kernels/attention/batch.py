@@ -27,6 +27,8 @@ class AttentionBatch:
             ``plan_attention``, the longest allowed from ``decode_batch``.
         block_size: tokens per block.
         cpu_plan: what the CPU path gathers; None on CUDA.
+        others: the same sequences with other block tables and slots, for layers whose KV lies in
+            other blocks.
     """
 
     cu_seqlens_q: torch.Tensor
@@ -37,3 +39,8 @@ class AttentionBatch:
     context_lens_host: tuple[int, ...]
     block_size: int
     cpu_plan: Any = field(default=None, repr=False)
+    others: tuple["AttentionBatch", ...] = ()
+
+    def of_group(self, group: int) -> "AttentionBatch":
+        """Return what the layers of a group read: 0 is this one, the rest are `others`."""
+        return self.others[group - 1] if group else self

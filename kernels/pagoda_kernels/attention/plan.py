@@ -4,6 +4,7 @@ Knows lengths and block tables. Knows nothing of heads, dtypes or which layers w
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,8 @@ def plan_attention(
     block_tables: Sequence[Sequence[int]],
     block_size: int,
     device: torch.device,
+    tables: Int32Array | None = None,
+    other_tables: Sequence[Int32Array] = (),
 ) -> AttentionBatch:
     """Build what every layer of one step reads. Copies to the device without waiting for it.
 
@@ -36,6 +39,10 @@ def plan_attention(
         block_tables: physical blocks of each sequence, in logical order; unneeded ones ignored.
         block_size: tokens per block.
         device: where the tensors of the result live.
+        tables: ``[S, any]``, the same as one array, which must not change afterwards; what is
+            behind a sequence's blocks means nothing. None: it is made here.
+        other_tables: ``[S, any]`` each, the block tables of `AttentionBatch.others`; what is behind
+            their end is not read.
 
     Raises:
         ValueError: lists of different lengths, a length out of range, or too few blocks.
@@ -46,24 +53,40 @@ def plan_attention(
     context = np.asarray(context_lens, dtype=np.int32)
     cu_seqlens_q = np.zeros(num_seqs + 1, dtype=np.int32)
     np.cumsum(new, out=cu_seqlens_q[1:])
+    if tables is None:
+        tables = _as_array(block_tables, context, block_size)
+    all_tables = [tables, *other_tables]
+    rows, columns, offsets = _where_new(cu_seqlens_q, new, context, block_size)
+    slots = [each[rows, columns].astype(np.int64) * block_size + offsets for each in all_tables]
+    on_device = to_device((cu_seqlens_q, context, *all_tables, *slots), device)
+    first_slots = 2 + len(all_tables)
+    new_host, context_host = tuple(new.tolist()), tuple(context.tolist())
+    batches = [
+        AttentionBatch(
+            cu_seqlens_q=on_device[0],
+            context_lens=on_device[1],
+            block_tables=on_device[2 + i],
+            slot_mapping=on_device[first_slots + i],
+            seqlens_q_host=new_host,
+            context_lens_host=context_host,
+            block_size=block_size,
+            cpu_plan=CpuPlan(cu_seqlens_q, new, context, each, block_size)
+            if device.type == "cpu"
+            else None,
+        )
+        for i, each in enumerate(all_tables)
+    ]
+    return replace(batches[0], others=tuple(batches[1:])) if other_tables else batches[0]
+
+
+def _as_array(
+    block_tables: Sequence[Sequence[int]], context: Int32Array, block_size: int
+) -> Int32Array:
     num_blocks = -(-context // block_size)
-    tables = np.zeros((num_seqs, int(num_blocks.max(initial=1))), dtype=np.int32)
+    tables = np.zeros((len(context), int(num_blocks.max(initial=1))), dtype=np.int32)
     for row, (used, block_table) in enumerate(zip(num_blocks.tolist(), block_tables, strict=True)):
         tables[row, :used] = block_table[:used]
-    slots = _slot_mapping(cu_seqlens_q, new, context, tables, block_size)
-    on_device = to_device((cu_seqlens_q, context, tables, slots), device)
-    return AttentionBatch(
-        cu_seqlens_q=on_device[0],
-        context_lens=on_device[1],
-        block_tables=on_device[2],
-        slot_mapping=on_device[3],
-        seqlens_q_host=tuple(new.tolist()),
-        context_lens_host=tuple(context.tolist()),
-        block_size=block_size,
-        cpu_plan=CpuPlan(cu_seqlens_q, new, context, tables, block_size)
-        if device.type == "cpu"
-        else None,
-    )
+    return tables
 
 
 def decode_batch(
@@ -158,18 +181,17 @@ def select_sequences(
     ), on_device[2]
 
 
-def _slot_mapping(
-    cu_seqlens_q: Int32Array,
-    new: Int32Array,
-    context: Int32Array,
-    tables: Int32Array,
-    block_size: int,
-) -> npt.NDArray[np.int64]:
-    seq = np.repeat(np.arange(len(new)), new)
-    positions = np.arange(len(seq)) - np.repeat(cu_seqlens_q[1:] - context, new)
-    return tables[seq, positions // block_size].astype(np.int64) * block_size + (
-        positions % block_size
-    )
+def _where_new(
+    cu_seqlens_q: Int32Array, new: Int32Array, context: Int32Array, block_size: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return of each new token its sequence, its block in the table, and its place in the block."""
+    rows = np.arange(len(new))
+    if cu_seqlens_q[-1] == len(new):  # decodes alone
+        positions = context.astype(np.int64) - 1
+    else:
+        rows = np.repeat(rows, new)
+        positions = np.arange(len(rows)) - np.repeat(cu_seqlens_q[1:] - context, new)
+    return rows, positions // block_size, positions % block_size
 
 
 def _check_buffers(
@@ -209,11 +231,12 @@ def _check_lengths(
         )
     if block_size < 1:
         raise ValueError(f"block_size: expected >= 1, got {block_size}")
-    for row, (new, context) in enumerate(zip(seqlens_q, context_lens, strict=True)):
+    lengths = zip(seqlens_q, context_lens, map(len, block_tables), strict=True)
+    for row, (new, context, num_blocks) in enumerate(lengths):
         if not 1 <= new <= context:
             raise ValueError(f"sequence {row}: expected 1 <= seqlen_q <= {context}, got {new}")
-        if len(block_tables[row]) * block_size < context:
+        if num_blocks * block_size < context:
             raise ValueError(
                 f"sequence {row}: expected >= {-(-context // block_size)} blocks for {context} "
-                f"tokens, got {len(block_tables[row])}"
+                f"tokens, got {num_blocks}"
             )

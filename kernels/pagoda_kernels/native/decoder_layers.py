@@ -1,10 +1,12 @@
 """The layers of a decoder as one native call: see `sources/pagoda.c`."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 
 from pagoda_kernels.attention.batch import AttentionBatch
+from pagoda_kernels.cut import Cut, CutShortError
 from pagoda_kernels.native.layer_weights import LayerWeights, address_of
 from pagoda_kernels.native.library import SCRATCH_BYTES, native_library
 from pagoda_kernels.native.memory import room_of
@@ -20,10 +22,12 @@ PACKED_WIDTH = 32
 """What a head of packed KV must be a multiple of."""
 CACHE_KINDS = {torch.float8_e4m3fn: 1, torch.int8: 2}
 """Of a cache in one byte, as `sources/one_byte.h` numbers them."""
+NormKind = Literal["rms", "rms_unit_offset", "layer"]
+_NORM_KINDS: dict[NormKind, int] = {"rms": 0, "rms_unit_offset": 1, "layer": 2}  # as in rows.h
 
 
 class DecoderLayers:
-    """RMS norms, RoPE, attention over a paged cache of K and V or of latents, SwiGLU or experts."""
+    """Norms, RoPE or ALiBi, attention over cached K and V or latents, an MLP or experts."""
 
     def __init__(
         self,
@@ -38,13 +42,19 @@ class DecoderLayers:
         eps: float,
         embedding_multiplier: float = 1.0,
         residual_multiplier: float = 1.0,
+        norm: NormKind = "rms",
+        soft_cap: float | None = None,
+        is_parallel: bool = False,
+        position_table: torch.Tensor | None = None,
+        embedding_norm: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
     ) -> None:
         """Tell the C sources where everything is; keeps it alive.
 
         Args:
             layers: in order; all attend to K and V, or all to latents.
             embedding: ``[V, hidden]``, or the packed output projection that holds it.
-            final_norm: ``[hidden]``.
+            final_norm: as those of `LayerWeights`.
             num_heads: of Q, H.
             num_kv_heads: of K and V, HK; with latents 1.
             head_dim: of what is cached, D; with latents their width.
@@ -52,11 +62,22 @@ class DecoderLayers:
             eps: of the norms.
             embedding_multiplier: of the embeddings, rounded to their dtype.
             residual_multiplier: of all that is added to the residual.
+            norm: kind of all norms but those of latents and of each head; of rms_unit_offset the
+                factor is 1 + weight.
+            soft_cap: of scores, see `paged_attention`; None: there is none.
+            is_parallel: attention and feed-forward part read the same residual.
+            position_table: ``[max_positions, hidden]``, added to the embeddings; None: there is
+                none.
+            embedding_norm: of those, as `final_norm`; None: they are the residual.
+            alibi_slopes: ``[H]`` fp32, contiguous, see `paged_attention`; None: there are none.
         """
         library = native_library()
         assert library is not None, "there are no packed projections without it"
         self._library = library
-        self._kept = (tuple(layers), embedding, final_norm)
+        self._kept = (
+            tuple(layers),
+            (embedding, final_norm, position_table, embedding_norm, alibi_slopes),
+        )
         self._dtype = embedding.dtype
         parts = [layer.feed_forward for layer in layers]
         dense = [part for part in parts if isinstance(part, PackedFeedForward)]
@@ -74,8 +95,9 @@ class DecoderLayers:
                 head_dim=head_dim,
                 scale=scale,
                 is_bf16=self._dtype is torch.bfloat16,
+                soft_cap=soft_cap or 0.0,
             ),
-            hidden_size=len(final_norm),
+            hidden_size=final_norm.shape[-1],
             num_layers=len(layers),
             eps=eps,
             embedding=None if isinstance(embedding, PackedLinear) else embedding.data_ptr(),
@@ -84,6 +106,11 @@ class DecoderLayers:
             layers=self._layers,
             embedding_multiplier=embedding_multiplier,
             residual_multiplier=residual_multiplier,
+            norm_kind=_NORM_KINDS[norm],
+            is_parallel=is_parallel,
+            position_table=address_of(position_table),
+            embedding_norm=address_of(embedding_norm),
+            alibi_slopes=address_of(alibi_slopes),
         )
 
     @property
@@ -112,6 +139,8 @@ class DecoderLayers:
         adapters: torch.Tensor | None = None,
         *,
         is_packed: bool = False,
+        places: Sequence[tuple[int, int]] | None = None,
+        cut: Cut | None = None,
     ) -> torch.Tensor:
         """Write the KV of the new tokens and return the last norm's rows.
 
@@ -127,14 +156,22 @@ class DecoderLayers:
             adapters: ``[T]`` int32 slots of the projections' adapters, -1 for none, contiguous;
                 None: no row has one.
             is_packed: `kv` has its blocks as ``sources/packed_kv.h`` says; see `can_pack`.
+            places: for each layer its group, whose block tables are those of `batch.of_group`, and
+                its place among the layers of `kv`; None: one group, and all layers in order.
+            cut: looked at before each layer.
 
         Returns:
             ``[R, hidden]``.
 
         Raises:
             ValueError: `kv` is another decoder's.
+            CutShortError: `cut` was asked.
         """
-        self._check(kv, batch.block_size)
+        num_places = self._decoder.num_layers
+        if places is not None:
+            assert len(places) == num_places, "each layer has a place"
+            num_places = 1 + max(place for _, place in places)
+        self._check(kv, batch.block_size, num_places)
         num_tokens, decoder = len(token_ids), self._decoder
         num_wanted = num_tokens if logit_rows is None else len(logit_rows)
         num_rows, shape = max(num_tokens, num_wanted), decoder.shape
@@ -149,12 +186,12 @@ class DecoderLayers:
             "qkv": qkv,
             "attended": attended,
             "inner": self._inner,
+            "beside": decoder.hidden_size * decoder.is_parallel,
         }
         room = {
             name: torch.empty(num_rows, width, dtype=self._dtype) for name, width in widths.items()
         }
         positions = positions.to(torch.int32)
-        slots = batch.slot_mapping.to(torch.int64)
         wanted, shrunk = adapters, None
         if adapters is not None:
             num_slots, shrunk_width = self._adapter_room()
@@ -173,20 +210,32 @@ class DecoderLayers:
             else self._library.latents_bytes(self._latents.structure, shape, num_tokens)
         )
         first_task = torch.empty(len(batch.seqlens_q_host) + 1, dtype=torch.int64)
+        num_groups = 1 if places is None else 1 + max(group for group, _ in places)
+        batches = [batch.of_group(group) for group in range(num_groups)]
+        slots = [each.slot_mapping.to(torch.int64) for each in batches]
+        structures = (Batch * num_groups)(
+            *(
+                Batch(
+                    cu_seqlens_q=each.cu_seqlens_q.data_ptr(),
+                    context_lens=each.context_lens.data_ptr(),
+                    block_tables=each.block_tables.data_ptr(),
+                    table_stride=each.block_tables.stride(0),
+                    slot_mapping=slot_mapping.data_ptr(),
+                    num_seqs=len(each.seqlens_q_host),
+                    num_tokens=num_tokens,
+                    block_size=each.block_size,
+                    block_stride=kv.stride(2),
+                    cache_kind=CACHE_KINDS.get(kv.dtype, 0),
+                    is_packed=is_packed,
+                )
+                for each, slot_mapping in zip(batches, slots, strict=True)
+            )
+        )
+        layer_places = None if places is None else torch.tensor(places, dtype=torch.int32)
         step = Step(
-            batch=Batch(
-                cu_seqlens_q=batch.cu_seqlens_q.data_ptr(),
-                context_lens=batch.context_lens.data_ptr(),
-                block_tables=batch.block_tables.data_ptr(),
-                table_stride=batch.block_tables.stride(0),
-                slot_mapping=slots.data_ptr(),
-                num_seqs=len(batch.seqlens_q_host),
-                num_tokens=num_tokens,
-                block_size=batch.block_size,
-                block_stride=kv.stride(2),
-                cache_kind=CACHE_KINDS.get(kv.dtype, 0),
-                is_packed=is_packed,
-            ),
+            batch=structures[0],
+            group_batches=structures,
+            places=address_of(layer_places),
             token_ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
             logit_rows=None if logit_rows is None else logit_rows.data_ptr(),
@@ -200,15 +249,17 @@ class DecoderLayers:
             shrunk=address_of(shrunk),
             experts_room=experts_room.data_ptr(),
             latents_room=latents_room.data_ptr(),
+            cut=None if cut is None else cut.address,
             **{name: tensor.data_ptr() for name, tensor in room.items()},
         )
         pool = self._library.threads(torch.get_num_threads())
-        if on_layer is None:
-            self._library.layers(pool, decoder, step, 0, decoder.num_layers)
-        else:
-            for layer in range(decoder.num_layers):
-                self._library.layers(pool, decoder, step, layer, layer + 1)
-                on_layer(layer)
+        parts = range(decoder.num_layers) if on_layer else (0,)
+        for first in parts:
+            end = first + 1 if on_layer else decoder.num_layers
+            if self._library.layers(pool, decoder, step, first, end):
+                raise CutShortError
+            if on_layer:
+                on_layer(first)
         return room["hidden"][:num_wanted]
 
     def _adapter_room(self) -> tuple[int, int]:
@@ -218,12 +269,12 @@ class DecoderLayers:
         slots = min((lora.num_slots for lora in loras), default=0)
         return slots, max((lora.shrunk_width for lora in loras), default=0)
 
-    def _check(self, kv: torch.Tensor, block_size: int) -> None:
+    def _check(self, kv: torch.Tensor, block_size: int, num_layers: int) -> None:
         shape = self._decoder.shape
         inner = (block_size, shape.num_kv_heads, shape.head_dim)
         expected = (
             2 if self._latents is None else 1,
-            self._decoder.num_layers,
+            num_layers,
             kv.shape[2],
             *inner,
         )

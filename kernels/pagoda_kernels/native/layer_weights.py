@@ -1,6 +1,7 @@
 """Weights of one layer, as its native forward takes them."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -9,6 +10,11 @@ from pagoda_kernels.native.packed_latents import PackedLatents
 from pagoda_kernels.native.packed_linear import PackedLinear
 from pagoda_kernels.native.structures import Layer
 
+QkNormPlace = Literal["head", "joined", "each_head"]
+"""Norms of Q and K: over a head, with one weight for all; over all heads at once; over a head, each
+with a layer norm of its own."""
+_PLACES: dict[QkNormPlace, int] = {"head": 0, "joined": 1, "each_head": 2}  # as in rows.h
+
 
 @dataclass(frozen=True, slots=True)
 class PackedAttention:
@@ -16,11 +22,12 @@ class PackedAttention:
 
     Attributes:
         qkv: rows of Q, then K, then V.
-        q_norm: ``[D]``, or joined ``[H * D]``; None: there is none.
-        k_norm: ``[D]``, or joined ``[HK * D]``; None: there is none.
+        q_norm: ``[D]``, joined ``[H * D]``, of each head ``[H, 2, D]`` as `LayerWeights` has layer
+            norms; None: there is none.
+        k_norm: ``[D]``, ``[HK * D]`` or ``[HK, 2, D]``; None: there is none.
         window: keys a query sees, itself included; None for all.
         sinks: ``[H]`` fp32, contiguous, see `paged_attention`; None: there are none.
-        is_qk_norm_joined: norms are over all heads at once.
+        qk_norm_place: what the norms are over.
         clip: bound of absolute values of Q, K and V; None: there is none.
         k_scale: ``[HK]`` fp32 contiguous, of a cache in one byte, see `write_qkv`; None: there is
             none.
@@ -32,7 +39,7 @@ class PackedAttention:
     k_norm: torch.Tensor | None
     window: int | None
     sinks: torch.Tensor | None = None
-    is_qk_norm_joined: bool = False
+    qk_norm_place: QkNormPlace = "head"
     clip: float | None = None
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
@@ -47,11 +54,14 @@ class PackedAttention:
 class LayerWeights:
     """Weights of one layer; norms dense, in the dtype of the projections.
 
+    Of a layer norm there is ``[2, hidden]`` where others are ``[hidden]``: weights, then biases.
+
     Attributes:
         input_norm: ``[hidden]``; None: the residual is read as it is.
         attention: of K and V, or of latents.
         output: of attention.
-        post_attention_norm: before the feed-forward part, as `input_norm`.
+        post_attention_norm: before the feed-forward part, as `input_norm`; None in a parallel
+            block: it reads what attention reads.
         cos_sin: ``[max_positions, R]`` fp32, contiguous, cosines, then sines; None: nothing turns.
         feed_forward: dense, or experts.
         attention_out_norm: ``[hidden]``, of what attention adds to the residual; None: it is added
@@ -104,7 +114,7 @@ class LayerWeights:
             layer.q_norm = address_of(attention.q_norm)
             layer.k_norm = address_of(attention.k_norm)
             layer.window = attention.window or 0
-            layer.is_qk_norm_joined = attention.is_qk_norm_joined
+            layer.qk_norm_place = _PLACES[attention.qk_norm_place]
             layer.qkv_clip = attention.clip or 0.0
             layer.sinks = address_of(attention.sinks)
             layer.k_scale = address_of(attention.k_scale)

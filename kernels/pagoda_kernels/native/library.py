@@ -121,7 +121,7 @@ class NativeLibrary:
         self.layers.argtypes = [
             pointer, ctypes.POINTER(Decoder), ctypes.POINTER(Step), integer, integer,
         ]  # fmt: skip
-        self.layers.restype = None
+        self.layers.restype = integer
 
     def share_processors(self, table: Path) -> Seat | None:
         """Divide this process's processors with the others at `table`, from now on.

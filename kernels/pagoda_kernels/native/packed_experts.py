@@ -17,7 +17,7 @@ class PackedFeedForward:
     """The two projections of a feed-forward part.
 
     Attributes:
-        gate_up: with a gate.
+        gate_up: with a gate, or, of no expert, with an activation.
         down: back to hidden.
     """
 

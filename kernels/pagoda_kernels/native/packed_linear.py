@@ -1,6 +1,7 @@
 """``x @ weight.T + bias`` with a packed weight; each row's result depends on that row alone."""
 
 import ctypes
+from typing import Literal
 
 import torch
 
@@ -18,8 +19,10 @@ from pagoda_kernels.native.quantised_weight import (
 from pagoda_kernels.native.structures import Linear
 
 DTYPES = (torch.bfloat16, torch.float32)
-GATES = (type(None), ClampedSwiglu)
-"""In the order of product.h."""
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+Gate = ClampedSwiglu | Activation
+_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 2, "gelu": 3}
+"""As product.h numbers them; `ClampedSwiglu` is 1."""
 
 
 def can_pack(weight: torch.Tensor, bits: Bits | None = None) -> bool:
@@ -46,7 +49,8 @@ class PackedLinear:
         bias: torch.Tensor | None = None,
         *,
         is_gated: bool = False,
-        gate: ClampedSwiglu | None = None,
+        gate: Gate = "silu",
+        activation: Activation | None = None,
         bits: Bits | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -56,13 +60,16 @@ class PackedLinear:
             weight: ``[N, K]``; with a gate ``[2 * N, K]``: rows of gate, then up.
             bias: as many elements as `weight` has rows, or None.
             is_gated: the result is ``silu(gate) * up``, both rounded before the product.
-            gate: with `is_gated`, another rule than that; None: that.
+            gate: with `is_gated`, another activation or rule than that.
+            activation: without a gate, of the result, which is rounded before it; None: there is
+                none.
             bits: quantise it (see `quantised_weight`); the result has the dtype of `weight` still.
             dtype: of x and the result, for a weight that is quantised already; else its own.
         """
         library = native_library()
         assert library is not None, "can_pack was not asked"
         self._library: NativeLibrary = library
+        assert not is_gated or activation is None, "a gate has its own"
         coded: QuantisedWeight | None
         if isinstance(weight, QuantisedWeight):
             assert dtype is not None, "codes are of no dtype"
@@ -84,10 +91,11 @@ class PackedLinear:
             bits=0 if coded is None else coded.bits,
             has_zeros=coded is not None and coded.zeros is not None,
             levels=self._levels.data_ptr(),
-            gate=GATES.index(type(gate)),
-            gate_limit=0.0 if gate is None else gate.limit,
-            gate_alpha=0.0 if gate is None else gate.alpha,
+            gate=_gate_number(gate if activation is None else activation),
+            is_activated=activation is not None,
         )
+        if isinstance(gate, ClampedSwiglu):
+            self.structure.gate_limit, self.structure.gate_alpha = gate.limit, gate.alpha
         num_bytes = library.packed_bytes(self.structure)
         self._panels = huge_zeros(num_bytes)
         self.structure.panels = self._panels.data_ptr()
@@ -154,3 +162,7 @@ class PackedLinear:
 
     def _pool(self) -> int:
         return self._library.threads(torch.get_num_threads())
+
+
+def _gate_number(gate: Gate) -> int:
+    return 1 if isinstance(gate, ClampedSwiglu) else _ACTIVATIONS[gate]

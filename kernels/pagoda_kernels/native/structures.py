@@ -21,6 +21,7 @@ class Linear(ctypes.Structure):
         ("gate", c_int32),
         ("gate_limit", c_float),
         ("gate_alpha", c_float),
+        ("is_activated", c_int32),
     )
 
 
@@ -104,6 +105,7 @@ class AttentionShape(ctypes.Structure):
         ("head_dim", c_int64),
         ("scale", c_float),
         ("is_bf16", c_int32),
+        ("soft_cap", c_float),
     )
 
 
@@ -146,7 +148,7 @@ class Layer(ctypes.Structure):
         ("rotary_dim", c_int64),
         ("attention_out_norm", c_void_p),
         ("feed_forward_out_norm", c_void_p),
-        ("is_qk_norm_joined", c_int32),
+        ("qk_norm_place", c_int32),
         ("qkv_clip", c_float),
         ("k_scale", c_void_p),
         ("v_scale", c_void_p),
@@ -167,6 +169,11 @@ class Decoder(ctypes.Structure):
         ("layers", ctypes.POINTER(Layer)),
         ("embedding_multiplier", c_float),
         ("residual_multiplier", c_float),
+        ("norm_kind", c_int32),
+        ("is_parallel", c_int32),
+        ("position_table", c_void_p),
+        ("embedding_norm", c_void_p),
+        ("alibi_slopes", c_void_p),
     )
 
 
@@ -188,10 +195,14 @@ class Step(ctypes.Structure):
         ("qkv", c_void_p),
         ("attended", c_void_p),
         ("inner", c_void_p),
+        ("beside", c_void_p),
         ("first_task", c_void_p),
         ("adapters", c_void_p),
         ("logit_adapters", c_void_p),
         ("shrunk", c_void_p),
         ("experts_room", c_void_p),
         ("latents_room", c_void_p),
+        ("group_batches", ctypes.POINTER(Batch)),
+        ("places", c_void_p),
+        ("cut", c_void_p),
     )

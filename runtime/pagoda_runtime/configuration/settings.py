@@ -8,11 +8,13 @@ process's environment, reads names in any case, and stops at the first value tha
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_origin
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from pagoda_formats.gguf_file import is_gguf
@@ -21,6 +23,41 @@ from pagoda_runtime.errors import SettingsError
 
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 """What clients may call a model."""
+
+
+_REDIS_URL = re.compile(r"(rediss?|unix)://.+")
+_ADAPTER = re.compile(r"[A-Za-z0-9._-]{1,64}=[^,=]+")
+
+
+def redis_address(url: str) -> str:
+    """Return the URL of a Redis; raise ValueError if it can be none."""
+    if not _REDIS_URL.fullmatch(url):
+        raise ValueError("give redis://:password@host:6379/0, rediss://... or unix://...")
+    return url
+
+
+def nats_address(url: str) -> str:
+    """Return the URL of a NATS server; raise ValueError if it can be none."""
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("nats", "tls", "ws", "wss") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number, or too large
+        is_one = False
+    if not is_one:
+        raise ValueError("give nats://host:4222, tls://..., ws://... or wss://...")
+    return url
+
+
+def adapter_list(text: str) -> str:
+    """Return `name=folder,name=folder`; raise ValueError if it is something else."""
+    for pair in text.split(",") if text else ():
+        if not _ADAPTER.fullmatch(pair):
+            raise ValueError(
+                f"{pair[:80]!r} must be name=folder, the name of letters, digits, dots, hyphens "
+                "and underscores, 64 at most; give name=folder,name=folder, such as "
+                "sql=/adapters/sql,chat=/adapters/chat"
+            )
+    return text
 
 
 class ServiceSettings(BaseSettings):
@@ -105,9 +142,8 @@ class CommonSettings(ServiceSettings):
         description="dummy: random weights from config.json alone, for benchmarks and capacity "
         "tests; outputs mean nothing. auto: the model's files",
     )
-    adapters: str = Field(
+    adapters: Annotated[str, AfterValidator(adapter_list)] = Field(
         default="",
-        pattern=r"^([A-Za-z0-9._-]{1,64}=[^,=]+(,[A-Za-z0-9._-]{1,64}=[^,=]+)*)?$",
         description="LoRA adapters that workers load at start, as name=folder,name=folder; clients "
         "ask for <model>:<name>",
     )
@@ -135,14 +171,16 @@ class CommonSettings(ServiceSettings):
         default="off",
         description="auto: a decode worker prefills by itself where that is predicted faster",
     )
-    nats_url: str = Field(default="nats://127.0.0.1:4222", description="NATS server")
+    nats_url: Annotated[str, AfterValidator(nats_address)] = Field(
+        default="nats://127.0.0.1:4222", description="NATS server"
+    )
     nats_user: str = Field(
         default="", description="User at NATS, named after the service; empty: a token alone"
     )
     nats_token: SecretStr = Field(
         default=SecretStr(""), description="Token for NATS, or the password of PAGODA_NATS_USER"
     )
-    redis_url: str = Field(
+    redis_url: Annotated[str, AfterValidator(redis_address)] = Field(
         default="redis://127.0.0.1:6379/0", description="Redis, password included"
     )
     cluster_token: SecretStr = Field(
@@ -247,6 +285,7 @@ def _describe(
     name = names.get(field, field)
     if field not in values:
         return f"{name}: {message}"
-    is_secret = cls.model_fields[field].annotation is SecretStr
+    # A URL has its password before an @.
+    is_secret = cls.model_fields[field].annotation is SecretStr or "@" in str(values[field])
     value = "(secret)" if is_secret else repr(values[field])
     return f"{name}={value}: {message}"

@@ -18,12 +18,20 @@ from opentelemetry.context import Context
 
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import (
+    BusDisconnectedError,
     MessageTooLargeError,
-    RemoteHandlerError,
     RequestTimeoutError,
 )
-from pagoda_runtime.messaging.client_errors import translated
-from pagoda_runtime.messaging.codec import ERROR_HEADER, decode, kind_of, make_headers
+from pagoda_runtime.messaging.asked import Asked
+from pagoda_runtime.messaging.client import OnMessage
+from pagoda_runtime.messaging.client_errors import translated, translation
+from pagoda_runtime.messaging.codec import (
+    ERROR_HEADER,
+    decode,
+    header_block,
+    kind_of,
+    make_headers,
+)
 from pagoda_runtime.messaging.connection import Connection
 from pagoda_runtime.messaging.request_server import RequestServer
 from pagoda_runtime.messaging.stream_repair import OnState
@@ -88,6 +96,13 @@ class Bus:
         """How long the connection has been down; 0 while it is up."""
         return self._connection.lost_seconds
 
+    async def answers(self, seconds: float) -> bool:
+        """Tell whether NATS sends a message back to us within that time.
+
+        A server that stands still keeps its connections; else only pings tell, after 10 s or more.
+        """
+        return await self._connection.answers(seconds)
+
     async def publish(
         self, subject: str, message: Message, *, context: Context | None = None
     ) -> None:
@@ -100,6 +115,19 @@ class Bus:
         payload = message.SerializeToString()
         with translated(subject, len(payload), self._client.max_payload):
             await self._client.publish(subject, payload, headers=make_headers(context))
+
+    def post(self, subject: str, message: Message) -> None:
+        """Send as `publish` does, without a trace context and within this call.
+
+        Raises:
+            BusDisconnectedError: the buffer is full, or the bus is closed.
+            MessageTooLargeError: the server takes no message of this size.
+        """
+        payload = message.SerializeToString()
+        try:
+            self._client.post(subject, payload)
+        except nats.errors.Error as error:
+            raise translation(error, subject, len(payload), self._client.max_payload) from error
 
     async def request(
         self,
@@ -120,18 +148,35 @@ class Bus:
             RemoteHandlerError: the responder's handler raised.
             MessageTooLargeError: the server takes no message of this size.
         """
-        payload = message.SerializeToString()
-        headers = make_headers(context, time.time() + timeout_seconds)
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._connection.wait()
-                with translated(subject, len(payload), self._client.max_payload):
-                    answer = await self._connection.replies.ask(subject, payload, headers)
-        except TimeoutError:
-            raise RequestTimeoutError(subject, timeout_seconds) from None
-        if answer.headers and ERROR_HEADER in answer.headers:
-            raise RemoteHandlerError(subject, answer.headers[ERROR_HEADER])
-        return decode(response_type, answer)
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        if not self._connection.is_up:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._connection.wait()
+            except TimeoutError:
+                raise RequestTimeoutError(subject, timeout_seconds) from None
+        asked = self._ask(subject, message, response_type, timeout_seconds, deadline, context)
+        return await asked.answer()
+
+    def ask(
+        self,
+        subject: str,
+        message: Message,
+        response_type: type[R],
+        *,
+        timeout_seconds: float,
+        context: Context | None = None,
+    ) -> Asked[R]:
+        """Ask as `request` does, within this call; the answer is awaited later, or never.
+
+        Raises:
+            BusDisconnectedError: the connection is not up.
+            MessageTooLargeError: the server takes no message of this size.
+        """
+        if not self.is_connected:
+            raise BusDisconnectedError(f"NATS is not connected: {subject} not sent")
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        return self._ask(subject, message, response_type, timeout_seconds, deadline, context)
 
     async def subscribe(
         self, subject: str, message_type: type[M], handler: Callable[[M, Context], Awaitable[None]]
@@ -152,7 +197,34 @@ class Bus:
                 BUS_HANDLER_ERRORS.labels(kind_of(subject)).inc()
                 logger.exception("the handler of %s failed", message.subject)
 
-        return await self._subscribe(subject, "", on_message, MAX_PENDING_MESSAGES)
+        with translated(subject):
+            raw = await self._client.subscribe(
+                subject,
+                cb=on_message,
+                pending_msgs_limit=MAX_PENDING_MESSAGES,
+                pending_bytes_limit=MAX_PENDING_BYTES,
+            )
+        await self._connection.barrier()
+        return Subscription(raw.unsubscribe)
+
+    async def listen(
+        self, subject: str, message_type: type[M], handler: Callable[[M], None]
+    ) -> Subscription:
+        """Hand each message to `handler` as soon as it is read, in order; nothing waits in between.
+
+        For what comes often and is handled quickly: nothing else is read meanwhile. When this
+        returns the server knows the subscription. An exception of the handler is logged and
+        counted.
+        """
+
+        def on_message(message: Msg) -> None:
+            try:
+                handler(decode(message_type, message))
+            except Exception:
+                BUS_HANDLER_ERRORS.labels(kind_of(subject)).inc()
+                logger.exception("the handler of %s failed", message.subject)
+
+        return await self._listen(subject, on_message)
 
     async def serve(
         self,
@@ -181,7 +253,7 @@ class Bus:
             max_concurrent=max_concurrent,
             max_waiting=MAX_WAITING_REQUESTS,
         )
-        return await self._subscribe(subject, queue, server.on_message, MAX_WAITING_REQUESTS)
+        return await self._listen(subject, server.on_message, queue=queue)
 
     async def ensure_stream(
         self,
@@ -247,17 +319,28 @@ class Bus:
         """Return how far a durable is; see `Streams.progress`."""
         return await self._streams.progress(stream, durable)
 
-    async def _subscribe(
-        self, subject: str, queue: str, on_message: Callable[[Msg], Awaitable[None]], limit: int
+    def _ask(
+        self,
+        subject: str,
+        message: Message,
+        response_type: type[R],
+        timeout_seconds: float,
+        deadline: float,
+        context: Context | None,
+    ) -> Asked[R]:
+        payload = message.SerializeToString()
+        headers = header_block(make_headers(context, time.time() + timeout_seconds))
+        try:
+            reply = self._connection.replies.ask(subject, payload, headers, deadline)
+        except nats.errors.Error as error:
+            raise translation(error, subject, len(payload), self._client.max_payload) from error
+        return Asked(subject, reply, response_type, timeout_seconds)
+
+    async def _listen(
+        self, subject: str, on_message: OnMessage, *, queue: str = ""
     ) -> Subscription:
         with translated(subject):
-            raw = await self._client.subscribe(
-                subject,
-                queue=queue,
-                cb=on_message,
-                pending_msgs_limit=limit,
-                pending_bytes_limit=MAX_PENDING_BYTES,
-            )
+            raw = await self._client.listen(subject, on_message, queue=queue)
         await self._connection.barrier()
         return Subscription(raw.unsubscribe)
 
@@ -288,4 +371,4 @@ class Bus:
     async def _reply(self, message: Msg, payload: bytes, headers: dict[str, str] | None) -> None:
         if message.reply:
             with contextlib.suppress(nats.errors.Error):  # no connection: the caller hears nothing
-                await self._client.publish(message.reply, payload, headers=headers)
+                self._client.post(message.reply, payload, headers=header_block(headers))

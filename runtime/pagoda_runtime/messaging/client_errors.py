@@ -18,17 +18,24 @@ def translated(subject: str, size_bytes: int = 0, max_bytes: int = 0) -> Iterato
     """Raise our error in place of the client's."""
     try:
         yield
-    except nats.errors.MaxPayloadError as error:
-        raise MessageTooLargeError(subject, size_bytes, max_bytes) from error
-    except nats.errors.NoRespondersError as error:
-        raise NoResponderError(subject) from error
-    except nats.errors.OutboundBufferLimitError as error:
-        raise BusDisconnectedError(
-            f"NATS is unreachable and the buffer of unsent messages is full: {subject} not sent"
-        ) from error
-    except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
-        raise BusDisconnectedError(
-            f"the connection to NATS is closed: {subject} not sent"
-        ) from error
     except nats.errors.Error as error:
-        raise BusError(f"{subject}: {error}") from error
+        raise translation(error, subject, size_bytes, max_bytes) from error
+
+
+def translation(
+    error: nats.errors.Error, subject: str, size_bytes: int = 0, max_bytes: int = 0
+) -> BusError:
+    """Return our error for one of the client's."""
+    match error:
+        case nats.errors.MaxPayloadError():
+            return MessageTooLargeError(subject, size_bytes, max_bytes)
+        case nats.errors.NoRespondersError():
+            return NoResponderError(subject)
+        case nats.errors.OutboundBufferLimitError():
+            return BusDisconnectedError(
+                f"NATS is unreachable and the buffer of unsent messages is full: {subject} not sent"
+            )
+        case nats.errors.ConnectionClosedError() | nats.errors.ConnectionDrainingError():
+            return BusDisconnectedError(f"the connection to NATS is closed: {subject} not sent")
+        case _:
+            return BusError(f"{subject}: {error}")

@@ -1,5 +1,6 @@
 """Messages of the bus to and from bytes and headers."""
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -24,6 +25,17 @@ def make_headers(
     if deadline_unix_seconds is not None:
         headers[DEADLINE_HEADER] = f"{deadline_unix_seconds:.3f}"
     return headers or None
+
+
+def header_block(headers: Mapping[str, str] | None) -> bytes:
+    """Return headers as NATS has them before a payload; none: nothing.
+
+    A value is one line, whatever a client has put into its trace context.
+    """
+    if not headers:
+        return b""
+    lines = [f"{name}: {' '.join(value.split())}\r\n" for name, value in headers.items()]
+    return f"NATS/1.0\r\n{''.join(lines)}\r\n".encode()
 
 
 def deadline_of(message: Msg) -> float | None:

@@ -6,12 +6,13 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from pagoda_runtime.errors import BusConnectError, BusDisconnectedError, BusError
+from pagoda_runtime.messaging.client import DirectClient
 from pagoda_runtime.messaging.codec import kind_of
 from pagoda_runtime.messaging.permissions import inbox_prefix
 from pagoda_runtime.messaging.replies import Replies
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 BARRIER_SECONDS = 10.0
 ECHO_SECONDS = 1.0  # an echo can get lost in an outage
+LOOKUP_PAUSE_SECONDS = 0.5
 MAX_UNSENT_BYTES = 8 << 20
 
 
@@ -30,7 +32,7 @@ class Connection:
     def __init__(
         self, url: str, *, user: str = "", clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.client = Client()
+        self.client = DirectClient()
         self.replies = Replies(self.client)
         self._url = url
         self._user = user
@@ -39,7 +41,7 @@ class Connection:
         self._connected = asyncio.Event()
         self._has_connected = False
         self._is_closing = False
-        self._last_error = "no answer"
+        self._last_error = ""
         self._echo_subject = f"{inbox_prefix(user)}.echo.{secrets.token_hex(12)}"
         self._echoes: dict[bytes, asyncio.Future[None]] = {}
 
@@ -52,6 +54,11 @@ class Connection:
     def lost_seconds(self) -> float:
         """How long the connection has been down; 0 while it is up, and before `open`."""
         return 0.0 if self._lost_at is None else self._clock() - self._lost_at
+
+    @property
+    def is_up(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._connected.is_set()
 
     async def wait(self) -> None:
         """Return once the connection is up."""
@@ -67,34 +74,56 @@ class Connection:
         """
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self.client.connect(
-                    servers=[self._url],
-                    name=name,
-                    user=self._user or None,
-                    password=(token or None) if self._user else None,
-                    token=None if self._user else (token or None),
-                    inbox_prefix=inbox_prefix(self._user),
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.1,  # type: ignore[arg-type]
-                    connect_timeout=2,
-                    ping_interval=5,
-                    max_outstanding_pings=2,
-                    pending_size=MAX_UNSENT_BYTES,
-                    error_cb=self._on_error,
-                    disconnected_cb=self._on_disconnected,
-                    reconnected_cb=self._on_reconnected,
-                    closed_cb=self._on_closed,
-                )
+                await self._until_name_is_known()
+                await self._connect(name, token)
         except TimeoutError:
-            await self.client.close()
-            raise BusConnectError(self._url, timeout_seconds, self._last_error) from None
-        except BaseException:
-            await self.client.close()
-            raise
+            cause = self._last_error or "no answer"
+            raise BusConnectError(self._url, timeout_seconds, cause) from None
         self._has_connected = True
         self._connected.set()
         await self.client.subscribe(self._echo_subject, cb=self._on_echo)
         await self.replies.open()
+
+    async def _connect(self, name: str, token: str) -> None:
+        try:
+            await self.client.connect(
+                servers=[self._url],
+                name=name,
+                user=self._user or None,
+                password=(token or None) if self._user else None,
+                token=None if self._user else (token or None),
+                inbox_prefix=inbox_prefix(self._user),
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]
+                connect_timeout=2,
+                ping_interval=5,
+                max_outstanding_pings=2,
+                pending_size=MAX_UNSENT_BYTES,
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnected,
+                reconnected_cb=self._on_reconnected,
+                closed_cb=self._on_closed,
+            )
+        except BaseException:
+            await self.client.close()
+            raise
+
+    async def _until_name_is_known(self) -> None:
+        """Look the server up: the client gives up a slow look-up, whose failure nobody hears."""
+        parts = urlsplit(self._url)
+        while True:
+            try:
+                loop = asyncio.get_running_loop()
+                await asyncio.shield(loop.getaddrinfo(parts.hostname, parts.port))
+                return
+            except OSError as error:
+                self._note_before_connected(error)
+                await asyncio.sleep(LOOKUP_PAUSE_SECONDS)
+
+    def _note_before_connected(self, error: Exception) -> None:
+        is_first, self._last_error = not self._last_error, str(error) or type(error).__name__
+        if is_first:
+            logger.warning("no connection to NATS at %s yet: %s", self._url, self._last_error)
 
     def begin_closing(self) -> None:
         """Report no outage from now on."""
@@ -117,18 +146,31 @@ class Connection:
         Raises:
             BusDisconnectedError: no confirmation within 10 s.
         """
-        key = secrets.token_bytes(8)
-        self._echoes[key] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(BARRIER_SECONDS):
-                while not self._echoes[key].done():
-                    await self._connected.wait()
-                    await self.client.publish(self._echo_subject, key)
-                    await asyncio.wait([self._echoes[key]], timeout=ECHO_SECONDS)
+                await self._echo()
         except (TimeoutError, nats.errors.Error) as error:
             raise BusDisconnectedError(
                 f"NATS at {self._url} did not confirm within {BARRIER_SECONDS:g} s ({error!r})"
             ) from error
+
+    async def answers(self, seconds: float) -> bool:
+        """Tell whether the server sends a message back to us within that time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._echo()
+        except (TimeoutError, nats.errors.Error):
+            return False
+        return True
+
+    async def _echo(self) -> None:
+        key = secrets.token_bytes(8)
+        self._echoes[key] = asyncio.get_running_loop().create_future()
+        try:
+            while not self._echoes[key].done():
+                await self._connected.wait()
+                await self.client.publish(self._echo_subject, key)
+                await asyncio.wait([self._echoes[key]], timeout=ECHO_SECONDS)
         finally:
             del self._echoes[key]
 
@@ -138,11 +180,12 @@ class Connection:
             waiting.set_result(None)
 
     async def _on_error(self, error: Exception) -> None:
-        before, self._last_error = self._last_error, str(error) or type(error).__name__
         if not self._has_connected:
-            if "authorization" in self._last_error.lower():
-                raise BusConnectError(self._url, 0, self._last_error)
+            if "authorization" in str(error).lower():
+                raise BusConnectError(self._url, 0, str(error))
+            self._note_before_connected(error)
             return
+        before, self._last_error = self._last_error, str(error) or type(error).__name__
         if isinstance(error, nats.errors.SlowConsumerError):
             BUS_DROPPED.labels(kind_of(error.subject)).inc()
             logger.warning("dropped a message on %s: too many are waiting", error.subject)

@@ -48,7 +48,7 @@ class RequestServer:
         self._num_waiting_bytes = 0
         self._num_serving = 0
 
-    async def on_message(self, message: Msg) -> None:
+    def on_message(self, message: Msg) -> None:
         """Take a request; never waits for one being served."""
         if self._num_serving < self._max_concurrent:
             self._num_serving += 1
@@ -59,7 +59,8 @@ class RequestServer:
         while self._is_over_bounds:
             oldest = self._waiting.popleft()
             self._num_waiting_bytes -= len(oldest.data)
-            await self._shed(oldest, "full", f"{self._max_waiting} newer requests are waiting")
+            reason = f"{self._max_waiting} newer requests are waiting"
+            self._tasks.start(self._shed(oldest, "full", reason), name="shed")
 
     @property
     def _is_over_bounds(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from pagoda_runtime.needed import needed
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.telemetry import metrics
 
@@ -19,7 +20,11 @@ CLOSE_SECONDS = 0.5
 
 @contextlib.asynccontextmanager
 async def health_server(health: Health, *, host: str, port: int) -> AsyncIterator[int]:
-    """Serve until the context ends; yields the bound port (`port` 0: any free one)."""
+    """Serve until the context ends; yields the bound port (`port` 0: any free one).
+
+    Raises:
+        StartError: nobody can listen there, or somebody does.
+    """
     loop = asyncio.get_running_loop()
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -34,7 +39,9 @@ async def health_server(health: Health, *, host: str, port: int) -> AsyncIterato
         loop.call_later(CONNECTION_SECONDS, connection.force_close)
         return connection
 
-    listener = await loop.create_server(connect, host, port)
+    what = f"cannot listen on {host}:{port} for /healthz, /readyz and /metrics"
+    with needed(what, "set the process's ..._HEALTH_PORT to a free port, 0 to any"):
+        listener = await loop.create_server(connect, host, port)
     bound: int = listener.sockets[0].getsockname()[1]
     try:
         yield bound

@@ -6,11 +6,10 @@ made global, so that libraries do not add spans of their own. An unreachable col
 a request, and shutdown waits for it a second at most.
 """
 
-import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.sdk.resources import Resource
@@ -21,11 +20,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.needed import needed_folder
 from pagoda_runtime.telemetry.span_file import SpanFileExporter
 from pagoda_runtime.telemetry.unrecorded import UnrecordedTracer
 
 OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-EXPORT_DELAY_MS = 250
+EXPORT_DELAY_MS = 1000  # an idle process is woken as often
 SHUTDOWN_SECONDS = 0.8
 MAX_QUEUED_SPANS = 16384
 
@@ -41,7 +41,11 @@ class _State:
 
 
 def setup_telemetry(service: str, common: CommonSettings, *, instance_id: str) -> None:
-    """Start exporting spans of this process; replaces an earlier set-up."""
+    """Start exporting spans of this process; replaces an earlier set-up.
+
+    Raises:
+        StartError: the folder of spans cannot be made.
+    """
     shutdown_telemetry()
     has_otlp = any(os.environ.get(name) for name in OTLP_VARIABLES)
     if common.trace_dir is None and not has_otlp:
@@ -52,7 +56,10 @@ def setup_telemetry(service: str, common: CommonSettings, *, instance_id: str) -
     )
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     if common.trace_dir is not None:
-        _add(provider, SpanFileExporter(common.trace_dir / f"{service}-{instance_id}.jsonl"))
+        path = common.trace_dir / f"{service}-{instance_id}.jsonl"
+        with needed_folder(common.trace_dir, "PAGODA_TRACE_DIR"):
+            exporter = SpanFileExporter(path)
+        _add(provider, exporter)
     if has_otlp:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
@@ -92,14 +99,19 @@ def extract(headers: Mapping[str, str] | None) -> Context:
     return _propagator.extract(headers, Context())
 
 
-@contextlib.contextmanager
-def attached(context: Context) -> Iterator[None]:
+class attached:
     """Make `context` the current one, so that spans and log lines inside belong to it."""
-    token = attach(context)
-    try:
-        yield
-    finally:
-        detach(token)
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._token = attach(self._context)
+
+    def __exit__(self, *_: object) -> None:
+        detach(self._token)
 
 
 def record_span(

@@ -1,7 +1,6 @@
 """`python -m pagoda_gateway`: one gateway process."""
 
 import contextlib
-import gc
 import logging
 import sys
 
@@ -15,8 +14,6 @@ from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.process.service import ServiceContext, keep_loaded, load_or_exit, run_service
 
 logger = logging.getLogger(__name__)
-
-GC_OBJECTS = 10_000  # new ones between two collections of the youngest: a millisecond's work
 
 
 def main() -> int:
@@ -45,8 +42,6 @@ def main() -> int:
             )
             await stack.enter_async_context(server)
             keep_loaded()
-            # By default one runs at each 700 new objects, which one step of all streams makes.
-            gc.set_threshold(GC_OBJECTS)
             logger.info("listening on http://%s:%d", settings.host, common.http_port)
             await service.stop.wait()
             await drain(gateway)

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from pagoda_runtime.configuration.settings import ModelName, ServiceSettings
+from pagoda_runtime.configuration.settings import ModelName, ServiceSettings, redis_address
 
 MIN_ADMIN_KEY_CHARS = 16
 _LEDGER_URL = re.compile(r"sqlite:///(?!:memory:).+|postgres(ql)?(\+psycopg)?://.+")
@@ -257,6 +257,13 @@ class GatewaySettings(ServiceSettings):
             raise ValueError(
                 "give postgresql://user:password@host:5432/database or sqlite:////absolute/path"
             )
+        return url
+
+    @field_validator("limits_redis_url")
+    @classmethod
+    def _check_limits_redis_url(cls, url: SecretStr) -> SecretStr:
+        if url.get_secret_value():
+            redis_address(url.get_secret_value())
         return url
 
     @field_validator("admin_key")

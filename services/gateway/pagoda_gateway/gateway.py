@@ -57,6 +57,7 @@ from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.identity import new_epoch
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus, Subscription
+from pagoda_runtime.needed import needed_folder
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.status import (
     SLOW_HEARTBEAT_SECONDS,
@@ -262,6 +263,7 @@ async def open_gateway(
             watch = SilenceWatch(
                 bus,
                 frames,
+                directory.forget,
                 silence_seconds=settings.silence_seconds,
                 timeout_seconds=settings.silence_seconds,
             )
@@ -282,12 +284,13 @@ async def _open_usage_log(
 ) -> AsyncIterator[UsageLog]:
     """Yield the log, with what sends its records on; at the end they have a moment to leave."""
     root, tasks = settings.outbox_folder(home), BackgroundTasks()
-    outbox = await Outbox.open(
-        root,
-        gateway_id,
-        max_bytes=settings.outbox_bytes,
-        on_state=lambda is_ready, why: health.set_ready("usage log", is_ready, why),
-    )
+    with needed_folder(root, "PAGODA_GATEWAY_OUTBOX_DIR"):
+        outbox = await Outbox.open(
+            root,
+            gateway_id,
+            max_bytes=settings.outbox_bytes,
+            on_state=lambda is_ready, why: health.set_ready("usage log", is_ready, why),
+        )
     forwarder = Forwarder(
         bus,
         outbox,

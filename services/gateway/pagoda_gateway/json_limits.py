@@ -5,10 +5,11 @@ work for whoever looks at each. Knows JSON's bytes only.
 """
 
 import asyncio
+import codecs
 
 import numpy as np
 
-from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.errors import InvalidRequestError, shorten
 
 MAX_DEPTH = 100
 MAX_CONTAINERS = 65_536  # objects and arrays
@@ -16,6 +17,20 @@ MAX_VALUES = 1_200_000  # a million token ids, and the rest
 _INLINE_BYTES = 65_536  # counting more leaves the event loop
 
 _OPENING, _CLOSING = b"[{", b"]}"
+
+
+def json_problem(raw: bytes, error: ValueError) -> str:
+    """Return what is wrong with bytes that are no JSON, as whoever sent them can mend it.
+
+    A parser calls every byte that is not UTF-8 a surrogate.
+    """
+    if raw.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "it begins with a byte order mark; send UTF-8 without one"
+    try:
+        raw.decode()
+    except UnicodeDecodeError as wrong:
+        return f"it is not UTF-8: byte 0x{raw[wrong.start]:02x} at {wrong.start}"
+    return shorten(str(error))
 
 
 async def check_structure(raw: bytes) -> None:

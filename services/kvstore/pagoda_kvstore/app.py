@@ -19,6 +19,7 @@ from pagoda_kvstore.tiers.nvme_folder import first_free_folder
 from pagoda_kvstore.tiers.pins import Pins
 from pagoda_runtime import identity
 from pagoda_runtime.messaging import subjects
+from pagoda_runtime.needed import needed_folder
 from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.rpc_server import grpc_server
 from pagoda_runtime.status import Heartbeat
@@ -48,9 +49,11 @@ async def open_store(
 
     Raises:
         NvmeFolderInUseError: other kvstores hold all folders.
+        StartError: one cannot be made or written.
     """
     pins, changes = Pins(), ChangeLog()
-    folder = await asyncio.to_thread(first_free_folder, folder_path, settings.nvme_folders)
+    with needed_folder(folder_path, "PAGODA_KVSTORE_NVME_DIR"):
+        folder = await asyncio.to_thread(first_free_folder, folder_path, settings.nvme_folders)
     worker_id = folder.store_id(lambda: identity.new_worker_id("kvstore"))
     try:
         nvme = await asyncio.to_thread(

@@ -17,9 +17,13 @@ class ExportedLayers:
         push: takes them.
         num_layers: of a block.
         first_block: the consumer has those before it.
+        first_part: layers of blocks that are wanted in part.
     """
 
-    def __init__(self, push: KvPush, num_layers: int, first_block: int) -> None:
+    def __init__(
+        self, push: KvPush, num_layers: int, first_block: int, first_part: range | None = None
+    ) -> None:
+        self._first_part = first_part
         self._push = push
         self._num_layers = num_layers
         self._first_block = first_block
@@ -49,7 +53,14 @@ class ExportedLayers:
         """
         skip = max(self._first_block - computed.first_block, 0)
         blocks = enumerate(computed.block_ids[skip:], computed.first_block + skip)
-        for num_sent, some in itertools.groupby(blocks, lambda b: self._num_sent.pop(b[0], 0)):
+        end = computed.first_block + computed.num_partial
+        for layers, some in itertools.groupby(blocks, lambda b: self._layers_left(b[0], end)):
             indices, block_ids = zip(*some, strict=True)
-            layers = range(num_sent, self._num_layers) if num_sent else None
             await self._push.send(indices[0], block_ids, layers=layers)
+
+    def _layers_left(self, block: int, end_partial: int) -> range | None:
+        """Return what of a block is still to be sent: None for all of it."""
+        if block < end_partial:
+            return self._first_part
+        num_sent = self._num_sent.pop(block, 0)
+        return range(num_sent, self._num_layers) if num_sent else None

@@ -166,7 +166,12 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
 
     async def _push_all(self, sequence: PrefillSequence, push: KvPush) -> str:
         """Returns an empty reason when the consumer has everything, else why it has not."""
-        exported = ExportedLayers(push, self.worker.kv_cache.num_layers, sequence.first_block)
+        exported = ExportedLayers(
+            push,
+            self.worker.kv_cache.num_layers,
+            sequence.first_block,
+            self.worker.kv_cache.layout.first_part,
+        )
         while True:
             event = await sequence.events.get()
             if isinstance(event, ComputedLayers):

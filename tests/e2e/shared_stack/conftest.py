@@ -4,16 +4,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.otlp_sink import OtlpSink, otlp_sink
 from support.stack import Stack, running_stack
+
+
+@pytest.fixture(scope="session")
+def spans_sink() -> Iterator[OtlpSink]:
+    """Gets the spans of all processes, which write them to the home as well."""
+    with otlp_sink() as sink:
+        yield sink
 
 
 @pytest.fixture(scope="session", params=["disaggregated", "aggregated"])
 def shared_stack(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, spans_sink: OtlpSink
 ) -> Iterator[Stack]:
     """Started once: `SharingScheduling` has all its tests run in one process."""
     home: Path = tmp_path_factory.mktemp(request.param)
-    with running_stack(home, {"PAGODA_TOPOLOGY": request.param}) as stack:
+    environ = {
+        "PAGODA_TOPOLOGY": request.param,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": spans_sink.endpoint,
+        "OTEL_EXPORTER_OTLP_INSECURE": "true",
+        "OTEL_BSP_SCHEDULE_DELAY": "100",
+    }
+    with running_stack(home, environ) as stack:
         yield stack
 
 

@@ -197,23 +197,3 @@ def test_a_bad_schema_is_refused_by_name(any_stack: Stack) -> None:
             )
             assert answer.status_code == 400, bad
             assert "response_format" in answer.json()["error"]["param"]
-
-
-def test_what_is_asked_again_is_foreseen_and_receipts_say_so(any_stack: Stack) -> None:
-    """On a processor with AVX-512, where speculation is on by itself."""
-    options = {"response_format": by_schema(REPORT), "temperature": 0, "user": "asks again"}
-    contents, counts, client = set(), [], any_stack.openai()
-    with any_stack.http() as http:
-        for _ in range(3):
-            raw = client.chat.completions.with_raw_response.create(
-                model=any_stack.model, max_tokens=200, messages=QUESTION, **options
-            )
-            contents.add(raw.parse().choices[0].message.content)
-            beside = json.loads(raw.headers["x-pagoda-receipt"])
-            ledger = http.get(f"/v1/receipts/{beside['request_id']}").json()
-            assert ledger["speculation"] == beside["speculation"]
-            counts.append(beside["speculation"])
-    assert len(contents) == 1
-    # How many differs with the time that steps took: lengths are chosen by it.
-    assert all(count["accepted_tokens"] <= count["proposed_tokens"] for count in counts)
-    assert sum(count["accepted_tokens"] for count in counts) > 0

@@ -13,8 +13,15 @@ from support.scripted_worker import ScriptedWorker
 from support.servers import nats_server, settings_for
 from support.tiny_tokenizer import write_model_folder
 
+from pagoda_gateway.accounts.usage import forwarder
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging.bus import Bus
+
+
+@pytest.fixture(autouse=True)
+def _records_hardly_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tests wait for a receipt."""
+    monkeypatch.setattr(forwarder, "GATHER_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="session")
@@ -61,4 +68,5 @@ def running(shared_gateway: Running) -> Running:
     shared_gateway.worker.cancels.clear()
     shared_gateway.router.requests.clear()
     shared_gateway.router.answer = None
+    shared_gateway.router.is_silent = False
     return shared_gateway

@@ -11,7 +11,7 @@ from support.running_gateway import CHAT, Running, running_gateway
 from support.scripted_worker import ScriptedWorker, tiny_card
 from support.servers import nats_server, settings_for
 
-from pagoda.rpc.v1 import adapter_pb2
+from pagoda.rpc.v1 import adapter_pb2, generate_pb2
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 
@@ -74,6 +74,18 @@ async def test_what_is_asked_for_with_an_adapter(running: Running) -> None:
         ("tiny", "tiny", None),
         ("tiny:one", "tiny", "tiny"),
     ]
+
+
+async def test_an_error_of_an_adapter_names_it(running: Running) -> None:
+    """And no other worker is asked, whose adapter is the same."""
+    worker = running.worker
+    worker.gate_index, worker.finish_error = 2, "its weights are too large"
+    worker.finish_reason = generate_pb2.FINISH_REASON_INVALID
+    answer = await running.chat(model="one")
+    assert answer.status_code == 400
+    message = "the output of tiny:one cannot go on: its weights are too large"
+    assert answer.json()["error"]["message"] == message
+    assert len(worker.requests) == 1
 
 
 async def test_a_key_names_the_adapter_that_it_may_use(running: Running) -> None:

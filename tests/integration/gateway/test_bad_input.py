@@ -1,5 +1,6 @@
 """Bad input: OpenAI-shaped 4xx that names the field and the limit; the engine never sees it."""
 
+import gzip
 from importlib.metadata import version
 from typing import Any
 
@@ -134,6 +135,21 @@ async def test_form_is_refused(running: Running) -> None:
     check(await running.http.post("/v1/chat/completions", data={"model": "tiny"}), 415)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize", "/v1/files"])
+async def test_a_compressed_body_is_refused(running: Running, path: str) -> None:
+    body = gzip.compress(orjson.dumps({"model": "tiny", "prompt": "x"}))
+    media_type = "application/json"
+    if path == "/v1/files":
+        media_type = "multipart/form-data; boundary=b"
+    headers = {"content-type": media_type, "content-encoding": "gzip"}
+    answer = await running.http.post(path, content=body, headers=headers)
+    assert answer.status_code == 415
+    assert "content-encoding is 'gzip'; send the body uncompressed" in answer.text
+    plain = {"content-encoding": "identity"}
+    answer = await running.http.post("/tokenize", json={"prompt": "x"}, headers=plain)
+    assert answer.status_code == 200
+
+
 async def test_unknown_model(running: Running) -> None:
     error = check(await running.chat(model="gpt-9"), 404, "model", "gpt-9")
     assert error["code"] == "model_not_found"
@@ -225,7 +241,8 @@ async def test_integral_floats_are_integers(running: Running) -> None:
     answer = await running.chat(max_tokens=2.0, n=3.0, seed=0.0)
     assert answer.json()["usage"]["completion_tokens"] == 6
     assert type(answer.json()["usage"]["completion_tokens"]) is int
-    assert running.worker.requests[0].sampling.seed == 0
+    (first,) = (r for r in running.worker.requests if r.sequence_index == 0)
+    assert first.sampling.seed == 0
 
 
 async def test_unknown_fields_change_nothing(running: Running) -> None:

@@ -21,7 +21,6 @@ from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageRecord
 from pagoda_gateway.accounts.money.receipts import find_row
 from pagoda_gateway.accounts.usage import reconcile
-from pagoda_gateway.config import GatewaySettings
 from pagoda_runtime import status
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging import subjects
@@ -36,11 +35,6 @@ ADMIN_KEY = "admin-key-0123456789"
 async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
     nats_common: CommonSettings, model_folder: Path, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in (
-        (reconcile, "MIN_GONE_SECONDS"), (status, "SLOW_EXPIRY_SECONDS"),
-        (status, "EXPIRY_SECONDS"),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, 0.5)
     worker = ScriptedWorker(bus, gate_index=5)
     port = free_port()
     environ = gateway_environment(nats_common, model_folder, port)
@@ -48,17 +42,28 @@ async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
     async with (
         running_router(ScriptedRouter(bus)),
         running_worker(worker),
-        running_applier(nats_common, GatewaySettings(reconcile_seconds=0.5)) as applier,
+        running_applier(nats_common) as applier,
         httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http,
     ):
+
+        async def row() -> Any:
+            return await applier.ledger.database.call(
+                lambda found: find_row(found, "default", worker.requests[0].request_id)
+            )
+
         process = await launch_gateway(environ)
         try:
             await until_ready(http)
             body = {"model": "tiny", "prompt": "hello", "max_tokens": 9, "stream": True}
-            async with http.stream("POST", "/v1/completions", json=body) as answer:
+            async with (
+                asyncio.timeout(30),
+                http.stream("POST", "/v1/completions", json=body) as answer,
+            ):
                 lines = answer.aiter_lines()
                 while not (await anext(lines)).startswith("data: {"):
                     pass
+                while await row() is None:  # what is in its outbox only waits for its return
+                    await applier.ledger.wait_applied(0.1)
                 process.kill()
                 await process.communicate()
         except httpx.TransportError:
@@ -85,17 +90,20 @@ async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
             message_id="epoch-1",
             timeout_seconds=5,
         )
+        for module, name in (
+            (reconcile, "MIN_GONE_SECONDS"), (status, "SLOW_EXPIRY_SECONDS"),
+            (status, "EXPIRY_SECONDS"),
+        ):  # fmt: skip
+            monkeypatch.setattr(module, name, 0.5)
         async with asyncio.timeout(30):
-            while (await applier.ledger.totals("default"))[1] != 5:
+            while not (await applier.reconcile(0.5)).num_reconciled:
                 await applier.ledger.wait_applied(0.1)
-        row = await applier.ledger.database.call(
-            lambda found: find_row(found, "default", request.request_id)
-        )
-        assert row is not None
-        assert (row["outcome"], row["prompt_tokens"]) == (
+        closed = await row()
+        assert (closed["outcome"], closed["prompt_tokens"]) == (
             "reconciled",
             len(request.prompt_token_ids),
         )
+        assert (await applier.ledger.totals("default"))[1] == 5
 
 
 async def test_the_administration_asks_an_applier(start: Start) -> None:

@@ -9,6 +9,8 @@ from support.scripted_worker import ScriptedWorker, letters, running_worker
 
 from pagoda.rpc.v1 import generate_pb2 as pb
 from pagoda.rpc.v1.status_pb2 import Role
+from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.status import WorkerDirectory
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -73,6 +75,25 @@ async def test_a_worker_that_beats_but_does_not_answer_loses_its_sequences(
             first._subscriptions = []
             content = (await asking).json()["choices"][0]["message"]["content"]
             assert content == expected_text(second.requests[0], 6)
+
+
+async def test_a_dead_worker_costs_one_attempt(
+    start: Start, bus: Any, nats_common: CommonSettings
+) -> None:
+    """Its silence tells of it before its missing heartbeats do: nothing is handed to it again."""
+    connection = Bus.connect(nats_common, name="one that dies")
+    first = ScriptedWorker(await connection.__aenter__(), gate_index=2)
+    async with start(first, **SOON) as running, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(running.chat(max_tokens=6, seed=1))
+        await first.wait_until(lambda: bool(first.requests))
+        await running.tokens_arrived(2)
+        gone = tasks.create_task(heard_of(running.gateway.directory, first.worker_id, gone=True))
+        await connection.__aexit__(None, None, None)  # before it can say goodbye
+        await gone
+        async with running_worker(ScriptedWorker(bus)) as second:
+            content = (await asking).json()["choices"][0]["message"]["content"]
+            assert content == expected_text(second.requests[0], 6)
+            assert second.requests[0].attempt == 1
 
 
 async def test_choices_of_a_prompt_go_to_one_worker_and_one_prefills(

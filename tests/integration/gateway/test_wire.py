@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 from support.raw_http import RawConnection, events_of, post, raw_connection
 from support.running_gateway import API_KEY, Running, Start
@@ -139,3 +140,42 @@ async def test_stream_that_cannot_be_written_down_ends_with_an_error(
         sent = len(texts_of(events, 1)[0])
     receipt = (await running.http.get(f"/v1/receipts/{headers['x-request-id']}")).json()
     assert (receipt["outcome"], receipt["output_tokens"]) == ("failed", sent)
+
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"hello\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),  # TLS
+        (CHUNKED + b"no size\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + b"".join(b"x%d: y\r\n" % i for i in range(101)) + b"\r\n", 431),
+    ],
+)
+async def test_what_is_no_request_is_told_so_in_the_apis_form(
+    running: Running, sent: bytes, status: int
+) -> None:
+    async with raw_connection(running.url) as raw:
+        raw.writer.write(sent)
+        found, headers = await raw.head()
+        error = orjson.loads(await raw.body(headers))["error"]
+        assert (found, headers["content-type"]) == (status, "application/json")
+        assert (error["type"], error["param"]) == ("invalid_request_error", None)
+        assert await raw.reader.read() == b""
+
+
+async def test_garbage_behind_a_stream_ends_it_and_is_not_answered_within_it(
+    start: Start, bus: Bus
+) -> None:
+    worker = ScriptedWorker(bus, gate_index=2)
+    async with start(worker) as running, raw_connection(running.url) as raw:
+        raw.writer.write(completion())
+        assert (await raw.head())[0] == 200
+        await raw.chunk()
+        raw.writer.write(b"hello\r\n\r\n")
+        assert b"HTTP/1.1" not in await raw.reader.read()
+        await worker.wait_until(lambda: not worker.num_running)

@@ -7,7 +7,7 @@ from support.engine_driver import EngineDriver
 from support.worker_cluster import Cluster
 
 from pagoda_engine import EngineConfig, LoadedModel, SamplingParams
-from pagoda_engine.scheduler import drafts
+from pagoda_engine.scheduler.proposing import drafts
 
 pytestmark = pytest.mark.integration
 

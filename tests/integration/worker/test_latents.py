@@ -1,6 +1,5 @@
 """Workers of a model whose KV is one latent for all heads: it is what goes between them."""
 
-import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -31,15 +30,8 @@ async def test_latents_are_handed_over_and_cold_is_as_warm(latent_cluster: Clust
     cluster = latent_cluster
     decode = await cluster.start_decode("decode-1")
     prefill = await cluster.start_prefill("prefill-1")
-
-    async def tokens() -> list[list[int]]:
-        answers = await asyncio.gather(
-            *(cluster.generate("decode-1", p, prefill_worker_id="prefill-1") for p in PROMPTS)
-        )
-        return [(await answer.finished()).token_ids for answer in answers]
-
-    cold, computed = await tokens(), prefill.metric("pagoda_prefill_tokens_total")
-    assert cold == await tokens() == cluster.alone(PROMPTS)
+    cold, computed = await cluster.tokens(PROMPTS), prefill.metric("pagoda_prefill_tokens_total")
+    assert cold == await cluster.tokens(PROMPTS) == cluster.alone(PROMPTS)
     assert decode.metric("pagoda_prefill_tokens_total") == 0
     assert decode.metric("pagoda_kv_leases_settled_total", outcome="received") > 0
     assert prefill.metric("pagoda_prefill_tokens_total") - computed < computed

@@ -1,6 +1,5 @@
 """Workers with quantised weights: one model among themselves, another one beside dense ones."""
 
-import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,20 +25,13 @@ async def int4_cluster(worker_common: CommonSettings, checkpoint: Path) -> Async
         yield opened
 
 
-async def tokens(cluster: Cluster) -> list[list[int]]:
-    answers = await asyncio.gather(
-        *(cluster.generate("decode-1", p, prefill_worker_id="prefill-1") for p in PROMPTS)
-    )
-    return [(await answer.finished()).token_ids for answer in answers]
-
-
 async def test_disaggregated_tokens_equal_the_quantised_engine_alone(
     int4_cluster: Cluster, cluster: Cluster
 ) -> None:
     decode = await int4_cluster.start_decode("decode-1")
     await int4_cluster.start_prefill("prefill-1")
 
-    assert await tokens(int4_cluster) == int4_cluster.alone(PROMPTS)
+    assert await int4_cluster.tokens(PROMPTS) == int4_cluster.alone(PROMPTS)
     assert int4_cluster.alone(PROMPTS) != cluster.alone(PROMPTS)
     assert decode.metric("pagoda_prefill_tokens_total") == 0
     status = await int4_cluster.status("decode-1", lambda status: True)

@@ -1,4 +1,4 @@
-"""Workers of a model whose every layer has a window: what is handed over, and what is not held."""
+"""Workers of models with windows, of all layers or some: what is handed over, what is not held."""
 
 import asyncio
 import random
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from support.family_checkpoints import make_family_checkpoint
 from support.running_kvstore import running_kvstore
 from support.tiny_checkpoints import make_tiny_checkpoint
 from support.worker_cluster import BLOCK_SIZE, Cluster
@@ -21,9 +22,18 @@ RANDOM = random.Random(14)
 PROMPTS = [[RANDOM.randrange(250) for _ in range(length)] for length in (1, 16, 33, 90, 200)]
 
 
-@pytest_asyncio.fixture
-async def cluster(worker_common: CommonSettings, tmp_path: Path) -> AsyncIterator[Cluster]:
-    folder = make_tiny_checkpoint(tmp_path / "windows", "mistral")
+@pytest_asyncio.fixture(params=["all layers", "some layers"])
+async def cluster(
+    worker_common: CommonSettings, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Cluster]:
+    folder = tmp_path / "windows"
+    if request.param == "all layers":
+        make_tiny_checkpoint(folder, "mistral")
+    else:
+        layers = [*["sliding_attention"] * 3, "full_attention"]
+        make_family_checkpoint(
+            folder, "olmo3", num_hidden_layers=4, layer_types=layers, sliding_window=WINDOW
+        )
     common = worker_common.model_copy(update={"model": str(folder)})
     async with Cluster.open(common, load_model(folder, EngineConfig(dtype="float32"))) as opened:
         yield opened
@@ -49,7 +59,13 @@ async def test_only_what_is_read_is_handed_over(cluster: Cluster) -> None:
     assert decode.metric("pagoda_prefill_tokens_total") == 0
     block_bytes = (await cluster.status("decode-1", lambda status: True)).model.block_bytes
     lengths = map(len, PROMPTS)
-    blocks = sum(-(-n // BLOCK_SIZE) - max(0, n - WINDOW) // BLOCK_SIZE for n in lengths)
+    groups = cluster.model.kv_layout(BLOCK_SIZE).groups
+    if groups is None:
+        blocks = sum(-(-n // BLOCK_SIZE) - max(0, n - WINDOW) // BLOCK_SIZE for n in lengths)
+    else:  # one part of all, and three of those that are seen from the last full block's end on
+        seen_from = [max(0, (n - 1) // BLOCK_SIZE * BLOCK_SIZE + 1 - WINDOW) for n in lengths]
+        parts = [-(-len(p) // BLOCK_SIZE) for p in PROMPTS]
+        blocks = sum(parts) - sum(3 * (first // BLOCK_SIZE) for first in seen_from) / 4
     received = decode.metric("pagoda_kv_transfer_bytes_total", direction="received")
     assert received == blocks * block_bytes
     assert received < sum(-(-len(p) // BLOCK_SIZE) for p in PROMPTS) * block_bytes / 1.5
@@ -78,3 +94,23 @@ async def test_blocks_come_from_the_store(cluster: Cluster, tmp_path: Path) -> N
         assert await tokens(cluster, "prefill-2", num_fetch_blocks=12) == cluster.alone(PROMPTS)
         assert other.metric("pagoda_kv_fetched_blocks_total", tier="cpu") >= 12
         await cluster.idle(other)
+
+
+@pytest.mark.parametrize("cluster", ["some layers"], indirect=True)
+@pytest.mark.parametrize("prefill_worker_id", ["", "prefill-1"])
+async def test_a_prompt_may_be_longer_than_the_blocks_of_a_pool_hold(
+    cluster: Cluster, prefill_worker_id: str
+) -> None:
+    small = {"num_blocks": 12, "max_num_batched_tokens": 16}
+    decode = await cluster.start_decode("decode-1", **small)
+    prefill = await cluster.start_prefill("prefill-1", **small)
+    prompt = [RANDOM.randrange(250) for _ in range(300)]
+    assert len(prompt) > 12 * BLOCK_SIZE
+    expected = cluster.alone([prompt])
+    for _ in range(2):
+        answer = await cluster.generate("decode-1", prompt, prefill_worker_id=prefill_worker_id)
+        assert [(await answer.finished()).token_ids] == expected
+    num_prefilled = decode.metric("pagoda_prefill_tokens_total")
+    assert num_prefilled == 0 if prefill_worker_id else num_prefilled >= len(prompt)
+    for worker in (decode, prefill):
+        await cluster.idle(worker)

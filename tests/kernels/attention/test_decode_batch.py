@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from support.paged_case import Case, make_case
+from support.paged_case import FP32_AND_BF16, Case, make_case
 
 from pagoda_kernels import PAD_SLOT, decode_batch, write_kv
 from pagoda_kernels.attention.triton import decode as attention_decode
@@ -50,6 +50,7 @@ def padded(case, batch):
 
 
 @pytest.mark.parametrize("window", [None, 50])
+@FP32_AND_BF16
 def test_follows_what_the_buffers_hold(path, device, dtype, seed, window, assert_close):
     rng = random.Random(seed)
     buffers = Buffers(6, device)

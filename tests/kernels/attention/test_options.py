@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from support.paged_case import make_case
+from support.paged_case import FP32_AND_BF16, make_case
 
 from pagoda_kernels import paged_attention
 from pagoda_kernels.attention.triton import splits
@@ -19,6 +19,7 @@ KV_DTYPES = pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.int8
 
 
 @pytest.mark.parametrize("window", [None, 40])
+@FP32_AND_BF16
 def test_sinks(path, device, dtype, window, assert_close):
     case = make_case(*MIXED, heads=(6, 2), dtype=dtype, device=device)
     sinks = 3 * torch.randn(6, device=device)
@@ -43,6 +44,7 @@ def test_the_least_sinks_there_are_change_nothing(path, device, least, assert_cl
 
 @KV_DTYPES
 @pytest.mark.parametrize("num_scales", [1, 2])
+@FP32_AND_BF16
 def test_quantised_cache(path, device, dtype, kv_dtype, num_scales, assert_close):
     case = make_case(*MIXED, heads=(6, 2), dtype=dtype, device=device)
     case.quantised(kv_dtype, num_scales)

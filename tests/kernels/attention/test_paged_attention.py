@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from support.paged_case import make_case
+from support.paged_case import FP32_AND_BF16, make_case
 
 from pagoda_kernels import paged_attention
 from pagoda_kernels.attention.score_rule import ScoreRule
@@ -33,18 +33,21 @@ def test_head_shapes(path, device, head_dim, heads, assert_close):
 
 
 @pytest.mark.parametrize("block_size", [16, 24, 32, 64, 128])
+@FP32_AND_BF16
 def test_block_sizes(path, device, block_size, dtype, assert_close):
     case = make_case([1, 63, 1], [127, 190, 129], block_size=block_size, dtype=dtype, device=device)
     assert_close(case.got(path), case.want())
 
 
 @pytest.mark.parametrize("window", [1, 17, 64, 1000])
+@FP32_AND_BF16
 def test_sliding_window(path, device, dtype, window, assert_close):
     case = make_case([1, 127, 63, 1], [200, 127, 190, 3], dtype=dtype, device=device)
     assert_close(case.got(path, sliding_window=window), case.want(sliding_window=window))
 
 
 @pytest.mark.parametrize("window", [1, 17, 64])
+@FP32_AND_BF16
 def test_what_lies_behind_a_window_is_not_read(path, device, dtype, window, assert_close):
     """Its blocks may be somebody else's by now, who may have written anything."""
     new, context = [1, 127, 63, 1, 20], [200, 127, 190, 3, 401]
@@ -57,6 +60,7 @@ def test_what_lies_behind_a_window_is_not_read(path, device, dtype, window, asse
 
 
 @pytest.mark.parametrize("window", [None, 40])
+@FP32_AND_BF16
 def test_soft_cap(path, device, dtype, window, assert_close):
     case = make_case([1, 63, 1], [127, 100, 9], heads=(4, 2), dtype=dtype, device=device)
     case.q *= 8
@@ -69,6 +73,7 @@ def test_soft_cap(path, device, dtype, window, assert_close):
     [{}, {"sliding_window": 40}, {"soft_cap": 3.0}],
     ids=["alone", "window", "soft-cap"],
 )
+@FP32_AND_BF16
 def test_alibi(path, device, dtype, options, assert_close):
     case = make_case([1, 63, 1], [127, 100, 9], heads=(4, 2), dtype=dtype, device=device)
     options = {**options, "alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.0], device=device)}
@@ -112,6 +117,7 @@ def test_random_mixed_batches(path, device, seed, assert_close):
 
 @pytest.mark.parametrize("num_splits", [1, 2, 5, 8])
 @pytest.mark.parametrize("window", [None, 70])
+@FP32_AND_BF16
 def test_splits_merge_to_the_whole(dtype, num_splits, window, assert_close):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     case = make_case([1, 1, 1], [300, 1, 65], heads=(6, 2), dtype=dtype, device=device)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.paged_case import make_case
+from support.paged_case import FP32_AND_BF16, make_case
 
 from pagoda_kernels.attention.triton import decode as attention_decode
 from pagoda_kernels.attention.triton import split_slots, splits
@@ -143,6 +143,7 @@ def test_even_splits_fill_the_processors_but_not_more(num_tokens, max_tokens, nu
 
 
 @pytest.mark.parametrize("window", [None, 150])
+@FP32_AND_BF16
 def test_attends_what_was_shared_out(dtype, window, seed, monkeypatch, assert_close):
     rng = random.Random(seed)
     monkeypatch.setattr(splits, "MIN_SPLIT_TOKENS", 64)

@@ -133,8 +133,11 @@ static void one_model(Threads *threads) {
     const long block_size = is_packed ? 16 * between(1, 2) : between(1, 20), num_seqs = between(1, 5), max_blocks = between(1, 20);
     const long row = (heads + 2 * kv_heads) * width, block = block_size * kv_heads * width;
     const long num_blocks = num_seqs * max_blocks, rotary = between(1, has_latents && width > 2 ? width / 2 - 1 : width / 2) * 2;
-    void *parts[15], *norms[4] = {numbers(hidden, is_bf16), numbers(hidden, is_bf16), numbers(width, is_bf16),
+    const int norm_kind = (int)between(NORM_RMS, NORM_LAYER);
+    const long norm_width = norm_kind == NORM_LAYER ? 2 * hidden : hidden;
+    void *parts[15], *norms[4] = {numbers(norm_width, is_bf16), numbers(norm_width, is_bf16), numbers(width, is_bf16),
                                   numbers(width, is_bf16)};
+    const int has_gate = (int)between(0, 1);
     const int has_qk_norm = (int)between(0, 1);
     const Latents *latents = NULL;
     if (has_latents && width > 2) latents = random_latents(threads, hidden, heads, width - rotary, rotary, is_bf16);
@@ -142,12 +145,16 @@ static void one_model(Threads *threads) {
     Layer layer = {norms[0], norms[1], has_qk_norm ? norms[2] : NULL, has_qk_norm ? norms[3] : NULL,
                    linear(threads, row, hidden, is_bf16, 0, parts),
                    linear(threads, hidden, attended, is_bf16, 0, parts + 3),
-                   linear(threads, inner, hidden, is_bf16, 1, parts + 6),
+                   linear(threads, inner, hidden, is_bf16, has_gate, parts + 6),
                    linear(threads, hidden, inner, is_bf16, 0, parts + 9), between(0, 1) * between(1, 90), NULL, NULL};
+    Linear *up = (Linear *)layer.gate_up;
+    const int32_t gates[] = {GATE_SILU, GATE_GELU_TANH, GATE_GELU};
+    up->is_activated = !has_gate, up->gate = gates[between(0, 2)];
     if (latents) layer.latents = latents, layer.window = 0;
-    if (has_qk_norm && draw() % 2) {
-        layer.q_norm = keep(numbers(heads * width, is_bf16)), layer.k_norm = keep(numbers(kv_heads * width, is_bf16));
-        layer.is_qk_norm_joined = 1;
+    if (has_qk_norm) layer.qk_norm_place = (int32_t)between(QK_NORM_HEAD, QK_NORM_EACH_HEAD);
+    if (layer.qk_norm_place != QK_NORM_HEAD) {
+        const long each = layer.qk_norm_place * width;
+        layer.q_norm = keep(numbers(heads * each, is_bf16)), layer.k_norm = keep(numbers(kv_heads * each, is_bf16));
     }
     if (draw() % 2) layer.qkv_clip = 0.5f;
     if (draw() % 2) layer.attention_out_norm = layer.feed_forward_out_norm = norms[1];
@@ -158,13 +165,18 @@ static void one_model(Threads *threads) {
     const long qkv_rows[3] = {heads * width, kv_heads * width, kv_heads * width}, up_rows[2] = {inner, inner};
     adapters((Linear *)layer.qkv, 3, qkv_rows, lora_parts);
     adapters((Linear *)layer.output, 1, &hidden, lora_parts + 6);
-    adapters((Linear *)layer.gate_up, 2, up_rows, lora_parts + 12);
+    adapters(up, 1 + has_gate, up_rows, lora_parts + 12);
     adapters((Linear *)layer.down, 1, &hidden, lora_parts + 18);
     void *embedding = numbers(vocab * hidden, is_bf16), *cos_sin = numbers(block_size * max_blocks * rotary, 0);
     const Linear *output = linear(threads, vocab, hidden, is_bf16, 0, parts + 12);
     if (latents || draw() % 2) layer.cos_sin = cos_sin, layer.rotary_dim = rotary;
     Decoder decoder = {{heads, kv_heads, width, 0.3f, is_bf16}, hidden, 1, 1e-5f, embedding,
-                       output->bits ? NULL : output, norms[0], &layer, draw() % 2 ? 1 : 2.5f, draw() % 2 ? 1 : 0.4f};
+                       output->bits ? NULL : output, norms[0], &layer, draw() % 2 ? 1 : 2.5f, draw() % 2 ? 1 : 0.4f,
+                       norm_kind, (int32_t)between(0, 1)};
+    if (decoder.is_parallel && draw() % 2) layer.post_attention_norm = NULL;
+    if (draw() % 2) decoder.position_table = keep(numbers(block_size * max_blocks * hidden, is_bf16));
+    if (draw() % 2) decoder.embedding_norm = norms[1];
+    if (!layer.sinks && draw() % 2) decoder.alibi_slopes = keep(numbers(heads, 0));
     if (pagoda_scratch_bytes(&decoder.shape) > (int64_t)threads->scratch_bytes) abort();
     if (latents && pagoda_latents_scratch_bytes(latents, &decoder.shape) > (int64_t)threads->scratch_bytes) abort();
     const int32_t cache_kind = latents || is_packed ? CACHE_AS_ROWS : (int32_t)between(CACHE_AS_ROWS, CACHE_INT8);
@@ -197,9 +209,9 @@ static void one_model(Threads *threads) {
     for (long i = 0; i < num_wanted; i++) wanted[i] = between(0, num_tokens - 1), wanted_slots[i] = slots_of[wanted[i]];
     float *shrunk = malloc(sizeof *shrunk * (size_t)(num_tokens * 3 * MAX_RANK));
     const int has_adapters = (int)between(0, 1);
-    void *room[6];
-    const long widths[6] = {hidden, hidden, hidden, latents ? attended : row, attended, inner};
-    for (int i = 0; i < 6; i++) room[i] = numbers(num_tokens * widths[i], is_bf16);
+    void *room[7];
+    const long widths[7] = {hidden, hidden, hidden, latents ? attended : row, attended, inner, hidden * decoder.is_parallel};
+    for (int i = 0; i < 7; i++) room[i] = numbers(num_tokens * widths[i], is_bf16);
     int64_t *first_task = malloc(sizeof *first_task * (size_t)(num_seqs + 1));
     void *experts_room = NULL;
     if (layer.experts)
@@ -209,12 +221,12 @@ static void one_model(Threads *threads) {
         latents_room = keep(aligned_alloc(64, (size_t)pagoda_latents_bytes(latents, &decoder.shape, num_tokens)));
     Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block, cache_kind, is_packed},
                  ids, positions, wanted, draw() % 2 ? num_wanted : -1, k_cache, v_cache, num_blocks * block,
-                 room[0], room[1], room[2], room[3], room[4], room[5], first_task,
+                 room[0], room[1], room[2], room[3], room[4], room[5], room[6], first_task,
                  has_adapters ? slots_of : NULL, wanted_slots, shrunk, experts_room, latents_room};
     pagoda_layers(threads, &decoder, &step, 0, 1);
     while (num_kept) free(kept[--num_kept]);
 
-    for (int i = 0; i < 6; i++) free(room[i]);
+    for (int i = 0; i < 7; i++) free(room[i]);
     for (int i = 0; i < 15; i++) free(parts[i]);
     for (int i = 0; i < 24; i++) free(lora_parts[i]);
     free(slots_of), free(wanted_slots), free(shrunk);

@@ -7,6 +7,7 @@ import torch
 from support.native_decoder import Model, Sequences, Shape
 
 from pagoda_kernels import plan_attention
+from pagoda_kernels.cut import Cut, CutShortError
 from pagoda_kernels.kv.quantisation import dequantise
 from pagoda_kernels.kv.quantisation import quantise as quantise_kv
 from pagoda_kernels.native import decoder_layers
@@ -30,7 +31,61 @@ SHAPES = {
     "multipliers": Shape(hidden=70, embedding_multiplier=6.0, residual_multiplier=0.3),
     "norms-around": Shape(hidden=70, has_norms_after=True, residual_multiplier=0.3),
     "norms-after": Shape(has_norms_before=False, has_norms_after=True, num_experts=4),
-    "joined-qk-norm": Shape(has_qk_norm=True, is_qk_norm_joined=True, head_dim=10, clip=0.9),
+    "joined-qk-norm": Shape(has_qk_norm=True, qk_norm_place="joined", head_dim=10, clip=0.9),
+    "gemma": Shape(
+        norm="rms_unit_offset", gate="gelu_tanh", has_qk_norm=True, has_norms_after=True, hidden=70
+    ),
+    "joined-unit-offset": Shape(norm="rms_unit_offset", has_qk_norm=True, qk_norm_place="joined"),
+    "starcoder": Shape(norm="layer", is_gated=False, gate="gelu_tanh", hidden=70, inner=130),
+    "neox": Shape(
+        norm="layer", is_gated=False, gate="gelu", is_parallel=True, hidden=70, rotary_dim=4
+    ),
+    "command-r": Shape(
+        norm="layer",
+        is_parallel=True,
+        has_one_norm=True,
+        has_qk_norm=True,
+        hidden=70,
+        qk_norm_place="each_head",
+        head_dim=10,
+        unturned=frozenset({1}),
+        clip=0.9,
+    ),
+    "parallel-experts": Shape(
+        is_parallel=True,
+        has_one_norm=True,
+        has_norms_after=True,
+        num_experts=4,
+        residual_multiplier=0.3,
+        windows=(None, 9, None),
+    ),
+    "parallel-int8": Shape(is_parallel=True, is_gated=False, gate="silu", bits=8, hidden=34),
+    "layer-norms-after": Shape(norm="layer", has_norms_after=True, has_norms_before=False),
+    "gelu-gate-int4": Shape(hidden=70, inner=98, gate="gelu", bits=4),
+    "gpt2": Shape(
+        norm="layer",
+        is_gated=False,
+        gate="gelu_tanh",
+        has_position_table=True,
+        hidden=70,
+        embedding_multiplier=2.0,
+        unturned=frozenset({0, 1}),
+        num_kv_heads=4,
+    ),
+    "bloom": Shape(
+        norm="layer",
+        is_gated=False,
+        gate="gelu_tanh",
+        has_embedding_norm=True,
+        has_alibi=True,
+        unturned=frozenset({0, 1}),
+        num_kv_heads=4,
+        is_tied=True,
+        hidden=70,
+    ),
+    "alibi-and-windows": Shape(has_alibi=True, soft_cap=2.0, windows=(9, None), num_heads=6),
+    "soft-cap": Shape(soft_cap=2.0, windows=(9, None)),
+    "gelu-int4": Shape(hidden=70, inner=98, gate="gelu_tanh", bits=4),
     "clip": Shape(has_qk_norm=True, clip=0.9, num_heads=3, num_kv_heads=3, head_dim=6),
     "tied": Shape(is_tied=True, embedding_multiplier=0.5),
     "int8": Shape(hidden=70, inner=98, bits=8),
@@ -218,9 +273,10 @@ def test_a_cache_in_one_byte_needs_scales() -> None:
 
 
 @pytest.mark.usefixtures("native", "num_threads")
+@pytest.mark.parametrize("name", ["windows", "neox", "command-r", "bloom"])
 @DTYPES
-def test_only_the_rows_that_are_wanted(dtype: torch.dtype) -> None:
-    model = model_of("windows", dtype)
+def test_only_the_rows_that_are_wanted(name: str, dtype: torch.dtype) -> None:
+    model = model_of(name, dtype)
     sequences = Sequences(model, [40, 30])
     parts = [(0, 0, 40), (1, 0, 30)]
     everything, kv = sequences.step(parts, model.new_cache()), model.new_cache()
@@ -266,6 +322,24 @@ def test_layers_are_reported_one_after_the_other() -> None:
         (2, [True, True, True]),
     ]
     assert torch.equal(found, model.native.hidden(*arguments, model.new_cache(), None))
+
+
+@pytest.mark.usefixtures("native")
+def test_it_is_cut_short_before_a_layer() -> None:
+    model = model_of("windows", torch.float32)
+    sequences = Sequences(model, [9])
+    batch = plan_attention(
+        seqlens_q=[9], context_lens=[9], block_tables=sequences.tables, block_size=8, device=CPU
+    )
+    arguments, cut, kv = (sequences.ids[0], torch.arange(9), batch), Cut(), model.new_cache()
+    expected = model.native.hidden(*arguments, model.new_cache(), None, cut=cut)
+    with pytest.raises(CutShortError):
+        model.native.hidden(*arguments, kv, None, lambda _: cut.ask(), cut=cut)
+    assert [bool((~kv[:, i].isnan()).any()) for i in range(3)] == [True, False, False]
+    with pytest.raises(CutShortError):
+        model.native.hidden(*arguments, kv, None, cut=cut)
+    cut.withdraw()
+    assert torch.equal(expected, model.native.hidden(*arguments, kv, None, cut=cut))
 
 
 @pytest.mark.usefixtures("native")

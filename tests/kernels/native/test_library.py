@@ -1,3 +1,6 @@
+"""Which library is taken, where it is looked for, and when it is compiled; not what is in it."""
+
+import ctypes
 import logging
 from pathlib import Path
 
@@ -14,9 +17,12 @@ from pagoda_kernels.native.library import (
 
 @pytest.fixture
 def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing is compiled yet, and the user's cache is empty."""
-    (tmp_path / "package").mkdir()
+    """Nothing is compiled yet, and the user's cache is empty; the sources are quickly compiled."""
+    for name in ("package", "sources"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "sources" / "pagoda.c").write_text("int pagoda_answer(void) { return 42; }\n")
     monkeypatch.setattr(module, "HERE", tmp_path / "package")
+    monkeypatch.setattr(module, "SOURCES", tmp_path / "sources")
     flags = INSTRUCTION_SETS["avx512"][0]
     monkeypatch.setattr(module, "processor_flags", lambda: flags)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -36,6 +42,7 @@ def test_the_best_instruction_set_is_taken() -> None:
 def test_compiled_once_and_found_again(no_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = find_or_compile("avx512")
     assert compiled.parent == no_library / "package" / "built"
+    assert ctypes.CDLL(str(compiled)).pagoda_answer() == 42
     monkeypatch.setenv("CC", "no-such-compiler")
     assert find_or_compile("avx512") == compiled
     assert [path.name for path in compiled.parent.iterdir()] == [compiled.name]  # no half of it
@@ -87,6 +94,7 @@ def test_older_ones_are_removed(no_library: Path, monkeypatch: pytest.MonkeyPatc
     older = find_or_compile("avx512")
     monkeypatch.setattr(module, "FLAGS", (*module.FLAGS, "-DCHANGED"))
     newer = find_or_compile("avx512")
+    assert newer != older
     assert [path for path in older.parent.iterdir() if path.suffix == ".so"] == [newer]
 
 
@@ -97,8 +105,9 @@ def test_a_processor_without_avx512_has_none(monkeypatch: pytest.MonkeyPatch) ->
     native_library.cache_clear()
 
 
-@pytest.mark.usefixtures("no_library")
-def test_other_sources_are_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = module._digest("avx512")
-    monkeypatch.setattr(module, "FLAGS", (*module.FLAGS, "-DCHANGED"))
-    assert module._digest("avx512") != before
+def test_other_sources_are_another_library(no_library: Path) -> None:
+    before = find_or_compile("avx512")
+    (no_library / "sources" / "pagoda.c").write_text("int pagoda_answer(void) { return 6; }\n")
+    after = find_or_compile("avx512")
+    assert after != before
+    assert ctypes.CDLL(str(after)).pagoda_answer() == 6

@@ -116,7 +116,7 @@ class Mixture:
         up_bias: torch.Tensor | None = None,
         down_bias: torch.Tensor | None = None,
     ) -> PackedFeedForward:
-        bits, gate = self.shape.bits, self.shape.gate
+        bits, gate = self.shape.bits, self.shape.gate or "silu"
         return PackedFeedForward(
             PackedLinear(gate_up, up_bias, is_gated=True, gate=gate, bits=bits),
             PackedLinear(down, down_bias, bits=bits),

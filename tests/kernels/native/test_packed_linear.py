@@ -1,10 +1,13 @@
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from pagoda_kernels.gate import reference as gate_reference
 from pagoda_kernels.native.library import NativeLibrary
-from pagoda_kernels.native.packed_linear import PackedLinear
+from pagoda_kernels.native.packed_linear import Activation, PackedLinear
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -59,6 +62,41 @@ def test_gated_product(dtype: torch.dtype, shape: tuple[int, int], has_bias: boo
     expected = gate_reference.silu_mul(joined)
     found = PackedLinear(weight, bias, is_gated=True)(x)
     assert errors(found, expected.double()) < (2e-6 if dtype is torch.float32 else 6e-3)
+
+
+ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+}
+
+
+@pytest.mark.usefixtures("native", "num_threads")
+@pytest.mark.parametrize("shape", [(1, 2), (64, 64), (65, 130), (111, 34)], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@DTYPES
+def test_activated_product(
+    dtype: torch.dtype, shape: tuple[int, int], activation: Activation
+) -> None:
+    weight, x = torch.randn(shape).to(dtype), torch.randn(37, shape[1]).to(dtype)
+    bias = torch.randn(shape[0]).to(dtype)
+    rounded = F.linear(x.float(), weight.float(), bias.float()).to(dtype)
+    expected = ACTIVATIONS[activation](rounded.double())
+    found = PackedLinear(weight, bias, activation=activation)(x)
+    assert errors(found, expected) < (2e-6 if dtype is torch.float32 else 6e-3)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_far_from_zero_and_near(activation: Activation) -> None:
+    linear = PackedLinear(torch.tensor([[1.0, 0.0]]), activation=activation)
+    x = torch.cat((torch.linspace(-30, 30, 4001), torch.logspace(-30, 30, 601))).double()
+    x = torch.cat((x, -x)).float()
+    found = linear(torch.stack((x, torch.zeros_like(x)), 1))[:, 0]
+    expected = ACTIVATIONS[activation](x.double())
+    error = (found - expected).abs()
+    assert (error <= 4e-7 * x.abs().double().clamp(max=5)).all(), "of x, where it matters"
+    assert (error <= 5e-7 * expected.abs())[(x > 0) & (x < 1e30)].all()
 
 
 @pytest.mark.usefixtures("native", "num_threads")

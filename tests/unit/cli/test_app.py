@@ -1,10 +1,11 @@
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from typer.testing import CliRunner
 
-from pagoda_cli.app import COMMANDS, make_app
+from pagoda_cli.commands import COMMANDS, make_app
 
 MEMBERS = ("pagoda_runtime", "pagoda_gateway", "pagoda_router", "pagoda_worker", "pagoda_engine")
 SERVICES = ("torch", "fastapi", "sqlalchemy", "redis", "nats", "grpc", *MEMBERS)
@@ -24,6 +25,13 @@ def test_every_command_loads(name: str) -> None:
 
     assert result.exit_code == 0, result.output
     assert "Usage" in result.output
+
+
+def test_its_version_is_told() -> None:
+    result = CliRunner().invoke(make_app(["--version"]), ["--version"])
+
+    assert result.exit_code == 0
+    assert result.output == f"pagoda {metadata.version('pagoda-cli')}\n"
 
 
 def test_an_unknown_command_is_named() -> None:
@@ -60,6 +68,20 @@ def test_help_imports_nothing_heavy(arguments: list[str], unwanted: tuple[str, .
     after = f"print('heavy:', [name for name in {unwanted!r} if name in sys.modules])"
 
     assert "heavy: []" in run_pagoda(arguments, after=after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["typer", "pagoda_cli.up.command"])
+def test_an_interrupt_while_it_imports_is_no_traceback(name: str) -> None:
+    before = (
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job ignores it
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *rest):\n"
+        f"        if name == {name!r}: signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())"
+    )
+    assert run_pagoda(["up"], before=before) == "end: 130\n"
 
 
 @pytest.mark.slow

@@ -17,18 +17,17 @@ import torch
 from support.compiled_kernel import compile_launch
 from support.engine_driver import hash_block, make_request
 from support.fake_cuda import CAPABILITY, DEVICE, captured, fake_cuda
+from support.forcing_mask import ForcingMask
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
 from pagoda_engine import ComputedLayers, Engine, EngineConfig, LoadedModel, SamplingParams
-from pagoda_engine.cache.kv_cache import KvLayout
+from pagoda_engine.cache.kv_cache import KvCache, KvLayout
 from pagoda_engine.device.queue import ClockRecorder, DoneWork, Work
-from pagoda_engine.engine import kv_layout
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription, ExpertsDescription
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.start_up.warm_up import prompt_lengths
-from pagoda_engine.token_mask import TokenBits, has_token, token_bits
 
 VOCAB_SIZE = 151936
 DENSE = DecoderDescription(
@@ -152,6 +151,9 @@ class Replays:
 class Pool:
     """The part of a KvCache that a forward uses."""
 
+    part_places = None  # blocks are whole
+    places_of = KvCache.places_of
+
     def __init__(self, layout: KvLayout, num_blocks: int) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
@@ -168,26 +170,13 @@ class EmptyWeights:
         return torch.empty(shape, dtype=dtype or torch.bfloat16, device=DEVICE)
 
 
-class AnyToken:
+class AnyToken(ForcingMask):
     """Also forces a few tokens once."""
 
-    def bitmask(self, output_token_ids: Sequence[int]) -> TokenBits:
-        return token_bits(range(VOCAB_SIZE), VOCAB_SIZE)
+    vocab_size = VOCAB_SIZE
 
     def forced(self, output_token_ids: Sequence[int]) -> Sequence[int]:
         return (1,) * 5 if len(output_token_ids) == 4 else ()
-
-    def ahead(self, output_token_ids: Sequence[int], proposed: Sequence[int]) -> list[TokenBits]:
-        output, masks = [*output_token_ids], [self._allowed(output_token_ids)]
-        for token_id in proposed:
-            if not has_token(masks[-1], token_id):
-                break
-            output.append(token_id)
-            masks.append(self._allowed(output))
-        return masks
-
-    def _allowed(self, output_token_ids: Sequence[int]) -> TokenBits:
-        return token_bits([*self.forced(output_token_ids)][:1] or range(VOCAB_SIZE), VOCAB_SIZE)
 
 
 REQUESTS: list[dict[str, Any]] = [
@@ -254,7 +243,7 @@ def serve(description: DecoderDescription) -> dict[str, object]:
             model,
             config,
             hash_block=hash_block,
-            kv_cache=Pool(kv_layout(model, config), config.num_blocks),  # type: ignore[arg-type]
+            kv_cache=Pool(model.kv_layout(config.block_size), config.num_blocks),  # type: ignore[arg-type]
             queue=Queue(),
             graph_capture=replays,
             on_layers=reports.extend,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.adapters import MODULES, make_tiny_adapter
 from support.engine_driver import EngineDriver, make_request
 from support.tiny_checkpoints import make_tiny_checkpoint
@@ -15,6 +16,7 @@ from pagoda_engine import (
     AdapterSlots,
     AdapterTable,
     EngineConfig,
+    FinishReason,
     LoadedModel,
     NoAdapterSlotError,
     SamplingParams,
@@ -234,6 +236,30 @@ def test_a_slot_forgets_the_adapter_before(
     driver.engine.load_adapter(small)
     add(driver, "x", small)
     assert driver.run()["x"].token_ids == expected
+
+
+def test_an_adapter_without_finite_logits_ends_its_own_sequences_alone(
+    model: LoadedModel, model_folder: Path, tmp_path: Path, adapters: list[Adapter]
+) -> None:
+    """Its weights are finite, so nothing was wrong when it was read."""
+    folder = make_tiny_adapter(tmp_path / "huge", model_folder, seed=4)
+    path = folder / "adapter_model.safetensors"
+    save_file({name: 1e30 * tensor for name, tensor in load_file(path).items()}, path)
+    huge = read_adapter(folder, model.description, max_rank=4)
+    driver = driver_with(model, adapters[0])
+    add(driver, "own", adapters[0])
+    add(driver, "plain", None)
+    expected = driver.run()
+    driver = driver_with(model, adapters[0], huge)
+    for name, adapter in (("huge", huge), ("own", adapters[0]), ("plain", None)):
+        add(driver, name, adapter)
+    outputs = driver.run()
+    assert outputs["huge"].finish_reason is FinishReason.INVALID
+    assert "with this adapter the model's logits are not finite" in outputs["huge"].error
+    assert {name: outputs[name].token_ids for name in ("own", "plain")} == {
+        name: expected[name].token_ids for name in ("own", "plain")
+    }
+    assert driver.engine.num_free_blocks == 64
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

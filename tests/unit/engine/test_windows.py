@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.engine_driver import EngineDriver, hash_block
+from support.prompts_in_windows import prompt_of, prompts_that_share, run_together
 from support.seeds import seed_of_tests
 from support.tiny_checkpoints import make_tiny_checkpoint
 from support.tiny_engine import greedy
@@ -47,10 +48,6 @@ def make(model: LoadedModel, **fields: object) -> EngineDriver:
     return EngineDriver(model, EngineConfig(**{**values, **fields}))
 
 
-def prompt_of(rng: random.Random, length: int) -> list[int]:
-    return [rng.randrange(1, 250) for _ in range(length)]
-
-
 def outputs(driver: EngineDriver, prompts: list[list[int]], sampling: SamplingParams) -> list:
     for i, prompt in enumerate(prompts):
         driver.add(str(i), prompt, sampling=sampling)
@@ -81,21 +78,11 @@ def test_what_a_sequence_holds_does_not_grow_with_it(
 def test_many_prompts_in_a_small_pool_get_what_they_get_alone(
     model: LoadedModel, rng: random.Random, monkeypatch: pytest.MonkeyPatch, kv_source: KvSource
 ) -> None:
-    prefix = prompt_of(rng, 70)
-    prompts = [
-        prefix[: rng.choice([0, 30, 70])] + prompt_of(rng, rng.randint(1, 90)) for _ in range(12)
-    ]
-    driver = make(model, num_blocks=50)
-    for i, prompt in enumerate(prompts):
-        driver.add(str(i), prompt, sampling=LOGPROBS, kv_source=kv_source)
-    while driver.engine.has_work():
-        for reservation in driver.step().reserved:
-            if kv_source is KvSource.HANDOVER:  # which brings nothing
-                name, tokens = reservation.sequence_id, reservation.num_cached_tokens
-                driver.engine.import_finished(name, num_computed_tokens=tokens)
-    assert any(result.evicted for result in driver.results)
+    driver, prompts = make(model, num_blocks=50), prompts_that_share(rng)
+    run_together(driver, prompts, LOGPROBS, kv_source)
     found = [
-        (driver.sequences[str(i)].token_ids, driver.sequences[str(i)].logprobs) for i in range(12)
+        (driver.sequences[str(i)].token_ids, driver.sequences[str(i)].logprobs)
+        for i in range(len(prompts))
     ]
     monkeypatch.setattr(DecoderDescription, "kv_window", None)
     for prompt, each in zip(prompts, found, strict=True):

@@ -7,7 +7,7 @@ import pytest
 
 from pagoda_gateway import json_limits
 from pagoda_gateway.errors import InvalidRequestError
-from pagoda_gateway.json_limits import check_structure, count_structure
+from pagoda_gateway.json_limits import check_structure, count_structure, json_problem
 
 
 def slow_count(raw: bytes) -> tuple[int, int, int]:
@@ -72,3 +72,20 @@ async def test_brackets_in_text_are_text() -> None:
 async def test_small_bodies_are_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_limits, "count_structure", None)
     await check_structure(b'{"messages":[{"role":"user","content":"hello"}]}')
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        ('{"a": "\u00e9"}'.encode("latin-1"), "it is not UTF-8: byte 0xe9 at 7"),
+        (b"\x1f\x8b\x08{}", "it is not UTF-8: byte 0x8b at 1"),
+        ("{}".encode("utf-8-sig"), "it begins with a byte order mark"),
+        ("{}".encode("utf-16"), "it begins with a byte order mark"),
+        (b'{"a": "\\ud800"}', "surrogate"),
+        (b"{", "unexpected end"),
+    ],
+)
+def test_what_is_no_json_is_said_as_one_can_mend_it(raw: bytes, problem: str) -> None:
+    with pytest.raises(orjson.JSONDecodeError) as raised:
+        orjson.loads(raw)
+    assert problem in json_problem(raw, raised.value)

@@ -3,6 +3,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 from support.stored_blocks import IDENTITY, make_block, make_hash, make_key
 
@@ -10,6 +11,7 @@ from pagoda_kvstore.app import open_store
 from pagoda_kvstore.change_log import TierName
 from pagoda_kvstore.config import KvstoreSettings
 from pagoda_kvstore.store import GROUP_BYTES, BlockStore, PutOutcome
+from pagoda_runtime.errors import StartError
 
 SETTINGS = KvstoreSettings(cpu_bytes=8_000, nvme_bytes=40_000, segment_bytes=20_000)
 
@@ -144,3 +146,9 @@ async def test_cancelled_get_frees_its_place_among_the_readers(store: BlockStore
         task.cancel()
         await asyncio.wait([task])
     assert await get(store, "a") == [("a", TierName.NVME)]
+
+
+async def test_a_folder_that_cannot_be_made_names_its_setting() -> None:
+    with pytest.raises(StartError, match=r"folder /proc/nowhere .*set PAGODA_KVSTORE_NVME_DIR"):
+        async with open_store(KvstoreSettings(), Path("/proc/nowhere")):
+            pass

@@ -1,3 +1,7 @@
+import time
+
+from ulid import ULID
+
 from pagoda_runtime.identity import host_id, new_epoch, new_request_id, new_worker_id
 from pagoda_runtime.messaging import subjects
 
@@ -15,7 +19,13 @@ def test_a_worker_id_is_one_plain_subject_token() -> None:
 
 
 def test_request_ids_are_ulids() -> None:
-    assert len(new_request_id()) == len(new_epoch()) == 26
+    before = time.time_ns() // 1_000_000
+    request_id = new_request_id()
+
+    parsed = ULID.from_str(request_id)
+    assert str(parsed) == request_id
+    assert before <= parsed.milliseconds <= time.time_ns() // 1_000_000
+    assert len(new_epoch()) == 26
 
 
 def test_the_host_id_is_stable() -> None:

@@ -173,7 +173,7 @@ async def test_progress_does_not_fill_the_queue_while_nobody_takes_it(
 
 
 async def test_progress_is_reported_until_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage_records, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(usage_records, "next_tick", lambda _seconds: asyncio.sleep(0))
     recorder = make_recorder(log := Log())
     reporting = asyncio.create_task(
         recorder.report_progress([make_sequence(next_index=2, num_output_tokens=2)])

@@ -4,6 +4,7 @@ Knows numbers only.
 """
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,24 +16,40 @@ class Sums:
     """What a fit needs of its samples; old ones count less and less.
 
     A sample is its features over what was measured, so each weighs in relative error: else the few
-    largest would decide alone.
+    largest would decide alone. Plain numbers: of so few features arrays cost ten times as much, and
+    every step is a sample.
     """
 
     def __init__(self, num_features: int, decay: float) -> None:
-        self.gram: Array = np.zeros((num_features, num_features))
-        self.moment: Array = np.zeros(num_features)
+        self._gram = [[0.0] * num_features for _ in range(num_features)]
+        self._moment = [0.0] * num_features
         self._decay = decay
 
-    def add(self, features: Array) -> None:
+    @property
+    def gram(self) -> Array:
+        """Sums of products of two features, ``[N, N]``."""
+        return np.array(self._gram)
+
+    @property
+    def moment(self) -> Array:
+        """Sums of features, ``[N]``."""
+        return np.array(self._moment)
+
+    def add(self, features: Sequence[float]) -> None:
         """Count one sample."""
-        self.fade(self._decay)
-        self.gram += np.outer(features, features)
-        self.moment += features
+        decay = self._decay
+        for row, feature in zip(self._gram, features, strict=True):
+            row[:] = [
+                old * decay + feature * other for old, other in zip(row, features, strict=True)
+            ]
+        self._moment = [
+            old * decay + feature for old, feature in zip(self._moment, features, strict=True)
+        ]
 
     def fade(self, decay: float) -> None:
         """Let what was counted count less."""
-        self.gram *= decay
-        self.moment *= decay
+        for row in (*self._gram, self._moment):
+            row[:] = [old * decay for old in row]
 
 
 def non_negative_solution(gram: Array, moment: Array, ridge: Array | float = 1e-9) -> list[float]:

@@ -16,7 +16,7 @@ from pagoda_worker.heartbeat.proposed_cost import ProposedCost
 
 DECAY = 0.995  # per step: a half-life of about 140 steps
 MIN_STEPS = 8
-REFIT_STEPS = 16  # a fit takes some 100 us, so `add` is content with one this many steps old
+REFIT_STEPS = 64  # a fit takes some 200 us, so `add` is content with one this many steps old
 MIN_PREFILL_TOKENS = 16
 PRIOR_BASE = StepCost().base / StepCost().per_decode  # decodes that take as long as an empty step
 PRIOR_PROPOSED = StepCost().per_proposed_token / StepCost().per_decode  # of a decode, likewise
@@ -91,7 +91,7 @@ class SpeedModel:
         self._proposed = ProposedCost()
         # Of decodes lately: how many, the tokens proposed for them, those accepted, and the
         # seconds that a draft model took.
-        self._decodes: npt.NDArray[np.float64] = np.zeros(4)
+        self._decodes = [0.0] * 4
 
     def add(self, stats: StepStats) -> None:
         """Learn from one step."""
@@ -101,12 +101,15 @@ class SpeedModel:
         if not stats.num_sequences or seconds <= 0:
             return
         if stats.num_decode_tokens:
-            self._decodes = DECAY * self._decodes + (
+            decodes = (
                 stats.num_decode_tokens,
                 stats.num_proposed_tokens,
                 stats.num_accepted_tokens,
                 draft_seconds,
             )
+            self._decodes = [
+                old * DECAY + new for old, new in zip(self._decodes, decodes, strict=True)
+            ]
         if not stats.num_prefill_tokens:
             self._add_decode(stats, seconds)
             return
@@ -116,13 +119,14 @@ class SpeedModel:
             return
         if stats.num_decode_tokens:
             context = stats.num_context_tokens - stats.num_prefill_context_tokens
-            decodes = self._recent_step_time().predict(
+            of_decodes = self._recent_step_time().predict(
                 stats.num_decode_tokens, context, stats.num_proposed_tokens
             )
-            seconds -= min(decodes, 0.9 * seconds)
+            seconds -= min(of_decodes, 0.9 * seconds)
         if is_large:
             self._prefill.add(num_tokens, seconds)
-        self._prefill_time.add(num_tokens, num_attended, seconds)
+        num_context = max(num_tokens, stats.num_prefill_context_tokens)
+        self._prefill_time.add(num_tokens, num_attended, num_context, seconds)
 
     def _add_decode(self, stats: StepStats, seconds: float) -> None:
         # Each step weighs in relative error, else the few largest batches decide alone.
@@ -138,7 +142,7 @@ class SpeedModel:
                     predicted=plain,
                 )
         is_small = stats.num_sequences <= MAX_SMALL_SEQUENCES
-        features = np.array([1.0, *_amounts(stats)]) / seconds
+        features = [amount / seconds for amount in (1.0, *_amounts(stats))]
         if is_small:
             self._small.add(features)
         else:
@@ -159,17 +163,17 @@ class SpeedModel:
     @property
     def proposed_per_decode(self) -> float:
         """Tokens that a step verifies for a sequence, on average; 0 until measured."""
-        return float(self._decodes[1] / max(self._decodes[0], 1e-9))
+        return self._decodes[1] / max(self._decodes[0], 1e-9)
 
     @property
     def accepted_per_decode(self) -> float:
         """Of them, those that are right, so that the sequence gets so many tokens more."""
-        return float(self._decodes[2] / max(self._decodes[0], 1e-9))
+        return self._decodes[2] / max(self._decodes[0], 1e-9)
 
     @property
     def draft_seconds_per_decode(self) -> float:
         """What a draft model takes for a sequence in a step, on average; 0 until measured."""
-        return float(self._decodes[3] / max(self._decodes[0], 1e-9))
+        return self._decodes[3] / max(self._decodes[0], 1e-9)
 
     @property
     def step_time(self) -> StepTime:
@@ -190,14 +194,15 @@ class SpeedModel:
         gram = self._small.gram + self._large.gram
         num_context_tokens = gram[1, 2] / gram[1, 1]  # of a decode, on average
         per_decode = time.per_sequence + float(time.per_context_token * num_context_tokens)
-        per_token, per_attended_token = self._prefill_time.coefficients
+        per_token, per_attended, per_context = self._prefill_time.coefficients
         guessed = _guessed_per_prefill_token(time.base, per_decode)
         per_proposed = time.per_proposed_token if gram[3, 3] else per_decode * PRIOR_PROPOSED
         return StepCost(
             base=time.base,
             per_decode=per_decode,
             per_prefill_token=per_token or guessed,
-            per_attended_token=per_attended_token,
+            per_attended_token=per_attended,
+            per_context_token=per_context,
             per_proposed_token=per_proposed,
             is_seconds=True,
             proposed_by_batch=self._proposed.by_batch(per_proposed),

@@ -46,13 +46,16 @@ def encode_part(
     for index, block_id, (block_digest, payload) in zip(
         indices, part.block_ids, found, strict=True
     ):
-        message.blocks.add(
+        added = message.blocks.add(
             index=index,
             digest=block_digest,
             payload=payload,
             num_bytes=num_bytes,
             pool_block_id=block_id,
         )
+        if part.layers is None and not is_inline:
+            further = kv_cache.places_of([block_id])[0][1:]
+            added.pool_part_ids.extend(max(place, 0) for place in further)
     return kv_transfer_pb2.PushRequest(blocks=message)
 
 

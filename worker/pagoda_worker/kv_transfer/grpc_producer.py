@@ -71,7 +71,7 @@ class GrpcProducer:
         self.executor = executor
         self.pool = pool
         self.digest = DigestKind.XXH3
-        if kv_cache.device.type == "cuda":
+        if kv_cache.device.type == "cuda" and kv_cache.part_places is None:
             self.digest = DigestKind.MULTILINEAR
         self._open_channel = open_channel
         self._channels: collections.OrderedDict[str, grpc.aio.Channel] = collections.OrderedDict()

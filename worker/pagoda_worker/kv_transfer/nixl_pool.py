@@ -55,8 +55,11 @@ class NixlExport:
         """Register a pool's memory.
 
         Raises:
-            PeerPoolError: NIXL is not installed, or does not take the memory.
+            PeerPoolError: NIXL is not installed, or does not take the memory; or blocks are in
+                parts, whose places are not known to peers.
         """
+        if kv_cache.part_places is not None:
+            raise PeerPoolError("blocks of this KV pool are in parts; they travel in messages")
         self._agent = _make_agent()
         tensor = kv_cache.tensor
         head = _HEAD.pack(tensor.data_ptr(), tensor.device.index or 0)

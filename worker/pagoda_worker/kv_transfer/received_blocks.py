@@ -109,15 +109,32 @@ def _write_chunks(
     bad: list[int] = []
     for some in chunks(len(parts), part_bytes, chunk_bytes):
         chunk = parts[some]
-        if pool is None:
-            rows = _payloads(chunk, part_bytes)
-        else:
-            rows = pool.read([part.pool_block_id for part in chunk], layers)
+        rows = _payloads(chunk, part_bytes) if pool is None else _read(pool, blocks, chunk, layers)
         found = _write(blocks, digest, chunk, rows, layers)
         if found is None:
             return None
         bad += found
     return bad
+
+
+def _read(
+    pool: PeerPool,
+    blocks: ReservedBlocks,
+    parts: Sequence[kv_transfer_pb2.Block],
+    layers: range | None,
+) -> torch.Tensor:
+    """Return ``[N, part_bytes]``: parts of a block one after the other, wherever they are."""
+    num_parts = blocks.part_bytes(layers) // blocks.place_bytes if blocks.is_in_parts else 1
+    for part in parts:
+        if len(part.pool_part_ids) != num_parts - 1:
+            raise LeaseMismatchError(
+                f"block {part.index} names {1 + len(part.pool_part_ids)} places in the pool, must "
+                f"name {num_parts}"
+            )
+    if not blocks.is_in_parts:
+        return pool.read([part.pool_block_id for part in parts], layers)
+    places = [place for part in parts for place in (part.pool_block_id, *part.pool_part_ids)]
+    return pool.read(places).view(len(parts), -1)
 
 
 def _write(

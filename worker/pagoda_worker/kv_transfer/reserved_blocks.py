@@ -20,6 +20,11 @@ class WritableBlocks(Protocol):
         """Layers of one block."""
         ...
 
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of one part of a block; of all of it, where it has one."""
+        ...
+
     def part_bytes(self, layers: range | None = None) -> int:
         """Bytes of these layers of one block; ValueError if it has no such layers."""
         ...
@@ -53,11 +58,18 @@ class ReservedBlocks:
 
     Blocks before ``first_block`` are never written: they are shared with others and valid already,
     or nothing reads them.
-    A block is complete when all its layers were written, in any order and number of writes.
+    A block is complete when all its layers were written, in any order and number of writes; of the
+    first `num_partial` blocks those of `first_part` are enough, and others go nowhere.
     """
 
     def __init__(
-        self, kv_cache: WritableBlocks, block_ids: Sequence[int], *, first_block: int
+        self,
+        kv_cache: WritableBlocks,
+        block_ids: Sequence[int],
+        *,
+        first_block: int,
+        num_partial: int = 0,
+        first_part: range | None = None,
     ) -> None:
         self._kv_cache = kv_cache
         self._block_ids = tuple(block_ids)
@@ -65,6 +77,8 @@ class ReservedBlocks:
         self._lock = threading.Lock()
         self._is_open = True
         self._all_layers = (1 << kv_cache.num_layers) - 1
+        self._num_partial = num_partial if first_part is not None else 0
+        self._first_part = self._bits(first_part)
         self._written: dict[int, int] = {}  # block -> a bit for each layer that was written
 
     @property
@@ -88,6 +102,16 @@ class ReservedBlocks:
         return self._kv_cache.part_bytes()
 
     @property
+    def place_bytes(self) -> int:
+        """Bytes of one part of a block; of all of it, where it has one."""
+        return self._kv_cache.place_bytes
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether blocks have several parts."""
+        return self.place_bytes != self.block_bytes
+
+    @property
     def is_open(self) -> bool:
         """Whether writing is still allowed."""
         return self._is_open
@@ -99,7 +123,8 @@ class ReservedBlocks:
 
     def is_complete(self, index: int) -> bool:
         """Tell whether all layers of a block were written."""
-        return self._written.get(index) == self._all_layers
+        needed = self._first_part if index < self._num_partial else self._all_layers
+        return self._written.get(index, 0) & needed == needed
 
     def incomplete(self) -> list[int]:
         """Blocks of which some layers were written and others not, ascending."""

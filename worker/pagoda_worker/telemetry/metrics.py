@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pagoda_runtime.telemetry.metrics import REGISTRY
+from pagoda_runtime.telemetry.plain_histogram import PlainHistogram
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 STEP_PARTS = ("schedule", "launch", "forward", "sample", "wait", "commit", "gap", "publish")
@@ -47,23 +48,23 @@ class WorkerMetrics:
         self.leases_settled = Counter(
             "pagoda_kv_leases_settled", "Leases by their end", ["outcome"], registry=registry
         )
-        self.step_seconds = Histogram(
+        self.step_seconds = PlainHistogram(
             "pagoda_step_seconds",
             "What one step added to the time of a busy engine: device work and the gap before it",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
-        self.step_part_seconds = Histogram(
+        self.step_part_seconds = PlainHistogram(
             "pagoda_step_part_seconds",
             "Parts of one step; forward, sample and gap are the device's, the others the host's",
-            ["part"],
+            "part",
             buckets=PART_BUCKETS,
             registry=registry,
         )
         self.steps = Counter(
             "pagoda_steps", "Steps, by graph (replayed) or eager", ["mode"], registry=registry
         )
-        self.step_sequences = Histogram(
+        self.step_sequences = PlainHistogram(
             "pagoda_step_sequences",
             "Sequences in one step",
             buckets=BATCH_BUCKETS,
@@ -94,6 +95,11 @@ class WorkerMetrics:
         self.draft_seconds = Counter(
             "pagoda_speculation_draft_seconds",
             "Time in which a draft model proposed tokens or computed prompts",
+            registry=registry,
+        )
+        self.given_up_seconds = Counter(
+            "pagoda_given_up_seconds",
+            "Computed in steps that were cut short for another tenant's newcomer, and lost",
             registry=registry,
         )
         self.preemptions = Counter("pagoda_preemptions", "Sequences preempted", registry=registry)

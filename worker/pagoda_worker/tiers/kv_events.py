@@ -20,7 +20,7 @@ from pagoda_runtime.errors import BusError
 
 logger = logging.getLogger(__name__)
 
-BATCH_SECONDS = 0.05
+BATCH_SECONDS = 0.15
 RETRY_SECONDS = 1.0
 SNAPSHOT_PAUSE_SECONDS = 5.0  # between snapshots, however often they are asked for
 MAX_HASHES_PER_EVENT = 32_768  # 512 KiB
@@ -30,7 +30,7 @@ Publish = Callable[[kv_event_pb2.KvEvent, str], Awaitable[None]]
 
 
 class KvEventPublisher:
-    """Collects changes for 50 ms, then publishes them; starts with a snapshot.
+    """Collects changes for 150 ms, then publishes them; starts with a snapshot.
 
     Args:
         publish: stores one event durably; raises BusError if it could not.

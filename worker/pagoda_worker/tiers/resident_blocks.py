@@ -22,9 +22,10 @@ class ResidentBlocks:
         self._hash_of.pop(block_id, None)
 
     def after_step(self, result: StepResult) -> None:
-        """Note what became reusable (step thread, before the next step)."""
+        """Note what became reusable (step thread, before the next step), if it is whole."""
         for block_hash, block_id in result.stored:
-            self._hash_of[block_id] = block_hash
+            if block_id not in result.partial:
+                self._hash_of[block_id] = block_hash
 
     def holds(self, block_hash: bytes, block_id: int) -> bool:
         """Tell whether the block has had these bytes at least since its hash was reported."""

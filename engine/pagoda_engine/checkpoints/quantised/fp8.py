@@ -74,6 +74,10 @@ class Fp8:
         """See `Scheme`."""
         outputs, inputs = shape
         scales = found[self.scale]
+        is_wrong = ~(scales.isfinite() & (scales > 0))
+        if is_wrong.any():
+            wrong = float(scales[is_wrong][0])
+            raise ValueError(f"its {self.scale} has {wrong:g}, must be finite and above 0")
         if self.block is None:
             scales = scales.reshape(-1, 1).expand(outputs, 1)
         else:

@@ -65,8 +65,10 @@ def _description(
         raise UnsupportedModelError(config.path, "kv_lora_rank", latent.kv_rank, known)
     rope = read_rope(config, is_interleaved=is_interleaved)
     # To rotations a head is what turns; K and V of a head are made of the latent.
-    heads = {"head_dim": latent.rope_dim, "num_key_value_heads": None}
-    usual = usual_description(ConfigReader(config.path, {**config.fields, **heads}), rope)
+    heads = config.integer("num_attention_heads")
+    usual = usual_description(
+        config.replaced(head_dim=latent.rope_dim, num_key_value_heads=heads), rope
+    )
     num_more = _count(config, "num_nextn_predict_layers", 0)
     more = range(usual.num_layers, usual.num_layers + min(num_more, usual.num_layers))
     return replace(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda_engine.checkpoints.config_reader import ConfigReader
+from pagoda_engine.errors import UnsupportedModelError
 from pagoda_formats.gguf_file import GgufFile
 
 Fields = dict[str, Any]
@@ -54,12 +55,16 @@ class Architecture:
         has_pairs_together: rows of Q and K are stored so that dims which turn as a pair lie side by
             side; in ``config.json``'s world they do not.
         norm_shift: added to the weights of norms.
+        rounds_yarn: YaRN's borders are whole dims.
+        second_norm: what the norm before the feed-forward part is called.
     """
 
     class_name: str
     fields: Callable[[Head], Fields] = lambda head: {}
     has_pairs_together: bool = False
     norm_shift: float = 0.0
+    rounds_yarn: bool = True
+    second_norm: str = "ffn_norm"
 
 
 def _window(head: Head) -> Fields:
@@ -129,12 +134,54 @@ def _granite(head: Head) -> Fields:
     }
 
 
-def _mixtral(head: Head) -> Fields:
-    return {"num_local_experts": head.get("expert_count")}
+def _deepseek(head: Head) -> Fields:
+    """Newer files say what is cached as one head, and beside it what the heads are."""
+    temperature = f"{head.name}.attention.temperature_scale"  # of Q, by its position: Mistral's
+    if head.config.has(temperature):
+        value = head.config.fields[temperature]
+        raise UnsupportedModelError(head.file.path, temperature, value, ("none",))
+    end = "_mla" if head.get("attention.key_length_mla") else ""
+    key, value = (
+        head.config.integer(f"{head.name}.attention.{name}_length{end}")
+        for name in ("key", "value")
+    )
+    turning = head.config.integer("qk_rope_head_dim")
+    return {
+        "qk_nope_head_dim": key - turning,
+        "v_head_dim": value,
+        "partial_rotary_factor": None,  # of the dims that may turn all do
+        "n_shared_experts": head.get("expert_shared_count"),
+        "first_k_dense_replace": head.get("leading_dense_block_count") or 0,
+        "norm_topk_prob": bool(head.get("expert_weights_norm")),
+    }
 
 
-MIXTRAL = Architecture("MixtralForCausalLM", _mixtral, has_pairs_together=True)
-"""What `llama` is in a file with experts."""
+def _deepseek2(head: Head) -> Fields:
+    groups = head.get("expert_group_count")
+    method = "group_limited_greedy" if isinstance(groups, int) and groups > 1 else "greedy"
+    return {**_deepseek(head), "topk_method": method}
+
+
+def _gpt_oss(head: Head) -> Fields:
+    return {
+        **_window(head),
+        "intermediate_size": head.get("expert_feed_forward_length"),
+    }
+
+
+_MIXTRAL = Architecture("MixtralForCausalLM", has_pairs_together=True)
+_DEEPSEEK3 = Architecture("DeepseekV3ForCausalLM", _deepseek)
+_SIGMOID = 2  # of `expert_gating_func`
+
+
+def architecture_of(head: Head) -> Architecture:
+    """Return a file's; two names are of two families each."""
+    if head.name == "llama" and head.get("expert_count"):
+        return _MIXTRAL
+    if head.name == "deepseek2" and head.get("expert_gating_func") == _SIGMOID:
+        return _DEEPSEEK3
+    return ARCHITECTURES[head.name]
+
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", has_pairs_together=True),
@@ -149,5 +196,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "starcoder2": Architecture("Starcoder2ForCausalLM", _window),
     "command-r": Architecture("CohereForCausalLM", _command_r),
     "granite": Architecture("GraniteForCausalLM", _granite, has_pairs_together=True),
+    "deepseek2": Architecture("DeepseekV2ForCausalLM", _deepseek2),
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM", _gpt_oss, rounds_yarn=False, second_norm="post_attention_norm"
+    ),
     "smollm3": Architecture("SmolLM3ForCausalLM", has_pairs_together=True),
 }

@@ -10,7 +10,12 @@ from typing import Any
 
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.errors import CheckpointError, UnsupportedModelError
-from pagoda_engine.models.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture, Head
+from pagoda_engine.models.gguf.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    Head,
+    architecture_of,
+)
 from pagoda_formats.gguf_file import GgufFile, GgufTensor
 
 _MAX_ROPE_FACTORS = 1 << 16
@@ -28,7 +33,16 @@ _KEYS = {
     "norm_epsilon": "attention.layer_norm_epsilon",
     "rope_theta": "rope.freq_base",
     "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "n_routed_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "qk_rope_head_dim": "rope.dimension_count",
     "logit_scale": "logit_scale",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -54,16 +68,14 @@ def gguf_config(file: GgufFile) -> tuple[ConfigReader, Architecture]:
     aliases = {field: f"{name}.{key}" for field, key in _KEYS.items()}
     metadata = {key: value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
     head = Head(file, name, ConfigReader(file.path, metadata, aliases))
-    architecture = ARCHITECTURES[name]
-    if name == "llama" and head.get("expert_count"):
-        architecture = MIXTRAL
+    architecture = architecture_of(head)
     fields = {
         **metadata,
         "architectures": [architecture.class_name],
         "vocab_size": head.dim("token_embd.weight", 0),
         "tie_word_embeddings": not head.has_tensor("output.weight"),
         "torch_dtype": _dtype(file),
-        **_rotation(head),
+        **_rotation(head, rounds_yarn=architecture.rounds_yarn),
         **architecture.fields(head),
     }
     return ConfigReader(file.path, fields, aliases), architecture
@@ -81,7 +93,7 @@ def _dtype(file: GgufFile) -> str:
     return "bfloat16"
 
 
-def _rotation(head: Head) -> dict[str, Any]:
+def _rotation(head: Head, *, rounds_yarn: bool) -> dict[str, Any]:
     config = head.config
     per_head = config.integer("hidden_size") // config.integer("num_attention_heads")
     turning = head.get("rope.dimension_count")
@@ -94,7 +106,7 @@ def _rotation(head: Head) -> dict[str, Any]:
         fields["partial_rotary_factor"] = _part(turning, head_dim)
     if not config.has("rope_theta"):
         fields["rope_theta"] = 10000.0
-    fields["rope_scaling"] = _scaling(head)
+    fields["rope_scaling"] = _scaling(head, rounds_yarn=rounds_yarn)
     return fields
 
 
@@ -104,7 +116,7 @@ def _part(turning: int, head_dim: int) -> float:
     return factor if int(head_dim * factor) == turning else math.nextafter(factor, 1.0)
 
 
-def _scaling(head: Head) -> Mapping[str, Any] | None:
+def _scaling(head: Head, *, rounds_yarn: bool) -> Mapping[str, Any]:
     original = head.get("rope.scaling.original_context_length")
     if factors := _factors(head, "rope_freqs.weight"):  # Llama 3's way, worked out
         return {
@@ -124,17 +136,29 @@ def _scaling(head: Head) -> Mapping[str, Any] | None:
     kind = head.get("rope.scaling.type")
     factor = head.get("rope.scaling.factor") or head.get("rope.scale_linear")
     if kind == "none" or not factor or factor == 1:
-        return None
+        return {"rope_type": "default"}
     if kind not in (None, "linear", "yarn"):
         known = ("none", "linear", "yarn")
         raise UnsupportedModelError(head.file.path, f"{head.name}.rope.scaling.type", kind, known)
+    magnitude = _magnitude(head)
     return {
         "rope_type": kind or "linear",
         "factor": factor,
         "original_max_position_embeddings": original,
         "beta_fast": head.get("rope.scaling.yarn_beta_fast"),
         "beta_slow": head.get("rope.scaling.yarn_beta_slow"),
+        "truncate": rounds_yarn,
+        "mscale": magnitude,
+        "mscale_all_dim": magnitude,
     }
+
+
+def _magnitude(head: Head) -> float | None:
+    """Return DeepSeek's ``mscale_all_dim``, of which files have a tenth; ``mscale`` is the same."""
+    key = "rope.scaling.yarn_log_multiplier"
+    if head.name != "deepseek2" or not head.get(key):
+        return None
+    return head.config.number(f"{head.name}.{key}") * 10
 
 
 def _factors(head: Head, name: str) -> list[float]:

@@ -59,7 +59,11 @@ class GgufModel:
             description = _with_pairs_together(description)
         self.description: DecoderDescription = replace(
             description,
-            names=gguf_names(description.names),
+            names=gguf_names(
+                description.names,
+                second_norm=self._architecture.second_norm,
+                has_heads_apart="blk.0.attn_k_b.weight" in self._file.tensors,
+            ),
             qkv_bias=_has_bias(self._file, "attn_q") or _has_bias(self._file, "attn_qkv"),
             output_bias=_has_bias(self._file, "attn_output"),
             mlp_bias=_has_bias(self._file, "ffn_down"),

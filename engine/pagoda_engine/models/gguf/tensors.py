@@ -9,19 +9,20 @@ import re
 from pagoda_engine.checkpoints.block_formats import BLOCK_FORMATS
 from pagoda_engine.checkpoints.safetensors_header import DTYPES, StoredTensor
 from pagoda_engine.errors import CheckpointError, UnsupportedModelError
-from pagoda_engine.models.gguf.names import EXPERT, LAYER, SHARED_EXPERT
+from pagoda_engine.models.gguf.names import EXPERT, HEAD, LAYER, SHARED_EXPERT
 from pagoda_formats.gguf_file import GgufFile, GgufTensor
 
-MAX_EXPERT_TENSORS = 1 << 20
+MAX_PARTS = 1 << 20
 
-_EXPERTS = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|up|down))_exps\.weight")
+_EXPERTS = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|up|down))_exps\.(weight|bias)")
+_HEADS = re.compile(r"blk\.(\d+)\.(attn_[kv]_b)\.weight")
 _SHARED = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|up|down))_shexp\.weight")
 _SHARED_GATE = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
 _NORM = "norm.weight"
 
 
 def stored_tensors_of(file: GgufFile, *, norm_shift: float) -> dict[str, StoredTensor]:
-    """Return the tensors of a file: experts one by one.
+    """Return the tensors of a file: experts, and heads of latents, one by one.
 
     Args:
         file: its head.
@@ -29,7 +30,7 @@ def stored_tensors_of(file: GgufFile, *, norm_shift: float) -> dict[str, StoredT
 
     Raises:
         UnsupportedModelError: one has a type that cannot be read.
-        CheckpointError: there are more experts than any model has.
+        CheckpointError: there are more experts or heads than any model has.
     """
     found: dict[str, StoredTensor] = {}
     for name, tensor in file.tensors.items():
@@ -43,7 +44,10 @@ def stored_tensors_of(file: GgufFile, *, norm_shift: float) -> dict[str, StoredT
             norm_shift if name.endswith(_NORM) else 0.0,
         )
         if match := _EXPERTS.fullmatch(name):
-            _add_experts(found, match, stored)
+            each = f"{LAYER.format(match[1])}{EXPERT}{match[2]}.{match[3]}"
+            _add_parts(found, each, name, stored)
+        elif match := _HEADS.fullmatch(name):
+            _add_parts(found, f"{LAYER.format(match[1])}{match[2]}.{HEAD}.weight", name, stored)
         elif match := _SHARED.fullmatch(name):
             found[f"{LAYER.format(match[1])}{SHARED_EXPERT}{match[2]}.weight"] = stored
         elif _SHARED_GATE.fullmatch(name):
@@ -53,16 +57,14 @@ def stored_tensors_of(file: GgufFile, *, norm_shift: float) -> dict[str, StoredT
     return found
 
 
-def _add_experts(
-    found: dict[str, StoredTensor], match: re.Match[str], stored: StoredTensor
-) -> None:
+def _add_parts(found: dict[str, StoredTensor], each: str, name: str, stored: StoredTensor) -> None:
+    """Add the parts of a tensor along its first dim, by names with their index."""
     count, *shape = stored.shape
-    if not count or len(found) + count > MAX_EXPERT_TENSORS:
-        raise CheckpointError(stored.path, f"tensor {match[0]} has {count} experts")
+    if not count or len(found) + count > MAX_PARTS:
+        raise CheckpointError(stored.path, f"tensor {name} has {count} experts or heads")
     num_bytes = stored.num_bytes // count
-    for expert in range(count):
-        name = f"{LAYER.format(match[1])}{EXPERT.format(expert)}{match[2]}.weight"
-        found[name] = _part(stored, expert * num_bytes, tuple(shape), num_bytes)
+    for i in range(count):
+        found[each.format(i)] = _part(stored, i * num_bytes, tuple(shape), num_bytes)
 
 
 def _part(stored: StoredTensor, begin: int, shape: tuple[int, ...], num_bytes: int) -> StoredTensor:

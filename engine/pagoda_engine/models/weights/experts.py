@@ -27,7 +27,7 @@ def expert_gate_up(taker: WeightTaker, prefix: str) -> Taken:
     if names.experts_layout == "stacked":
         (name,) = names.expert_gate_up
         return _stacked(taker, prefix + names.expert + name, rows, width, turns_apart)
-    return _each(taker, prefix, names.expert_gate_up, rows, width), None
+    return _each(taker, prefix, names.expert_gate_up, rows, width)
 
 
 def expert_down(taker: WeightTaker, prefix: str) -> Taken:
@@ -38,23 +38,26 @@ def expert_down(taker: WeightTaker, prefix: str) -> Taken:
     rows, width = description.hidden_size, experts.intermediate_size
     if names.experts_layout == "stacked":
         return _stacked(taker, prefix + names.expert + names.expert_down, rows, width, None)
-    return _each(taker, prefix, (names.expert_down,), rows, width), None
+    return _each(taker, prefix, (names.expert_down,), rows, width)
 
 
 def _each(
     taker: WeightTaker, prefix: str, names: tuple[str, ...], num_rows: int, width: int
-) -> torch.Tensor | CodedWeight:
+) -> Taken:
     experts = taker.description.experts
     assert experts is not None, "the layer has some"
-    parts = [
-        Part(
-            f"{prefix}{taker.description.names.expert.format(expert)}{name}.weight",
-            (num_rows // len(names), width),
-        )
-        for expert in range(experts.num_experts)
+    count, rows = experts.num_experts, num_rows // len(names)
+    stems = [
+        f"{prefix}{taker.description.names.expert.format(expert)}{name}"
+        for expert in range(count)
         for name in names
     ]
-    return taker.rows(parts, (experts.num_experts * num_rows, width))
+    bias = None
+    if experts.has_bias:
+        biases = [Part(f"{stem}.bias", (rows,)) for stem in stems]
+        bias = taker.source.take(biases, (count, num_rows))
+    weights = [Part(f"{stem}.weight", (rows, width)) for stem in stems]
+    return taker.rows(weights, (count * num_rows, width)), bias
 
 
 def _stacked(

@@ -37,6 +37,9 @@ class WeightNames:
             cached.
         q_up: projection of Q's latent to Q.
         kv_up: projection of what is cached to K and V.
+        k_up: in place of that one to K of each head, with ``{}`` for its index, stored
+            ``[inputs, outputs]``.
+        v_up: as `k_up`, one to V, stored as any.
         q_latent_norm: norm of Q's latent.
         kv_latent_norm: norm of the latent of K and V.
         q_norm: norm of Q before RoPE.
@@ -75,6 +78,8 @@ class WeightNames:
     latents: tuple[str, ...] = ()
     q_up: str = "self_attn.q_b_proj"
     kv_up: str = "self_attn.kv_b_proj"
+    k_up: str = ""
+    v_up: str = ""
     q_latent_norm: str = "self_attn.q_a_layernorm"
     kv_latent_norm: str = "self_attn.kv_a_layernorm"
     q_norm: str = "self_attn.q_norm"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from pagoda_engine.checkpoints import mxfp4
 from pagoda_engine.checkpoints.quantised.scheme import Kind, Scheme
 from pagoda_engine.checkpoints.safetensors_header import StoredTensor
 from pagoda_engine.checkpoints.tensor_part import Part
@@ -27,7 +28,7 @@ class Stored:
     Attributes:
         quantization: that they are given as they are read.
         scheme: of a checkpoint that is quantised already.
-        tensors: of its files, by name; needed with a scheme alone.
+        tensors: of its files, by name; needed of files with quantised weights.
         device: of the weights.
     """
 
@@ -104,11 +105,16 @@ class _Counting:
             small = (self._names.router, self._names.shared_expert_gate)
             is_small = parts[0].name.removesuffix(_WEIGHT).endswith(tuple(filter(None, small)))
             return held_bits(given) if not is_small and self._packs(shape, given) else None
-        if parts[0].scales:  # MXFP4
+        if parts[0].scales or self._has_mxfp4_blocks(parts):
             return held_bits(4) if self._packs(shape, 4) else None
         kinds = {self._kind(part) for part in parts}
         kind = kinds.pop() if len(kinds) == 1 else None
         return None if kind is None else bits_held(kind, self._example(shape))
+
+    def _has_mxfp4_blocks(self, parts: Sequence[Part]) -> bool:
+        tensors = self._stored.tensors
+        stored = [tensors[part.name].dtype for part in parts if part.name in tensors]
+        return stored == [mxfp4.GGUF_TYPE] * len(parts)
 
     def _kind(self, part: Part) -> Kind | None:
         scheme, tensors = self._stored.scheme, self._stored.tensors

@@ -36,6 +36,7 @@ typedef struct {
     int64_t head_dim;
     float scale;
     int32_t is_bf16;
+    float soft_cap;  // c: scores are c * tanh(score / c); 0: they are as they are
 } AttentionShape;
 
 typedef struct {
@@ -50,6 +51,7 @@ typedef struct {
     void *out;           // [T, H, D]
     int64_t window;      // keys a query sees, itself included; 0: all
     const float *sinks;  // [H]: a score beside those of keys, with no value; NULL: none
+    const float *slopes; // [H]: what scores, capped, fall by for each token between query and key (ALiBi); NULL: none
     const int64_t *first_task;  // [S + 1]
     const Threads *threads;
 } AttentionJob;
@@ -77,6 +79,16 @@ static const vshort FIRST_PAIRS = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 
 
 static inline size_t round_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// Set where parts of so many items lie, one after another in whole lines of the cache; returns their bytes.
+static inline size_t lay_out_parts(size_t num_parts, void **const *parts, const size_t *items, size_t item_bytes, char *at) {
+    size_t used = 0;
+    for (size_t i = 0; i < num_parts; i++) {
+        *parts[i] = at + used;
+        used += round_lines(items[i] * item_bytes);
+    }
+    return used;
+}
+
 // What one task needs of scratch memory, as [rows or keys, ...] arrays one after another.
 typedef struct {
     uint32_t *q;       // [rows, steps]
@@ -93,17 +105,12 @@ typedef struct {
 static size_t lay_out_rows(size_t rows, long width, long value_width, int is_bf16, char *at, AttentionScratch *scratch) {
     const size_t steps = (size_t)num_steps(width, is_bf16), key_steps = (size_t)num_steps(TILE_KEYS, is_bf16);
     const size_t columns = ((size_t)value_width + PANEL - 1) / PANEL * PANEL;
-    size_t used = 0;
     void **parts[] = {(void **)&scratch->q, (void **)&scratch->k_panel, (void **)&scratch->v_panel,
                       (void **)&scratch->scores, (void **)&scratch->weights, (void **)&scratch->sums,
                       (void **)&scratch->largest, (void **)&scratch->total};
     const size_t words[] = {rows * steps, steps * TILE_KEYS, key_steps * columns, rows * TILE_KEYS,
                             rows * key_steps, rows * columns, rows, rows};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        *parts[i] = at + used;
-        used += round_lines(words[i] * 4);
-    }
-    return used;
+    return lay_out_parts(sizeof words / sizeof *words, parts, words, 4, at);
 }
 
 static size_t lay_out(const AttentionShape *shape, char *at, AttentionScratch *scratch) {
@@ -216,8 +223,8 @@ static inline __attribute__((always_inline)) void pack_tile(
 }
 
 // One row's scores of one tile become weights; the running maximum, sum and output follow.
-static inline void weigh(const AttentionScratch *s, float scale, long row, long first_key, long first_seen,
-                         long last_seen, long columns, int is_bf16) {
+static inline void weigh(const AttentionScratch *s, float scale, float soft_cap, float slope, long row, long first_key,
+                         long first_seen, long last_seen, long columns, int is_bf16) {
     float *scores = s->scores + row * TILE_KEYS;
     const long key_steps = num_steps(TILE_KEYS, is_bf16);
     if (last_seen < first_key || first_seen >= first_key + TILE_KEYS) {  // another row's keys
@@ -228,8 +235,10 @@ static inline void weigh(const AttentionScratch *s, float scale, long row, long 
     vfloat largest = vset(-INFINITY), value[VECTORS];
     for (int j = 0; j < VECTORS; j++) {
         value[j] = vload(scores + j * LANES) * scale;
+        if (soft_cap > 0) value[j] = soft_cap - 2.0f * soft_cap / (1.0f + vexp(value[j] * (2.0f / soft_cap)));
+        const vint key = LANE_NUMBERS + (int)(first_key + j * LANES);
+        if (slope != 0) value[j] += slope * __builtin_convertvector(key - (int)last_seen, vfloat);
         if (!sees_all) {
-            const vint key = LANE_NUMBERS + (int)(first_key + j * LANES);
             value[j] = vselect((key < (int)first_seen) | (key > (int)last_seen), vset(-INFINITY), value[j]);
         }
         largest = vmax(value[j], largest);
@@ -420,7 +429,8 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
         for (long row = 0; row < part.num_rows; row++) {
             const long own = part.position + row / group;
             const long first_seen = job->window && own + 1 > job->window ? own + 1 - job->window : 0;
-            weigh(&s, score_scale, row, tile, first_seen, own, columns, is_bf16);
+            const float slope = job->slopes ? job->slopes[part.head * group + row % group] : 0;
+            weigh(&s, score_scale, shape->soft_cap, slope, row, tile, first_seen, own, columns, is_bf16);
         }
         if (is_packed) {
             packed_values(part.num_rows, width, s.weights, groups.values, later_groups.values, s.sums, columns, is_bf16);

@@ -73,12 +73,7 @@ static size_t lay_out_experts(const Experts *experts, long num_rows, char *at, E
                             pairs * 4, pairs * 8, (count + 1) * 8, (count + 1) * sizeof(Run), pairs * hidden * item,
                             pairs * inner * item, pairs * hidden * item, shared_rows * shared_inner * item,
                             shared_rows * hidden * item, experts->shared_gate ? rows * item : 0};
-    size_t used = 0;
-    for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++) {
-        *parts[i] = at + used;
-        used += round_lines(bytes[i]);
-    }
-    return used;
+    return lay_out_parts(sizeof bytes / sizeof *bytes, parts, bytes, 1, at);
 }
 
 // Bytes that so many rows need besides.
@@ -102,11 +97,6 @@ typedef struct {
     long num_runs;
     const Threads *threads;
 } ExpertsJob;
-
-static inline long tasks_of(long count) { return (count + TASK_TOKENS - 1) / TASK_TOKENS; }
-static inline long end_of(long task, long count) {
-    return (task + 1) * TASK_TOKENS < count ? (task + 1) * TASK_TOKENS : count;
-}
 
 static void widen_task(const void *argument, long task, int thread) {
     const ExpertsJob *job = argument;

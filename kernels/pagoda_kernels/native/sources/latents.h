@@ -42,12 +42,7 @@ static size_t lay_out_latents(const Latents *latents, const AttentionShape *shap
     void **parts[] = {&room->down, &room->q_latent, &room->q, &room->plain, &room->absorbed, &room->attended};
     const size_t widths[] = {(size_t)latents->down->num_outputs, latents->q_up ? (size_t)latents->q_up->width : 0,
                              latents->q_up ? heads * (nope + rope) : 0, heads * nope, heads * (rank + rope), heads * rank};
-    size_t used = 0;
-    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
-        *parts[i] = at + used;
-        used += round_lines(tokens * widths[i] * item);
-    }
-    return used;
+    return lay_out_parts(sizeof widths / sizeof *widths, parts, widths, tokens * item, at);
 }
 
 // Bytes that so many tokens need besides.
@@ -99,19 +94,18 @@ static inline __attribute__((always_inline)) void write_latents(const LatentsJob
     const Latents *latents = job->latents;
     const Batch *batch = job->attention.batch;
     const long rank = latents->kv_rank, rope = latents->rope_dim, width = latents->down->num_outputs;
-    const long end = (task + 1) * TASK_TOKENS < batch->num_tokens ? (task + 1) * TASK_TOKENS : batch->num_tokens;
-    for (long token = task * TASK_TOKENS; token < end; token++) {
+    for (long token = task * TASK_TOKENS; token < end_of(task, batch->num_tokens); token++) {
         const void *row = at(job->room->down, token * width, is_bf16);
         if (latents->q_up) {
             const long q_rank = latents->q_up->width;
-            norm_row(row, 0, latents->q_norm, q_rank, latents->eps, job->room->q_latent, token * q_rank, is_bf16);
+            norm_row(row, 0, latents->q_norm, NORM_RMS, q_rank, latents->eps, job->room->q_latent, token * q_rank, is_bf16);
         }
         const long slot = batch->slot_mapping[token];
         if (slot < 0) continue;
         const long block = slot / batch->block_size, inside = slot % batch->block_size * (rank + rope);
         void *to = (void *)at(job->attention.k_cache, block * batch->block_stride + inside, is_bf16);
         void *turned = (void *)at(to, rank, is_bf16);
-        norm_row(row, width - rope - rank, latents->kv_norm, rank, latents->eps, to, 0, is_bf16);
+        norm_row(row, width - rope - rank, latents->kv_norm, NORM_RMS, rank, latents->eps, to, 0, is_bf16);
         memcpy(turned, at(row, width - rope, is_bf16), (size_t)rope * (is_bf16 ? 2 : 4));
         turn(job, token, turned, is_bf16);
     }
@@ -132,8 +126,7 @@ static inline __attribute__((always_inline)) void part_heads(const LatentsJob *j
     const long nope = latents->nope_dim, rope = latents->rope_dim, item = is_bf16 ? 2 : 4;
     const long stride = latents->q_up ? heads * (nope + rope) : latents->down->num_outputs;
     const void *q = latents->q_up ? job->room->q : job->room->down;
-    const long end = (task + 1) * TASK_TOKENS < tokens ? (task + 1) * TASK_TOKENS : tokens;
-    for (long token = task * TASK_TOKENS; token < end; token++)
+    for (long token = task * TASK_TOKENS; token < end_of(task, tokens); token++)
         for (long head = 0; head < heads; head++) {
             const void *from = at(q, token * stride + head * (nope + rope), is_bf16);
             const long to = head * tokens + token;
@@ -217,7 +210,7 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
         pack_values(here->keys, here->keys, here->num_keys, value_width, s.v_panel, is_bf16, CACHE_AS_ROWS);
         panel_product(num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
         for (long row = 0; row < num_rows; row++)
-            weigh(&s, shape->scale, row, tile, 0, part.position + row / heads, columns, is_bf16);
+            weigh(&s, shape->scale, shape->soft_cap, 0, row, tile, 0, part.position + row / heads, columns, is_bf16);
         for (long d = 0; d < columns; d += PANEL)
             panel_product(num_rows, key_steps, s.weights, key_steps, s.v_panel + d / PANEL * key_steps * PANEL,
                           s.sums + d, columns, s.k_panel, 1, is_bf16);
@@ -240,7 +233,7 @@ static void attend_latents_task(const void *argument, long task, int thread) {
 static void write_to_cache(Threads *threads, const LatentsJob *job, const void *hidden, const int32_t *adapters, float *shrunk) {
     const long tokens = job->attention.batch->num_tokens;
     product(threads, job->latents->down, hidden, tokens, job->room->down, adapters, shrunk);
-    in_parallel(threads, write_latents_task, job, (tokens + TASK_TOKENS - 1) / TASK_TOKENS);
+    in_parallel(threads, write_latents_task, job, tasks_of(tokens));
 }
 
 // How many parts the heads are cut into, so that all threads have something to do and scratch memory will do.
@@ -260,7 +253,7 @@ static void attention_to_latents(Threads *threads, LatentsJob *job, const int32_
     const long num_tasks = attention->first_task[attention->batch->num_seqs];
     if (!tokens) return;
     if (latents->q_up) product(threads, latents->q_up, job->room->q_latent, tokens, job->room->q, adapters, shrunk);
-    in_parallel(threads, part_heads_task, job, (tokens + TASK_TOKENS - 1) / TASK_TOKENS);
+    in_parallel(threads, part_heads_task, job, tasks_of(tokens));
     in_parallel(threads, absorb_task, job, heads * num_panels(latents->k_up[0]) * num_chunks(tokens));
     job->num_parts = parts_of_heads(job, num_tasks);
     in_parallel(threads, attend_latents_task, job, num_tasks * job->num_parts);

@@ -85,19 +85,8 @@ static inline __attribute__((always_inline)) void value_rows(
         for (int j = 0; j < num_vectors; j++) sums[m][j] = vload(out + m * out_stride + j * LANES);
     for (int g = 0; g < TILE_GROUPS; g++) {
         const uint32_t *values = groups[g] + column, *ahead = later[g] + column, *x = weights + g * steps;
-        for (long step = 0; step < steps; step++, values += width, ahead += width) {
-            vuint v[VECTORS];
-#pragma GCC unroll 4
-            for (int j = 0; j < num_vectors; j++) {
-                v[j] = vload_bits(values + j * LANES);
-                __builtin_prefetch(ahead + j * LANES);
-            }
-#pragma GCC unroll 6
-            for (int m = 0; m < num_rows; m++)
-#pragma GCC unroll 4
-                for (int j = 0; j < num_vectors; j++)
-                    sums[m][j] = step_sum(sums[m][j], x[m * TILE_GROUPS * steps + step], v[j], is_bf16);
-        }
+        for (long step = 0; step < steps; step++, values += width, ahead += width)
+            add_step(num_rows, num_vectors, sums, x + step, TILE_GROUPS * steps, values, ahead, is_bf16);
     }
 #pragma GCC unroll 6
     for (int m = 0; m < num_rows; m++)

@@ -13,11 +13,11 @@
 typedef struct {
     const void *input_norm;  // or NULL: the residual is read as it is; so with the next
     const void *post_attention_norm;
-    const void *q_norm;
+    const void *q_norm;  // see RotaryJob
     const void *k_norm;
     const Linear *qkv;
     const Linear *output;
-    const Linear *gate_up;
+    const Linear *gate_up;  // with a gate, or activated
     const Linear *down;
     int64_t window;
     const Experts *experts;  // in place of gate_up and down; or NULL
@@ -27,7 +27,7 @@ typedef struct {
     int64_t rotary_dim;      // or 0
     const void *attention_out_norm;  // of what attention adds to the residual; or NULL
     const void *feed_forward_out_norm;
-    int32_t is_qk_norm_joined;       // see RotaryJob
+    int32_t qk_norm_place;           // QK_NORM_...
     float qkv_clip;
     const float *k_scale;  // [HK] of a cache in one byte; NULL: there is none
     const float *v_scale;
@@ -44,6 +44,11 @@ typedef struct {
     const Layer *layers;
     float embedding_multiplier;
     float residual_multiplier;  // of what is added to the residual
+    int32_t norm_kind;          // of all but latents' and those of each head: NORM_...
+    int32_t is_parallel;        // the feed-forward part reads the residual that attention read
+    const void *position_table; // [positions, hidden], added to embeddings; or NULL
+    const void *embedding_norm; // of those; NULL: they are the residual
+    const float *alibi_slopes;  // see AttentionJob
 } Decoder;
 
 typedef struct {
@@ -62,6 +67,7 @@ typedef struct {
     void *qkv;        // [, (H + 2 HK) D]; with latents as `attended`
     void *attended;   // [, H D]; with latents [, H value]
     void *inner;      // [, intermediate]
+    void *beside;     // [, hidden], if blocks are parallel: what attention adds
     int64_t *first_task;  // [S + 1]
     // Slots of the projections' adapters, negative for none; NULL: no row has any.
     const int32_t *adapters;        // [T]
@@ -69,12 +75,23 @@ typedef struct {
     float *shrunk;                  // [, the largest shrunk_width]
     void *experts_room;             // of the largest pagoda_experts_bytes
     void *latents_room;             // of pagoda_latents_bytes
+    // Where layers are in groups, with blocks of their own each; else NULL.
+    const Batch *group_batches;     // for each group `batch` with its block tables and slots
+    const int32_t *places;          // [num_layers, 2]: group, and place among the layers of the cache
+    const _Atomic int32_t *cut;     // not 0: no further layer is wanted; NULL: all are
 } Step;
+
+// What a layer's KV is read and written by, and its place among the layers of the cache.
+static inline const Batch *batch_of(const Step *step, long layer) {
+    return step->places ? &step->group_batches[step->places[2 * layer]] : &step->batch;
+}
+
+static inline long place_of(const Step *step, long layer) { return step->places ? step->places[2 * layer + 1] : layer; }
 
 // Scratch memory of each thread.
 int64_t pagoda_scratch_bytes(const AttentionShape *shape) {
     AttentionScratch scratch;
-    const size_t attention_bytes = lay_out(shape, NULL, &scratch), product_bytes = CHUNK_ROWS * PANEL * 4;
+    const size_t attention_bytes = lay_out(shape, NULL, &scratch), product_bytes = sizeof(PanelScratch);
     return (int64_t)(attention_bytes > product_bytes ? attention_bytes : product_bytes);
 }
 
@@ -84,7 +101,8 @@ static void gather_rows(const void *rows, const int64_t *wanted, long num_wanted
 }
 
 // Layers [first, end) of a step. Before layer 0 tokens are looked up; after the last one the norm is done.
-void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, int64_t first, int64_t end) {
+// Returns whether it was cut short.
+int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, int64_t first, int64_t end) {
     const AttentionShape *shape = &decoder->shape;
     const int is_bf16 = shape->is_bf16;
     const long hidden_size = decoder->hidden_size;
@@ -96,28 +114,35 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
     count_tasks(shape, &step->batch, step->first_task);
     NormJob norm_job = {.residual = step->residual, .out = step->hidden, .num_rows = num_rows,
                         .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16,
-                        .multiplier = decoder->residual_multiplier};
+                        .multiplier = decoder->residual_multiplier, .kind = decoder->norm_kind,
+                        .beside = decoder->is_parallel ? step->beside : NULL};
     if (first == 0) {
         NormJob look_up = norm_job;
         look_up.token_ids = step->token_ids;
         look_up.embedding = decoder->embedding;
         look_up.tied = decoder->tied;
         look_up.multiplier = decoder->embedding_multiplier;
+        look_up.position_table = decoder->position_table;
+        look_up.positions = step->positions;
+        look_up.x_weight = decoder->embedding_norm;
         look_up.weight = decoder->layers[0].input_norm;
         norm(threads, &look_up);
     }
+    int is_cut = 0;
     for (long i = first; i < end; i++) {
+        if (step->cut && (is_cut = atomic_load_explicit(step->cut, memory_order_relaxed) != 0)) break;
         const Layer *layer = &decoder->layers[i];
-        const long layer_bytes = step->layer_stride * cache_item(step->batch.cache_kind, is_bf16);
-        void *k_cache = (char *)step->k_cache + i * layer_bytes, *v_cache = (char *)step->v_cache + i * layer_bytes;
+        const Batch *batch = batch_of(step, i);
+        const long before = place_of(step, i) * step->layer_stride * cache_item(batch->cache_kind, is_bf16);
+        void *k_cache = (char *)step->k_cache + before, *v_cache = (char *)step->v_cache + before;
         const int is_last = i == decoder->num_layers - 1;
         const void *attended = step->attended;
         AttentionJob attention_job = {
-            .shape = shape, .batch = &step->batch, .q = step->qkv,
+            .shape = shape, .batch = batch, .q = step->qkv,
             .q_stride = (shape->num_heads + 2 * shape->num_kv_heads) * shape->head_dim,
             .k_cache = k_cache, .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
             .out = step->attended, .window = layer->window, .sinks = layer->sinks,
-            .first_task = step->first_task, .threads = threads};
+            .slopes = decoder->alibi_slopes, .first_task = step->first_task, .threads = threads};
         if (layer->latents) {
             LatentsRoom room;
             lay_out_latents(layer->latents, shape, num_rows, step->latents_room, &room);
@@ -131,11 +156,12 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
         } else {
             product(threads, layer->qkv, step->hidden, num_rows, step->qkv, adapters, shrunk);
             RotaryJob rotary_job = {
-                .shape = shape, .batch = &step->batch, .qkv = step->qkv, .positions = step->positions,
+                .shape = shape, .batch = batch, .qkv = step->qkv, .positions = step->positions,
                 .cos_sin = layer->cos_sin, .rotary_dim = layer->rotary_dim, .q_norm = layer->q_norm,
                 .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = k_cache,
                 .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
-                .is_joined = layer->is_qk_norm_joined, .clip = layer->qkv_clip};
+                .norm_place = layer->qk_norm_place, .kind = decoder->norm_kind == NORM_LAYER ? NORM_RMS : decoder->norm_kind,
+                .clip = layer->qkv_clip};
             rotary(threads, &rotary_job);
             if (is_last && !step->num_logit_rows) break;
             attention(threads, &attention_job);
@@ -148,20 +174,31 @@ void pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, i
             attended = step->qkv;
             adapters = adapters ? step->logit_adapters : NULL;
         }
-        product(threads, layer->output, attended, num_rows, step->hidden, adapters, shrunk);
-        norm_job.x = step->hidden;
+        void *attention_out = decoder->is_parallel ? step->beside : step->hidden;
+        product(threads, layer->output, attended, num_rows, attention_out, adapters, shrunk);
         norm_job.weight = layer->post_attention_norm;
-        norm_job.x_weight = layer->attention_out_norm;
-        norm(threads, &norm_job);
+        if (!decoder->is_parallel) {
+            norm_job.x = step->hidden;
+            norm_job.x_weight = layer->attention_out_norm;
+            norm(threads, &norm_job);
+        } else if (layer->post_attention_norm || norm_job.residual == step->kept) {
+            // Without a norm of its own it reads what attention read, of fewer rows: that is made again.
+            if (!norm_job.weight) norm_job.weight = layer->input_norm;
+            norm_job.x = NULL;
+            norm(threads, &norm_job);
+        }
         if (layer->experts) {
             experts_sum(threads, layer->experts, step->hidden, num_rows, step->hidden, step->experts_room);
         } else {
             product(threads, layer->gate_up, step->hidden, num_rows, step->inner, adapters, shrunk);
             product(threads, layer->down, step->inner, num_rows, step->hidden, adapters, shrunk);
         }
+        norm_job.x = step->hidden;
         norm_job.x_weight = layer->feed_forward_out_norm;
+        norm_job.beside_weight = layer->attention_out_norm;
         norm_job.weight = is_last ? decoder->final_norm : decoder->layers[i + 1].input_norm;
         norm(threads, &norm_job);
     }
     pthread_mutex_unlock(&threads->mutex);
+    return is_cut;
 }

@@ -7,11 +7,23 @@
 
 #define TASK_TOKENS 8  // of one task
 
+static inline long tasks_of(long count) { return (count + TASK_TOKENS - 1) / TASK_TOKENS; }
+static inline long end_of(long task, long count) {
+    return (task + 1) * TASK_TOKENS < count ? (task + 1) * TASK_TOKENS : count;
+}
+
+// x / rms(x), rounded, times weight; x / rms(x) times 1 + weight; (x - mean(x)) / std(x) times weight, plus bias,
+// rounded once: of it weights are [2, width], weights, then biases.
+enum { NORM_RMS, NORM_RMS_OFFSET, NORM_LAYER };
+
 typedef struct {
-    const void *x;          // [T, width]; NULL: rows of `embedding`, or of `tied`, at `token_ids`
-    const int64_t *token_ids;
+    const void *x;          // [T, width]; NULL: nothing is added, or with token_ids:
+    const int64_t *token_ids;  // rows of `embedding`, or of `tied`, are looked up
     const void *embedding;  // [V, width]
     const Linear *tied;
+    const void *position_table;  // [positions, width]: with token_ids, its rows at `positions` are added; or NULL
+    const int32_t *positions;
+    const void *beside;     // [T, width]: added to x before it is added to the residual; NULL: there is none
     void *residual;         // [T, width]: x is added to it; with token_ids it is set
     const void *weight;     // [width]; NULL: out is the residual
     void *out;              // [T, width]
@@ -19,54 +31,85 @@ typedef struct {
     int64_t width;
     float eps;
     int32_t is_bf16;
-    float multiplier;       // of x, or of what is looked up; rounded before it is added
-    const void *x_weight;   // [width]: x is normed before that, in place; NULL: it is not
+    float multiplier;       // of x and `beside`, or of what is looked up; rounded before it is added
+    const void *x_weight;   // [width]: x is normed before that, in place, or what was looked up at last; or NULL
+    const void *beside_weight;  // so with `beside`
+    int kind;               // of all norms: NORM_...
 } NormJob;
 
-// out = x / rms(x), rounded, times weight. The squares are added in 16 sums, along the row.
+// out = norm of x, see NORM_...; sums are 16, along the row.
 static inline __attribute__((always_inline)) void norm_row(
-    const void *x, long from, const void *weight, long width, float eps, void *out, long to, const int is_bf16) {
-    vfloat squares = {};
-    float rest = 0;
+    const void *x, long from, const void *weight, int kind, long width, float eps, void *out, long to,
+    const int is_bf16) {
+    vfloat sums = {};
+    float rest = 0, mean = 0;
     long i = 0;
-    for (; i + LANES <= width; i += LANES) {
-        vfloat v = vload_any(x, from + i, is_bf16);
-        squares = vfma(v, v, squares);
+    if (kind == NORM_LAYER) {
+        for (; i + LANES <= width; i += LANES) sums += vload_any(x, from + i, is_bf16);
+        for (; i < width; i++) rest += load_any(x, from + i, is_bf16);
+        mean = (vsum(sums) + rest) / (float)width;
     }
-    for (long j = i; j < width; j++) rest += load_any(x, from + j, is_bf16) * load_any(x, from + j, is_bf16);
-    const float factor = 1.0f / sqrtf((vsum(squares) + rest) / (float)width + eps);
+    sums = (vfloat){};
+    rest = 0;
     for (i = 0; i + LANES <= width; i += LANES) {
-        vfloat v = vrounded(vload_any(x, from + i, is_bf16) * factor, is_bf16);
-        vstore_any(out, to + i, v * vload_any(weight, i, is_bf16), is_bf16);
+        vfloat v = vload_any(x, from + i, is_bf16) - mean;
+        sums = vfma(v, v, sums);
     }
-    for (; i < width; i++) {
-        float v = load_any(x, from + i, is_bf16) * factor;
-        if (is_bf16) v = widen_bf16(round_bf16(v));
-        store_any(out, to + i, v * load_any(weight, i, is_bf16), is_bf16);
+    for (long j = i; j < width; j++) {
+        const float v = load_any(x, from + j, is_bf16) - mean;
+        rest += v * v;
+    }
+    const float factor = 1.0f / sqrtf((vsum(sums) + rest) / (float)width + eps);
+    for (i = 0; i < width; i += LANES) {
+        const long left = width - i;
+        const vfloat v = (vload_some(x, from + i, left, is_bf16) - mean) * factor;
+        const vfloat w = vload_some(weight, i, left, is_bf16);
+        vfloat y;
+        if (kind == NORM_LAYER) y = vfma(v, w, vload_some(weight, width + i, left, is_bf16));
+        else y = kind == NORM_RMS_OFFSET ? v * (1.0f + w) : vrounded(v, is_bf16) * w;
+        vstore_some(out, to + i, left, y, is_bf16);
+    }
+}
+
+static inline __attribute__((always_inline)) void look_up_row(const NormJob *job, long row, const int is_bf16) {
+    const long width = job->width, token = job->token_ids[row];
+    void *residual = (void *)at(job->residual, row * width, is_bf16);
+    if (job->tied) unpack_row(job->tied, token, residual);
+    else memcpy(residual, at(job->embedding, token * width, is_bf16), (size_t)width * (is_bf16 ? 2 : 4));
+    for (long i = 0; job->multiplier != 1 && i < width; i++)
+        store_any(residual, i, load_any(residual, i, is_bf16) * job->multiplier, is_bf16);
+    for (long i = 0; job->position_table && i < width; i++) {
+        const float position = load_any(job->position_table, job->positions[row] * width + i, is_bf16);
+        store_any(residual, i, load_any(residual, i, is_bf16) + position, is_bf16);
+    }
+    if (job->x_weight) norm_row(residual, 0, job->x_weight, job->kind, width, job->eps, residual, 0, is_bf16);
+}
+
+// x, and what is beside it, to the residual.
+static inline __attribute__((always_inline)) void add_row(const NormJob *job, long row, const int is_bf16) {
+    const long width = job->width, first = row * width;
+    if (job->x_weight)
+        norm_row(job->x, first, job->x_weight, job->kind, width, job->eps, (void *)job->x, first, is_bf16);
+    if (job->beside && job->beside_weight)
+        norm_row(job->beside, first, job->beside_weight, job->kind, width, job->eps, (void *)job->beside, first, is_bf16);
+    for (long i = 0; i < width; i += LANES) {
+        const vfloat before = vload_some(job->residual, first + i, width - i, is_bf16);
+        vfloat x = vrounded(vload_some(job->x, first + i, width - i, is_bf16) * job->multiplier, is_bf16);
+        if (job->beside) {
+            const vfloat beside = vload_some(job->beside, first + i, width - i, is_bf16) * job->multiplier;
+            x = vrounded(vrounded(beside, is_bf16) + x, is_bf16);
+        }
+        vstore_some(job->residual, first + i, width - i, before + x, is_bf16);
     }
 }
 
 static inline __attribute__((always_inline)) void norm_rows(const NormJob *job, long task, const int is_bf16) {
     const long width = job->width;
-    const long end = (task + 1) * TASK_TOKENS < job->num_rows ? (task + 1) * TASK_TOKENS : job->num_rows;
-    for (long row = task * TASK_TOKENS; row < end; row++) {
+    for (long row = task * TASK_TOKENS; row < end_of(task, job->num_rows); row++) {
         const long at_row = row * width;
-        if (job->token_ids) {
-            void *residual = (void *)at(job->residual, at_row, is_bf16);
-            if (job->tied) unpack_row(job->tied, job->token_ids[row], residual);
-            else memcpy(residual, at(job->embedding, job->token_ids[row] * width, is_bf16), (size_t)width * (is_bf16 ? 2 : 4));
-            for (long i = 0; job->multiplier != 1 && i < width; i++)
-                store_any(residual, i, load_any(residual, i, is_bf16) * job->multiplier, is_bf16);
-        } else {
-            if (job->x_weight)
-                norm_row(job->x, at_row, job->x_weight, width, job->eps, (void *)job->x, at_row, is_bf16);
-            for (long i = 0; i < width; i += LANES) {
-                const vfloat before = vload_some(job->residual, at_row + i, width - i, is_bf16);
-                const vfloat x = vload_some(job->x, at_row + i, width - i, is_bf16) * job->multiplier;
-                vstore_some(job->residual, at_row + i, width - i, before + vrounded(x, is_bf16), is_bf16);
-            }
-        }
-        if (job->weight) norm_row(job->residual, at_row, job->weight, width, job->eps, job->out, at_row, is_bf16);
+        if (job->token_ids) look_up_row(job, row, is_bf16);
+        else if (job->x) add_row(job, row, is_bf16);
+        if (job->weight) norm_row(job->residual, at_row, job->weight, job->kind, width, job->eps, job->out, at_row, is_bf16);
         else memcpy((void *)at(job->out, at_row, is_bf16), at(job->residual, at_row, is_bf16), (size_t)width * (is_bf16 ? 2 : 4));
     }
 }
@@ -79,8 +122,11 @@ static void norm_task(const void *argument, long task, int thread) {
 }
 
 static void norm(Threads *threads, const NormJob *job) {
-    in_parallel(threads, norm_task, job, (job->num_rows + TASK_TOKENS - 1) / TASK_TOKENS);
+    in_parallel(threads, norm_task, job, tasks_of(job->num_rows));
 }
+
+// Norms of Q and K: over a head, with one weight for all; over all heads at once; over a head, a layer norm each.
+enum { QK_NORM_HEAD, QK_NORM_JOINED, QK_NORM_EACH_HEAD };
 
 typedef struct {
     const AttentionShape *shape;
@@ -89,10 +135,11 @@ typedef struct {
     const void *positions;   // [T] int32
     const float *cos_sin;    // [positions, R]: cosines, then sines; NULL where R is 0
     int64_t rotary_dim;      // R
-    const void *q_norm;      // [D], or joined [H D]; or NULL
+    const void *q_norm;      // [D], joined [H D], of each head [H, 2, D]; or NULL
     const void *k_norm;
-    int is_joined;           // norms are over all heads at once
-    float clip;              // bound of Q, K and V, after joined norms and before those of heads; 0: none
+    int32_t norm_place;      // of both norms: QK_NORM_...
+    int kind;                // of both norms, if they have one weight for all heads
+    float clip;              // bound of Q, K and V, before norms with one weight for all heads; 0: none
     float eps;
     void *k_cache;           // of one layer
     void *v_cache;
@@ -157,21 +204,26 @@ static inline __attribute__((always_inline)) void rotate_tokens(const RotaryJob 
     const Batch *batch = job->batch;
     const long width = shape->head_dim, num_rotated = shape->num_heads + shape->num_kv_heads;
     const long row_heads = num_rotated + shape->num_kv_heads;
-    const long end = (task + 1) * TASK_TOKENS < batch->num_tokens ? (task + 1) * TASK_TOKENS : batch->num_tokens;
-    for (long token = task * TASK_TOKENS; token < end; token++) {
+    for (long token = task * TASK_TOKENS; token < end_of(task, batch->num_tokens); token++) {
         void *row = (void *)at(job->qkv, token * row_heads * width, is_bf16);
         const float *cos_sin = NULL;
         if (job->cos_sin) cos_sin = job->cos_sin + ((const int32_t *)job->positions)[token] * job->rotary_dim;
         const long q_width = shape->num_heads * width, k_width = shape->num_kv_heads * width;
-        if (job->is_joined) {
-            norm_row(row, 0, job->q_norm, q_width, job->eps, row, 0, is_bf16);
-            norm_row(row, q_width, job->k_norm, k_width, job->eps, row, q_width, is_bf16);
+        if (job->norm_place == QK_NORM_JOINED) {
+            norm_row(row, 0, job->q_norm, job->kind, q_width, job->eps, row, 0, is_bf16);
+            norm_row(row, q_width, job->k_norm, job->kind, k_width, job->eps, row, q_width, is_bf16);
+        }
+        for (long head = 0; job->norm_place == QK_NORM_EACH_HEAD && head < num_rotated; head++) {
+            const void *weight = head < shape->num_heads ? at(job->q_norm, 2 * head * width, is_bf16)
+                                                         : at(job->k_norm, 2 * (head - shape->num_heads) * width, is_bf16);
+            norm_row(row, head * width, weight, NORM_LAYER, width, job->eps, row, head * width, is_bf16);
         }
         if (job->clip > 0) clip_row(row, row_heads * width, job->clip, is_bf16);
         for (long head = 0; head < num_rotated; head++) {
             void *x = (void *)at(row, head * width, is_bf16);
             const void *weight = head < shape->num_heads ? job->q_norm : job->k_norm;
-            if (weight && !job->is_joined) norm_row(x, 0, weight, width, job->eps, x, 0, is_bf16);
+            if (weight && job->norm_place == QK_NORM_HEAD)
+                norm_row(x, 0, weight, job->kind, width, job->eps, x, 0, is_bf16);
             if (cos_sin) rotate(x, cos_sin, job->rotary_dim, is_bf16);
         }
         const long slot = batch->slot_mapping[token];
@@ -189,5 +241,5 @@ static void rotary_task(const void *argument, long task, int thread) {
 }
 
 static void rotary(Threads *threads, const RotaryJob *job) {
-    in_parallel(threads, rotary_task, job, (job->batch->num_tokens + TASK_TOKENS - 1) / TASK_TOKENS);
+    in_parallel(threads, rotary_task, job, tasks_of(job->batch->num_tokens));
 }

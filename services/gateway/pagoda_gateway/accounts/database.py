@@ -18,7 +18,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 
 from pagoda_gateway.accounts.migrate import migrate
+from pagoda_runtime.errors import StartError
+from pagoda_runtime.needed import needed_folder
 
+VARIABLE = "PAGODA_GATEWAY_LEDGER_URL"
 CALL_SECONDS = 20.0
 LOOK_UP_THREADS = 2
 MAX_LOOK_UPS = 256  # running and waiting; more are refused at once
@@ -125,16 +128,24 @@ async def open_database(url: str) -> AsyncIterator[Database]:
 
     Raises:
         DatabaseVersionError: a newer gateway made the tables.
-        SQLAlchemyError: the database does not answer.
+        StartError: it cannot be opened, or does not answer.
     """
     address = database_address(url)
     if address.get_backend_name() == "sqlite":
         folder = Path(str(address.database)).parent
-        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
+        with needed_folder(folder, VARIABLE):
+            await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
     engine = _engine(address)
     try:
         await asyncio.to_thread(migrate, engine)
         database = Database(engine)
+    except sa.exc.DBAPIError as error:
+        engine.dispose()
+        raise StartError(
+            f"cannot open the ledger {address.set(query={}).render_as_string()}",
+            " ".join(str(error.orig).split()),
+            f"see to it that it is there and answers, or set {VARIABLE}",
+        ) from error
     except BaseException:
         engine.dispose()
         raise

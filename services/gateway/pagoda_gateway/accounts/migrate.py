@@ -9,13 +9,15 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from pagoda_runtime.errors import RuntimeServiceError
+
 FOLDER = Path(__file__).with_name("migrations")
 LAST_REVISION = "0010"
 WAIT_SECONDS = 60  # for another gateway that migrates
 _LOCK = 0x7061676F6461  # "pagoda": an advisory lock is a number
 
 
-class DatabaseVersionError(RuntimeError):
+class DatabaseVersionError(RuntimeServiceError):
     """A newer version of the gateway has changed the tables; this one does not know how."""
 
 

@@ -10,7 +10,7 @@ import orjson
 
 from pagoda_gateway.batches.line_reader import Line
 from pagoda_gateway.errors import InvalidRequestError, shorten
-from pagoda_gateway.json_limits import check_structure
+from pagoda_gateway.json_limits import check_structure, json_problem
 
 MAX_ERRORS = 100
 MAX_CUSTOM_ID_CHARS = 512
@@ -105,7 +105,7 @@ async def _parse(text: bytes) -> dict[str, Any]:
         else:
             value = await asyncio.to_thread(orjson.loads, text)
     except orjson.JSONDecodeError as error:
-        message = f"this line is not valid JSON: {shorten(str(error))}"
+        message = f"this line is not valid JSON: {json_problem(text, error)}"
         raise _LineError("invalid_json_line", message) from None
     except InvalidRequestError as error:
         raise _LineError("invalid_json_line", str(error)) from None

@@ -11,9 +11,10 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from pagoda_gateway.errors import InvalidRequestError, MediaTypeError, joined, shorten
-from pagoda_gateway.http.body_reader import BodyReader
+from pagoda_gateway.http.body_reader import BodyReader, check_encoding
 from pagoda_gateway.http.ignored_fields import note_ignored
-from pagoda_gateway.json_limits import check_structure
+from pagoda_gateway.http.request_head import header
+from pagoda_gateway.json_limits import check_structure, json_problem
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -36,11 +37,13 @@ async def read_body(
         GatewayError: says which field and limit.
         starlette.requests.ClientDisconnect: the client left while it sent.
     """
-    media_type = request.headers.get("content-type", "application/json").split(";")[0].strip()
+    declared = header(request.scope, b"content-type") or "application/json"
+    media_type = declared.partition(";")[0].strip()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise MediaTypeError(
             f"content-type is {shorten(media_type)}; send the body as application/json"
         )
+    check_encoding(request)
     async with reader.read(request) as raw:
         await check_structure(raw)
         value = parse_object(raw)
@@ -60,7 +63,9 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequestError(f"the body is not valid JSON: {shorten(str(error))}") from error
+        raise InvalidRequestError(
+            f"the body is not valid JSON: {json_problem(raw, error)}"
+        ) from error
     if not isinstance(value, dict):
         raise InvalidRequestError(
             f"the body must be a JSON object, not {type(value).__name__} {shorten(value)}"

@@ -37,6 +37,12 @@ class BodyPipe:
         cycle = self._cycle
         return not (cycle.disconnected or cycle.response_complete or cycle.flow.write_paused)
 
+    @property
+    def has_whole_request(self) -> bool:
+        """Whether the request's body, not read yet, is all there."""
+        cycle = self._cycle
+        return not (cycle.more_body or cycle.disconnected or cycle.response_complete)
+
     def write(self, body: bytes) -> None:
         """Write a part of the body, not empty; the pipe is open."""
         if self._cycle.chunked_encoding:
@@ -44,6 +50,12 @@ class BodyPipe:
             head = _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
             body = b"".join((head, body, b"\r\n"))
         self._transport.write(body)
+
+
+def has_whole_body(scope: Scope) -> bool:
+    """Tell whether all of a request's body has come, so that nobody waits for it."""
+    pipe: BodyPipe | None = scope.get(_SCOPE_NAME)
+    return pipe is not None and pipe.has_whole_request
 
 
 class _UntilClose(int):

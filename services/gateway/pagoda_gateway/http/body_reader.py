@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator
 from starlette.requests import ClientDisconnect, Request
 
 from pagoda_gateway.body_budget import BodyBudget
-from pagoda_gateway.errors import BodyTooLargeError, SlowBodyError
+from pagoda_gateway.errors import BodyTooLargeError, MediaTypeError, SlowBodyError, shorten
 from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.body_pipe import has_whole_body
+from pagoda_gateway.http.request_head import header
 
 MIN_BYTES_PER_SECOND = 65_536
 MAX_DISCARDED_BYTES = 64 << 20
@@ -50,9 +52,9 @@ class BodyReader:
             BodyTooLargeError, SlowBodyError, UnavailableError: over one of the limits.
             starlette.requests.ClientDisconnect: the client left while it sent.
         """
-        declared = request.headers.get("content-length", "")
+        declared = header(request.scope, b"content-length")
         size = int(declared) if declared.isascii() and declared.isdigit() else 0
-        if size > self._max_bytes and request.headers.get("expect", "").lower() == "100-continue":
+        if size > self._max_bytes and header(request.scope, b"expect").lower() == "100-continue":
             raise self._too_large(size)
         chunks = bytearray()
         num_received = 0
@@ -90,6 +92,19 @@ class BodyReader:
         )
 
 
+def check_encoding(request: Request) -> None:
+    """Refuse a compressed body: a limit of bytes would say little about what it becomes.
+
+    Raises:
+        MediaTypeError: it says that it is one.
+    """
+    encoding = header(request.scope, b"content-encoding").strip().lower()
+    if encoding not in ("", "identity"):
+        raise MediaTypeError(
+            f"content-encoding is {shorten(encoding)}; send the body uncompressed, without it"
+        )
+
+
 async def body_chunks(request: Request, timeout_seconds: float) -> AsyncIterator[bytes]:
     """Yield a body as it arrives; only the time that it is waited for counts.
 
@@ -97,6 +112,9 @@ async def body_chunks(request: Request, timeout_seconds: float) -> AsyncIterator
         SlowBodyError: it took longer than so, and a second more for each 64 KiB that came.
         starlette.requests.ClientDisconnect: the client left while it sent.
     """
+    if has_whole_body(request.scope):
+        yield (await request.receive())["body"]
+        return
     loop = asyncio.get_running_loop()
     waited, size, is_last = 0.0, 0, False
     while not is_last:

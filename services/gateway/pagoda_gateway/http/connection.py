@@ -5,10 +5,13 @@ uvicorn limits none of these with httptools. Knows HTTP's framing and no routes.
 
 import asyncio
 from collections import OrderedDict
+from http import HTTPStatus
 from typing import Any, ClassVar
 
+import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.http.body_pipe import BodyPipe, end_with_connection
 from pagoda_gateway.http.joined_head import JoinedHead
 
@@ -17,7 +20,26 @@ MAX_HEADERS = 100
 HEAD_SECONDS = 10.0  # from a connection or a request's first byte to its last header
 READ_SECONDS = 10.0  # in so long a client must read ...
 MIN_READ_BYTES = 10_240  # ... so much of what waits for it
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
+
+
+def _refusal(status: HTTPStatus, message: str) -> bytes:
+    """Return the answer to what is no request: no route will see it. The connection ends."""
+    body = orjson.dumps(InvalidRequestError(message).body())
+    head = (
+        f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+_INVALID = _refusal(
+    HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request, or its body is not framed as it says"
+)
+_TOO_LARGE = _refusal(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"the head of the request is too large: {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers at "
+    "most",
+)
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -66,7 +88,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._num_head_bytes += len(data)
         super().data_received(data)
         if self._is_in_head and self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse_head()
+            self._refuse(_TOO_LARGE)
 
     def on_message_begin(self) -> None:
         """A head begins."""
@@ -116,19 +138,19 @@ class LimitedConnection(HttpToolsProtocol):
         self._stop_read_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Say which limit it was, where it was one."""
-        if len(self.headers or ()) > MAX_HEADERS:
-            self._refuse_head()
-        else:
-            super().send_400_response(msg)
+        """Say which limit it was, where it was one, in the API's own form."""
+        self._refuse(_TOO_LARGE if len(self.headers or ()) > MAX_HEADERS else _INVALID)
 
     @property
     def _is_idle(self) -> bool:
         """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
-    def _refuse_head(self) -> None:
-        self.transport.write(_TOO_LARGE)
+    def _refuse(self, answer: bytes) -> None:
+        """Answer and close; within another answer's bytes nothing can be said."""
+        current = self._current
+        if current is None or current.response_complete or not current.response_started:
+            self.transport.write(answer)
         self.transport.close()
 
     def _wait_for_head(self) -> None:

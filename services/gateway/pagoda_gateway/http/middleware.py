@@ -4,7 +4,7 @@ import logging
 import re
 import time
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,6 +16,7 @@ from pagoda_gateway.http.error_shape import error_body
 from pagoda_gateway.http.generation.request_policy import CACHE_HEADER, cache_of
 from pagoda_gateway.http.ignored_fields import IGNORED_HEADER, ignored_of
 from pagoda_gateway.http.limit_headers import limits_of
+from pagoda_gateway.http.request_head import header
 from pagoda_gateway.http.wire import send_error
 from pagoda_runtime.identity import new_request_id
 
@@ -52,10 +53,9 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         caller = Caller.within(scope)
-        headers = Headers(scope=scope)
         request_id = caller.request_id if caller else new_request_id()
-        client_id = headers.get("x-request-id", "")
-        if not _CLIENT_ID.fullmatch(client_id):
+        client_id = header(scope, b"x-request-id")
+        if client_id and not _CLIENT_ID.fullmatch(client_id):
             client_id = ""
         status = 0
 
@@ -79,10 +79,10 @@ class RequestMiddleware:
             if caller is None:
                 key = None
                 if self._admin_key is not None and is_administration(scope["path"]):
-                    self._admin_key.check(_authorization(headers))
+                    self._admin_key.check(_authorization(scope))
                 elif scope["path"] not in OPEN_PATHS:
                     key = await self._authenticator.authenticate(
-                        _authorization(headers), address=(scope.get("client") or ("",))[0]
+                        _authorization(scope), address=(scope.get("client") or ("",))[0]
                     )
                 Caller(request_id, client_id, key, arrived).enter(scope)
             await self._app(scope, receive, send_named)
@@ -107,7 +107,9 @@ def is_administration(path: str) -> bool:
     return path.startswith(f"{ADMIN_PATH}/") or path in (LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH)
 
 
-def _authorization(headers: Headers) -> str | None:
+def _authorization(scope: Scope) -> str | None:
     """Return the Authorization header; Anthropic's clients send the key in one of its own."""
-    key = headers.get("x-api-key")
-    return headers.get("authorization") or (f"Bearer {key}" if key else None)
+    if authorization := header(scope, b"authorization"):
+        return authorization
+    key = header(scope, b"x-api-key")
+    return f"Bearer {key}" if key else None

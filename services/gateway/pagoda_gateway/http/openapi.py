@@ -9,6 +9,8 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp
 
 from pagoda_gateway import sse
 from pagoda_gateway.admin import answers as admin_answers
@@ -118,12 +120,30 @@ def described(
 class DocumentedApp(FastAPI):
     """An application whose document has our schemas, errors and keys."""
 
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return what is around the routes: ours, without the framework's own around that.
+
+        `RequestMiddleware` answers every error. What the framework has for those that nobody has
+        answered would be passed by each message of each answer.
+        """
+        stack: Any = super().build_middleware_stack()
+        while self.user_middleware and not isinstance(stack, _kind(self.user_middleware[0])):
+            stack = stack.app
+        app: ASGIApp = stack
+        return app
+
     def openapi(self) -> dict[str, Any]:
         """Return the document; made once."""
         if self.openapi_schema is None:
             _complete(super().openapi())
         assert self.openapi_schema is not None, "made above"
         return self.openapi_schema
+
+
+def _kind(middleware: Middleware) -> type:
+    kind = middleware.cls
+    assert isinstance(kind, type), "all of ours are classes"
+    return kind
 
 
 def _complete(document: dict[str, Any]) -> None:

@@ -12,6 +12,8 @@ from starlette.types import ASGIApp
 
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.connection import limited_connections
+from pagoda_runtime.errors import StartError
+from pagoda_runtime.needed import needed
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 
 logger = logging.getLogger(__name__)
@@ -30,10 +32,21 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.is_up = asyncio.Event()
+        self._exit = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.is_up.set()
+
+    async def main_loop(self) -> None:
+        """Wait for the end; uvicorn's own looks ten times a second whether it has come."""
+        await self.on_tick(0)
+        await self._exit.wait()
+
+    def exit(self) -> None:
+        """End serving."""
+        self.should_exit = True
+        self._exit.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -41,7 +54,11 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a bound socket; port 0 takes any free one."""
+    """Return a bound socket; port 0 takes any free one.
+
+    Raises:
+        StartError: the address cannot be had.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,13 +67,15 @@ def listen(host: str, port: int) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_PEER_MS // 1000)
+    remedy = (
+        "set PAGODA_HTTP_PORT to a free port, PAGODA_GATEWAY_HOST to an address of this machine"
+    )
     try:
-        listener.bind((host, port))
-    except OSError as error:
+        with needed(f"cannot listen on {host}:{port}", remedy):
+            listener.bind((host, port))
+    except StartError:
         listener.close()
-        raise OSError(
-            error.errno, f"cannot listen on {host}:{port} ({error.strerror}); set PAGODA_HTTP_PORT"
-        ) from error
+        raise
     return listener
 
 
@@ -86,7 +105,7 @@ async def http_server(
             await server.is_up.wait()
         yield
     finally:
-        server.should_exit = True
+        server.exit()
         await tasks.close(grace_seconds=2 * STOP_SECONDS)
         listener.close()
 

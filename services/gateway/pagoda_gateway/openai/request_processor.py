@@ -152,7 +152,8 @@ class RequestProcessor(ABC, Generic[Body]):
                 sampling.append(params)
             if len(prompts) < len(tokenized.prompts):
                 await asyncio.sleep(0)  # others have their turn between them
-        options = replace(options, kept_token_ids=tokenized.form.kept_token_ids)
+        if tokenized.form.kept_token_ids != options.kept_token_ids:
+            options = replace(options, kept_token_ids=tokenized.form.kept_token_ids)
         return ProcessedRequest(prompts, sampling, options, tokenized.echo_texts, tokenized.form)
 
     def _budgets(

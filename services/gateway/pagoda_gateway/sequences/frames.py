@@ -3,8 +3,6 @@
 The handler only sorts frames into their sequences and never waits: a slow client slows nobody.
 """
 
-from opentelemetry.context import Context
-
 from pagoda.rpc.v1.generate_pb2 import FramesMessage
 from pagoda.rpc.v1.status_pb2 import WorkerStatus
 from pagoda_gateway.sequences.after_step import AfterStep
@@ -46,9 +44,9 @@ class FrameReceiver:
 
     async def subscribe(self, bus: Bus, gateway_id: str) -> Subscription:
         """Take the frames addressed to `gateway_id`."""
-        return await bus.subscribe(subjects.frames(gateway_id), FramesMessage, self.on_message)
+        return await bus.listen(subjects.frames(gateway_id), FramesMessage, self.on_message)
 
-    async def on_message(self, message: FramesMessage, _context: Context) -> None:
+    def on_message(self, message: FramesMessage) -> None:
         """Sort one step's frames."""
         sequences = self._sequences
         self._after_step.begin()

@@ -167,6 +167,16 @@ class Generation:
                 reason="client_disconnect",
             )
 
+    def begin(self) -> None:
+        """Ask the router ahead, if nothing can keep the request from running; `run` comes next.
+
+        It answers while tasks are made and the open record is synced; only both together let a
+        sequence go to its worker. What has a gate to pass, or a judge, costs the router nothing
+        before that.
+        """
+        if self.gate is None and self.judge is None and self.kept_outputs is None:
+            self._placer.ask_ahead(self._request, self.sequences[0])
+
     async def run(self) -> None:
         """Run every sequence to its end. Never raises but for cancellation: see `failure`."""
         self._runner = asyncio.current_task()
@@ -262,6 +272,7 @@ class Generation:
         self.on_progress, self.meanwhile = self.changed.set, None
         self._runner = self.gate = self.judge = None
         self._request.on_route = _hear_nothing
+        self._request.drop_question()
         for sequence in self.sequences:
             sequence.release()
 

@@ -70,6 +70,10 @@ class Placer:
         self._router = RouterClient(bus, directory, settings, self._backoff)
         self._suspect_runs: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by model
 
+    def ask_ahead(self, context: RequestContext, sequence: OutputSequence) -> None:
+        """See `RouterClient.ask_ahead`."""
+        self._router.ask_ahead(context, sequence)
+
     async def run(self, context: RequestContext, sequence: OutputSequence) -> None:
         """Return when the sequence has finished. Cancelled: the worker is told before this returns.
 
@@ -162,7 +166,8 @@ class Placer:
         await sequence.attention.wait()
         if sequence.error is not None and sequence.is_own_fault:
             sequence.worker_id = ""
-            raise InvalidRequestError(f"the output cannot go on: {sequence.error}")
+            name = context.model.full_name
+            raise InvalidRequestError(f"the output of {name} cannot go on: {sequence.error}")
         if sequence.error is not None:
             refused.add(sequence.worker_id)
             sequence.worker_id = ""  # it has forgotten the sequence

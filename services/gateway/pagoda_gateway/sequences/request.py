@@ -11,6 +11,7 @@ from opentelemetry.context import Context
 from pagoda.rpc.v1.route_pb2 import RouteResponse
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.served_model import ServedModel
+from pagoda_runtime.messaging.asked import Asked
 
 EndpointName = Literal["chat.completions", "completions", "embeddings", "messages", "responses"]
 ServiceTier = Literal["default", "batch"]
@@ -70,6 +71,8 @@ class RequestContext:
         on_route: hears each routing answer, its attempt and its milliseconds.
         cancel_reason: sent to the worker when a sequence is cancelled.
         worker_ids: decode workers that were asked, in that order.
+        asked_ahead: a sequence, since when (`time.perf_counter`) the router is being asked where it
+            should run, and what will have the answer. Whoever takes it out awaits or closes that.
         placements: of each prompt's first choice, by the prompt's identity: the others follow it.
             None if it could not be placed.
     """
@@ -85,4 +88,11 @@ class RequestContext:
     weight: float = 1.0
     cancel_reason: str = "client_disconnect"
     worker_ids: list[str] = field(default_factory=list)
+    asked_ahead: "tuple[OutputSequence, float, Asked[RouteResponse]] | None" = None
     placements: "dict[int, asyncio.Future[RouteResponse | None]]" = field(default_factory=dict)
+
+    def drop_question(self) -> None:
+        """Wait no more for what nobody has taken."""
+        if self.asked_ahead is not None:
+            self.asked_ahead[2].close()
+            self.asked_ahead = None

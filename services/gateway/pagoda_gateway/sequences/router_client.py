@@ -1,6 +1,8 @@
 """Asks the router where a sequence should run, again where that makes sense."""
 
+import contextlib
 import time
+from collections.abc import Collection
 
 from pagoda.rpc.v1 import route_pb2
 from pagoda.rpc.v1.status_pb2 import Role
@@ -27,6 +29,21 @@ class RouterClient:
         self._directory = directory
         self._settings = settings
         self._backoff = backoff
+
+    def ask_ahead(self, context: RequestContext, sequence: OutputSequence) -> None:
+        """Ask where a sequence should run before anybody waits for it; `route` takes the answer.
+
+        Where nothing can be sent now nothing happens: `route` will wait for that, or say so.
+        """
+        with contextlib.suppress(BusError):
+            asked = self._bus.ask(
+                subjects.route(context.model.name),
+                self._question(context, sequence, ()),
+                route_pb2.RouteResponse,
+                timeout_seconds=self._settings.route_timeout_seconds,
+                context=context.trace_context,
+            )
+            context.asked_ahead = (sequence, time.perf_counter(), asked)
 
     async def route(
         self, context: RequestContext, sequence: OutputSequence, refused: set[str]
@@ -67,7 +84,28 @@ class RouterClient:
     async def _ask_router(
         self, context: RequestContext, sequence: OutputSequence, refused: set[str]
     ) -> route_pb2.RouteResponse:
-        request = route_pb2.RouteRequest(
+        if context.asked_ahead is not None and context.asked_ahead[0] is sequence:
+            _, started, asked = context.asked_ahead
+            context.asked_ahead = None
+        else:
+            started, asked = time.perf_counter(), None
+        if asked is not None:
+            answer = await asked.answer()
+        else:
+            answer = await self._bus.request(
+                subjects.route(context.model.name),
+                self._question(context, sequence, refused),
+                route_pb2.RouteResponse,
+                timeout_seconds=self._settings.route_timeout_seconds,
+                context=context.trace_context,
+            )
+        context.on_route(sequence, answer, 1000 * (time.perf_counter() - started))
+        return answer
+
+    def _question(
+        self, context: RequestContext, sequence: OutputSequence, refused: Collection[str]
+    ) -> route_pb2.RouteRequest:
+        return route_pb2.RouteRequest(
             request_id=context.request_id,
             sequence_index=sequence.index,
             attempt=sequence.attempt,
@@ -79,18 +117,8 @@ class RouterClient:
             excluded_worker_ids=self._excluded(context.model.name, refused),
             adapter=context.model.adapter_digest,
         )
-        started = time.perf_counter()
-        answer = await self._bus.request(
-            subjects.route(context.model.name),
-            request,
-            route_pb2.RouteResponse,
-            timeout_seconds=self._settings.route_timeout_seconds,
-            context=context.trace_context,
-        )
-        context.on_route(sequence, answer, 1000 * (time.perf_counter() - started))
-        return answer
 
-    def _excluded(self, model: str, refused: set[str]) -> list[str]:
+    def _excluded(self, model: str, refused: Collection[str]) -> list[str]:
         """Leave out who failed this request; one that is alive only if another one is too."""
         if not refused:
             return []
@@ -99,7 +127,8 @@ class RouterClient:
             for status in self._directory.alive(Role.ROLE_DECODE)
             if status.model.name == model
         }
-        return sorted(refused if alive - refused else refused - alive)
+        failed = set(refused)
+        return sorted(failed if alive - failed else failed - alive)
 
 
 def _refusal(answer: route_pb2.RouteResponse) -> GatewayError:

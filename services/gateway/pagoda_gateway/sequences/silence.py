@@ -16,9 +16,10 @@ from pagoda.rpc.v1 import generate_pb2
 from pagoda_gateway import metrics
 from pagoda_gateway.sequences.frames import FrameReceiver
 from pagoda_gateway.sequences.output_sequence import OutputSequence
-from pagoda_runtime.errors import BusError
+from pagoda_runtime.errors import BusError, NoResponderError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.tasks.ticks import next_tick
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class SilenceWatch:
     Args:
         bus: to the workers.
         frames: knows which sequences run.
+        forget: is told of a worker at whose address nobody listens any more.
         silence_seconds: how long a sequence may be silent before its worker is asked.
         timeout_seconds: for an answer.
         clock: seconds.
@@ -45,6 +47,7 @@ class SilenceWatch:
         self,
         bus: Bus,
         frames: FrameReceiver,
+        forget: Callable[[str], None],
         *,
         silence_seconds: float,
         timeout_seconds: float,
@@ -52,6 +55,7 @@ class SilenceWatch:
     ) -> None:
         self._bus = bus
         self._frames = frames
+        self._forget = forget
         self._silence_seconds = silence_seconds
         self._timeout_seconds = timeout_seconds
         self._clock = clock
@@ -59,7 +63,7 @@ class SilenceWatch:
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
-            await asyncio.sleep(self._silence_seconds / 2)
+            await next_tick(self._silence_seconds / 2)
             if self._bus.is_connected:
                 await self.probe_silent()
 
@@ -93,10 +97,15 @@ class SilenceWatch:
                 context=Context(),
             )
         except BusError as error:
-            if self._bus.is_connected:  # else the silence is ours
+            is_unheard = isinstance(error, NoResponderError)
+            if is_unheard or await self._bus.answers(self._timeout_seconds):  # else NATS is silent
                 reason = f"decode worker {worker_id} is silent and does not answer ({error})"
-                for (_, sequence), state in zip(silent, before, strict=True):
+                is_lost = [
                     self._strike(sequence, state, reason)
+                    for (_, sequence), state in zip(silent, before, strict=True)
+                ]
+                if is_unheard and any(is_lost):
+                    self._forget(worker_id)  # or they would be handed to it again
             return
         for (_, sequence), state, progress in zip(silent, before, response.progress, strict=False):
             if not progress.is_known:
@@ -108,13 +117,16 @@ class SilenceWatch:
                 continue
             self._strike(sequence, state, reason)
 
-    def _strike(self, sequence: OutputSequence, before: tuple[int, int], reason: str) -> None:
+    def _strike(self, sequence: OutputSequence, before: tuple[int, int], reason: str) -> bool:
+        """Count a bad answer; return whether it was one too many."""
         if (sequence.attempt, len(sequence.token_ids)) != before:
-            return  # it has moved on meanwhile
+            return False  # it has moved on meanwhile
         sequence.num_strikes += 1
-        if sequence.num_strikes >= MAX_STRIKES:
-            metrics.SILENT_SEQUENCES.inc()
-            sequence.lose(reason)
+        if sequence.num_strikes < MAX_STRIKES:
+            return False
+        metrics.SILENT_SEQUENCES.inc()
+        sequence.lose(reason)
+        return True
 
 
 def _parts(silent: list[Silent]) -> Iterable[list[Silent]]:

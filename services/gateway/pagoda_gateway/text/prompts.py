@@ -4,6 +4,7 @@ Knows no request's fields: who calls has checked them.
 """
 
 import asyncio
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -228,6 +229,7 @@ class PromptMaker:
             return await asyncio.to_thread(work)
 
 
+@functools.lru_cache(maxsize=1024)
 def cache_salt(tenant: str, own_salt: str = "") -> bytes:
     """Return what keeps a tenant's blocks apart from all others', and each of its own salts'."""
     salt = hashlib.blake2b(tenant.encode(), digest_size=_SALT_BYTES, person=b"pagoda.salt").digest()

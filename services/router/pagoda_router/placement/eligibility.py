@@ -55,7 +55,8 @@ def assess_worker(worker: WorkerSnapshot, request: RoutingRequest) -> Eligibilit
     num_tokens = request.num_prompt_tokens + 1
     if 0 < worker.max_model_len < num_tokens:
         return _never(f"max_model_len is {worker.max_model_len}, the prompt needs {num_tokens}")
-    if 0 < worker.num_blocks * worker.block_size < num_tokens:
+    # Whoever knows its longest sequence has reckoned with its pool, which may lose parts of blocks.
+    if not worker.max_model_len and 0 < worker.num_blocks * worker.block_size < num_tokens:
         num_slots = worker.num_blocks * worker.block_size
         return _never(f"its KV pool holds {num_slots} tokens, the prompt needs {num_tokens}")
     if worker.is_queue_full:

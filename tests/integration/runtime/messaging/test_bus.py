@@ -366,6 +366,20 @@ async def test_no_server_fails_after_the_time(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
+async def test_attempts_before_the_first_connection_are_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str
+) -> None:
+    url = f"nats://{host}:{free_port()}"
+    with pytest.raises(BusConnectError, match=rf"to NATS at {url} within 1.5 s \(.*\d"):
+        async with Bus.connect(
+            settings_for(home=tmp_path, nats_url=url), name="x", timeout_seconds=1.5
+        ):
+            pass
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"]
+    assert line.startswith(f"no connection to NATS at {url} yet: ")
+
+
 async def test_a_wrong_token_fails_at_once(nats: Server, tmp_path: Path) -> None:
     common = settings_for(nats, home=tmp_path, nats_token=SecretStr("wrong"))
 

@@ -1,12 +1,11 @@
 """The NATS server goes away and comes back."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
+import signal
 
 import pytest
 from opentelemetry.context import Context
-from support.servers import Server, nats_server, settings_for
+from support.servers import Server
 
 from pagoda.rpc.v1.generate_pb2 import CancelRequest, GenerateResponse
 from pagoda.rpc.v1.status_pb2 import Role, WorkerState, WorkerStatus
@@ -17,17 +16,6 @@ from pagoda_runtime.messaging.connection import Connection
 from pagoda_runtime.status import Heartbeat, WorkerDirectory
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
-
-@pytest.fixture
-def own_nats(tmp_path: Path) -> Iterator[Server]:
-    with nats_server(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def own_common(own_nats: Server, tmp_path: Path) -> CommonSettings:
-    return settings_for(own_nats, home=tmp_path)
 
 
 async def until_disconnected(bus: Bus | Connection) -> None:
@@ -95,8 +83,9 @@ async def test_durable_messages_and_consumers_survive(
         await wait_for("2")
 
 
+@pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "standing-still"])
 async def test_an_outage_makes_no_worker_disappear(
-    own_nats: Server, own_common: CommonSettings
+    own_nats: Server, own_common: CommonSettings, is_dead: bool
 ) -> None:
     gone: list[str] = []
     alive, left = asyncio.Event(), asyncio.Event()
@@ -122,11 +111,18 @@ async def test_an_outage_makes_no_worker_disappear(
         await directory.subscribe(bus, Role.ROLE_DECODE)
         heartbeat = asyncio.create_task(Heartbeat(bus, make_status, interval_seconds=0.05).run())
         await alive.wait()
-        own_nats.stop(kill=True)
-        await until_disconnected(bus)
+        if is_dead:
+            own_nats.stop(kill=True)
+            await until_disconnected(bus)
+        else:  # its connections stay
+            assert own_nats.process is not None
+            own_nats.process.send_signal(signal.SIGSTOP)
         await asyncio.sleep(1.0)  # an outage longer than the expiry
         alive.clear()
-        own_nats.start()
+        if is_dead:
+            own_nats.start()
+        else:
+            own_nats.process.send_signal(signal.SIGCONT)
         await alive.wait()
         assert gone == []
         assert directory.get("d1") is not None

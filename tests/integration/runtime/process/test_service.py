@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -226,3 +227,36 @@ def answer_once(port: int, wanted: int) -> dict[str, Any]:
             return report
         assert time.monotonic() < deadline, body
         time.sleep(0.02)
+
+
+WAITS = """
+async def main(ctx):
+    print("up", flush=True)
+    await ctx.stop.wait()
+"""
+
+
+def log_of_failed_start(port: int, **variables: str) -> str:
+    with running(WAITS, port, **variables) as process:
+        output, log = process.communicate(timeout=20)
+    assert (process.returncode, output) == (1, "")
+    (line,) = log.splitlines()
+    message = json.loads(line)["message"]
+    assert "error" not in json.loads(line), "a traceback"
+    assert message.startswith("router cannot go on: ")
+    return str(message)
+
+
+def test_a_health_port_in_use_is_said_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        message = log_of_failed_start(port)
+    assert f"cannot listen on 127.0.0.1:{port} for /healthz" in message
+    assert "(Address already in use)" in message
+    assert "_HEALTH_PORT" in message
+
+
+def test_a_folder_of_spans_that_cannot_be_made_is_said_in_one_line() -> None:
+    message = log_of_failed_start(0, PAGODA_TRACE_DIR="/proc/nowhere")
+    assert "cannot use the folder /proc/nowhere (No such file or directory)" in message
+    assert "set PAGODA_TRACE_DIR" in message

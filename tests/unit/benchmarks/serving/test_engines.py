@@ -81,6 +81,24 @@ def test_llama_cpp_gets_a_connection_for_each_request(home, model, tmp_path):
     assert not is_older(tmp_path / "model-bf16.gguf", model)
 
 
+def test_llama_cpp_quantises_what_was_converted(home, model, tmp_path):
+    put(home / "llama-build" / "bin" / "llama-server")
+    put(home / "llama-build" / "bin" / "llama-quantize", 'echo "$(cat "$1") as $3" > "$2"')
+    put(home / "llama.cpp" / "convert_hf_to_gguf.py")
+    put(home / "venv-llama" / "bin" / "python", 'for out; do :; done; echo x > "$out"')
+    engine = llama_cpp(home, model, tmp_path, 2, "int4")
+    weights = tmp_path / "model-Q4_K_M.gguf"
+    assert weights.read_text() == "x as Q4_K_M\n"
+    assert engine.weights == "Q4_K_M"
+    assert str(weights) in engine.command
+
+
+@pytest.mark.parametrize("key", ["vllm", "openvino"])
+def test_who_has_no_such_format_is_skipped(home, model, tmp_path, key):
+    with pytest.raises(NotInstalledError, match="is skipped: it is not set up for int8 here"):
+        candidate(key, home=home, model=model, cache=tmp_path, threads=2, quantization="int8")
+
+
 def test_a_converter_that_fails_leaves_nothing_and_says_why(tmp_path):
     script = put(tmp_path / "bad", 'echo half > "$1"; echo out of luck; exit 3')
     with pytest.raises(RuntimeError, match=r"(?s)ended with 3.*out of luck"):

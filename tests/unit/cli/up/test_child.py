@@ -46,6 +46,18 @@ def test_the_tail_of_a_json_log_is_for_people(tmp_path: Path) -> None:
     )
 
 
+def test_the_tail_is_of_the_last_start(tmp_path: Path) -> None:
+    child = make_child(tmp_path)
+    child.spec.log.write_text("the error of another day\n")
+    child.start(0.0)
+    while child.poll() is None:
+        pass
+    with child.spec.log.open("a") as log:
+        log.write("today's\n")
+
+    assert child.log_tail() == "  today's"
+
+
 def test_a_large_log_moves_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagoda_cli.up.child.MAX_LOG_BYTES", 10)
     child = make_child(tmp_path)

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from pagoda_cli.up.errors import HomeInUseError
+from pagoda_cli.up.errors import HomeInUseError, SecretsError
 from pagoda_cli.up.home import load_secrets, lock_home, write_environment
+from pagoda_runtime.errors import StartError
 
 
 def mode_of(path: Path) -> int:
@@ -32,6 +33,24 @@ def test_a_missing_secret_is_drawn(tmp_path: Path) -> None:
     assert drawn.api_key == "mine"
     assert load_secrets(tmp_path).nats_passwords == drawn.nats_passwords
     assert len(set(drawn.nats_passwords.values())) == 6
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "\xff", '{"nats_passwords": []}', '{"api_key": 5}', '{"x": {}}']
+)
+def test_damaged_secrets_are_said_and_kept(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "secrets.json"
+    path.write_bytes(text.encode("latin-1"))
+
+    with pytest.raises(SecretsError, match=r"secrets.json is damaged .* delete it"):
+        load_secrets(tmp_path)
+    assert path.read_bytes() == text.encode("latin-1")
+
+
+@pytest.mark.parametrize("home", ["/proc/nowhere", "/dev/null"])
+def test_a_home_that_cannot_be_made_names_its_setting(home: str) -> None:
+    with pytest.raises(StartError, match=rf"cannot use the folder {home} .*set PAGODA_HOME"):
+        lock_home(Path(home))
 
 
 def test_a_home_is_used_once(tmp_path: Path) -> None:

@@ -166,3 +166,17 @@ asyncio.run(supervisor.run(asyncio.Event()))
     while any(is_alive(child) for child in children) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [is_alive(child) for child in children] == [False, False]
+
+
+async def test_run_sees_a_child_end_and_is_told_to_stop(tmp_path: Path) -> None:
+    async with supervised(spec(tmp_path, "a", FOREVER)) as (supervisor, reports):
+        stop, child = asyncio.Event(), supervisor.children["a"]
+        running = asyncio.create_task(supervisor.run(stop))
+        await asyncio.sleep(0)
+        os.kill(child.pid, signal.SIGKILL)
+        await until(lambda: child.num_starts == 2)
+        stop.set()
+        await asyncio.wait_for(running, 5)
+
+    assert len(reports) == 1
+    assert "SIGKILL" in reports[0]

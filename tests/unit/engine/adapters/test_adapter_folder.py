@@ -64,6 +64,8 @@ def test_a_rank_stabilised_scale(folder: Path, description: DecoderDescription) 
         ({"r": 5}, "r is 5, must be at most 4.*max_adapter_rank"),
         ({"r": 0}, "r is 0"),
         ({"lora_alpha": "high"}, "lora_alpha"),
+        ({"lora_alpha": 1e308}, "lora_alpha is 1e.308, must be at most 262016"),
+        ({"lora_alpha": 2**70, "use_rslora": True}, "must be at most 131008"),
     ],
 )
 def test_what_a_configuration_may_not_ask_for(

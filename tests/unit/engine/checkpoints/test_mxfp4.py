@@ -83,7 +83,7 @@ def change(folder: Path, **tensors: torch.Tensor | None) -> None:
         ({"_scales": None}, r"gate_up_proj_scales is missing"),
         ({"_blocks": torch.zeros(6, 192, 2, 15).byte()}, r"\[6, 192, 2, 15\], the conf.* 2, 16\]"),
         ({"_scales": torch.ones(6, 192, 2)}, r"gate_up_proj_scales is F32, must be one of U8"),
-        ({"_scales": torch.full((6, 192, 2), 255).byte()}, r"scale of 2 \*\* 128.*bfloat16"),
+        ({"_scales": torch.full((6, 192, 2), 255).byte()}, r"2 \*\* 128, .* for float32; copy the"),
         ({"_bias": torch.zeros(6, 192).byte()}, r"gate_up_proj_bias is U8, must be one of F64"),
     ],
 )  # fmt: skip

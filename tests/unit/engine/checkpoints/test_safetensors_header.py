@@ -76,6 +76,15 @@ def test_a_header_that_is_no_object_is_refused(tmp_path: Path, header: Any) -> N
         stored_tensors(path, header_of(path))
 
 
+def test_a_header_that_is_no_text_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    header = b"\xff" + b"x" * 10_000
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match="its header has UnicodeDecodeError") as raised:
+        stored_tensors(path, header_of(path))
+    assert len(str(raised.value)) < 500
+
+
 @pytest.mark.parametrize("offsets", [[0, 28], [-4, 20], [24, 0]])
 def test_tensors_outside_their_file_are_refused(tmp_path: Path, offsets: list[int]) -> None:
     path = write(tmp_path / "weights", {"x": {**GOOD, "data_offsets": offsets}})

@@ -31,6 +31,13 @@ def test_the_last_token_is_always_computed() -> None:
     assert blocks.num_computed == 2
 
 
+def test_where_nothing_came_the_last_token_is_computed_again() -> None:
+    blocks = drafted(4, [5, 6])
+    blocks.follow([1, 2, 3, 4])
+    assert blocks.num_computed == 3
+    assert blocks.ahead == ()
+
+
 def test_a_pool_gives_all_or_nothing() -> None:
     pool, blocks, other = DraftPool(4, 8), DraftBlocks(), DraftBlocks()
     assert pool.grow(blocks, 17)

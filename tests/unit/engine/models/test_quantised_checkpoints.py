@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import struct
 from pathlib import Path
 
@@ -265,6 +266,21 @@ def test_tensors_that_contradict_the_configuration(
     with pytest.raises(CheckpointError, match=message) as caught:
         load(coded)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("block", [None, (16, 16)], ids=["tensor", "blocks"])
+@pytest.mark.parametrize("value", [0.0, -0.5, math.inf, math.nan])
+def test_scales_of_fp8_that_are_none_are_refused(
+    block: tuple[int, int] | None, value: float, tmp_path: Path
+) -> None:
+    coded, _ = pair(tmp_path, fp8(block))
+    name = f"{Q}.weight_scale" + ("_inv" if block else "")
+    scales = load_file(coded / "model.safetensors")[name]
+    scales.view(-1)[-1] = value
+    edit(coded, **{name: scales})
+    message = rf"q_proj.weight: its {name.rpartition('.')[2]} has {value:g}, must be finite and ab"
+    with pytest.raises(CheckpointError, match=message):
+        load(coded)
 
 
 def test_another_group_size_than_configured_is_refused(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from collections.abc import Sequence as SequenceOf
 
 import pytest
 from support.engine_driver import make_request
-from support.scheduler_simulation import Simulation, make_simulation, next_token
+from support.scheduler_simulation import AlwaysRight, Simulation, make_simulation
 from support.simulated_drafter import SimulatedDrafter
 
 from pagoda_engine import SamplingParams, StepCost
 from pagoda_engine.scheduler import Sequence
-from pagoda_engine.scheduler.drafts import MIN_CHUNK, PROBE_SHARE
+from pagoda_engine.scheduler.proposing.drafts import CREDIT_STEPS, MIN_CHUNK, PROBE_SHARE
 
 COST = StepCost(8.0, 1.0, 0.35, 0.2, is_seconds=True)
 
@@ -23,17 +23,6 @@ class Silent:
 
     def propose(self, max_tokens: int) -> SequenceOf[int]:
         return ()
-
-
-class AlwaysRight:
-    def __init__(self, token_ids: SequenceOf[int], max_num_tokens: int) -> None:
-        self.token_ids = token_ids
-
-    def propose(self, max_tokens: int) -> SequenceOf[int]:
-        tokens = [*self.token_ids]
-        for _ in range(max_tokens):
-            tokens.append(next_token(tokens))
-        return tokens[len(self.token_ids) :]
 
 
 def drafted(drafter: SimulatedDrafter, *, cost: StepCost = COST, **fields: object) -> Simulation:
@@ -94,6 +83,22 @@ def test_a_draft_that_does_not_pay_takes_little_time(base: float, right: float) 
     num_steps = run(simulation)
     elapsed = num_steps * COST.of(num_decodes=2, num_prefill_tokens=0)
     assert drafter.seconds < (PROBE_SHARE + 0.005) * elapsed + 8 * drafter.time.of(2)
+
+
+@pytest.mark.parametrize("right", [0.4, 0.5, 0.6])
+def test_a_draft_that_costs_more_than_is_known_loses_little(right: float) -> None:
+    """What it takes beside its forwards is in no prediction, but it is counted."""
+    drafter = SimulatedDrafter(base=0.2, per_token=0.002, right=right, overhead=9.0)
+    simulation = drafted(drafter)
+    sequences = [add(simulation, name, max_tokens=1500) for name in "ab"]
+    num_steps = run(simulation)
+    step = COST.of(num_decodes=2, num_prefill_tokens=0)
+    saved = COST.base / 2 + COST.per_decode
+    costs = drafter.seconds + COST.per_proposed_token * simulation.num_proposed
+    lost = costs - saved * sum(sequence.num_accepted_tokens for sequence in sequences)
+    assert max(map(len, drafter.batches)) == 2, "it seemed to pay"
+    # And what one step's drafts take, which nobody knew before.
+    assert lost < (CREDIT_STEPS + 4) * step + 2 * PROBE_SHARE * step * num_steps
 
 
 def test_a_draft_that_becomes_right_is_switched_on_again() -> None:

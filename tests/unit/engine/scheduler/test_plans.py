@@ -33,6 +33,7 @@ class Caller:
             per_decode=0.5,
             per_prefill_token=0.5,
             per_attended_token=rng.choice([0.0, 1 / 64, 1 / 4]),
+            per_context_token=rng.choice([0.0, 1 / 16]),
         )
         self.naive = NaiveScheduler(self.simulation.config, scheduler.step_cost)
         self.sequences: dict[str, Sequence] = {}

@@ -4,24 +4,13 @@ from collections.abc import Sequence as SequenceOf
 
 import pytest
 from support.engine_driver import make_request
-from support.scheduler_simulation import Simulation, make_simulation, next_token
+from support.scheduler_simulation import AlwaysRight, Simulation, make_simulation
 
 from pagoda_engine import SamplingParams, StepCost
 from pagoda_engine.scheduler import Sequence
 from pagoda_engine.speculation.guesses import MAX_RESTS
 
 CHEAP = StepCost(base=8.0, per_decode=1.0, per_prefill_token=0.35, per_proposed_token=0.05)
-
-
-class AlwaysRight:
-    def __init__(self, token_ids: SequenceOf[int], max_num_tokens: int) -> None:
-        self.token_ids = token_ids
-
-    def propose(self, max_tokens: int) -> SequenceOf[int]:
-        tokens = [*self.token_ids]
-        for _ in range(max_tokens):
-            tokens.append(next_token(tokens))
-        return tokens[len(self.token_ids) :]
 
 
 class AlwaysWrong(AlwaysRight):

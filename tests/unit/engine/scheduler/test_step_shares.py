@@ -6,7 +6,7 @@ import pytest
 
 from pagoda_engine.scheduler.sequence import Flow
 from pagoda_engine.scheduler.step_cost import StepCost
-from pagoda_engine.scheduler.step_shares import MIN_TURN_TOKENS, Demand, Share, share_step
+from pagoda_engine.scheduler.tenants.step_shares import MIN_TURN_TOKENS, Demand, Share, share_step
 
 A, B, C = (Flow(False, name) for name in (b"a", b"b", b"c"))
 BATCH = Flow(True, b"batch")

@@ -1,5 +1,6 @@
 """What is learned of a small model's forwards from those that were timed."""
 
+import math
 import random
 
 import pytest
@@ -49,3 +50,16 @@ def test_what_takes_no_time_says_nothing() -> None:
     time = ForwardTime()
     time.add(5, 0.0)
     assert time.of(5) == 0.0
+
+
+def test_a_forward_s_time_has_its_tokens(seed: int) -> None:
+    """Whatever is rounded: else who has saved up for a chunk would never get it."""
+    rng = random.Random(seed)
+    for _ in range(1000):
+        time = ForwardTime()
+        time.base, time.per_token = rng.uniform(0.0, 1e-2), rng.uniform(1e-7, 1e-3)
+        num_tokens = rng.randrange(1, 600)
+        assert time.tokens_within(time.of(num_tokens)) == num_tokens
+        assert time.tokens_within(time.of(num_tokens) - 0.1 * time.per_token) == num_tokens - 1
+    time.per_token = 0.0
+    assert time.tokens_within(1.0) == math.inf

@@ -106,20 +106,21 @@ def test_limits_that_are_set_win(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "speculation", "expected"),
+    ("family", "dtype", "speculation", "expected"),
     [
-        ("llama", "auto", "ngram"),
-        ("llama", "off", "off"),
-        ("qwen3_moe", "auto", "ngram"),
-        ("gpt_neox", "auto", "off"),
-        ("gpt_neox", "ngram", "ngram"),
+        ("llama", "float32", "auto", "ngram"),
+        ("llama", "float32", "off", "off"),
+        ("qwen3_moe", "float32", "auto", "ngram"),
+        ("gpt_neox", "float32", "auto", "ngram"),
+        ("gpt_neox", "float16", "auto", "off"),  # torch's products depend on the batch
+        ("gpt_neox", "float16", "ngram", "ngram"),
     ],
 )
 def test_speculation_is_on_by_itself_only_where_it_changes_no_bit(
-    tmp_path: Path, family: str, speculation: str, expected: str
+    tmp_path: Path, family: str, dtype: str, speculation: str, expected: str
 ) -> None:
     make = make_tiny_checkpoint if family in FAMILIES else make_family_checkpoint
-    engine = load(make(tmp_path, family), speculation=speculation)
+    engine = load(make(tmp_path, family), dtype=dtype, speculation=speculation)
     if expected != speculation:
         assert engine.model.decoder.is_batch_invariant == (expected == "ngram")
     assert engine.config.speculation == expected
@@ -148,6 +149,32 @@ def test_a_draft_has_a_place_in_the_plan_and_turns_speculation_on(
     assert f"a draft model proposes tokens: {draft}, LlamaForCausalLM" in text
     # Two of K and V, three layers, two heads of 16, four bytes each.
     assert "KV of the draft model beside it 0.75 MiB: 0.75 KiB per token" in text
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_draft_without_finite_logits_is_refused(
+    folder: Path, tmp_path: Path, value: float
+) -> None:
+    draft = make_tiny_checkpoint(tmp_path / "draft")
+    path = draft / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.self_attn.o_proj.weight"][:] = value
+    save_file(tensors, path, metadata={"format": "pt"})
+
+    with pytest.raises(CheckpointError, match=f"^{draft}: with these .* not finite"):
+        load_engine(
+            folder,
+            make_options(num_blocks=64, device="cpu", dtype="float32"),
+            hash_block=hash_block,
+            on_evict=lambda block_hash, block_id: None,
+            draft_folder=draft,
+            start_up=StartUp(lambda phase: None),
+        )
+
+
+def test_a_pool_beyond_the_memory_is_refused_before_it_is_taken(folder: Path) -> None:
+    with pytest.raises(MemoryBudgetError, match=r"a KV pool of .*: the host has "):
+        load(folder, num_blocks=10**12)
 
 
 def test_without_a_draft_there_is_nothing_of_it(

@@ -76,6 +76,27 @@ def test_a_size_that_is_set_must_be_free() -> None:
     assert "unset `kv_cache_bytes`" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"num_blocks": GIB}, f"lower `num_blocks` to {4 * GIB // BLOCK_BYTES} or less"),
+        ({"kv_cache_bytes": 5 * GIB}, f"lower `kv_cache_bytes` to {4 * GIB} or less"),
+    ],
+)
+def test_on_a_cpu_a_size_that_is_set_must_fit_the_memory(
+    fields: dict[str, int], remedy: str
+) -> None:
+    with pytest.raises(MemoryBudgetError) as raised:
+        planner(**fields).plan(None, host_bytes=4 * GIB)
+
+    assert "the host has 4.00 GiB left" in raised.value.reason
+    assert remedy in str(raised.value)
+    fits = planner(kv_cache_bytes=4 * GIB).plan(None, host_bytes=4 * GIB)
+    assert fits.num_blocks == 4 * GIB // BLOCK_BYTES
+    assert planner(num_blocks=2048).plan(None, host_bytes=4 * GIB).num_blocks == 2048
+    assert planner(**fields).plan(None, host_bytes=None).num_blocks
+
+
 def test_no_room_for_a_block_names_the_setting_of_a_cpu() -> None:
     error = refusal(planner(kv_cache_bytes=100), None)
 
@@ -153,3 +174,23 @@ def test_a_limit_above_the_models_asks_for_no_more_than_the_models() -> None:
     large = planner(max_model_len=200_000, kv_cache_bytes=131072 // 16 * BLOCK_BYTES)
 
     assert large.max_model_len(large.plan(None)) == 131072
+
+
+def test_blocks_that_lose_parts_make_room_for_longer_sequences() -> None:
+    def planned(**fields: Any) -> PoolPlanner:
+        return PoolPlanner(
+            make_options(**fields),
+            block_bytes=BLOCK_BYTES,
+            model_limit=131072,
+            longest_table=lambda num_blocks: max(num_blocks, 4 * num_blocks - 90),
+        )
+
+    free = planned(num_blocks=100)
+    pool = free.plan(None)
+    assert pool.num_tokens == 1600
+    assert free.max_model_len(pool) == 310 * 16
+    assert "one sequence can have 4960 tokens" in free.explain(pool, None)
+    assert planned(num_blocks=100, max_model_len=4960).plan(None).num_blocks == 100
+    refused = str(refusal(planned(num_blocks=100, max_model_len=4961), None))
+    assert "raise `num_blocks` to 101 or more" in refused
+    assert "lower `max_model_len` to 4960 or less" in refused

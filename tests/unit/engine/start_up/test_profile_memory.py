@@ -10,7 +10,6 @@ from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import EngineConfig, LoadedModel, load_model
 from pagoda_engine.cache.copy_lanes import NUM_LANES
-from pagoda_engine.engine import kv_layout
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.start_up import profile_memory
 from pagoda_engine.start_up.profile_memory import (
@@ -165,7 +164,7 @@ def test_copies_take_a_chunk_or_a_block_in_each_lane(
     monkeypatch.setattr(profile_memory, "DEVICE_CHUNK_BYTES", chunk_bytes)
     budget = measure_budget(model, CONFIG, CountingMemory(), utilization=0.5)
 
-    block_bytes = kv_layout(model, CONFIG).block_bytes
+    block_bytes = model.kv_layout(CONFIG.block_size).block_bytes
     assert 1 < block_bytes < 2**20
     assert budget.copy_bytes == NUM_LANES * max(chunk_bytes, block_bytes)
 
@@ -174,7 +173,7 @@ def test_copies_take_a_chunk_or_a_block_in_each_lane(
 def test_a_buffer_of_the_reader_is_taken_for_each_lane(
     model: LoadedModel, buffer_bytes: int
 ) -> None:
-    block_bytes = kv_layout(model, CONFIG).block_bytes
+    block_bytes = model.kv_layout(CONFIG.block_size).block_bytes
     without = measure_budget(model, CONFIG, CountingMemory(), utilization=0.5).copy_bytes
     with_buffers = measure_budget(
         model,

@@ -147,7 +147,7 @@ def _read_buffers(
             assert (previous_row, position, context_len, slot) == (KNOWN, 0, 1, PAD_SLOT)
             continue
         assert context_len == position + 1
-        blocks = graphs.block_tables[row, : position // BLOCK_SIZE + 1].tolist()
+        blocks = graphs.block_tables[0, row, : position // BLOCK_SIZE + 1].tolist()
         assert slot == blocks[-1] * BLOCK_SIZE + position % BLOCK_SIZE
         found[row] = position, blocks
     return found

@@ -197,6 +197,26 @@ def test_an_imported_prompt_is_caught_up_and_drafted(tiny_model: LoadedModel) ->
     assert num_free(driver) == (32, 32)
 
 
+def test_what_is_drafted_for_a_step_that_lets_an_import_go_first_is_drafted_again(
+    tiny_model: LoadedModel,
+) -> None:
+    """Where a step is computed before it returns, who is to write blocks hears of them first."""
+    expected = collected(make_driver(tiny_model), PROMPT, sampling=LONG)
+    driver = drafting(tiny_model, tiny_model)
+    driver.add("a", PROMPT, sampling=LONG)
+    while total(driver, "num_accepted_tokens") < 6:
+        driver.step()
+    before = driver.engine.drafter.num_forwards if driver.engine.drafter else 0
+    driver.add("b", OTHER, sampling=greedy(4), kv_source=KvSource.IMPORT)
+    result = driver.step()
+    assert driver.engine.drafter is not None
+    assert driver.engine.drafter.num_forwards > before
+    assert (len(result.reserved), result.stats.num_sequences) == (1, 0)
+    driver.engine.import_finished("b", num_computed_tokens=0)
+    assert_equal(driver.run()["a"], expected)
+    assert num_free(driver) == (32, 32)
+
+
 def test_what_a_grammar_binds_is_drafted_within_it(
     tiny_model: LoadedModel, noisy_model: LoadedModel
 ) -> None:
@@ -272,3 +292,20 @@ def test_where_steps_overlap_a_sequence_waits_for_its_draft(
     assert_equal(collected(driver, PROMPT, sampling=greedy(90 - 21)), expected)
     assert total(driver, "num_accepted_tokens") > 10
     assert num_free(driver) == (32, 32)
+
+
+@pytest.mark.parametrize("kv", ["auto", "fp8"])
+def test_a_drafts_kv_lies_as_its_decoder_likes_it(tmp_path: Path, kv: str) -> None:
+    """Packed where it is native, in one byte where the engine's own is: drafts are as right."""
+    folder = make_tiny_checkpoint(tmp_path, "llama", hidden_size=64, head_dim=32)
+    model = load_model(folder, EngineConfig(kv_cache_dtype=kv))
+    plain = make_driver(model, block_size=16, max_model_len=100)
+    expected = collected(plain, PROMPT, sampling=LONG)
+    driver = drafting(model, model, block_size=16)
+
+    assert_equal(collected(driver, PROMPT, sampling=LONG), expected)
+    assert driver.engine.drafter is not None
+    layout = driver.engine.drafter.kv_layout
+    assert layout == driver.engine.kv_cache.layout
+    assert layout.is_packed == (model.decoder.is_native and kv == "auto")
+    assert total(driver, "num_accepted_tokens") > 40

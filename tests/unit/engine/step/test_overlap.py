@@ -18,9 +18,12 @@ from pagoda_engine import (
     KvSource,
     LoadedModel,
     SamplingParams,
+    StepCost,
     StepResult,
 )
 
+CHEAP = StepCost(8.0, 1.0, 0.35, 0.05, is_seconds=True)
+"""Steps that take so long that whatever is drafted pays, if it may be right."""
 CONFIG = {"block_size": 4, "num_blocks": 32, "max_model_len": 100}
 
 
@@ -134,7 +137,14 @@ def test_stats_say_what_the_device_did(tiny_model: LoadedModel, queue: ThreadQue
 class RandomCaller:
     """Adds, aborts and imports at random, over prompts that share prefixes."""
 
-    def __init__(self, model: LoadedModel, seed: int, queue: ThreadQueue | None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        seed: int,
+        queue: ThreadQueue | None,
+        *,
+        draft: LoadedModel | None = None,
+    ) -> None:
         self.model = model
         self.rng = rng = random.Random(seed)
         self.capture = RerunCapture() if rng.random() < 0.7 else None
@@ -146,8 +156,13 @@ class RandomCaller:
             max_num_batched_tokens=rng.choice([7, 64]),
             enable_prefix_caching=rng.random() < 0.7,
             graph_batch_sizes=rng.choice([None, (1, 3), (2, 4, 6)]),
+            speculation="off" if draft is None else "ngram",
         )
-        self.driver = EngineDriver(model, config, queue=queue, graph_capture=self.capture)
+        self.driver = EngineDriver(
+            model, config, queue=queue, graph_capture=self.capture, draft=draft
+        )
+        if draft is not None:
+            self.driver.engine.set_step_cost(CHEAP)
         self.driver.engine.capture()
         self.fields: dict[str, dict[str, object]] = {}
         self.prompts: dict[str, list[int]] = {}
@@ -232,6 +247,21 @@ def test_random_schedules_give_the_tokens_of_the_synchronous_loop(
     caller = RandomCaller(tiny_model, seed + number, queue)
     caller.run(num_sequences=25)
     caller.check()
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_random_schedules_with_a_draft_give_the_tokens_of_the_synchronous_loop(
+    tiny_model: LoadedModel, queue: ThreadQueue, seed: int, number: int
+) -> None:
+    """A sequence sits out steps to be drafted, whatever else becomes of it meanwhile."""
+    caller = RandomCaller(tiny_model, seed + number, queue, draft=tiny_model)
+    caller.run(num_sequences=25)
+    caller.check()
+    drafter = caller.driver.engine.drafter
+    assert drafter is not None
+    assert drafter.num_forwards > 0
+    assert sum(result.stats.num_accepted_tokens for result in caller.driver.results) > 0
+    assert drafter.num_free_blocks == caller.driver.config.num_blocks
 
 
 def test_random_schedules_preempt_and_replay(tiny_model: LoadedModel, queue: ThreadQueue) -> None:

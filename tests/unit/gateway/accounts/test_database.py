@@ -2,14 +2,17 @@
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from support.servers import free_port
 
 from pagoda_gateway.accounts import database as module
-from pagoda_gateway.accounts.database import Database, database_address
+from pagoda_gateway.accounts.database import Database, database_address, open_database
 from pagoda_gateway.accounts.tenancy.tables import ORGANISATIONS
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
+from pagoda_runtime.errors import StartError
 
 FIND = sa.select(ORGANISATIONS.c.label).where(ORGANISATIONS.c.organisation == "default")
 
@@ -77,3 +80,30 @@ async def test_an_error_shows_no_values(database: Database) -> None:
         await database.call(lambda connection: connection.execute(statement, {"value": "secret"}))
     assert "nowhere" in str(raised.value)
     assert "secret" not in str(raised.value)
+
+
+async def test_a_file_that_is_no_database_is_said_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_text("no database at all")
+    with pytest.raises(StartError) as raised:
+        async with open_database(f"sqlite:///{path}"):
+            pass
+    assert str(raised.value).startswith(
+        f"cannot open the ledger sqlite:///{path} (file is not a database): "
+    )
+    assert "PAGODA_GATEWAY_LEDGER_URL" in str(raised.value)
+    assert path.read_text() == "no database at all"
+
+
+async def test_a_server_that_does_not_answer_is_said_without_its_password() -> None:
+    with pytest.raises(StartError, match=r"Connection refused.*LEDGER_URL") as raised:
+        async with open_database(f"postgresql://me:hidden@127.0.0.1:{free_port()}/db"):
+            pass
+    assert "hidden" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+async def test_a_folder_that_cannot_be_made_names_the_setting() -> None:
+    with pytest.raises(StartError, match=r"folder /proc/nowhere .*PAGODA_GATEWAY_LEDGER_URL"):
+        async with open_database("sqlite:////proc/nowhere/ledger.sqlite"):
+            pass

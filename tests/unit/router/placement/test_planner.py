@@ -131,7 +131,10 @@ def test_excluded_prefill_worker_leaves_local_prefill() -> None:
         ({"is_ready": False}, "draining"),
         ({"kv_identity": b"other-identity-0"}, "kv_identity"),
         ({"max_model_len": 100}, "max_model_len is 100, the prompt needs 161"),
-        ({"num_blocks": 5}, "KV pool holds 80 tokens, the prompt needs 161"),
+        (
+            {"num_blocks": 5, "max_model_len": 0},
+            "KV pool holds 80 tokens, the prompt needs 161",
+        ),
         ({"block_size": 0}, "block_size of 0"),
     ],
 )

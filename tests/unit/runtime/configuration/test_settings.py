@@ -162,3 +162,35 @@ def test_model_aliases_are_json() -> None:
 def test_model_aliases_that_are_no_list_of_names_are_refused(value: str) -> None:
     with pytest.raises(SettingsError, match="PAGODA_MODEL_ALIASES"):
         load_settings(CommonSettings, {"PAGODA_MODEL_ALIASES": value.replace("'", '"')})
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "redis://"])
+def test_a_url_that_is_no_redis_is_refused(url: str) -> None:
+    (problem,) = problems_of(CommonSettings, PAGODA_REDIS_URL=url)
+    assert problem.startswith(f"PAGODA_REDIS_URL='{url}': give redis://")
+
+
+def test_a_url_that_is_refused_shows_no_password() -> None:
+    (problem,) = problems_of(CommonSettings, PAGODA_REDIS_URL="redis//:hidden@host:6379")
+    assert problem.startswith("PAGODA_REDIS_URL=(secret): give redis://")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["foo", "localhost:4222", "http://localhost", "nats://", "nats://h:99999", "nats://h:x"],
+)
+def test_a_url_that_is_no_nats_is_refused(url: str) -> None:
+    (problem,) = problems_of(CommonSettings, PAGODA_NATS_URL=url)
+    assert problem.startswith(f"PAGODA_NATS_URL='{url}': give nats://host:4222")
+
+
+@pytest.mark.parametrize("url", ["nats://h", "tls://h:4222", "wss://[::1]:443/nats"])
+def test_urls_of_nats(url: str) -> None:
+    assert load_settings(CommonSettings, {"PAGODA_NATS_URL": url}).nats_url == url
+
+
+@pytest.mark.parametrize("value", ["x", "=folder", "a b=folder", "a=", "a=x,", "a=x,b", "a=x=y"])
+def test_adapters_that_are_no_names_and_folders_are_refused(value: str) -> None:
+    (problem,) = problems_of(CommonSettings, PAGODA_ADAPTERS=value)
+    assert problem.startswith(f"PAGODA_ADAPTERS='{value}': ")
+    assert "give name=folder,name=folder, such as sql=/adapters/sql" in problem

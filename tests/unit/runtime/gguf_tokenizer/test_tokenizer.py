@@ -181,6 +181,32 @@ def test_bpe_of_bytes(pre: str, tmp_path: Path) -> None:
     assert found.get_vocab(True) == original.get_vocab(True)  # so padding is no token
 
 
+@pytest.mark.parametrize(
+    ("pre", "first", "second"),
+    [
+        (
+            "deepseek-llm",
+            "Don|'|t| sum| |1|2|3|4|5|.|5| ab|_|cd|!|x|  |\n|\n| y| ",
+            "\u4f60\u597d|abc| |\u3067\u3059|x|\uff0c|\u597d|\u3002| \u00e9",
+        ),
+        (
+            "deepseek-v3",
+            "Don|'t| sum| |123|45|.|5| ab|_cd|!x|  \n\n| y| ",
+            "\u4f60\u597d|abc| |\u3067\u3059|x|\uff0c|\u597d|\u3002| \u00e9",
+        ),
+    ],
+)
+def test_pieces_by_several_expressions(tmp_path: Path, pre: str, first: str, second: str) -> None:
+    """DeepSeek's, of which transformers has no class: by hand, from their tokenizer.json."""
+    path = write(tmp_path / "m.gguf", llama_3(), model="gpt2", pre=pre)
+    found = Tokenizer.from_str(tokenizer_json(path)).pre_tokenizer
+    assert found is not None
+    for cut in (first, second):
+        text = cut.replace("|", "")
+        pieces = [text[begin:end] for _, (begin, end) in found.pre_tokenize_str(text)]
+        assert "|".join(pieces) == cut
+
+
 def test_cuts_differ_where_the_names_do(tmp_path: Path) -> None:
     """Else the tests above would pass with any of them."""
     original = llama_3()

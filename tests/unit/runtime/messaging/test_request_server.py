@@ -36,7 +36,7 @@ class Desk:
     async def ask(self, name: str, seconds: float | None = 5.0, payload: bytes = b"") -> None:
         headers = {} if seconds is None else {DEADLINE_HEADER: str(self.now + seconds)}
         message = Msg(Mock(), "pagoda.v1.route.m", name, payload, headers)
-        await self.server.on_message(message)
+        self.server.on_message(message)
         await self.settle()
 
     async def finish(self, number: int = 1) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pagoda_runtime.process.service import keep_loaded
+from pagoda_runtime.process.service import GC_OBJECTS, keep_loaded
 
 
 class Node:
@@ -14,8 +14,10 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def unfrozen() -> Iterator[None]:
+    thresholds = gc.get_threshold()
     yield
     gc.unfreeze()
+    gc.set_threshold(*thresholds)
 
 
 def test_what_is_loaded_is_not_walked_again() -> None:
@@ -31,6 +33,16 @@ def test_what_nobody_holds_is_not_kept() -> None:
     keep_loaded()
 
     assert gone() is None
+
+
+def test_a_step_of_many_streams_makes_none_look() -> None:
+    keep_loaded()
+    gc.collect()
+    collections = gc.get_stats()[0]["collections"]
+    step = [[number] for number in range(GC_OBJECTS // 2)]
+
+    assert gc.get_stats()[0]["collections"] == collections
+    assert len(step) == GC_OBJECTS // 2
 
 
 def test_what_comes_later_is_collected() -> None:

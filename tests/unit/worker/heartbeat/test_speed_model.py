@@ -25,6 +25,8 @@ def prefill_step(
         num_prefill_tokens=num_tokens,
         num_decode_tokens=num_decodes,
         num_attended_tokens=attended_tokens(first_token, num_tokens),
+        num_context_tokens=first_token + num_tokens,
+        num_prefill_context_tokens=first_token + num_tokens,
         forward_seconds=seconds,
     )
 
@@ -146,6 +148,29 @@ def test_chunks_of_few_tokens_tell_what_a_far_token_takes() -> None:
     assert cost is not None
     assert cost.of_prompt(50_100, 3) == pytest.approx(6e-3, rel=0.02)
     assert model.prefill_tokens_per_second == 0
+
+
+def test_what_a_chunk_reads_once_is_told_from_what_each_token_takes() -> None:
+    """As chunks shrink, and long after they are all of the fewest tokens."""
+    model = SpeedModel()
+    train(model, 4e-3, 2e-4, 0.0)
+
+    def seconds(first: int, num_tokens: int) -> float:
+        each = num_tokens * 2e-5 + attended_tokens(first, num_tokens) * 2e-9
+        return each + (first + num_tokens) * 12e-9
+
+    first = 0
+    while first < 100_000:
+        num_tokens = max(1, min(200, int((1.5e-3 - 12e-9 * first) / (2e-5 + 2e-9 * first))))
+        took = seconds(first, num_tokens)
+        model.add(prefill_step(num_tokens, took + 5.6e-3, num_decodes=8, first_token=first))
+        first += num_tokens
+    cost = model.step_cost
+    assert cost is not None
+    for num_tokens in (1, 2, 4, 8):
+        took = cost.of_prompt(99_000, num_tokens)
+        assert took == pytest.approx(seconds(99_000, num_tokens), rel=0.05)
+    assert cost.tokens_within(1.05 * seconds(99_000, 4), 99_000) == 4
 
 
 def test_prompts_that_are_all_as_long_cost_by_their_tokens() -> None:

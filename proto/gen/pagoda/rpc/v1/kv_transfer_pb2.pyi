@@ -227,6 +227,7 @@ class Block(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     POOL_BLOCK_ID_FIELD_NUMBER: _builtins.int
+    POOL_PART_IDS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """logical block of the sequence"""
     digest: _builtins.bytes
@@ -237,6 +238,10 @@ class Block(_message.Message):
     """of this part"""
     pool_block_id: _builtins.int
     """which block of the pool it is"""
+    @_builtins.property
+    def pool_part_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """where in the pool its further parts are; empty: it has one, or one is sent"""
+
     def __init__(
         self,
         *,
@@ -245,10 +250,11 @@ class Block(_message.Message):
         payload: _builtins.bytes = ...,
         num_bytes: _builtins.int = ...,
         pool_block_id: _builtins.int = ...,
+        pool_part_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "index", b"index", "num_bytes", b"num_bytes", "payload", b"payload", "pool_block_id", b"pool_block_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "index", b"index", "num_bytes", b"num_bytes", "payload", b"payload", "pool_block_id", b"pool_block_id", "pool_part_ids", b"pool_part_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,6 +21,7 @@ from pagoda_gateway import metrics
 from pagoda_gateway.accounts.limits.counters import Answer, Counters, CountersError, Lost
 from pagoda_gateway.accounts.limits.hold import Amount, Hold, scope_name
 from pagoda_gateway.accounts.limits.spending import Spending
+from pagoda_runtime.tasks.ticks import seconds_to_tick
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +153,8 @@ class Limiter:
             except Exception:
                 logger.exception("the limits' background work failed")
             if is_tick:
-                next_tick = self._clock() + TICK_SECONDS
+                now = self._clock()
+                next_tick = now + seconds_to_tick(now, TICK_SECONDS)
 
     async def close(self) -> None:
         """Say what was not said yet."""

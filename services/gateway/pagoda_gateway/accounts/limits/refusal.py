@@ -34,11 +34,16 @@ def check_size(scopes: Sequence[LimitScope], amount: Amount) -> None:
             message = (
                 f"Request too large for the {scope} on {what}: limit {_shown(dimension, limit)}, "
                 f"requested {_shown(dimension, need)} (prompt and the most output that it may "
-                "have). It can never run: send a shorter prompt, a smaller max_tokens or n, or ask "
-                "for a higher limit"
+                f"have). It can never run: {_remedy(limit)}"
             )
             error = QuotaError if kind == QUOTA else RateLimitError
             raise error(message, kind=kind, should_retry=False)
+
+
+def _remedy(limit: int) -> str:
+    if not limit:
+        return "nothing that costs anything does; ask for a higher limit"
+    return "send a shorter prompt, a smaller max_tokens or n, or ask for a higher limit"
 
 
 def worst_of(excesses: Sequence[Excess]) -> Excess:

@@ -6,7 +6,7 @@ beginnings are alike, whatever differs in them; of each a few are kept, so that 
 drive out the others.
 """
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -143,7 +143,10 @@ class PrefixMemory:
         number = self._last_number
         hashes = b"".join(block_hashes)
         marks = sketch(np.asarray(token_ids[:FAR_TOKENS], np.uint32))
-        overlaps = Counter(n for mark in marks for n in known.by_mark.get(mark, ()))
+        overlaps: dict[int, int] = {}
+        for mark in marks:
+            for earlier in known.by_mark.get(mark, ()):
+                overlaps[earlier] = overlaps.get(earlier, 0) + 1
         relatives = sorted(overlaps, key=lambda n: (-overlaps[n], -n))
         num_ready, num_known = _from_ends(known, block_hashes)
         replaced: list[int] = []

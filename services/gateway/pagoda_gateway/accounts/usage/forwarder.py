@@ -33,7 +33,7 @@ from pagoda_runtime.tasks.retry import retry_delay
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-GATHER_SECONDS = 0.05  # a message a request costs the gateway, NATS and the applier more than this
+GATHER_SECONDS = 0.25  # a message a request costs the gateway, NATS and the applier more than this
 ADOPT_SECONDS = 5.0
 
 OnState = Callable[[bool, str], None]

@@ -13,7 +13,7 @@ from pagoda_gateway.errors import BodyTooLargeError, GatewayError, InvalidReques
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.batches.multipart import MAX_FIELD_BYTES, MAX_PARTS, FormParser
 from pagoda_gateway.http.body import validated
-from pagoda_gateway.http.body_reader import MAX_DISCARDED_BYTES, body_chunks
+from pagoda_gateway.http.body_reader import MAX_DISCARDED_BYTES, body_chunks, check_encoding
 
 _HELD_BYTES = 2 * CHUNK_BYTES  # in memory for one upload, whatever its size
 _FORM_BYTES = MAX_PARTS * 8 * MAX_FIELD_BYTES  # around the file
@@ -27,6 +27,7 @@ async def upload(gateway: Gateway, request: Request, tenant: str) -> RowMapping:
         GatewayError: says which field or limit.
         starlette.requests.ClientDisconnect: the client left while it sent.
     """
+    check_encoding(request)
     form = FormParser(request.headers.get("content-type", ""))
     declared = request.headers.get("content-length", "")
     max_bytes = gateway.files.limits.file_bytes

@@ -8,13 +8,21 @@ from collections.abc import Iterable, Iterator
 
 import orjson
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    StatusCode,
+    get_current_span,
+    set_span_in_context,
+)
 from starlette.requests import Request
+from starlette.types import Scope
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose
 from pagoda_gateway import metrics
 from pagoda_gateway.errors import GatewayError, InvalidRequestError
 from pagoda_gateway.http.caller import Caller
+from pagoda_gateway.http.request_head import header
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.text.prompts import Prompt
@@ -22,19 +30,19 @@ from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.telemetry.tracing import attached, extract, tracer
 
 MAX_USER_CHARS = 128
+_CACHED_TOKENS = [(t, metrics.CACHED_TOKENS.labels(t)) for t in ("device", "cpu", "nvme")]
 logger = logging.getLogger(__name__)
 
 _FIELD = re.compile(
     r"[a-z_]{1,32}(?![^.\[])"
 )  # of a body; what is within it has names of the client's
-_TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 def start_request_span(request: Request, caller: Caller, operation: str) -> Span:
     """Start gateway.request when the request arrived, below the client's own span."""
     return tracer().start_span(
         "gateway.request",
-        context=extract({name: request.headers.get(name, "") for name in _TRACE_HEADERS}),
+        context=_clients_context(request.scope),
         kind=SpanKind.SERVER,
         start_time=unix_nanoseconds(caller.arrived_unix_seconds),
         attributes={
@@ -47,20 +55,32 @@ def start_request_span(request: Request, caller: Caller, operation: str) -> Span
     )
 
 
+def _clients_context(scope: Scope) -> Context:
+    """Return the trace that the client says its request belongs to; an empty one if none."""
+    parent = header(scope, b"traceparent")
+    if not parent:
+        return Context()
+    return extract({"traceparent": parent, "tracestate": header(scope, b"tracestate")})
+
+
 @contextlib.contextmanager
 def stage_span(
     name: str, context: Context, *, start_seconds: float | None = None
-) -> Iterator[Span]:
-    """Record a stage as the current span, below `context`'s.
+) -> Iterator[None]:
+    """Record a stage as the current span, below `context`'s; of a trace that is not, nothing.
 
     What ends it is noted in short on gateway.request; a recorded exception would hold the client's
     own values, and a traceback of any length.
     """
+    if not get_current_span(context).is_recording():
+        with attached(context):
+            yield
+        return
     start_time = None if start_seconds is None else unix_nanoseconds(start_seconds)
     span = tracer().start_span(name, context=context, start_time=start_time)
     try:
         with attached(set_span_in_context(span, context)):
-            yield span
+            yield
     finally:
         span.end()
 
@@ -146,8 +166,9 @@ def count(generation: Generation, record: UsageClose) -> None:
     metrics.E2E.observe(time.time() - generation.identity.arrived_unix_seconds)
     metrics.INPUT_TOKENS.inc(record.num_prompt_tokens)
     metrics.OUTPUT_TOKENS.inc(record.num_output_tokens)
-    for tier in ("device", "cpu", "nvme"):
-        metrics.CACHED_TOKENS.labels(tier).inc(getattr(record.cached, tier))
+    for tier, tokens in _CACHED_TOKENS:
+        if num_tokens := getattr(record.cached, tier):
+            tokens.inc(num_tokens)
     if generation.ttft_seconds is not None:
         metrics.TTFT.observe(generation.ttft_seconds)
     for sequence in generation.sequences:

@@ -75,6 +75,15 @@ def test_what_never_fits_is_told_so(amount: Amount, kind: type[Exception], words
     assert caught.value.headers() == {"x-should-retry": "false"}  # type: ignore[attr-defined]
 
 
+def test_a_budget_of_nothing_asks_for_no_smaller_request() -> None:
+    nothing = LimitScope("key", "key-1", daily_budget_micros=0)
+    with pytest.raises(QuotaError) as caught:
+        check_size([nothing], Amount(1, 1))
+    assert "nothing that costs anything does; ask for a higher limit" in str(caught.value)
+    assert "shorter" not in str(caught.value)
+    check_size([nothing], Amount(1, 0))
+
+
 def test_the_longest_wait_counts_and_an_empty_budget_most() -> None:
     soon, later = Excess(KEY, "requests", 4, 0, 500), Excess(TENANT, "tokens", 990, 0, 60_900)
     unknown = Excess(TENANT, "running", 2, 0, None)

@@ -1,0 +1,91 @@
+"""Blocks for those that run: given as they need them, and taken from others where there are none.
+
+Knows queues and blocks. Knows nothing of budgets, and not what else a step is of.
+"""
+
+from pagoda_engine.scheduler.proposing.speculator import Speculator
+from pagoda_engine.scheduler.queues import Queues
+from pagoda_engine.scheduler.resumption import Preemption, preemption
+from pagoda_engine.scheduler.sequence import Sequence, SequenceState
+from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
+from pagoda_engine.scheduler.step_cost import StepCost
+from pagoda_engine.scheduler.step_counts import StepCounts
+from pagoda_engine.scheduler.tenants.victims import growth_victim
+
+
+class RunningBlocks:
+    """Gives running sequences blocks, and takes those of a victim away."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        blocks: SequenceBlocks,
+        counts: StepCounts,
+        speculator: Speculator | None,
+    ) -> None:
+        self._queues = queues
+        self._blocks = blocks
+        self._counts = counts
+        self._speculator = speculator
+        self._preempted: list[Preemption] = []
+
+    def take_preempted(self) -> tuple[Preemption, ...]:
+        """Return who lost its blocks since the latest call."""
+        preempted, self._preempted = tuple(self._preempted), []
+        return preempted
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Give a running sequence one more block. Returns False if none is free."""
+        if not self._blocks.grow(sequence):
+            return False
+        self._counts.took_blocks(sequence, 1)
+        return True
+
+    def grow_decodes(self, decodes: list[Sequence], cost: StepCost) -> list[Sequence]:
+        """Give decodes the blocks of their next tokens; return the victims, if there are any.
+
+        One of them may be a victim itself: then it does not run any more.
+        """
+        victims = list[Sequence]()
+        block_size = self._blocks.block_size
+        for sequence in decodes:
+            if sequence.is_plain and sequence.num_launched_tokens % block_size:
+                continue  # its token goes into a block that it has
+            while self._blocks.needs_block(sequence) and sequence.state is SequenceState.RUNNING:
+                if not self.grow(sequence):
+                    victims.append(self.preempt_largest(cost))
+        return victims
+
+    def extend(self, sequence: Sequence) -> int:
+        """Give a prompt blocks for its next tokens; return for how many it has room."""
+        num_before = len(sequence.block_ids)
+        num_tokens = self._blocks.extend(sequence)
+        if num_new := len(sequence.block_ids) - num_before:
+            self._counts.took_blocks(sequence, num_new)
+        return num_tokens
+
+    def are_stuck(self, prefills: list[Sequence]) -> bool:
+        """Tell whether prompts that take blocks as they go on wait for each other's."""
+        is_waiting = any(not self.extend(sequence) for sequence in prefills)
+        running = self._queues.running
+        is_in_flight = any(s.num_launched_tokens > s.num_computed_tokens for s in running)
+        return is_waiting and not is_in_flight
+
+    def preempt_largest(self, cost: StepCost) -> Sequence:
+        """Preempt the last one of the flow that holds the most, and return it."""
+        victim = growth_victim(self._counts.holdings(), self._queues.running)
+        self.preempt(victim, cost)
+        return victim
+
+    def preempt(self, victim: Sequence, cost: StepCost) -> None:
+        """Take the blocks of a running sequence away, and let it wait."""
+        self._counts.is_preempted(victim)
+        self._preempted.append(preemption(victim, self._blocks.block_size, cost))
+        self._queues.running.remove(victim)
+        self._blocks.free(victim)
+        victim.restart_beams()
+        victim.guesses = None  # those who wait are many, and they are soon made again
+        if self._speculator is not None:
+            self._speculator.forget(victim)
+        victim.waits_for_tokens = False
+        self._queues.wait(victim)

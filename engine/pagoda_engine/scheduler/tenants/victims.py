@@ -1,0 +1,145 @@
+"""Who gives up a seat or blocks: the last of the flow that holds the most for its weight.
+
+Nobody is taken from for a flow that would then hold more than the giver did: two flows never take
+from each other in turns. Knows who holds how much. Knows nothing of the pool.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+
+from pagoda_engine.scheduler.sequence import Flow, Sequence
+from pagoda_engine.scheduler.tenants.flows import Flows
+
+
+class Holdings:
+    """What each flow holds at the moment: seats and blocks (a shared block counts for each)."""
+
+    def __init__(self, flows: Flows, sequences: Iterable[Sequence]) -> None:
+        self._flows = flows
+        self._sequences: Counter[Flow] = Counter()
+        self._seats: Counter[Flow] = Counter()
+        self._blocks: Counter[Flow] = Counter()
+        by_flow: defaultdict[Flow, list[Sequence]] = defaultdict(list)
+        for sequence in sequences:
+            by_flow[sequence.flow].append(sequence)
+        for flow, members in by_flow.items():
+            self._sequences[flow] = len(members)
+            self._seats[flow] = sum([s.num_seats for s in members])
+            self._blocks[flow] = sum([_num_held(s) for s in members])
+
+    def copy(self) -> "Holdings":
+        """Return the same, to see what would be if some gave theirs up."""
+        other = Holdings(self._flows, ())
+        other._sequences = self._sequences.copy()
+        other._seats = self._seats.copy()
+        other._blocks = self._blocks.copy()
+        return other
+
+    def take_blocks(self, flow: Flow, num_blocks: int) -> None:
+        """Count blocks that a running sequence got."""
+        self._blocks[flow] += num_blocks
+
+    def take_seat(self, sequence: Sequence) -> None:
+        """Count a sequence that was admitted."""
+        self._count(sequence, 1)
+
+    def give_up(self, sequence: Sequence) -> None:
+        """Count out a sequence that is about to lose its seats and blocks."""
+        self._count(sequence, -1)
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        flow = sequence.flow
+        self._sequences[flow] += sign
+        self._seats[flow] += sign * sequence.num_seats
+        self._blocks[flow] += sign * _num_held(sequence)
+
+    def num_sequences(self, flow: Flow) -> int:
+        """Return how many of its sequences run or import."""
+        return self._sequences[flow]
+
+    def seats(self, flow: Flow, *, more: int = 0) -> tuple[bool, float]:
+        """Return how heavy a flow is by its seats and `more`; those in the background are most."""
+        return flow.is_background, (self._seats[flow] + more) / self._flows.weight(flow)
+
+    def blocks(self, flow: Flow, *, more: int = 0) -> tuple[bool, float]:
+        """Return how heavy a flow is by its blocks, and `more`."""
+        return flow.is_background, (self._blocks[flow] + more) / self._flows.weight(flow)
+
+
+def _num_held(sequence: Sequence) -> int:
+    """Return the blocks of a sequence, one that its beams share for each of them."""
+    if sequence.siblings:
+        return sum(len(member.held_block_ids) for member in sequence.members)
+    return len(sequence.block_ids) - sequence.num_null_blocks
+
+
+def seat_victim(
+    holdings: Holdings, running: SequenceOf[Sequence], flow: Flow, *, num_seats: int = 1
+) -> Sequence | None:
+    """Return who gives its seats to a sequence of `flow` that needs so many, if anybody does."""
+    last = _givers(holdings, running, flow)
+    givers = [f for f in last if holdings.seats(f) > holdings.seats(flow, more=num_seats)]
+    return last[max(givers, key=holdings.seats)] if givers else None
+
+
+def block_victims(
+    holdings: Holdings,
+    running: SequenceOf[Sequence],
+    flow: Flow,
+    *,
+    num_blocks: int,
+    first: SequenceOf[Sequence] = (),
+) -> Iterator[Sequence]:
+    """Yield, one after the other, who gives blocks to a sequence of `flow`.
+
+    `holdings` change with each.
+
+    Args:
+        holdings: at the moment, without `first`.
+        running: in the order of their ranks.
+        flow: that needs blocks.
+        num_blocks: that it would get.
+        first: sequences that give theirs anyway.
+    """
+    left = [sequence for sequence in running if sequence not in first]
+    while True:
+        last = _givers(holdings, left, flow)
+        wanted = holdings.blocks(flow, more=num_blocks)
+        givers = [f for f in last if f != flow and holdings.blocks(f) > wanted]
+        if not givers:
+            return
+        victim = last[max(givers, key=holdings.blocks)]
+        left.remove(victim)
+        holdings.give_up(victim)
+        yield victim
+
+
+def growth_victim(holdings: Holdings, running: SequenceOf[Sequence]) -> Sequence:
+    """Return who loses its blocks so that a decode can go on: maybe that decode itself.
+
+    Where nobody has more than one sequence it is the youngest of all, so that the oldest one ends.
+    """
+    last = _last_of_flows(running)
+    several = [flow for flow in last if holdings.num_sequences(flow) > 1]
+    if several:
+        return last[max(several, key=holdings.blocks)]
+    return max(last.values(), key=lambda s: (s.flow.is_background, s.arrival))
+
+
+def _givers(holdings: Holdings, running: SequenceOf[Sequence], flow: Flow) -> dict[Flow, Sequence]:
+    """Return the last sequence of each flow that may be asked to give one to `flow`.
+
+    Nobody gives its only one, or a large one would begin again and again; but for those in the
+    background, to those that are not.
+    """
+    return {
+        giver: sequence
+        for giver, sequence in _last_of_flows(running).items()
+        if holdings.num_sequences(giver) > 1 or giver.is_background > flow.is_background
+    }
+
+
+def _last_of_flows(running: SequenceOf[Sequence]) -> dict[Flow, Sequence]:
+    """Return each flow's last sequence whose blocks may be taken away."""
+    return {sequence.flow: sequence for sequence in running if sequence.is_preemptible}
