@@ -1,5 +1,6 @@
 """Models as GGUF files answer as they do as folders; others hold those against transformers."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,7 @@ from support.prompt_logits import prompt_logits
 from support.random_tokens import random_tokens
 from support.tiny_checkpoints import make_tiny_checkpoint
 
-from pagoda_engine import (
-    EngineConfig,
-    LoadedModel,
-    SamplingParams,
-    UnsupportedModelError,
-    load_model,
-)
+from pagoda_engine import EngineConfig, LoadedModel, SamplingParams, load_model
 from pagoda_engine.checkpoints.block_formats import BLOCK_FORMATS
 from pagoda_engine.models.model_files import open_model
 from pagoda_engine.models.weights.num_bytes import Stored, weight_bytes
@@ -28,6 +23,7 @@ from pagoda_engine.models.weights.num_bytes import Stored, weight_bytes
 pytestmark = pytest.mark.slow
 
 PROMPTS = [random_tokens(70), random_tokens(41), random_tokens(5)]
+FULL, SLIDING = "full_attention", "sliding_attention"
 LLAMA_3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -80,6 +76,31 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"rope_parameters": {**DEEPSEEK_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0}},
     "gpt_oss": {"swiglu_limit": None},
     "gpt_oss_mxfp4": {"swiglu_limit": None},
+    "cohere2": {
+        "num_hidden_layers": 5,
+        "layer_types": [FULL if i == 3 else SLIDING for i in range(5)],
+    },
+    "glm": {},
+    "glm4": {},
+    "olmo2": {},
+    "olmo3": {},
+    "olmo3_yarn": {
+        "family": "olmo3",
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+        },
+        "metadata": {"rope__scaling__attn_factor": 0.1 * math.log(8.0) + 1.0},
+    },
+    "olmoe": {"clip_qkv": None},
+    "gpt2": {"n_inner": None},
+    "gpt_neox": {"use_parallel_residual": True},
+    "gpt_neox_sequential": {"hidden_act": "gelu"},
+    "bloom": {},
+    "mpt": {"attn_config": {"clip_qkv": 1.5}},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 4, "use_sliding_window": False},
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
@@ -150,14 +171,22 @@ def test_experts_in_mxfp4_are_held_as_their_codes(tmp_path: Path) -> None:
     assert reckoned == weight_bytes(expected.description, torch.bfloat16)
 
 
-def test_a_temperature_by_position_is_refused(tmp_path: Path) -> None:
-    folder = folder_of("deepseek_v2", tmp_path / "folder")
-    path = write_gguf(folder, tmp_path / "model.gguf", attention__temperature_scale=0.1)
-    with pytest.raises(UnsupportedModelError, match=r"deepseek2\.attention\.temperature_scale"):
-        load(path)
+def test_joined_qkv_of_glm_is_the_same(tmp_path: Path) -> None:
+    folder = folder_of("glm", tmp_path / "folder")
+    path = write_gguf(folder, tmp_path / "model.gguf", has_qkv_joined=True)
+    expected, found = load(folder), load(path)
+    for prompt in PROMPTS:
+        assert torch.equal(prompt_logits(found, prompt), prompt_logits(expected, prompt))
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen2", "deepseek_v2", "deepseek_v3", "gpt_oss"])
+def test_a_bound_of_olmoe_is_followed_where_a_file_says_it(tmp_path: Path) -> None:
+    folder = folder_of("olmoe", tmp_path / "folder", clip_qkv=0.7)
+    path = write_gguf(folder, tmp_path / "model.gguf", attention__clamp_kqv=0.7)
+    expected = prompt_logits(load(folder), PROMPTS[0])
+    torch.testing.assert_close(prompt_logits(load(path), PROMPTS[0]), expected)
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_greedy_tokens_over_64_steps(model: str, tmp_path: Path) -> None:
     fields = dict(MODELS[model])
     folder = folder_of(model, tmp_path / "folder", **fields)

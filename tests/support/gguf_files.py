@@ -1,21 +1,18 @@
 """GGUF files of models in Hugging Face layout, as llama.cpp's converter writes them.
 
-Names, byte layout and quantisation are the `gguf` package's. What the converter changes (rows of Q
-and K, norms, experts) is done here, from what a model's own forward makes of it.
+Names, byte layout and quantisation are the `gguf` package's. Which keys an architecture's converter
+writes is done here; what it changes of tensors in `gguf_tensors`.
 """
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
-import torch
-from safetensors.torch import load_file
 
-from support.mxfp4_checkpoints import unpacked
+from support.gguf_tensors import rope_of, tensors_of, usual_names
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -35,16 +32,18 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek2",
     "GptOssForCausalLM": "gpt-oss",
+    "Cohere2ForCausalLM": "cohere2",
+    "GlmForCausalLM": "chatglm",
+    "Glm4ForCausalLM": "glm4",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo2",
+    "OlmoeForCausalLM": "olmoe",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTNeoXForCausalLM": "gptneox",
+    "BloomForCausalLM": "bloom",
+    "MptForCausalLM": "mpt",
 }
-PERMUTED = ("llama", "granite", "smollm3")
-_EXPERT_PARTS = {
-    "gate_proj": "ffn_gate",
-    "up_proj": "ffn_up",
-    "down_proj": "ffn_down",
-    "w1": "ffn_gate",
-    "w3": "ffn_up",
-    "w2": "ffn_down",
-}
+_DO_NOT_TURN = ("gpt2", "bloom", "mpt")
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 
 
@@ -55,6 +54,7 @@ def write_gguf(
     *,
     dequantised: bool = False,
     has_kv_joined: bool = False,
+    has_qkv_joined: bool = False,
     **metadata: Any,
 ) -> Path:
     """Write the model of a folder as one file; returns its path.
@@ -65,9 +65,10 @@ def write_gguf(
         kind: type of its matrices, where their rows are long enough for it; the others are F32.
         dequantised: write what those stand for, as F32.
         has_kv_joined: latents as converters before 2025 wrote them.
+        has_qkv_joined: Q, K and V, and their biases, in one tensor.
         metadata: further keys, after the architecture's name and a dot.
     """
-    config = json.loads((folder / "config.json").read_text())
+    config = usual_names(json.loads((folder / "config.json").read_text()))
     name = ARCHITECTURES[config["architectures"][0]]
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, name)
@@ -77,7 +78,7 @@ def write_gguf(
     for key, value in metadata.items():
         _add(writer, f"{name}.{key.replace('__', '.')}", value)
     _add_tokenizer(writer, folder)
-    for tensor, data in _tensors(folder, config, name, has_kv_joined):
+    for tensor, data in tensors_of(folder, config, name, has_kv_joined, has_qkv_joined):
         is_mxfp4 = "quantization_config" in config and tensor.endswith("_exps.weight")
         _add_tensor(writer, tensor, data, "MXFP4" if is_mxfp4 else kind, dequantised)
     writer.write_header_to_file()
@@ -98,29 +99,25 @@ def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
         writer.add_string(key, str(value))
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope = rope.get("full_attention", rope)
-    return {"rope_theta": config.get("rope_theta", 10000.0), **rope}
-
-
 def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], name: str) -> None:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     head_dim = config.get("head_dim") or hidden // heads
-    rope = _rope(config)
+    rope = rope_of(config)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    kv_heads = 1 if name == "deepseek2" else config.get("num_key_value_heads") or heads
-    writer.add_head_count_kv(kv_heads)
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-    writer.add_rope_freq_base(float(rope["rope_theta"]))
+    if "num_key_value_heads" in config:
+        writer.add_head_count_kv(1 if name == "deepseek2" else config["num_key_value_heads"])
+    if name not in _DO_NOT_TURN:
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if name not in (*_DO_NOT_TURN, "gptneox"):
+        writer.add_rope_freq_base(float(rope["rope_theta"]))
     if name == "gpt-oss" or (head_dim != hidden // heads and name != "deepseek2"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    for field in ("layer_norm_eps", "norm_epsilon"):
+    for field in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"):
         if field in config:
             writer.add_layer_norm_eps(config[field])
     if "rms_norm_eps" in config:
@@ -142,9 +139,21 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], name: str) -> N
         writer.add_rope_scaling_orig_ctx_len(original)
     if name == "gpt-oss":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
-    if name in ("phi3", "gemma2", "gemma3", "gpt-oss"):
+    if name in ("phi3", "gemma2", "gemma3", "gpt-oss", "cohere2"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
-    if local := config.get("rope_parameters", {}).get("sliding_attention"):
+    if name == "olmo2" and "layer_types" in config:
+        writer.add_sliding_window(config["sliding_window"])
+        flags = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_array("olmo2.attention.sliding_window_pattern", flags)
+    if name == "gptneox":
+        writer.add_parallel_residual(config["use_parallel_residual"])
+    if name == "mpt":
+        attention = config["attn_config"]
+        writer.add_max_alibi_bias(attention["alibi_bias_max"])
+        if attention["clip_qkv"] is not None:
+            writer.add_clamp_kqv(attention["clip_qkv"])
+    local = config.get("rope_parameters", {}).get("sliding_attention")
+    if local and name == "gemma3":
         writer.add_float32("gemma3.rope.freq_base_swa", local["rope_theta"])
     if count := config.get("num_experts") or config.get("num_local_experts"):
         writer.add_expert_count(count)
@@ -192,7 +201,7 @@ def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any], has_kv_joined:
     is_v3 = config["architectures"] == ["DeepseekV3ForCausalLM"]
     kinds = gguf.ExpertGatingFuncType
     writer.add_expert_gating_func(kinds.SIGMOID if is_v3 else kinds.SOFTMAX)
-    if scale := _rope(config).get("mscale_all_dim"):
+    if scale := rope_of(config).get("mscale_all_dim"):
         writer.add_rope_scaling_yarn_log_mul(0.1 * scale)
 
 
@@ -218,106 +227,6 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
     writer.add_add_bos_token(tokenizer["post_processor"] is not None)
     if template := config.get("chat_template"):
         writer.add_chat_template(template)
-
-
-def _tensors(
-    folder: Path, config: dict[str, Any], name: str, has_kv_joined: bool
-) -> list[tuple[str, np.ndarray[Any, Any]]]:
-    weights: dict[str, torch.Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        weights |= load_file(file)
-    if name == "gpt-oss":
-        weights = _of_gpt_oss(weights)
-    if name == "deepseek2":
-        weights = _of_deepseek(weights, config, has_kv_joined)
-    arch = next(a for a, text in gguf.MODEL_ARCH_NAMES.items() if text == name)
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    found: dict[str, torch.Tensor] = {}
-    experts: dict[str, dict[int, torch.Tensor]] = {}
-    for weight, data in weights.items():
-        if re.search(r"\.experts\.\d", weight):
-            layer, rest = weight.split("layers.")[1].split(".", 1)
-            expert, part = rest.split("experts.")[1].removesuffix(".weight").split(".")
-            key = f"blk.{layer}.{_EXPERT_PARTS[part]}_exps.weight"
-            experts.setdefault(key, {})[int(expert)] = data
-            continue
-        if weight == "lm_head.weight" and config.get("tie_word_embeddings"):
-            continue
-        mapped = names.get_name(weight, try_suffixes=(".weight", ".bias"))
-        assert mapped is not None, f"the gguf package knows no {weight}"
-        found[mapped] = _changed(weight, data, config, name)
-    for key, by_expert in experts.items():
-        found[key] = torch.stack([by_expert[i] for i in range(len(by_expert))])
-    found |= _rope_factors(config)
-    return [(key, data.float().contiguous().numpy()) for key, data in found.items()]
-
-
-def _of_gpt_oss(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Gate and up apart, ``[E, outputs, inputs]``."""
-    found: dict[str, torch.Tensor] = {}
-    for weight, data in unpacked(weights).items():
-        if weight.endswith("sinks"):
-            found[f"{weight}.weight"] = data
-        elif ".experts." in weight:
-            stem, is_bias = weight.removesuffix("_bias"), weight.endswith("_bias")
-            rows = data if is_bias else data.transpose(1, 2)
-            end = "bias" if is_bias else "weight"
-            if stem.endswith("gate_up_proj"):
-                found[f"{stem.replace('gate_up', 'gate')}.{end}"] = rows[:, ::2]
-                found[f"{stem.replace('gate_up', 'up')}.{end}"] = rows[:, 1::2]
-            else:
-                found[f"{stem}.{end}"] = rows
-        else:
-            found[weight] = data
-    return found
-
-
-def _of_deepseek(
-    weights: dict[str, torch.Tensor], config: dict[str, Any], has_kv_joined: bool
-) -> dict[str, torch.Tensor]:
-    """What makes K and V of latents apart, that of K transposed."""
-    found: dict[str, torch.Tensor] = {}
-    for weight, data in weights.items():
-        if weight.endswith("kv_b_proj.weight") and not has_kv_joined:
-            by_head = data.view(config["num_attention_heads"], -1, data.shape[1])
-            widths = config["qk_nope_head_dim"], config["v_head_dim"]
-            k, v = by_head.split_with_sizes(widths, 1)
-            found[weight.replace("kv_b_proj", "k_b_proj")] = k.transpose(1, 2)
-            found[weight.replace("kv_b_proj", "v_b_proj")] = v
-        else:
-            found[weight.replace("e_score_correction_bias", "e_score_correction.bias")] = data
-    return found
-
-
-def _changed(weight: str, data: torch.Tensor, config: dict[str, Any], name: str) -> torch.Tensor:
-    if name in PERMUTED and ("q_proj" in weight or "k_proj" in weight):
-        is_key = "k_proj" in weight
-        heads = config["num_key_value_heads" if is_key else "num_attention_heads"]
-        halves = data.view(heads, 2, len(data) // heads // 2, *data.shape[1:])
-        return halves.transpose(1, 2).reshape(data.shape)
-    if name.startswith("gemma") and weight.endswith("norm.weight"):
-        return data + 1
-    if weight.endswith("shared_expert_gate.weight"):
-        return data.squeeze()
-    return data
-
-
-def _rope_factors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    rope = _rope(config)
-    if rope.get("rope_type") == "longrope":
-        return {
-            f"rope_factors_{kind}.weight": torch.tensor(rope[f"{kind}_factor"])
-            for kind in ("long", "short")
-        }
-    if rope.get("rope_type") != "llama3":
-        return {}
-    heads = config["num_attention_heads"]
-    dim = config.get("head_dim") or config["hidden_size"] // heads
-    plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim)
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
-    smooth = ((turns - low) / (high - low)).clamp(0, 1)
-    return {"rope_freqs.weight": 1 / ((1 - smooth) / rope["factor"] + smooth)}
 
 
 def _add_tensor(

@@ -48,8 +48,11 @@ class ConfigReader:
         return cls(path, fields)
 
     def renamed(self, aliases: Mapping[str, str]) -> "ConfigReader":
-        """Return the same object for readers that use other names for some of its fields."""
-        return ConfigReader(self.path, self.fields, aliases)
+        """Return the same object for readers that use other names for some of its fields.
+
+        What this file itself calls otherwise keeps its name.
+        """
+        return ConfigReader(self.path, self.fields, {**aliases, **self._aliases})
 
     def replaced(self, **fields: Any) -> "ConfigReader":
         """Return the same object with some fields as given, under the names that readers use."""

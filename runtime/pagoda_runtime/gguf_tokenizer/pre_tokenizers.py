@@ -46,6 +46,7 @@ _DEEPSEEK = (
     r"\s+$",
     "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
 )
+_BLOOM = " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
 _PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 _DEEPSEEK3 = (
     r"\p{N}{1,3}",
@@ -129,6 +130,7 @@ PRE_TOKENIZERS = {
     "phi-2": _GPT_2,
     "olmo": PreTokenizer(normalises=True),
     "mpt": PreTokenizer(normalises=True),
+    "bloom": PreTokenizer((_BLOOM,)),
     "starcoder": _DIGITS,
     "refact": _DIGITS,
     "smollm": _DIGITS,

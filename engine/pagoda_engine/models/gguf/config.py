@@ -13,14 +13,16 @@ from pagoda_engine.errors import CheckpointError, UnsupportedModelError
 from pagoda_engine.models.gguf.architectures import (
     ARCHITECTURES,
     Architecture,
-    Head,
     architecture_of,
 )
+from pagoda_engine.models.gguf.arithmetic import refuse_others
+from pagoda_engine.models.gguf.head import Head
 from pagoda_formats.gguf_file import GgufFile, GgufTensor
 
 _MAX_ROPE_FACTORS = 1 << 16
+_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight")
 
-_KEYS = {
+FIELDS_BY_KEY = {
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
     "intermediate_size": "feed_forward_length",
@@ -31,6 +33,8 @@ _KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "use_parallel_residual": "use_parallel_residual",
     "rope_theta": "rope.freq_base",
     "num_experts": "expert_count",
     "num_local_experts": "expert_count",
@@ -65,10 +69,11 @@ def gguf_config(file: GgufFile) -> tuple[ConfigReader, Architecture]:
             f"is one of {file.metadata['split.count']} parts; join them first, by "
             "llama-gguf-split --merge",
         )
-    aliases = {field: f"{name}.{key}" for field, key in _KEYS.items()}
+    aliases = {field: f"{name}.{key}" for field, key in FIELDS_BY_KEY.items()}
     metadata = {key: value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
     head = Head(file, name, ConfigReader(file.path, metadata, aliases))
     architecture = architecture_of(head)
+    refuse_others(head, architecture.follows)
     fields = {
         **metadata,
         "architectures": [architecture.class_name],
@@ -94,19 +99,24 @@ def _dtype(file: GgufFile) -> str:
 
 
 def _rotation(head: Head, *, rounds_yarn: bool) -> dict[str, Any]:
-    config = head.config
-    per_head = config.integer("hidden_size") // config.integer("num_attention_heads")
-    turning = head.get("rope.dimension_count")
-    fields: dict[str, Any] = {}
-    if head.name == "llama" and not config.has("head_dim") and isinstance(turning, int):
-        fields["head_dim"] = head_dim = turning  # older converters say no other
-    else:
-        head_dim = config.integer("head_dim", per_head)
-    if isinstance(turning, int) and 0 < turning < head_dim:
+    """Return what says how heads turn; where a file does not say, llama.cpp's defaults."""
+    head_dim, turning = head.head_dim, head.get("rope.dimension_count")
+    fields: dict[str, Any] = {
+        "head_dim": head_dim,
+        "partial_rotary_factor": 1.0,
+        "rope_scaling": _scaling(head, rounds_yarn=rounds_yarn),
+    }
+    if turning is not None:
+        turning = head.config.integer(f"{head.name}.rope.dimension_count")
+        if turning > head_dim:
+            raise CheckpointError(
+                head.file.path,
+                f"{head.name}.rope.dimension_count is {turning}, must be at most the {head_dim} "
+                "dims of a head",
+            )
         fields["partial_rotary_factor"] = _part(turning, head_dim)
-    if not config.has("rope_theta"):
+    if not head.config.has("rope_theta"):
         fields["rope_theta"] = 10000.0
-    fields["rope_scaling"] = _scaling(head, rounds_yarn=rounds_yarn)
     return fields
 
 
@@ -118,6 +128,14 @@ def _part(turning: int, head_dim: int) -> float:
 
 def _scaling(head: Head, *, rounds_yarn: bool) -> Mapping[str, Any]:
     original = head.get("rope.scaling.original_context_length")
+    kind = head.get("rope.scaling.type")
+    factor = head.get("rope.scaling.factor") or head.get("rope.scale_linear")
+    is_stretched = kind != "none" and factor not in (None, 0, 1)
+    tables = [name for name in _ROPE_FACTORS if head.has_tensor(name)]
+    if tables and is_stretched:
+        only = (f"1, as the file has a factor for each pair of dims in {tables[0]}",)
+        key = f"{head.name}.rope.scaling.factor"
+        raise UnsupportedModelError(head.file.path, key, factor, only)
     if factors := _factors(head, "rope_freqs.weight"):  # Llama 3's way, worked out
         return {
             "rope_type": "longrope",
@@ -133,13 +151,11 @@ def _scaling(head: Head, *, rounds_yarn: bool) -> Mapping[str, Any]:
             "attention_factor": head.get("rope.scaling.attn_factor") or 1.0,
             "original_max_position_embeddings": original,
         }
-    kind = head.get("rope.scaling.type")
-    factor = head.get("rope.scaling.factor") or head.get("rope.scale_linear")
-    if kind == "none" or not factor or factor == 1:
-        return {"rope_type": "default"}
-    if kind not in (None, "linear", "yarn"):
+    if kind not in (None, "none", "linear", "yarn"):
         known = ("none", "linear", "yarn")
         raise UnsupportedModelError(head.file.path, f"{head.name}.rope.scaling.type", kind, known)
+    if not is_stretched:
+        return {"rope_type": "default"}
     magnitude = _magnitude(head)
     return {
         "rope_type": kind or "linear",

@@ -63,6 +63,7 @@ class GgufModel:
                 description.names,
                 second_norm=self._architecture.second_norm,
                 has_heads_apart="blk.0.attn_k_b.weight" in self._file.tensors,
+                has_qkv_joined="blk.0.attn_qkv.weight" in self._file.tensors,
             ),
             qkv_bias=_has_bias(self._file, "attn_q") or _has_bias(self._file, "attn_qkv"),
             output_bias=_has_bias(self._file, "attn_output"),

@@ -53,14 +53,19 @@ _NAMES = WeightNames(
 
 
 def gguf_names(
-    names: WeightNames, *, second_norm: str = "ffn_norm", has_heads_apart: bool = False
+    names: WeightNames,
+    *,
+    second_norm: str = "ffn_norm",
+    has_heads_apart: bool = False,
+    has_qkv_joined: bool = False,
 ) -> WeightNames:
-    """Return GGUF's name for each tensor that a family has, joined ones as the family has them.
+    """Return GGUF's name for each tensor that a family has; gate and up are joined as it has them.
 
     Args:
         names: the family's.
         second_norm: see `Architecture`.
         has_heads_apart: the file has what makes K and V of latents head by head.
+        has_qkv_joined: the file has Q, K and V in one tensor.
     """
     absent: dict[str, Any] = {
         field.name: "" for field in fields(names) if getattr(names, field.name) == ""
@@ -73,7 +78,7 @@ def gguf_names(
     if names.latents:
         q = "attn_q_a" if names.latents[0].endswith("q_a_proj") else "attn_q"
         found = replace(found, latents=(q, "attn_kv_a_mqa"))
-    if len(names.qkv) == 1:
+    if has_qkv_joined:
         found = replace(found, qkv=("attn_qkv",))
     if len(names.gate_up) == 1:
         found = replace(found, gate_up=("ffn_up",))

@@ -102,12 +102,20 @@ def starcoder() -> Tokenizer:
     return trained(pre_tokenizers.Sequence([digits, byte_level]))
 
 
+def bloom() -> Tokenizer:
+    expression = r" ?[^(\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
+    split = pre_tokenizers.Split(Regex(expression), behavior="isolated", invert=False)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return trained(pre_tokenizers.Sequence([split, byte_level]))
+
+
 BYTE_LEVEL: dict[str, Callable[[], Tokenizer]] = {
     "gpt-2": lambda: by_transformers(GPT2Tokenizer),
     "qwen2": lambda: by_transformers(Qwen2Tokenizer),
     "command-r": lambda: by_transformers(CohereTokenizer),
     "llama-bpe": llama_3,
     "starcoder": starcoder,
+    "bloom": bloom,
 }
 
 
