@@ -44,5 +44,11 @@ def test_cold_and_warm_answers_with_kv_in_one_byte_are_the_engines(tmp_path: Pat
     settings = {"PAGODA_DTYPE": "float32", "PAGODA_KV_CACHE_DTYPE": "fp8"}
     with running_stack(tmp_path, settings) as stack:
         cold, warm = completion(stack, PROMPT), completion(stack, PROMPT)
+        with stack.http() as http:
+            kv_cache = http.get(f"/v1/models/{stack.model}").json()["kv_cache"]
     assert (cold[0], warm[0]) == (expected, expected)
     assert (cold[1], warm[1]) == (0, 144)
+    shape = model.description
+    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    assert (kv_cache["dtype"], kv_cache["bytes_per_token"]) == ("float8_e4m3fn", per_token)
+    assert kv_cache["block_bytes"] == 16 * per_token

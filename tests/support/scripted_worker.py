@@ -33,7 +33,9 @@ def tiny_card(name: str = "tiny", **values: int) -> ModelCard:
     fields = {"block_size": 16, "block_bytes": 1024, "max_model_len": 512, "vocab_size": 267}
     fields["embedding_size"] = EMBEDDING_SIZE
     identity = hashlib.blake2b(name.encode(), digest_size=16).digest()
-    return ModelCard(name=name, kv_identity=identity, dtype="float32", **{**fields, **values})
+    fields |= values
+    dtype = "float32"
+    return ModelCard(name=name, kv_identity=identity, dtype=dtype, kv_cache_dtype=dtype, **fields)
 
 
 def letters(request: pb.GenerateRequest, index: int) -> int:

@@ -24,6 +24,8 @@ class ServedModel:
         vocab_size: token ids are below it.
         embedding_size: numbers in an embedding.
         block_bytes: of one KV block, all layers.
+        kv_window: latest tokens whose blocks a sequence holds whole; 0: all of them.
+        block_bytes_behind_window: of each earlier block that it holds.
         dtype: of activations, e.g. ``bfloat16``.
         quantization: of weights: ``none``; ``int8`` or ``int4``, given as they were read; or the
             checkpoint's own, as ``awq-int4``.
@@ -43,12 +45,15 @@ class ServedModel:
     quantization: str = "none"
     kv_cache_dtype: str = ""
     aliases: tuple[str, ...] = ()
+    kv_window: int = 0
+    block_bytes_behind_window: int = 0
     kv_groups: LayerGroups | None = None
 
     @classmethod
     def of(cls, engine: Engine, name: str, aliases: Sequence[str] = ()) -> "ServedModel":
         """Return what an engine serves under a name and its aliases."""
-        model = engine.model
+        model, layout = engine.model, engine.kv_cache.layout
+        groups, window = layout.groups, model.description.kv_window or 0
         return cls(
             name=name,
             kv_identity=kv_identity(fingerprint=model.fingerprint, layout=engine.layout),
@@ -56,12 +61,14 @@ class ServedModel:
             max_model_len=engine.max_model_len,
             vocab_size=model.vocab_size,
             embedding_size=model.description.hidden_size,
-            block_bytes=engine.kv_cache.block_bytes,
+            block_bytes=layout.block_bytes,
             dtype=str(model.dtype).removeprefix("torch."),
             quantization=model.quantization_name,
             kv_cache_dtype=str(model.kv_dtype).removeprefix("torch."),
             aliases=tuple(aliases),
-            kv_groups=engine.kv_cache.layout.groups,
+            kv_window=window if groups is None else groups.window,
+            block_bytes_behind_window=0 if groups is None else layout.place_bytes,
+            kv_groups=groups,
         )
 
     @property
@@ -76,6 +83,8 @@ class ServedModel:
             kv_identity=self.kv_identity,
             block_size=self.block_size,
             block_bytes=self.block_bytes,
+            kv_window=self.kv_window,
+            block_bytes_behind_window=self.block_bytes_behind_window,
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
             embedding_size=self.embedding_size,

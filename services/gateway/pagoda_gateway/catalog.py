@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerStatus
 from pagoda_gateway.errors import ModelNotFoundError, UnavailableError, shorten
-from pagoda_gateway.served_model import ServedModel
+from pagoda_gateway.served_model import KvCost, ServedModel
 from pagoda_runtime.status import WorkerDirectory
 
 logger = logging.getLogger(__name__)
@@ -181,6 +181,12 @@ class Catalog:
             vocab_size=card.vocab_size,
             embedding_size=card.embedding_size,
             quantization=card.quantization or "none",
+            kv=KvCost(
+                dtype=card.kv_cache_dtype,
+                block_bytes=card.block_bytes,
+                window=card.kv_window or None,
+                block_bytes_behind_window=card.block_bytes_behind_window,
+            ),
             created_unix_seconds=int(self._clock()),
         )
 

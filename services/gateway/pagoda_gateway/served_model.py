@@ -13,6 +13,23 @@ MAX_NAMED_IDS = 50
 
 
 @dataclass(frozen=True, slots=True)
+class KvCost:
+    """What KV of a model takes in the memory of a worker.
+
+    Attributes:
+        dtype: of its numbers, e.g. ``int8``; empty: not said.
+        block_bytes: of one block, all layers.
+        window: latest tokens whose blocks a sequence holds whole; None: all of them.
+        block_bytes_behind_window: that it holds of each earlier block.
+    """
+
+    dtype: str = ""
+    block_bytes: int = 0
+    window: int | None = None
+    block_bytes_behind_window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """What a gateway must know of a model.
 
@@ -25,6 +42,7 @@ class ServedModel:
         embedding_size: numbers in an embedding.
         created_unix_seconds: when this gateway first heard of it.
         quantization: of the weights: ``none``, or the format's name.
+        kv: what its KV takes.
         adapter: name of the LoRA adapter that is asked for with it; empty: none.
         adapter_digest: of its content; part of the root of the block hashes.
     """
@@ -37,6 +55,7 @@ class ServedModel:
     embedding_size: int
     created_unix_seconds: int
     quantization: str = "none"
+    kv: KvCost = KvCost()
     adapter: str = ""
     adapter_digest: bytes = b""
 

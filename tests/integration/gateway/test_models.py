@@ -49,7 +49,13 @@ async def two_models(
     hello = other_tokenizer.encode(" hello", add_special_tokens=False)
     other = ScriptedWorker(
         bus,
-        card_of("other", "gpt-4o-mini", vocab_size=other_tokenizer.vocab_size),
+        card_of(
+            "other",
+            "gpt-4o-mini",
+            vocab_size=other_tokenizer.vocab_size,
+            kv_window=128,
+            block_bytes_behind_window=256,
+        ),
         token_at=lambda _, index: hello[index % len(hello)],
     )
     tiny = ScriptedWorker(bus, card_of("tiny", "small"), token_at=spell([70]))
@@ -98,6 +104,23 @@ async def test_lists_names_then_aliases(two_models: TwoModels) -> None:
     assert [model["quantization"] for model in listed] == ["none", "awq-int4", "awq-int4", "none"]
     assert one in listed
     assert ids == [model["id"] for model in listed]
+
+
+async def test_a_card_says_what_kv_takes(two_models: TwoModels) -> None:
+    running, _ = two_models
+    whole, windowed = [
+        (await running.http.get(f"/v1/models/{name}")).json()["kv_cache"]
+        for name in ("small", "other")
+    ]
+    assert whole == {
+        "dtype": "float32",
+        "block_size": 16,
+        "block_bytes": 1024,
+        "bytes_per_token": 64,
+        "window": None,
+        "bytes_per_token_behind_window": 64,
+    }
+    assert (windowed["window"], windowed["bytes_per_token_behind_window"]) == (128, 16)
 
 
 async def test_an_alias_is_answered_and_accounted_as_its_model(two_models: TwoModels) -> None:

@@ -87,6 +87,8 @@ class ModelCard(_message.Message):
     KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    KV_WINDOW_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_BEHIND_WINDOW_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kv_identity: _builtins.bytes
     """16 bytes: BLAKE2b-128 of fingerprint (weights and their quantization), KV dtype and scales, layout, block size"""
@@ -105,6 +107,10 @@ class ModelCard(_message.Message):
     """of the weights: none; int8, int4: given as they were read; else what the checkpoint is: awq-int4, gptq-int8, fp8, mxfp4, gguf-q4_k ..."""
     kv_cache_dtype: _builtins.str
     """of KV: as activations, float8_e4m3fn, int8"""
+    kv_window: _builtins.int
+    """latest tokens whose blocks a sequence holds whole; 0: all of them"""
+    block_bytes_behind_window: _builtins.int
+    """bytes that it holds of each earlier block, which no layer with a window reads"""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """further names that clients may use; gateways say who has one that two models announce"""
@@ -128,10 +134,12 @@ class ModelCard(_message.Message):
         kv_cache_dtype: _builtins.str = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
+        kv_window: _builtins.int = ...,
+        block_bytes_behind_window: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "aliases", b"aliases", "block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "embedding_size", b"embedding_size", "kv_cache_dtype", b"kv_cache_dtype", "kv_identity", b"kv_identity", "max_model_len", b"max_model_len", "name", b"name", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "aliases", b"aliases", "block_bytes", b"block_bytes", "block_bytes_behind_window", b"block_bytes_behind_window", "block_size", b"block_size", "dtype", b"dtype", "embedding_size", b"embedding_size", "kv_cache_dtype", b"kv_cache_dtype", "kv_identity", b"kv_identity", "kv_window", b"kv_window", "max_model_len", b"max_model_len", "name", b"name", "quantization", b"quantization", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

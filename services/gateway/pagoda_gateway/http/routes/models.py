@@ -42,4 +42,18 @@ def _card(model_id: str, model: ServedModel) -> dict[str, Any]:
         "parent": model.name if model.adapter else None,
         "max_model_len": model.max_model_len,
         "quantization": model.quantization,
+        "kv_cache": _kv_cache(model),
+    }
+
+
+def _kv_cache(model: ServedModel) -> dict[str, Any]:
+    kv = model.kv
+    earlier = kv.block_bytes if kv.window is None else kv.block_bytes_behind_window
+    return {
+        "dtype": kv.dtype,
+        "block_size": model.block_size,
+        "block_bytes": kv.block_bytes,
+        "bytes_per_token": kv.block_bytes // model.block_size,
+        "window": kv.window,
+        "bytes_per_token_behind_window": earlier // model.block_size,
     }

@@ -5,6 +5,21 @@ from typing import Literal
 from pydantic import BaseModel
 
 
+class KvCache(BaseModel):
+    """What the KV of a sequence takes in a worker's memory.
+
+    Of its latest `window` tokens it holds `bytes_per_token` each (null: of all), of earlier ones
+    `bytes_per_token_behind_window`; in whole blocks of `block_size` tokens and `block_bytes`.
+    """
+
+    dtype: str
+    block_size: int
+    block_bytes: int
+    bytes_per_token: int
+    window: int | None
+    bytes_per_token_behind_window: int
+
+
 class ModelCard(BaseModel):
     """One model, or an alias of one: then `root` is the model's own name.
 
@@ -20,6 +35,7 @@ class ModelCard(BaseModel):
     parent: str | None
     max_model_len: int
     quantization: str
+    kv_cache: KvCache
 
 
 class ModelList(BaseModel):
