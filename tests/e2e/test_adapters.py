@@ -83,6 +83,19 @@ def stream_with_a_kill(stack: Stack, model: str) -> list[int]:
     return tokens
 
 
+def bad_adapters(folder: Path, base: Path) -> dict[str, str]:
+    """Write adapters whose numbers make no sense; return what is said of each."""
+    make_tiny_adapter(folder / "loud", base, seed=7, lora_alpha=200_000)
+    path = make_tiny_adapter(folder / "nan", base, seed=8) / WEIGHTS
+    save_file({name: tensor / 0 for name, tensor in load_file(path).items()}, path)
+    make_tiny_adapter(folder / "ranks", base, seed=9, rank=2, r=4)
+    return {
+        "loud": "check lora_alpha and r",
+        "nan": "has numbers that are not finite",
+        "ranks": "must be [4, 64] for this model and r",
+    }
+
+
 def test_adapters_through_the_stack(tmp_path: Path) -> None:
     base = make_tiny_checkpoint(tmp_path / "model", "llama", max_position_embeddings=2048)
     folder = tmp_path / "adapters"
@@ -114,6 +127,9 @@ def test_adapters_through_the_stack(tmp_path: Path) -> None:
         assert (status, "must be below" in text) == (400, True), text
         status, text = ask("load", lora_name="two", lora_path="none")
         assert (status, "cannot be read" in text) == (400, True), text
+        for bad, reason in bad_adapters(folder, base).items():
+            status, text = ask("load", lora_name=bad, lora_path=bad)
+            assert (status, reason in text) == (400, True), text
         assert ask("load", lora_name="two", lora_path="two") == (
             200,
             "Success: LoRA adapter 'two' added successfully.",

@@ -173,6 +173,7 @@ class Worker(Generic[S]):
         self.adapters = LoadedAdapters(
             self._loop,
             description=engine.model.description,
+            dtype=engine.model.dtype,
             max_rank=engine.max_adapter_rank,
             fixed=adapter_folders or {},
             listed=adapter_list,

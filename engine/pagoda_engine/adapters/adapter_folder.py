@@ -11,6 +11,7 @@ import torch
 
 from pagoda_engine.adapters.adapter import DIGEST_BYTES, Adapter, LoraWeights
 from pagoda_engine.adapters.adapter_config import adapter_config
+from pagoda_engine.adapters.adapter_numbers import check_numbers
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.checkpoints.safetensors_header import (
     DTYPES,
@@ -28,7 +29,13 @@ PEFT_PREFIX = "base_model.model."
 SIDES = (".lora_A.weight", ".lora_B.weight")
 
 
-def read_adapter(folder: Path, description: DecoderDescription, *, max_rank: int) -> Adapter:
+def read_adapter(
+    folder: Path,
+    description: DecoderDescription,
+    *,
+    max_rank: int,
+    dtype: torch.dtype = torch.float32,
+) -> Adapter:
     """Read an adapter for a decoder. Blocks while it reads; any thread may call it.
 
     Tensors are read once their shapes were found to fit, so that no more bytes are held than a slot
@@ -38,9 +45,11 @@ def read_adapter(folder: Path, description: DecoderDescription, *, max_rank: int
         folder: as PEFT's `save_pretrained` writes it.
         description: of the decoder.
         max_rank: of a slot.
+        dtype: of the slots, which is the model's.
 
     Raises:
-        AdapterError: it asks for what is not done here, does not fit the decoder, or is damaged.
+        AdapterError: it asks for what is not done here, does not fit the decoder, is damaged, or
+            has numbers that no adapter has (see `check_numbers`).
         CheckpointError: a file cannot be read, or is not what it should be.
     """
     config = adapter_config(ConfigReader.open(folder / CONFIG_NAME), max_rank=max_rank)
@@ -68,8 +77,8 @@ def read_adapter(folder: Path, description: DecoderDescription, *, max_rank: int
     weights = {
         name: LoraWeights(tensors[name + SIDES[0]], tensors[name + SIDES[1]]) for name in adapted
     }
-    if not all(bool(t.isfinite().all()) for t in tensors.values()):
-        raise AdapterError(path, "has weights that are not finite; copy the file again")
+    for name, each in weights.items():
+        check_numbers(path, name, each, config.scale, dtype)
     return Adapter(state.digest(), config.rank, config.scale, weights)
 
 

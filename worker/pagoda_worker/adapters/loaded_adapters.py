@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import adapter_pb2, status_pb2
@@ -50,6 +51,7 @@ class LoadedAdapters:
         loop: EngineLoop[Engine],
         *,
         description: DecoderDescription,
+        dtype: torch.dtype,
         max_rank: int,
         fixed: Mapping[str, Path],
         listed: AdapterList | None,
@@ -59,12 +61,14 @@ class LoadedAdapters:
         Args:
             loop: of the engine.
             description: of its decoder.
+            dtype: of its weights.
             max_rank: see `Engine.max_adapter_rank`; 0: none can be loaded.
             fixed: folders by name, for as long as the worker lives.
             listed: what else is to be loaded; None: nothing, and nothing can be.
         """
         self._loop = loop
         self._description = description
+        self._dtype = dtype
         self._max_rank = max_rank
         self._fixed = fixed
         self._list = listed
@@ -187,7 +191,11 @@ class LoadedAdapters:
             )
         try:
             adapter = await asyncio.to_thread(
-                read_adapter, folder, self._description, max_rank=self._max_rank
+                read_adapter,
+                folder,
+                self._description,
+                max_rank=self._max_rank,
+                dtype=self._dtype,
             )
             known = self._by_name.get(name)
             if known is not None and known.digest != adapter.digest:

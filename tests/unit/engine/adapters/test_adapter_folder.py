@@ -10,6 +10,8 @@ from support.adapters import make_tiny_adapter
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import AdapterError, CheckpointError, read_adapter
+from pagoda_engine.adapters.adapter import LoraWeights
+from pagoda_engine.adapters.adapter_numbers import MAX_GAIN, check_numbers
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.registry import read_description
 
@@ -90,7 +92,14 @@ def test_tensors_of_what_has_no_adapters(folder: Path, description: DecoderDescr
         ("{}.lora_A.weight", torch.zeros(4, 63), r"is \[4, 63\], must be \[4, 64\]"),
         ("{}.lora_A.weight", torch.zeros(3, 64), r"is \[3, 64\], must be \[4, 64\]"),
         ("{}.lora_A.weight", torch.zeros(4, 64).int(), "must be one of"),
-        ("{}.lora_A.weight", torch.full((4, 64), torch.nan), "not finite"),
+        ("{}.lora_A.weight", torch.zeros(4, 64, 1), r"is \[4, 64, 1\], must be \[4, 64\]"),
+        ("{}.lora_A.weight", torch.full((4, 64), torch.nan), r"q_proj\.lora_A .*not finite"),
+        ("{}.lora_B.weight", torch.full((64, 4), -torch.inf), r"q_proj\.lora_B .*not finite"),
+        (
+            "{}.lora_B.weight",
+            torch.full((64, 4), 1e100, dtype=torch.float64),
+            r"q_proj\.lora_B has numbers up to 1e\+100, must be at most 3\.4e\+38 for float32",
+        ),
         ("other.{}.lora_A.weight", torch.zeros(4, 64), "must begin with"),
     ],
 )
@@ -101,6 +110,38 @@ def test_tensors_that_do_not_fit(
     change_tensors(folder, {own: tensor})
     with pytest.raises(AdapterError, match=message):
         read_adapter(folder, description, max_rank=4)
+
+
+def test_numbers_that_the_models_dtype_has_not(
+    folder: Path, description: DecoderDescription
+) -> None:
+    own = "base_model.model.model.layers.0.self_attn.q_proj"
+    tiny = {f"{own}.lora_A.weight": torch.full((4, 64), 1e-9)}
+    change_tensors(folder, tiny | {f"{own}.lora_B.weight": torch.full((64, 4), 7e4)})
+    read_adapter(folder, description, max_rank=4, dtype=torch.bfloat16)
+    with pytest.raises(AdapterError, match=r"up to 7e\+04, must be at most 6.55e\+04 for float16"):
+        read_adapter(folder, description, max_rank=4, dtype=torch.float16)
+
+
+def test_a_scale_with_which_nothing_is_left_of_the_model(
+    folder: Path, description: DecoderDescription
+) -> None:
+    change_config(folder, lora_alpha=200_000)
+    with pytest.raises(AdapterError, match=r"_proj: scale times B A .*scale is 50000: check lora_"):
+        read_adapter(folder, description, max_rank=4)
+
+
+@pytest.mark.parametrize("shape", [(3, 20, 30), (8, 64, 16)])
+def test_how_large_a_product_is(shape: tuple[int, int, int]) -> None:
+    rank, rows, columns = shape
+    generator = torch.Generator().manual_seed(5)
+    a = torch.randn(rank, columns, generator=generator)
+    b = torch.randn(rows, rank, generator=generator)
+    norm = float((0.7 * b.double() @ a.double()).norm()) / rows**0.5
+    just, over = (LoraWeights(a, b * factor * MAX_GAIN / norm) for factor in (0.5, 2.0))
+    check_numbers(Path("x"), "q_proj", just, 0.7, torch.float32)
+    with pytest.raises(AdapterError, match="q_proj: scale times B A makes outputs of"):
+        check_numbers(Path("x"), "q_proj", over, 0.7, torch.float32)
 
 
 def test_one_side_alone(folder: Path, description: DecoderDescription) -> None:

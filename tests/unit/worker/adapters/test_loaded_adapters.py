@@ -42,6 +42,7 @@ class Bench:
         return LoadedAdapters(
             self.loop,
             description=self.engine.model.description,
+            dtype=self.engine.model.dtype,
             max_rank=max_rank,
             fixed={name: self.folder / path for name, path in fixed.items()},
             listed=AdapterList(self.folder, "m"),
