@@ -222,48 +222,87 @@ static inline __attribute__((always_inline)) void pack_tile(
     pack_values(values, later_values, num_keys, width, v_panels, is_bf16, kind);
 }
 
-// One row's scores of one tile become weights; the running maximum, sum and output follow.
-static inline void weigh(const AttentionScratch *s, float scale, float soft_cap, float slope, long row, long first_key,
-                         long first_seen, long last_seen, long columns, int is_bf16) {
-    float *scores = s->scores + row * TILE_KEYS;
+#define MAX_WEIGHED 4
+
+// What the scores of a task's rows are made of.
+typedef struct {
+    float scale;
+    float soft_cap;
+    const float *slopes;     // of the heads that a group of rows has, or NULL
+    long position;           // of the first row's token
+    long window;             // keys a query sees, itself included; 0: all
+    long group;              // heads of a KV head: rows of a token
+} Weighing;
+
+// Of `num_rows` rows from `row` on, scores of one tile become weights; running maxima, sums and outputs follow.
+// Several rows at once, since each one's steps wait for one another.
+static inline __attribute__((always_inline)) void weigh_rows(
+    const int num_rows, const AttentionScratch *s, const Weighing *by, long row, long first_key, long columns,
+    const int is_bf16) {
     const long key_steps = num_steps(TILE_KEYS, is_bf16);
-    if (last_seen < first_key || first_seen >= first_key + TILE_KEYS) {  // another row's keys
-        memset(s->weights + row * key_steps, 0, (size_t)key_steps * 4);
-        return;
-    }
-    const int sees_all = first_seen <= first_key && last_seen >= first_key + TILE_KEYS - 1;
-    vfloat largest = vset(-INFINITY), value[VECTORS];
-    for (int j = 0; j < VECTORS; j++) {
-        value[j] = vload(scores + j * LANES) * scale;
-        if (soft_cap > 0) value[j] = soft_cap - 2.0f * soft_cap / (1.0f + vexp(value[j] * (2.0f / soft_cap)));
-        const vint key = LANE_NUMBERS + (int)(first_key + j * LANES);
-        if (slope != 0) value[j] += slope * __builtin_convertvector(key - (int)last_seen, vfloat);
-        if (!sees_all) {
-            value[j] = vselect((key < (int)first_seen) | (key > (int)last_seen), vset(-INFINITY), value[j]);
+    vfloat value[MAX_WEIGHED][VECTORS];
+    float before[MAX_WEIGHED], now[MAX_WEIGHED], sum[MAX_WEIGHED];
+    vfloat fallen = {};
+    int is_same = 1;
+#pragma GCC unroll 4
+    for (int m = 0; m < num_rows; m++) {
+        const long own = by->position + (row + m) / by->group;
+        const long first_seen = by->window && own + 1 > by->window ? own + 1 - by->window : 0;
+        const int sees_all = first_seen <= first_key && own >= first_key + TILE_KEYS - 1;
+        vfloat largest = vset(-INFINITY);
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            vfloat x = vload(s->scores + (row + m) * TILE_KEYS + j * LANES) * by->scale;
+            if (by->soft_cap > 0) x = by->soft_cap - 2.0f * by->soft_cap / (1.0f + vexp(x * (2.0f / by->soft_cap)));
+            const vint key = LANE_NUMBERS + (int)(first_key + j * LANES);
+            if (by->slopes) x += by->slopes[(row + m) % by->group] * __builtin_convertvector(key - (int)own, vfloat);
+            if (!sees_all) x = vselect((key < (int)first_seen) | (key > (int)own), vset(-INFINITY), x);
+            value[m][j] = x;
+            largest = vmax(x, largest);
         }
-        largest = vmax(value[j], largest);
+        before[m] = s->largest[row + m];
+        now[m] = vlargest(largest);
+        now[m] = now[m] > before[m] ? now[m] : before[m];
+        is_same &= before[m] == now[m];
+        s->largest[row + m] = now[m];
+        if (now[m] == -INFINITY) now[m] = 0;  // nothing was seen yet, or all scores are: a broken model's
+        fallen[m] = before[m] - now[m];
     }
-    const float before = s->largest[row];
-    float now = vlargest(largest);
-    now = now > before ? now : before;
-    if (now == -INFINITY) now = 0;  // all scores are: a broken model's
-    vfloat sum = {};
-    for (int j = 0; j < VECTORS; j++) {
-        vfloat weight = vexp(value[j] - now);
-        sum += weight;
-        vstore_any(s->weights + row * key_steps, j * LANES, weight, is_bf16);
+#pragma GCC unroll 4
+    for (int m = 0; m < num_rows; m++) {
+        vfloat sums = {};
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            const vfloat weight = vexp(value[m][j] - now[m]);
+            sums += weight;
+            vstore_any(s->weights + (row + m) * key_steps, j * LANES, weight, is_bf16);
+        }
+        sum[m] = vsum(sums);
     }
-    if (before == now) {
-        s->total[row] += vsum(sum);
+    if (is_same) {
+        for (int m = 0; m < num_rows; m++) s->total[row + m] += sum[m];
         return;
     }
-    const vfloat shrink = vexp(vset(before - now));
-    s->largest[row] = now;
-    s->total[row] = s->total[row] * shrink[0] + vsum(sum);
-    for (long d = 0; d < columns; d += LANES) {
-        float *sums = s->sums + row * columns + d;
-        vstore(sums, vload(sums) * shrink);
+    const vfloat shrink = vexp(fallen);
+    for (int m = 0; m < num_rows; m++) {
+        s->total[row + m] = s->total[row + m] * shrink[m] + sum[m];
+        if (before[m] == now[m]) continue;
+        for (long d = 0; d < columns; d += LANES) {
+            float *sums = s->sums + (row + m) * columns + d;
+            vstore(sums, vload(sums) * shrink[m]);
+        }
     }
+}
+
+static inline __attribute__((always_inline)) void weigh(const AttentionScratch *s, const Weighing *by, long num_rows,
+                                                        long first_key, long columns, const int is_bf16) {
+    long row = 0;
+    for (; num_rows - row >= 4 || num_rows - row == 2; row += num_rows - row >= 4 ? 4 : 2) {
+        if (num_rows - row >= 4) weigh_rows(4, s, by, row, first_key, columns, is_bf16);
+        else weigh_rows(2, s, by, row, first_key, columns, is_bf16);
+    }
+    if (num_rows - row == 3) weigh_rows(3, s, by, row, first_key, columns, is_bf16);
+    else if (num_rows - row == 1) weigh_rows(1, s, by, row, first_key, columns, is_bf16);
 }
 
 // Which tokens of which sequence a task has, and where the keys they see lie.
@@ -335,33 +374,40 @@ typedef struct {
     const uint32_t *keys[TILE_GROUPS], *values[TILE_GROUPS];
 } TileGroups;
 
-// Groups that nobody sees stand for others; `later` ones are only asked for. Of a group's V without all keys a
-// masked copy is made in `room`, which begins with a group of zeros.
-static inline void find_groups(const AttentionJob *job, const Part *part, long tile, TileGroups *groups, uint32_t *room,
-                               int is_bf16) {
+// Groups that nobody sees stand for others.
+static inline void find_groups(const AttentionJob *job, const Part *part, long tile, TileGroups *groups, int is_bf16) {
     const AttentionShape *shape = job->shape;
     const Batch *batch = job->batch;
-    const int32_t *table = batch->block_tables + part->sequence * batch->table_stride;
-    const long width = shape->head_dim, group_words = num_steps(GROUP_KEYS, is_bf16) * width;
-    int seen = -1;
-    for (int g = 0; g < TILE_GROUPS; g++) {
-        const long key = tile + g * GROUP_KEYS, left = part->end_key - key;
+    const int32_t *table = batch->block_tables + part->sequence * batch->table_stride + tile / batch->block_size;
+    const long width = shape->head_dim;
+    long slot = tile % batch->block_size, seen = -1;
+    for (long g = 0; g < TILE_GROUPS; g++, slot += GROUP_KEYS) {
+        if (slot == batch->block_size) slot = 0, table++;
+        const long key = tile + g * GROUP_KEYS;
         groups->keys[g] = NULL;
-        groups->values[g] = room;
-        if (left <= 0 || key + GROUP_KEYS <= part->first_key) continue;
-        const long from = table[key / batch->block_size] * batch->block_stride +
-            group_offset(key % batch->block_size, shape->num_kv_heads, part->head, width);
+        if (key >= part->end_key || key + GROUP_KEYS <= part->first_key) continue;
+        const long from = *table * batch->block_stride + group_offset(slot, shape->num_kv_heads, part->head, width);
         groups->keys[g] = at(job->k_cache, from, is_bf16);
         groups->values[g] = at(job->v_cache, from, is_bf16);
-        if (room && left < GROUP_KEYS) {
+        seen = g;
+    }
+    for (int g = 0; g < TILE_GROUPS; g++)
+        if (!groups->keys[g]) groups->keys[g] = groups->keys[seen], groups->values[g] = groups->values[seen];
+}
+
+// Of V without all keys of the tile: zeros where nobody sees a group, with which `room` begins, and of a group that
+// has fewer keys a masked copy behind them.
+static inline void mask_groups(const AttentionJob *job, const Part *part, long tile, TileGroups *groups, uint32_t *room,
+                               int is_bf16) {
+    const long width = job->shape->head_dim, group_words = num_steps(GROUP_KEYS, is_bf16) * width;
+    for (long g = 0; g < TILE_GROUPS; g++) {
+        const long key = tile + g * GROUP_KEYS, left = part->end_key - key;
+        if (left <= 0 || key + GROUP_KEYS <= part->first_key) {
+            groups->values[g] = room;
+        } else if (left < GROUP_KEYS) {
             mask_group(groups->values[g], left, width, room + group_words, is_bf16);
             groups->values[g] = room + group_words;
         }
-        seen = g;
-    }
-    for (int g = 0; g < TILE_GROUPS; g++) {
-        if (!groups->keys[g]) groups->keys[g] = groups->keys[seen];
-        if (!groups->values[g]) groups->values[g] = groups->values[seen];
     }
 }
 
@@ -388,10 +434,14 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
     // Codes are multiplied as they are, exactly; their scales belong to the scores and to what is attended.
     const int is_coded = job->batch->cache_kind != CACHE_AS_ROWS;
     const float score_scale = shape->scale * (is_coded ? job->k_scale[part.head] : 1.0f);
+    const Weighing by = {
+        .scale = score_scale, .soft_cap = shape->soft_cap, .slopes = job->slopes ? job->slopes + part.head * group : NULL,
+        .position = part.position, .window = job->window, .group = group};
     TileRows rows[2];
     TileGroups groups, later_groups;
     long tile = part.first_key / TILE_KEYS * TILE_KEYS;
-    if (!is_packed) find_tile(job, &part, tile, &rows[0], is_bf16);
+    if (is_packed) find_groups(job, &part, tile, &later_groups, is_bf16);
+    else find_tile(job, &part, tile, &rows[0], is_bf16);
     AttentionScratch s;
     lay_out(shape, scratch_of(job->threads, thread), &s);
     for (long row = 0; row < part.num_rows; row++) {
@@ -410,9 +460,9 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
         long next_tile;
         const int has_later = find_later(job, &part, task, tile, &next, &next_tile);
         if (is_packed) {
-            find_groups(job, &part, tile, &groups, s.v_panel, is_bf16);
-            if (has_later) find_groups(job, &next, next_tile, &later_groups, NULL, is_bf16);
-            else later_groups = groups;
+            groups = later_groups;
+            if (has_later) find_groups(job, &next, next_tile, &later_groups, is_bf16);
+            mask_groups(job, &part, tile, &groups, s.v_panel, is_bf16);
             packed_scores(part.num_rows, steps, s.q, groups.keys, later_groups.keys, s.scores, is_bf16);
         } else {
             if (has_later) find_tile(job, &next, next_tile, &rows[!now], is_bf16);
@@ -426,12 +476,7 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
 #undef PACK_TILE
             panel_product(part.num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
         }
-        for (long row = 0; row < part.num_rows; row++) {
-            const long own = part.position + row / group;
-            const long first_seen = job->window && own + 1 > job->window ? own + 1 - job->window : 0;
-            const float slope = job->slopes ? job->slopes[part.head * group + row % group] : 0;
-            weigh(&s, score_scale, shape->soft_cap, slope, row, tile, first_seen, own, columns, is_bf16);
-        }
+        weigh(&s, &by, part.num_rows, tile, columns, is_bf16);
         if (is_packed) {
             packed_values(part.num_rows, width, s.weights, groups.values, later_groups.values, s.sums, columns, is_bf16);
             continue;

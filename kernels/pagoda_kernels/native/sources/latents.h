@@ -189,6 +189,7 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
     TileRows rows[2];
     long tile = 0;
     find_tile(job, &part, tile, &rows[0], is_bf16);
+    const Weighing by = {.scale = shape->scale, .soft_cap = shape->soft_cap, .position = part.position, .group = heads};
     AttentionScratch s;
     const size_t most_rows = (size_t)(tokens_per_task(shape) * most_heads(shape));
     lay_out_rows(most_rows, width, value_width, is_bf16, scratch_of(job->threads, thread), &s);
@@ -209,8 +210,7 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
         pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16, CACHE_AS_ROWS);
         pack_values(here->keys, here->keys, here->num_keys, value_width, s.v_panel, is_bf16, CACHE_AS_ROWS);
         panel_product(num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
-        for (long row = 0; row < num_rows; row++)
-            weigh(&s, shape->scale, shape->soft_cap, 0, row, tile, 0, part.position + row / heads, columns, is_bf16);
+        weigh(&s, &by, num_rows, tile, columns, is_bf16);
         for (long d = 0; d < columns; d += PANEL)
             panel_product(num_rows, key_steps, s.weights, key_steps, s.v_panel + d / PANEL * key_steps * PANEL,
                           s.sums + d, columns, s.k_panel, 1, is_bf16);

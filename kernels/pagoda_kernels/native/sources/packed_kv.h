@@ -59,7 +59,8 @@ static inline __attribute__((always_inline)) void score_rows(
 #pragma GCC unroll 4
         for (int g = 0; g < TILE_GROUPS; g++) {
             k[g] = vload_bits(groups[g] + step * GROUP_KEYS);
-            __builtin_prefetch(later[g] + step * GROUP_KEYS);
+            stay_in_register(&k[g]);
+            __builtin_prefetch(later[g] + step * GROUP_KEYS, 0, 2);
         }
 #pragma GCC unroll 6
         for (int m = 0; m < num_rows; m++)
@@ -85,8 +86,9 @@ static inline __attribute__((always_inline)) void value_rows(
         for (int j = 0; j < num_vectors; j++) sums[m][j] = vload(out + m * out_stride + j * LANES);
     for (int g = 0; g < TILE_GROUPS; g++) {
         const uint32_t *values = groups[g] + column, *ahead = later[g] + column, *x = weights + g * steps;
-        for (long step = 0; step < steps; step++, values += width, ahead += width)
-            add_step(num_rows, num_vectors, sums, x + step, TILE_GROUPS * steps, values, ahead, is_bf16);
+        const uint32_t *near = groups[g < TILE_GROUPS - 1 ? g + 1 : g] + column;
+        for (long step = 0; step < steps; step++, values += width, near += width, ahead += width)
+            add_step(num_rows, num_vectors, sums, x + step, TILE_GROUPS * steps, values, near, ahead, is_bf16);
     }
 #pragma GCC unroll 6
     for (int m = 0; m < num_rows; m++)

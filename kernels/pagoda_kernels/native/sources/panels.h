@@ -8,7 +8,8 @@
 #define VECTORS (PANEL / LANES)
 #define MAX_ROWS 6            // 6 x 4 accumulators, of 32 registers
 #define CHUNK_ROWS 128        // of one task
-#define K_PART_STEPS 96        // of a panel: 24 KiB, which stay in the first-level cache
+#define NEAR_STEPS 16         // ahead of those multiplied: from the second-level cache to the first
+#define K_PART_STEPS 96       // of a panel: 24 KiB, which stay in the first-level cache
 
 // sum += x * w of two steps along K, the same two of x on all lanes: pairs of bf16.
 static inline vfloat pair_sum(vfloat sum, uint32_t x, vuint w) {

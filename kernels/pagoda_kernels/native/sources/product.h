@@ -147,15 +147,19 @@ static inline vfloat step_sum(vfloat sum, uint32_t x, vuint w, int is_bf16) {
     return vfma(vset(f), (vfloat)w, sum);
 }
 
-// sums[m, num_vectors * 16] += x[m] times one step's words; meanwhile memory is asked for those at `ahead`.
+// sums[m, num_vectors * 16] += x[m] times one step's words. Meanwhile memory is asked for those at `ahead`, for the
+// second-level cache: the first one has room for what is multiplied now, and as few misses under way as there are
+// would hold up its loads. Those `near` by come from there.
 static inline __attribute__((always_inline)) void add_step(
     const int num_rows, const int num_vectors, vfloat sums[MAX_ROWS][VECTORS], const uint32_t *x, long x_stride,
-    const uint32_t *words, const uint32_t *ahead, const int is_bf16) {
+    const uint32_t *words, const uint32_t *near, const uint32_t *ahead, const int is_bf16) {
     vuint w[VECTORS];
 #pragma GCC unroll 4
     for (int j = 0; j < num_vectors; j++) {
         w[j] = vload_bits(words + j * LANES);
-        __builtin_prefetch(ahead + j * LANES);
+        stay_in_register(&w[j]);
+        __builtin_prefetch(near + j * LANES);
+        __builtin_prefetch(ahead + j * LANES, 0, 2);
     }
 #pragma GCC unroll 6
     for (int m = 0; m < num_rows; m++)
@@ -175,7 +179,7 @@ static inline __attribute__((always_inline)) void tile_of(
         for (int j = 0; j < VECTORS; j++)
             sums[m][j] = adds ? vload(c + m * c_stride + j * LANES) : (vfloat){};
     for (long step = 0; step < steps; step++, panel += PANEL, ahead += ahead_stride)
-        add_step(num_rows, VECTORS, sums, x + step, x_stride, panel, ahead, is_bf16);
+        add_step(num_rows, VECTORS, sums, x + step, x_stride, panel, panel + NEAR_STEPS * PANEL, ahead, is_bf16);
 #pragma GCC unroll 6
     for (int m = 0; m < num_rows; m++)
 #pragma GCC unroll 4

@@ -24,6 +24,14 @@ static inline vfloat vload(const float *p) { vfloat v; memcpy(&v, p, sizeof v); 
 static inline void vstore(float *p, vfloat v) { memcpy(p, &v, sizeof v); }
 static inline vuint vload_bits(const void *p) { vuint v; memcpy(&v, p, sizeof v); return v; }
 static inline void vstore_bits(void *p, vuint v) { memcpy(p, &v, sizeof v); }
+// Else GCC loads it again for each use: with few rows loads, not products, would set the pace.
+static inline __attribute__((always_inline)) void stay_in_register(vuint *v) {
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(*v));
+#else
+    (void)v;
+#endif
+}
 static inline vfloat vset(float x) { return x - (vfloat){}; }
 
 // mask: all bits of a lane set or none.
