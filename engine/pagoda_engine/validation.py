@@ -261,20 +261,35 @@ def _check_blocks(
     if request.prefill_only or not request.sampling.max_tokens:
         longest = num_prompt + num_output
     num_blocks = -(-longest // config.block_size)
-    if request.sampling.beam_search is not None:  # beams share the prompt's full blocks
-        num_shared = num_prompt // config.block_size
+    if request.sampling.beam_search is not None:
         width = request.sampling.beam_search.width
-        num_blocks = num_shared + width * (-(-longest // config.block_size) - num_shared)
+        num_blocks = _blocks_of_search(num_prompt, longest, width, config, groups)
         if num_blocks > config.num_blocks:
             raise InvalidSequenceError(
                 f"number of KV blocks that {width} beams of {longest + 1} tokens may need",
                 num_blocks,
                 f"at most {config.num_blocks}: ask for fewer beams or a lower max_tokens",
             )
+        return
     most = config.num_blocks
-    if groups is not None and request.sampling.beam_search is None:
+    if groups is not None:
         most = groups.longest_table(most, config.block_size, config.max_num_batched_tokens)
     if num_blocks > most:
         raise InvalidSequenceError(
             "number of KV blocks needed in the end", num_blocks, f"at most {most}"
         )
+
+
+def _blocks_of_search(
+    num_prompt: int, longest: int, width: int, config: EngineConfig, groups: LayerGroups | None
+) -> int:
+    if groups is not None:
+        return groups.blocks_of_search(
+            num_prompt,
+            longest,
+            width,
+            block_size=config.block_size,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+    num_shared = num_prompt // config.block_size  # beams share the prompt's full blocks
+    return num_shared + width * (-(-longest // config.block_size) - num_shared)

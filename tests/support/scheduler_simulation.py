@@ -17,7 +17,9 @@ from dataclasses import dataclass, field, replace
 
 from pagoda_engine import EngineConfig, SequenceOutput
 from pagoda_engine.cache.block_pool import BlockPool
+from pagoda_engine.cache.layer_groups import layer_groups
 from pagoda_engine.cache.windowed_parts import place_table
+from pagoda_engine.errors import InvalidSequenceError
 from pagoda_engine.sampling.beam_search import BeamSearch
 from pagoda_engine.sampling.sampler import SampledToken
 from pagoda_engine.sampling.sampling_state import SamplingState
@@ -34,6 +36,7 @@ from pagoda_engine.speculation import MakeProposer
 from pagoda_engine.step.commit import commit_step
 from pagoda_engine.step.launched import ReadStep, verified
 from pagoda_engine.step.result import ComputedBlocks
+from pagoda_engine.validation import check_request
 from support.engine_driver import hash_block
 from support.forcing_mask import ForcingMask
 
@@ -151,11 +154,11 @@ class CountedAgain(StepCounts):
         held = super().holdings()
         flows = self._queues.flows
         holders = itertools.chain(self._queues.running, self._queues.importing.values())
-        again = Holdings(flows, holders)
+        again = Holdings(flows, holders, self._blocks.num_places)
         for flow in flows:
             assert held.num_sequences(flow) == again.num_sequences(flow)
             assert held.seats(flow) == again.seats(flow)
-            assert held.blocks(flow) == again.blocks(flow)
+            assert held.places(flow) == again.places(flow)
         return held
 
     def growing(self) -> int:
@@ -248,6 +251,24 @@ class Simulation:
         )
         self.scheduler.add(sequence)
         return sequence
+
+    def accepts(self, request: SequenceRequest) -> bool:
+        """Tell whether an engine with this pool would let a request in."""
+        groups = None
+        if self.part_window is not None:
+            groups = layer_groups((*[self.part_window] * NUM_WINDOWED_PARTS, None))
+        config = self.config
+        try:
+            check_request(
+                request,
+                config,
+                max_model_len=config.max_model_len,
+                vocab_size=VOCAB_SIZE,
+                groups=groups,
+            )
+        except InvalidSequenceError:
+            return False
+        return True
 
     def step(self) -> ScheduledStep:
         scheduled = self.scheduler.schedule()

@@ -51,6 +51,40 @@ class LayerGroups:
         num_places = num_blocks * (1 + self.num_windowed)
         return max(num_blocks, num_places - self.num_windowed * most)
 
+    def blocks_of_search(
+        self,
+        num_prompt_tokens: int,
+        num_tokens: int,
+        width: int,
+        *,
+        block_size: int,
+        max_num_batched_tokens: int,
+    ) -> int:
+        """Return the blocks whose room a beam search needs at a time, at the most.
+
+        Its prompt's full blocks are there once, what follows once for each beam; windowed parts as
+        far as the next token sees, or as the prompt is computed.
+
+        Args:
+            num_prompt_tokens: which all beams share.
+            num_tokens: of the longest one whose KV is written, prompt included.
+            width: beams.
+            block_size: tokens of a block.
+            max_num_batched_tokens: of one step.
+        """
+        num_prompt = -(-num_prompt_tokens // block_size)
+        num_computed = min(num_prompt, self.most_blocks(block_size, max_num_batched_tokens))
+        num_shared = num_prompt_tokens // block_size
+        num_own = -(-num_tokens // block_size) - num_shared  # of each beam
+        num_seen = 1 + -(-self.window // block_size)
+        num_windowed = width * min(num_own, num_seen)
+        num_windowed += min(num_shared, max(0, num_seen - num_own))
+        num_places = max(
+            num_prompt + self.num_windowed * num_computed,
+            num_shared + width * num_own + self.num_windowed * num_windowed,
+        )
+        return -(-num_places // (1 + self.num_windowed))
+
     @property
     def name(self) -> str:
         """Return what tells one order of layers from another."""

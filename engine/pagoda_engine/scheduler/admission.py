@@ -134,8 +134,8 @@ class Admission:
                 return []
             holdings.give_up(victim)
             given.append(victim)
-        num_blocks = blocks.num_blocks_for(len(sequence.token_ids))
-        more = block_victims(holdings, queues.running, flow, num_blocks=num_blocks, first=given)
+        num_places = blocks.num_places_for(sequence)
+        more = block_victims(holdings, queues.running, flow, num_places=num_places, first=given)
         while not blocks.can_reserve(sequence, self._num_spare_blocks(sequence, given), given):
             victim = next(more, None)
             if victim is None:
@@ -159,7 +159,7 @@ class Admission:
             flows.sort(key=lambda flow: (holdings.seats(flow), max(all_flows.last_steps(flow))))
         most = (True, math.inf)
         for flow in flows:
-            if holdings is not None and holdings.blocks(flow) >= most:
+            if holdings is not None and holdings.places(flow) >= most:
                 continue
             sequence = self._first_in_line(flow)
             if sequence is None or sequence.num_unread_tokens:
@@ -169,7 +169,7 @@ class Admission:
                 num_spare = self._num_spare_blocks(sequence)
                 has_blocks = self._blocks.can_reserve(sequence, num_spare)
             if not has_blocks and holdings is not None:
-                most = min(most, holdings.blocks(flow))
+                most = min(most, holdings.places(flow))
             yield sequence, has_blocks
 
     def _first_in_line(self, flow: Flow) -> Sequence | None:

@@ -38,7 +38,7 @@ class RunningBlocks:
         """Give a running sequence one more block. Returns False if none is free."""
         if not self._blocks.grow(sequence):
             return False
-        self._counts.took_blocks(sequence, 1)
+        self._counts.took_blocks(sequence, 1, self._blocks.pool.parts_per_block)
         return True
 
     def grow_decodes(self, decodes: list[Sequence], cost: StepCost) -> list[Sequence]:
@@ -58,10 +58,10 @@ class RunningBlocks:
 
     def extend(self, sequence: Sequence) -> int:
         """Give a prompt blocks for its next tokens; return for how many it has room."""
-        num_before = len(sequence.block_ids)
+        num_blocks, num_places = len(sequence.block_ids), self._blocks.num_places(sequence)
         num_tokens = self._blocks.extend(sequence)
-        if num_new := len(sequence.block_ids) - num_before:
-            self._counts.took_blocks(sequence, num_new)
+        if num_new := self._blocks.num_places(sequence) - num_places:
+            self._counts.took_blocks(sequence, len(sequence.block_ids) - num_blocks, num_new)
         return num_tokens
 
     def are_stuck(self, prefills: list[Sequence]) -> bool:

@@ -96,6 +96,24 @@ class SequenceBlocks:
         """Return the blocks that hold the KV of this many tokens."""
         return -(-num_tokens // self.block_size)
 
+    def num_places(self, sequence: Sequence) -> int:
+        """Return the places of the pool that a sequence holds, shared ones for each beam."""
+        num_parts = self.pool.parts_per_block - 1
+        if sequence.siblings:
+            members = sequence.members
+            num_windowed = sum(len(member.windowed) for member in members)
+            return sum(len(m.held_block_ids) for m in members) + num_parts * num_windowed
+        num_blocks = len(sequence.block_ids) - sequence.num_null_blocks
+        return num_blocks + num_parts * len(sequence.windowed)
+
+    def num_places_for(self, sequence: Sequence) -> int:
+        """Return the places that a sequence's tokens so far take at the most, if none is shared."""
+        num_blocks = self.num_blocks_for(len(sequence.token_ids))
+        num_windowed = 0
+        if self._parts is not None:
+            num_windowed = min(num_blocks, self._parts.most_blocks)
+        return num_blocks + (self.pool.parts_per_block - 1) * num_windowed
+
     def num_exportable(self, num_tokens: int, *, is_last: bool) -> int:
         """Return the blocks that this many computed tokens complete; at the end the last too."""
         return self.num_blocks_for(num_tokens) if is_last else num_tokens // self.block_size

@@ -37,7 +37,7 @@ class StepCounts:
         held = self._held
         if held is None:
             holders = itertools.chain(self._queues.running, self._queues.importing.values())
-            held = Holdings(self._queues.flows, holders)
+            held = Holdings(self._queues.flows, holders, self._blocks.num_places)
             if self._is_in_step:
                 self._held = held
         return held
@@ -51,13 +51,13 @@ class StepCounts:
                 self._num_growing = growing
         return growing
 
-    def took_blocks(self, sequence: Sequence, num_blocks: int) -> None:
-        """Count what a running sequence got, and has now."""
-        if self._num_growing is not None:
+    def took_blocks(self, sequence: Sequence, num_blocks: int, num_places: int) -> None:
+        """Count what a running sequence got, and has now; `num_places`: of whole blocks or less."""
+        if self._num_growing is not None and num_blocks:
             num_before = self._blocks.num_growing(sequence, -num_blocks)
             self._num_growing += self._blocks.num_growing(sequence) - num_before
         if self._held is not None:
-            self._held.take_blocks(sequence.flow, num_blocks)
+            self._held.take_places(sequence.flow, num_places)
 
     def was_admitted(self, sequence: Sequence) -> None:
         """Count one that has its blocks, and imports or runs."""

@@ -16,6 +16,7 @@ from support.tiny_engine import greedy
 from pagoda_engine import (
     BeamSearchParams,
     EngineConfig,
+    InvalidSequenceError,
     KvSource,
     LoadedModel,
     SamplingParams,
@@ -26,6 +27,13 @@ from pagoda_engine.models import description
 WINDOW, BLOCK_SIZE = 21, 4
 CHUNK = 16
 LOGPROBS = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, num_logprobs=2)
+SEARCH = SamplingParams(
+    max_tokens=60,
+    temperature=0.0,
+    num_logprobs=2,
+    ignore_eos=True,
+    beam_search=BeamSearchParams(4, 1.0, early_stopping="never"),
+)
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYERS = {
     "gemma3": ("gemma3", [*[SLIDING] * 5, FULL]),
@@ -239,21 +247,49 @@ def test_prompts_for_other_workers_share_a_small_pool(
         whole.sequences.clear()
 
 
-def test_beams_share_parts(
+def assert_same_search(model: LoadedModel, found: Collected, expected: Collected) -> None:
+    """To the bit, as `assert_alike`."""
+    assert found.hypotheses
+    for ours, theirs in zip(found.hypotheses, expected.hypotheses, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        if model.decoder.is_batch_invariant:
+            assert ours == theirs
+
+
+def test_a_search_fits_where_whole_blocks_would_not(
     model: LoadedModel, rng: random.Random, make_whole: Callable[..., EngineDriver]
 ) -> None:
-    params = SamplingParams(
-        max_tokens=50, temperature=0.0, beam_search=BeamSearchParams(3, 1.0, early_stopping="never")
+    prompt, num_blocks = prompt_of(rng, 161), 85
+    whole = make_whole(model, num_blocks=num_blocks)
+    with pytest.raises(InvalidSequenceError, match="KV blocks that 4 beams"):
+        whole.add("a", prompt, sampling=SEARCH)
+    driver = make(model, num_blocks=num_blocks)
+    assert_same_search(
+        model, alone(driver, prompt, SEARCH), alone(make_whole(model), prompt, SEARCH)
     )
-    prompt = prompt_of(rng, 61)
+    assert driver.num_preempted == 0
+    assert driver.engine.num_free_blocks == num_blocks
 
-    def hypotheses(driver: EngineDriver) -> list[tuple[int, ...]]:
-        driver.add("a", prompt, sampling=params)
-        found = driver.run()["a"].hypotheses
-        assert driver.engine.num_free_blocks == driver.config.num_blocks
-        return [hypothesis.token_ids for hypothesis in found]
 
-    assert hypotheses(make(model, num_blocks=90)) == hypotheses(make_whole(model))
+def test_searches_in_a_small_pool_find_what_they_find_alone(
+    model: LoadedModel, rng: random.Random, make_whole: Callable[..., EngineDriver]
+) -> None:
+    """Beside prompts that are no searches, and preempted."""
+    driver = make(model, num_blocks=58, max_num_seqs=40, max_num_batched_tokens=40)
+    whole = make_whole(model)
+    prompts = [prompt[-24 if i % 3 else 0 :] for i, prompt in enumerate(prompts_that_share(rng))]
+    samplings = [SEARCH if i % 3 else LOGPROBS for i in range(len(prompts))]
+    for i, prompt in enumerate(prompts):
+        driver.add(str(i), prompt, sampling=samplings[i])
+    driver.run()
+    assert driver.num_preempted > 0
+    assert driver.engine.num_free_blocks == 58
+    for i, prompt in enumerate(prompts):
+        expected = alone(whole, prompt, samplings[i])
+        if samplings[i] is SEARCH:
+            assert_same_search(model, driver.sequences[str(i)], expected)
+        else:
+            assert_alike(model, driver.sequences[str(i)], expected)
 
 
 def test_proposed_tokens_leave_no_trace(

@@ -5,7 +5,7 @@ from each other in turns. Knows who holds how much. Knows nothing of the pool.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 
 from pagoda_engine.scheduler.sequence import Flow, Sequence
@@ -13,32 +13,40 @@ from pagoda_engine.scheduler.tenants.flows import Flows
 
 
 class Holdings:
-    """What each flow holds at the moment: seats and blocks (a shared block counts for each)."""
+    """What each flow holds at the moment: seats, and places of the pool.
 
-    def __init__(self, flows: Flows, sequences: Iterable[Sequence]) -> None:
+    A block has one place, or one for each of its parts that a sequence holds. Shared ones count for
+    each.
+    """
+
+    def __init__(
+        self, flows: Flows, sequences: Iterable[Sequence], num_places: Callable[[Sequence], int]
+    ) -> None:
+        """Count; `num_places`: of a sequence."""
         self._flows = flows
+        self._num_places = num_places
         self._sequences: Counter[Flow] = Counter()
         self._seats: Counter[Flow] = Counter()
-        self._blocks: Counter[Flow] = Counter()
+        self._places: Counter[Flow] = Counter()
         by_flow: defaultdict[Flow, list[Sequence]] = defaultdict(list)
         for sequence in sequences:
             by_flow[sequence.flow].append(sequence)
         for flow, members in by_flow.items():
             self._sequences[flow] = len(members)
             self._seats[flow] = sum([s.num_seats for s in members])
-            self._blocks[flow] = sum([_num_held(s) for s in members])
+            self._places[flow] = sum(map(num_places, members))
 
     def copy(self) -> "Holdings":
         """Return the same, to see what would be if some gave theirs up."""
-        other = Holdings(self._flows, ())
+        other = Holdings(self._flows, (), self._num_places)
         other._sequences = self._sequences.copy()
         other._seats = self._seats.copy()
-        other._blocks = self._blocks.copy()
+        other._places = self._places.copy()
         return other
 
-    def take_blocks(self, flow: Flow, num_blocks: int) -> None:
-        """Count blocks that a running sequence got."""
-        self._blocks[flow] += num_blocks
+    def take_places(self, flow: Flow, num_places: int) -> None:
+        """Count places that a running sequence got."""
+        self._places[flow] += num_places
 
     def take_seat(self, sequence: Sequence) -> None:
         """Count a sequence that was admitted."""
@@ -52,7 +60,7 @@ class Holdings:
         flow = sequence.flow
         self._sequences[flow] += sign
         self._seats[flow] += sign * sequence.num_seats
-        self._blocks[flow] += sign * _num_held(sequence)
+        self._places[flow] += sign * self._num_places(sequence)
 
     def num_sequences(self, flow: Flow) -> int:
         """Return how many of its sequences run or import."""
@@ -62,16 +70,9 @@ class Holdings:
         """Return how heavy a flow is by its seats and `more`; those in the background are most."""
         return flow.is_background, (self._seats[flow] + more) / self._flows.weight(flow)
 
-    def blocks(self, flow: Flow, *, more: int = 0) -> tuple[bool, float]:
-        """Return how heavy a flow is by its blocks, and `more`."""
-        return flow.is_background, (self._blocks[flow] + more) / self._flows.weight(flow)
-
-
-def _num_held(sequence: Sequence) -> int:
-    """Return the blocks of a sequence, one that its beams share for each of them."""
-    if sequence.siblings:
-        return sum(len(member.held_block_ids) for member in sequence.members)
-    return len(sequence.block_ids) - sequence.num_null_blocks
+    def places(self, flow: Flow, *, more: int = 0) -> tuple[bool, float]:
+        """Return how heavy a flow is by its places, and `more`."""
+        return flow.is_background, (self._places[flow] + more) / self._flows.weight(flow)
 
 
 def seat_victim(
@@ -88,7 +89,7 @@ def block_victims(
     running: SequenceOf[Sequence],
     flow: Flow,
     *,
-    num_blocks: int,
+    num_places: int,
     first: SequenceOf[Sequence] = (),
 ) -> Iterator[Sequence]:
     """Yield, one after the other, who gives blocks to a sequence of `flow`.
@@ -99,17 +100,17 @@ def block_victims(
         holdings: at the moment, without `first`.
         running: in the order of their ranks.
         flow: that needs blocks.
-        num_blocks: that it would get.
+        num_places: that it would get.
         first: sequences that give theirs anyway.
     """
     left = [sequence for sequence in running if sequence not in first]
     while True:
         last = _givers(holdings, left, flow)
-        wanted = holdings.blocks(flow, more=num_blocks)
-        givers = [f for f in last if f != flow and holdings.blocks(f) > wanted]
+        wanted = holdings.places(flow, more=num_places)
+        givers = [f for f in last if f != flow and holdings.places(f) > wanted]
         if not givers:
             return
-        victim = last[max(givers, key=holdings.blocks)]
+        victim = last[max(givers, key=holdings.places)]
         left.remove(victim)
         holdings.give_up(victim)
         yield victim
@@ -123,7 +124,7 @@ def growth_victim(holdings: Holdings, running: SequenceOf[Sequence]) -> Sequence
     last = _last_of_flows(running)
     several = [flow for flow in last if holdings.num_sequences(flow) > 1]
     if several:
-        return last[max(several, key=holdings.blocks)]
+        return last[max(several, key=holdings.places)]
     return max(last.values(), key=lambda s: (s.flow.is_background, s.arrival))
 
 

@@ -1,5 +1,6 @@
 """The scheduler under random callers: every invariant after every step, every token at the end."""
 
+import itertools
 import random
 from collections import Counter
 
@@ -142,27 +143,31 @@ class RandomCaller:
         )
 
     def add_search(self, prompt: list[int]) -> None:
-        """Of few tokens, so that the pool is large enough for each alone."""
+        """One that the door lets in: the pool is large enough for each alone."""
         rng = self.rng
-        width = rng.randint(1, 4)
-        params = SamplingParams(
-            max_tokens=rng.randint(1, 8),
-            temperature=0.0,
-            beam_search=BeamSearchParams(
-                width, rng.choice([0.0, 1.0, 2.0]), rng.choice([False, True, "never"])
-            ),
-        )
         sequence_id = str(len(self.sequences))
-        self.sequences[sequence_id] = self.simulation.add(
-            make_request(
+        for _ in range(1000):
+            params = SamplingParams(
+                max_tokens=rng.randint(1, 12),
+                temperature=0.0,
+                beam_search=BeamSearchParams(
+                    rng.randint(1, 4),
+                    rng.choice([0.0, 1.0, 2.0]),
+                    rng.choice([False, True, "never"]),
+                ),
+            )
+            request = make_request(
                 sequence_id,
-                prompt[:11],
+                prompt,
                 block_size=4,
                 sampling=params,
                 kv_source=KvSource.IMPORT if rng.random() < 0.25 else KvSource.COMPUTE,
                 tenant=rng.choice(self.tenants),
             )
-        )
+            if self.simulation.accepts(request):
+                self.sequences[sequence_id] = self.simulation.add(request)
+                return
+        raise AssertionError(f"no search of {len(prompt)} tokens fits the pool")
 
     def check(self) -> None:
         """All blocks are free, and every output is what it is alone, or its beginning."""
@@ -361,6 +366,45 @@ def test_preempted_beam_searches_begin_again_and_end_alike() -> None:
         (output,) = simulation.outputs[request.sequence_id]
         found = [hypothesis.token_ids for hypothesis in output.hypotheses]
         assert found == expected_hypotheses(request, 44)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part_window", [None, 1, 4, 9, 18])
+@pytest.mark.parametrize("number", runs(2))
+def test_a_search_that_the_door_lets_in_fits_alone(
+    seed: int, number: int, part_window: int | None
+) -> None:
+    """In the smallest such pool, which windows make smaller."""
+    rng = random.Random(seed + number)
+    for i in range(25):
+        params = SamplingParams(
+            max_tokens=rng.randint(1, 40),
+            temperature=0.0,
+            beam_search=BeamSearchParams(rng.randint(1, 4), 1.0, early_stopping="never"),
+        )
+        prompt = [rng.randrange(49) for _ in range(rng.randint(1, 90))]
+        request = make_request(str(i), prompt, block_size=4, sampling=params)
+        simulations = (
+            make_simulation(
+                num_blocks=num_blocks,
+                max_num_batched_tokens=rng.choice([8, 40]),
+                max_model_len=140,
+                part_window=part_window,
+            )
+            for num_blocks in itertools.count(1)
+        )
+        simulation = next(s for s in simulations if s.accepts(request))
+        simulation.add(request)
+        num_steps = 0
+        while simulation.has_work():
+            simulation.step()
+            num_steps += 1
+            assert num_steps < 300, "it waits for ever"
+        assert simulation.num_preempted == 0
+        (output,) = simulation.outputs[request.sequence_id]
+        found = [hypothesis.token_ids for hypothesis in output.hypotheses]
+        assert found == expected_hypotheses(request, 140)
+        assert simulation.pool.num_free_blocks == simulation.config.num_blocks
 
 
 @pytest.mark.slow

@@ -258,6 +258,26 @@ def test_who_lacks_blocks_is_not_passed_by_who_has_more() -> None:
     steps_until_done(simulation, large, 20)
 
 
+def test_blocks_that_have_lost_parts_weigh_less() -> None:
+    """Who has more blocks, but less of the pool, keeps them."""
+    simulation = make_simulation(
+        num_blocks=48,
+        max_model_len=160,
+        max_num_seqs=16,
+        max_num_batched_tokens=16,
+        part_window=4,
+    )
+    of_tenant = {
+        b"long": [add(simulation, b"long", num_prompt_tokens=100) for _ in range(2)],
+        b"many": [add(simulation, b"many", num_prompt_tokens=8) for _ in range(8)],
+    }
+    while not simulation.num_preempted:
+        blocks = {t: sum(len(s.block_ids) for s in some) for t, some in of_tenant.items()}
+        simulation.step()
+    assert blocks[b"long"] > blocks[b"many"]
+    assert {s.flow.tenant for s in simulation.scheduler.waiting} == {b"many"}
+
+
 def test_an_interactive_sequence_takes_a_seat_of_the_background() -> None:
     simulation = make_simulation(max_num_seqs=2, num_blocks=64)
     lines = [
