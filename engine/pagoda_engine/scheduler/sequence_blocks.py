@@ -288,6 +288,18 @@ class SequenceBlocks:
         num_slots = (len(sequence.block_ids) + num_more) * self.block_size
         return int(sequence.max_num_tokens - 1 > num_slots)
 
+    def num_growing_of(self, sequences: Iterable[Sequence]) -> int:
+        """Return how many blocks all of these may ask for before one step."""
+        size = self.block_size
+        return sum(
+            [  # a plain one asks for one block, as long as it has not all
+                s.max_num_tokens - 1 > len(s.block_ids) * size
+                if s.is_plain
+                else self.num_growing(s)
+                for s in sequences
+            ]
+        )
+
     def register_computed(self, sequence: Sequence) -> None:
         """Make every block that is full by now reusable; of a search those of its prompt alone."""
         num_full_blocks = sequence.num_computed_tokens // self.block_size

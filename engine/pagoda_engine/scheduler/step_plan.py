@@ -80,7 +80,8 @@ class StepPlan:
         victims = self._running_blocks.grow_decodes(decodes, self._cost)
         if victims:
             decodes = [s for s in decodes if s.state is SequenceState.RUNNING]
-        num_rows = len(decodes) + sum([len(s.siblings) for s in decodes if not s.is_plain])
+        others = [s for s in decodes if not s.is_plain]
+        num_rows = len(decodes) + sum(len(s.siblings) for s in others)
         spare = self._max_num_tokens - num_rows - budgets.total()
         if spare < 0:  # a search took more turns than its flow had: prompts wait for it
             for flow in budgets:
@@ -94,16 +95,20 @@ class StepPlan:
         number, batch = self._number, self.batch
         for flow in {s.flow for s in (decodes if self._flows.are_several else decodes[:1])}:
             self._flows.note_step(flow, number, is_prefill=False)
-        for entry in ScheduledSequence.of_decodes(decodes):
-            sequence = entry[0]
-            if sequence.is_plain and not (proposals and proposals.get(sequence)):
-                sequence.last_step = number
-                batch.append(entry)
-                continue
-            proposed = proposals.get(sequence, ())
-            spare -= self._add(sequence, spare + 1, tuple(proposed)) - 1
-            for sibling in sequence.siblings:
-                self._add(sibling, 1)
+        for sequence in decodes:
+            sequence.last_step = number
+        entries = ScheduledSequence.of_decodes(decodes)
+        if not (others or proposals):  # most are so
+            batch.extend(entries)
+        else:
+            for entry in entries:
+                sequence, proposed = entry[0], proposals.get(entry[0], ())
+                if sequence.is_plain and not proposed:
+                    batch.append(entry)
+                    continue
+                spare -= self._add(sequence, spare + 1, tuple(proposed)) - 1
+                for sibling in sequence.siblings:
+                    self._add(sibling, 1)
         if shared is None:
             budgets.update(dict.fromkeys(self._flows, spare))
         return victims

@@ -110,8 +110,10 @@ def commit_step(
         sequence, _, _, is_prefill, samples, proposed = scheduled
         sampled = next(tokens) if samples else ()
         is_plain = sequence.is_plain and not (is_prefill or proposed) and sequence.state is running
-        token_id = sampled if isinstance(sampled, int) else _bare_id(sampled)
-        if not is_plain or token_id == INVALID:
+        token_id = INVALID
+        if is_plain:
+            token_id = sampled if isinstance(sampled, int) else _bare_id(sampled)
+        if token_id == INVALID:
             logprobs = tuple(itertools.islice(scores, len(scheduled.scored)))
             embedding = next(embeddings) if scheduled.embeds else b""
             if isinstance(sampled, int):
