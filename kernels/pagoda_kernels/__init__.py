@@ -45,7 +45,12 @@ from pagoda_kernels.norm.rms_norm import add_rms_norm, rms_norm
 from pagoda_kernels.norm.rms_norm_quantised import add_rms_norm_quantised, rms_norm_quantised
 from pagoda_kernels.rope.apply_rope import apply_rope
 from pagoda_kernels.sampling.rows import SamplingRows, plan_sampling
-from pagoda_kernels.sampling.sample_tokens import Sampled, penalise_logits, sample_tokens
+from pagoda_kernels.sampling.sample_tokens import (
+    Sampled,
+    largest_tokens,
+    penalise_logits,
+    sample_tokens,
+)
 
 __all__ = [
     "DIGEST_BYTES",
@@ -72,6 +77,7 @@ __all__ = [
     "fused_moe",
     "gather_blocks",
     "gelu_mul",
+    "largest_tokens",
     "mla_decode",
     "mla_prefill",
     "pack_awq",

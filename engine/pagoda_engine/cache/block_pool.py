@@ -163,6 +163,19 @@ class BlockPool:
             self._attach(block_id)
         return block_ids
 
+    def allocate_one(self, *, windowed: bool) -> int | None:
+        """Hold one block to be written, with its windowed parts or without, as `allocate` does.
+
+        Decodes ask for nothing else, and a step may have hundreds.
+        """
+        if self.num_free_places < (self.parts_per_block if windowed else 1):
+            return None
+        block_id = self._take_place()
+        self._ref_counts[block_id] = 1
+        if windowed:
+            self._attach(block_id)
+        return block_id
+
     def share(self, block_ids: Sequence[int]) -> None:
         """Hold blocks once more that somebody holds; each of the holders frees them."""
         for block_id in block_ids:

@@ -18,6 +18,8 @@ from pagoda_engine.drafting.draft_blocks import DraftBlocks, DraftPool
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling import SampleRow, plan_guesses, sample
 from pagoda_engine.sampling.sampler import INVALID
+from pagoda_engine.sampling.sampling_state import SamplingState
+from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.speculation import ForwardTime
 from pagoda_kernels import plan_attention
@@ -25,6 +27,10 @@ from pagoda_kernels.host_copy import to_device
 
 WARM_UP_TOKENS = (1, 64, 1, 16, 2, 64, 1, 4)
 """Tokens of the forwards that are timed at the start; the first two are not counted."""
+_WARM_UP_ROW = SampleRow(
+    SamplingState(SamplingParams(max_tokens=1, temperature=1.0), eos_token_ids=()), index=0
+)
+"""Drawn, which takes longer than the largest logit."""
 
 
 class Drafter:
@@ -35,7 +41,7 @@ class Drafter:
     worse guess, no other output.
 
     Attributes:
-        time: of its forwards, as measured.
+        time: of its forwards, as measured, with the choice of a token for each row.
         seconds: that its forwards have taken in all.
         num_forwards: that it has run in all.
     """
@@ -67,6 +73,7 @@ class Drafter:
         self.time = ForwardTime()
         self.seconds = 0.0
         self.num_forwards = 0
+        self._forward_seconds = 0.0  # of the latest
         self._model = model
         self._vocab_size = vocab_size
         self._preparing = preparing
@@ -102,7 +109,8 @@ class Drafter:
         for i, num_tokens in enumerate(WARM_UP_TOKENS):
             if num_tokens <= most:
                 blocks.num_computed = 0
-                logits = self._run([(blocks, [0] * num_tokens)], logits=True, is_first=i > 1)
+                logits = self._run([(blocks, [0] * num_tokens)], logits=True)
+                self._choose(logits, [_WARM_UP_ROW], num_tokens, is_first=i > 1)
                 is_finite = is_finite and bool(logits.isfinite().all())
         self._pool.free(blocks)
         self.seconds, self.num_forwards = 0.0, 0
@@ -154,7 +162,7 @@ class Drafter:
                 SampleRow(sequence.sampling_state, sequence.num_output_tokens + place)
                 for sequence, _ in wanted[:num_rows]
             ]
-            chosen = self._choose(logits, rows)
+            chosen = self._choose(logits, rows, sum(map(len, chunks[:num_rows])))
             for blocks, chunk, tokens, token_id in zip(held, chunks, drafted, chosen, strict=False):
                 if place:
                     blocks.ahead = [*blocks.ahead, *chunk]
@@ -182,7 +190,6 @@ class Drafter:
         chunks: SequenceOf[tuple[DraftBlocks, SequenceOf[int]]],
         *,
         logits: bool,
-        is_first: bool = False,
     ) -> torch.Tensor:
         """Compute tokens behind what each has, and return ``[S, V]`` logits of the last ones.
 
@@ -216,17 +223,33 @@ class Drafter:
             found = decoder.logits(hidden)[:, : self._vocab_size] if logits else hidden
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
-        took = self._clock() - started
-        self.seconds += took
+        self._forward_seconds = self._clock() - started
+        self.seconds += self._forward_seconds
         self.num_forwards += 1
-        self.time.add(len(ids), took, is_first=is_first)
         return found
 
-    def _choose(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[int]:
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        rows: list[SampleRow],
+        num_tokens: int,
+        *,
+        is_first: bool = False,
+    ) -> list[int]:
+        """Return a token for each row of the latest forward; what both took is learnt.
+
+        Args:
+            logits: ``[S, V]`` of that forward.
+            rows: S.
+            num_tokens: that it computed.
+            is_first: see `ForwardTime.add`.
+        """
         started = self._clock()
         with self._preparing(), torch.inference_mode():
             chosen: list[int] = sample(logits, plan_guesses(rows, self._model.device))[0].tolist()
-        self.seconds += self._clock() - started
+        took = self._clock() - started
+        self.seconds += took
+        self.time.add(num_tokens, self._forward_seconds + took, is_first=is_first)
         return chosen
 
 

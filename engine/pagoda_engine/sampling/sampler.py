@@ -15,7 +15,7 @@ import torch
 
 from pagoda_engine.sampling.row_plan import Masks, Penalties, RowPlan, SampleRow
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
-from pagoda_kernels import penalise_logits, sample_tokens
+from pagoda_kernels import largest_tokens, penalise_logits, sample_tokens
 
 MIN_LOGPROB = -9999.0
 """Reported in place of minus infinity, which JSON cannot carry."""
@@ -53,14 +53,13 @@ def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
     """
     adjusted = _adjust(logits, plan) if plan.changes_logits else logits
     if plan.draw is None:
-        token_ids, is_invalid = _largest(adjusted)
+        token_ids, is_valid = largest_tokens(adjusted)
     else:
         token_ids, is_valid = sample_tokens(adjusted, plan.draw)
-        is_invalid = is_valid.logical_not()
     if plan.penalties is not None:
         for row, counts in zip(plan.penalties.rows, plan.penalties.counts, strict=True):
             counts.add(token_ids.index_select(0, row[None]))
-    chosen = token_ids.masked_fill(is_invalid, INVALID)
+    chosen = token_ids.masked_fill(is_valid.logical_not(), INVALID)
     if plan.logprobs is None:
         return [chosen]
     rows = plan.logprobs.rows
@@ -113,12 +112,6 @@ def _adjust(logits: torch.Tensor, plan: RowPlan) -> torch.Tensor:
         rows = plan.masks.rows
         adjusted.index_copy_(0, rows, _mask(adjusted.index_select(0, rows), plan.masks))
     return adjusted
-
-
-def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the index of each row's largest logit, and whether that is not finite."""
-    values, indices = logits.max(dim=-1)
-    return indices, values - values != 0  # a third of the operators of `isfinite`
 
 
 def _mask(logits: torch.Tensor, masks: Masks) -> torch.Tensor:

@@ -47,11 +47,12 @@ class RunningBlocks:
         One of them may be a victim itself: then it does not run any more.
         """
         victims = list[Sequence]()
-        block_size = self._blocks.block_size
-        for sequence in decodes:
-            if sequence.is_plain and sequence.num_launched_tokens % block_size:
-                continue  # its token goes into a block that it has
-            while self._blocks.needs_block(sequence) and sequence.state is SequenceState.RUNNING:
+        block_size, running = self._blocks.block_size, SequenceState.RUNNING
+        growing = [  # the others' tokens go into blocks that they have
+            s for s in decodes if not (s.num_launched_tokens % block_size and s.is_plain)
+        ]
+        for sequence in growing:
+            while self._blocks.needs_block(sequence) and sequence.state is running:
                 if not self.grow(sequence):
                     victims.append(self.preempt_largest(cost))
         return victims

@@ -89,7 +89,7 @@ class Sequence:
         num_announced_blocks: leading blocks whose layers a launched step names.
         was_reserved: `StepResult.reserved` has named it; a later admission after a preemption is
             not named.
-        has_ended: an output with a finish_reason was reported.
+        has_ended: an output with a finish_reason was reported, or it was forgotten without one.
         is_import_pending: the next admission waits for the caller to write KV.
         compute_ns: its shares of the measured time of the steps that were read.
         num_prefilled_tokens: computed by those steps as prefill; again after a preemption.
@@ -344,7 +344,7 @@ class Sequence:
     def leave_siblings(self) -> None:
         """Forget the sequences of the other beams, which hold no blocks any more."""
         for sibling in self.siblings:
-            sibling.state = SequenceState.FINISHED
+            sibling.state, sibling.has_ended = SequenceState.FINISHED, True
         self.siblings = []
 
     def restart_beams(self) -> None:
@@ -358,5 +358,6 @@ class Sequence:
         """Enter a state in which nothing is sampled any more; device memory for it is dropped."""
         self.leave_siblings()
         self.state = state
+        self.has_ended = self.has_ended or state is SequenceState.FINISHED
         self.guesses = None
         self.sampling_state.leave_device()

@@ -234,17 +234,17 @@ class SequenceBlocks:
     def grow(self, sequence: Sequence) -> bool:
         """Take one more block, for the first beam that lacks one. Returns False if none is free."""
         has_parts = self._parts is not None
-        block_ids = self.pool.allocate((), 1, windowed=range(int(has_parts)))
-        if block_ids is None:
+        block_id = self.pool.allocate_one(windowed=has_parts)
+        if block_id is None:
             return False
         member = next(filter(self._lacks_block, sequence.siblings), sequence)
         index = len(member.block_ids)
-        member.block_ids.extend(block_ids)
+        member.block_ids.append(block_id)
         if has_parts:
             assert member.windowed.stop == index, "a decode lacks parts of a block before"
             member.windowed = range(member.windowed.start, index + 1)
         if sequence.beams is not None and index * self.block_size < member.num_computed_tokens:
-            sequence.beams.copy_block(sequence.block_ids[index], block_ids[0])
+            sequence.beams.copy_block(sequence.block_ids[index], block_id)
         return True
 
     def fork(self, leader: Sequence, parents: SequenceOf[int]) -> None:
@@ -305,6 +305,18 @@ class SequenceBlocks:
             return sequence.num_seats
         num_slots = (len(sequence.block_ids) + num_more) * self.block_size
         return int(sequence.max_num_tokens - 1 > num_slots)
+
+    def num_growing_of(self, sequences: Iterable[Sequence]) -> int:
+        """Return how many blocks all of these may ask for before one step."""
+        size = self.block_size
+        return sum(
+            [  # a plain one asks for one block, as long as it has not all
+                s.max_num_tokens - 1 > len(s.block_ids) * size
+                if s.is_plain
+                else self.num_growing(s)
+                for s in sequences
+            ]
+        )
 
     def register_computed(self, sequence: Sequence) -> None:
         """Make every block that is full by now reusable; of a search those of its prompt alone."""

@@ -46,7 +46,7 @@ class StepCounts:
         """Return the blocks that running sequences may ask for before one step."""
         growing = self._num_growing
         if growing is None:
-            growing = sum(map(self._blocks.num_growing, self._queues.running))
+            growing = self._blocks.num_growing_of(self._queues.running)
             if self._is_in_step:
                 self._num_growing = growing
         return growing

@@ -6,7 +6,6 @@ Knows who may be in it and the budgets of tokens. Knows nothing of queues, and n
 import math
 from collections import Counter
 from collections.abc import Sequence as SequenceOf
-from functools import partial
 
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.scheduler.preemption import RunningBlocks
@@ -22,8 +21,6 @@ LONG_STEP = 1.85
 token of it makes them. Short prompts that join them, and what is misjudged, come on top."""
 MIN_CHUNK = 16
 """Tokens of such a prompt in a step at least, or as many as take no longer than its first ones."""
-
-_new_entry = partial(tuple.__new__, ScheduledSequence)  # of all fields; half of calling it
 
 
 class StepPlan:
@@ -83,7 +80,8 @@ class StepPlan:
         victims = self._running_blocks.grow_decodes(decodes, self._cost)
         if victims:
             decodes = [s for s in decodes if s.state is SequenceState.RUNNING]
-        num_rows = len(decodes) + sum([len(sequence.siblings) for sequence in decodes])
+        others = [s for s in decodes if not s.is_plain]
+        num_rows = len(decodes) + sum(len(s.siblings) for s in others)
         spare = self._max_num_tokens - num_rows - budgets.total()
         if spare < 0:  # a search took more turns than its flow had: prompts wait for it
             for flow in budgets:
@@ -98,15 +96,19 @@ class StepPlan:
         for flow in {s.flow for s in (decodes if self._flows.are_several else decodes[:1])}:
             self._flows.note_step(flow, number, is_prefill=False)
         for sequence in decodes:
-            proposed = proposals.get(sequence, ()) if proposals else ()
-            if sequence.is_plain and not proposed:
-                sequence.last_step = number
-                first_token = sequence.num_launched_tokens
-                batch.append(_new_entry((sequence, first_token, 1, False, True, ())))
-                continue
-            spare -= self._add(sequence, spare + 1, tuple(proposed)) - 1
-            for sibling in sequence.siblings:
-                self._add(sibling, 1)
+            sequence.last_step = number
+        entries = ScheduledSequence.of_decodes(decodes)
+        if not (others or proposals):  # most are so
+            batch.extend(entries)
+        else:
+            for entry in entries:
+                sequence, proposed = entry[0], proposals.get(entry[0], ())
+                if sequence.is_plain and not proposed:
+                    batch.append(entry)
+                    continue
+                spare -= self._add(sequence, spare + 1, tuple(proposed)) - 1
+                for sibling in sequence.siblings:
+                    self._add(sibling, 1)
         if shared is None:
             budgets.update(dict.fromkeys(self._flows, spare))
         return victims

@@ -60,7 +60,9 @@ class RecentOutputs:
         self._num_tokens = end
         self._index(first, end)
 
-    def continuation(self, token_ids: Sequence[int], max_tokens: int) -> tuple[list[int], int]:
+    def continuation(
+        self, token_ids: Sequence[int], max_tokens: int, *, longer_than: int = 0
+    ) -> tuple[list[int], int]:
         """Return what mostly followed the last tokens, and how many of them it followed.
 
         Each token is that of the most votes behind those before it, so it may be from several
@@ -69,9 +71,15 @@ class RecentOutputs:
         Args:
             token_ids: at least one.
             max_tokens: at least 1.
+            longer_than: tokens that somebody else's proposal is known to follow: what follows no
+                more of them is of no use, and not looked for.
         """
+        if longer_than >= SUFFIXES[-1]:
+            return [], 0
         tail = list(token_ids[-SUFFIXES[-1] :])
         place, num_matched = self._look_up(tail)
+        if num_matched <= longer_than:
+            return [], 0
         tokens, found = self._tokens, list[int]()
         while place != _NOWHERE and place < self._num_tokens and tokens[place] != _EDGE:
             found.append(tokens[place])

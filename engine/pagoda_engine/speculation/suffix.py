@@ -41,5 +41,6 @@ class SuffixProposer:
         outputs = self._outputs.get(self._key)
         if outputs is None:
             return own
-        found, num_matched = outputs.continuation(self._token_ids, max_tokens)
-        return found if num_matched > (self._ngrams.num_matched if own else 0) else own
+        num_matched = self._ngrams.num_matched if own else 0
+        found, _ = outputs.continuation(self._token_ids, max_tokens, longer_than=num_matched)
+        return found or own

@@ -4,10 +4,11 @@ Knows sequences and their queues. Knows nothing of tensors.
 """
 
 import itertools
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 
-from pagoda_engine.sampling.sampler import SampledToken
+from pagoda_engine.sampling.sampler import INVALID, SampledToken
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
 from pagoda_engine.scheduler.scheduler import Scheduler
@@ -100,84 +101,53 @@ def commit_step(
     """
     outputs: list[SequenceOutput] = []
     computed: list[ComputedBlocks] = []
-    tokens, scores = iter(read.tokens), iter(read.prompt_logprobs)
+    tokens: Iterator[SequenceOf[SampledToken] | int] = iter(read.tokens)
+    scores = iter(read.prompt_logprobs)
     embeddings = iter(read.embeddings)
+    blocks, running = scheduler.blocks, SequenceState.RUNNING  # looked up once: enums are slow
+    block_size, has_window = blocks.block_size, blocks.has_window
     for scheduled in batch:
         sequence, _, _, is_prefill, samples, proposed = scheduled
         sampled = next(tokens) if samples else ()
-        if sequence.is_plain and not is_prefill and not proposed:
-            token_id, token_logprobs, is_valid = sampled[0]
-            if is_valid and token_logprobs is None and sequence.state is SequenceState.RUNNING:
-                # Most are so, and a step may have hundreds.
-                outputs.append(_commit_plain_decode(scheduler, sequence, token_id))
-                continue
-        embedding, logprobs = b"", tuple[TokenLogprobs, ...]()
-        if scheduled.is_prefill:
-            if scheduled.embeds:
-                embedding = next(embeddings)
+        is_plain = sequence.is_plain and not (is_prefill or proposed) and sequence.state is running
+        token_id = INVALID
+        if is_plain:
+            token_id = sampled if isinstance(sampled, int) else _bare_id(sampled)
+        if token_id == INVALID:
             logprobs = tuple(itertools.islice(scores, len(scheduled.scored)))
-        if sequence.state is SequenceState.FINISHED:
+            embedding = next(embeddings) if scheduled.embeds else b""
+            if isinstance(sampled, int):
+                sampled = (SampledToken(sampled, is_valid=sampled != INVALID),)
+            others, blocks_computed = _commit(scheduler, scheduled, sampled, logprobs, embedding)
+            outputs += others
+            computed += blocks_computed
             continue
-        if sampled:
-            sequence.num_unread_tokens -= 1
-            sequence.num_unverified_tokens = 0
-            sequence.num_proposed_tokens += len(scheduled.proposed)
-            if not sampled[0].is_valid and scheduled.proposed:
-                _try_alone(scheduler, scheduled)
-                continue
-            if not sampled[0].is_valid:
-                # KV that may hold NaN must not be reused. Nor what earlier chunks left: attention
-                # passes a NaN on to the tokens before it, where its weight is 0.
-                scheduler.blocks.forget(sequence.leader)
-                outputs.append(_fail_not_finite(scheduler, sequence.leader))
-                continue
-        if sequence.state is SequenceState.RUNNING:
-            sequence.num_computed_tokens += scheduled.num_new_tokens - len(scheduled.proposed)
-            scheduler.blocks.register_computed(sequence)
-            if sequence.request.prefill_only:
-                computed.extend(_export(scheduler, sequence, is_last=bool(sampled)))
-            scheduler.blocks.drop_behind_window(sequence)
-        if logprobs:
-            outputs.append(
-                SequenceOutput(
-                    sequence.sequence_id,
-                    first_index=sequence.num_output_tokens,
-                    token_ids=(),
-                    first_prompt_index=scheduled.scored.start,
-                    prompt_logprobs=logprobs,
-                )
-            )
-        if sequence.beams is not None:
-            if sampled and take_candidates(scheduler.blocks, sequence, sampled[0]):
-                outputs.append(_commit_hypotheses(scheduler, sequence.leader))
-        elif sampled:
-            outputs.append(_commit_tokens(scheduler, scheduled, sampled, embedding))
-    return outputs, computed
-
-
-def _commit_plain_decode(scheduler: Scheduler, sequence: Sequence, token_id: int) -> SequenceOutput:
-    """Do what `commit_step` does where one token was computed, and one came of it, and no more.
-
-    For less: what blocks are about, only where one is full, or a window passes one.
-    """
-    blocks, token_ids = scheduler.blocks, sequence.token_ids
-    sequence.num_unread_tokens -= 1
-    num_computed = sequence.num_computed_tokens + 1
-    sequence.num_computed_tokens = num_computed
-    if not num_computed % blocks.block_size:
-        blocks.register_computed(sequence)
-    if blocks.has_window:
-        blocks.drop_behind_window(sequence)
-    first_index = len(token_ids) - sequence.num_prompt_tokens
-    reason = _append(sequence, token_id)
-    output = _new_output(
-        (
+        # One token was computed, and one came of it: a step may have hundreds of these, so what
+        # `_commit` does is done for less. What blocks are about, only where one is full, or a
+        # window passes one.
+        sequence.num_unread_tokens -= 1
+        num_computed = sequence.num_computed_tokens + 1
+        sequence.num_computed_tokens = num_computed
+        if not num_computed % block_size:
+            blocks.register_computed(sequence)
+        if has_window:
+            blocks.drop_behind_window(sequence)
+        token_ids = sequence.token_ids
+        num_tokens = len(token_ids)
+        token_ids.append(token_id)
+        reason = stop_token_id = None
+        if token_id in sequence.stop_token_ids or num_tokens + 1 >= sequence.max_num_tokens:
+            reason = _end(sequence)
+            stop_token_id = token_id if reason is FinishReason.STOP else None
+            sequence.has_ended = True
+            scheduler.finish(sequence)
+        fields = (
             sequence.request.sequence_id,
-            first_index,
+            num_tokens - sequence.num_prompt_tokens,
             (token_id,),
             (),
             reason,
-            token_id if reason is FinishReason.STOP else None,
+            stop_token_id,
             "",
             0,
             (),
@@ -188,11 +158,64 @@ def _commit_plain_decode(scheduler: Scheduler, sequence: Sequence, token_id: int
             sequence.num_proposed_tokens,
             sequence.num_accepted_tokens,
         )
-    )
-    if reason is not None:
-        sequence.has_ended = True
-        scheduler.finish(sequence)
-    return output
+        outputs.append(_new_output(fields))
+    return outputs, computed
+
+
+def _commit(
+    scheduler: Scheduler,
+    scheduled: ScheduledSequence,
+    sampled: SequenceOf[SampledToken],
+    logprobs: tuple[TokenLogprobs, ...],
+    embedding: bytes,
+) -> tuple[list[SequenceOutput], list[ComputedBlocks]]:
+    """Advance one sequence, whatever was computed of it."""
+    outputs: list[SequenceOutput] = []
+    computed: list[ComputedBlocks] = []
+    sequence = scheduled.sequence
+    if sequence.state is SequenceState.FINISHED:
+        return [], []
+    if sampled:
+        sequence.num_unread_tokens -= 1
+        sequence.num_unverified_tokens = 0
+        sequence.num_proposed_tokens += len(scheduled.proposed)
+        if not sampled[0].is_valid and scheduled.proposed:
+            _try_alone(scheduler, scheduled)
+            return [], []
+        if not sampled[0].is_valid:
+            # KV that may hold NaN must not be reused. Nor what earlier chunks left: attention
+            # passes a NaN on to the tokens before it, where its weight is 0.
+            scheduler.blocks.forget(sequence.leader)
+            return [_fail_not_finite(scheduler, sequence.leader)], []
+    if sequence.state is SequenceState.RUNNING:
+        sequence.num_computed_tokens += scheduled.num_new_tokens - len(scheduled.proposed)
+        scheduler.blocks.register_computed(sequence)
+        if sequence.request.prefill_only:
+            computed = _export(scheduler, sequence, is_last=bool(sampled))
+        scheduler.blocks.drop_behind_window(sequence)
+    if logprobs:
+        outputs.append(
+            SequenceOutput(
+                sequence.sequence_id,
+                first_index=sequence.num_output_tokens,
+                token_ids=(),
+                first_prompt_index=scheduled.scored.start,
+                prompt_logprobs=logprobs,
+            )
+        )
+    if sequence.beams is not None:
+        if sampled and take_candidates(scheduler.blocks, sequence, sampled[0]):
+            outputs.append(_commit_hypotheses(scheduler, sequence.leader))
+    elif sampled:
+        outputs.append(_commit_tokens(scheduler, scheduled, sampled, embedding))
+    return outputs, computed
+
+
+def _bare_id(sampled: SequenceOf[SampledToken]) -> int:
+    """Return a single token's id if there is nothing else to be said of it; else INVALID."""
+    if len(sampled) != 1 or sampled[0].logprobs is not None or not sampled[0].is_valid:
+        return INVALID
+    return sampled[0].token_id
 
 
 def _try_alone(scheduler: Scheduler, scheduled: ScheduledSequence) -> None:
@@ -263,7 +286,12 @@ def _append(sequence: Sequence, token_id: int) -> FinishReason | None:
     No stop token is sampled before ``min_tokens``, unless the grammar leaves nothing else.
     """
     sequence.token_ids.append(token_id)
-    if token_id in sequence.stop_token_ids:
+    return _end(sequence)
+
+
+def _end(sequence: Sequence) -> FinishReason | None:
+    """Return why a sequence's last token is its last, if it is."""
+    if sequence.token_ids[-1] in sequence.stop_token_ids:
         return FinishReason.STOP
     if len(sequence.token_ids) >= sequence.max_num_tokens:
         return FinishReason.LENGTH

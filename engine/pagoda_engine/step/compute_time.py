@@ -5,8 +5,7 @@ Knows sequences. Knows nothing of tensors and clocks.
 
 from collections.abc import Sequence as SequenceOf
 
-from pagoda_engine.scheduler.scheduled import ScheduledSequence
-from pagoda_engine.scheduler.sequence import SequenceState
+from pagoda_engine.scheduler.scheduled import NUM_NEW_TOKENS, ScheduledSequence
 
 
 def share_out(batch: SequenceOf[ScheduledSequence], nanoseconds: int) -> int:
@@ -15,11 +14,10 @@ def share_out(batch: SequenceOf[ScheduledSequence], nanoseconds: int) -> int:
     Those that ended while the device computed them for nothing have had their last output: the
     others of the batch bear it. Returns what nobody can be charged for, since all have ended.
     """
-    finished = SequenceState.FINISHED
-    charged = [e for e in batch if not e.sequence.has_ended and e.sequence.state is not finished]
+    charged = [entry for entry in batch if not entry[0].has_ended]
     if not charged:
         return nanoseconds
-    share, rest = divmod(nanoseconds, sum([entry.num_new_tokens for entry in charged]))
+    share, rest = divmod(nanoseconds, sum(map(NUM_NEW_TOKENS, charged)))
     charged[0].sequence.compute_ns += rest  # less than a nanosecond a token
     for sequence, _, num_new_tokens, is_prefill, _, _ in charged:
         sequence.compute_ns += share * num_new_tokens

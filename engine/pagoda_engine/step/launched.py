@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pagoda_engine.device.queue import LaunchedWork
 from pagoda_engine.sampling import SampledToken, to_prompt_logprobs, to_tokens
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
-from pagoda_engine.scheduler.scheduled import ScheduledSequence
+from pagoda_engine.scheduler.scheduled import FIRST_TOKEN, NUM_NEW_TOKENS, ScheduledSequence
 from pagoda_engine.scheduler.step_cost import attended_tokens
 from pagoda_engine.step.result import StepStats
 from pagoda_engine.step.runner import PreparedStep
@@ -18,14 +18,22 @@ class ReadStep:
 
     Attributes:
         tokens: of each entry with ``samples`` those that are its next ones: where nothing was
-            proposed a single one; see `verified`.
+            proposed a single one; see `verified`. Of a step where nobody's has logprobs, and
+            nothing was proposed, their bare ids, or INVALID: most are so.
         prompt_logprobs: of what each entry has ``scored``.
         embeddings: of each entry that ``embeds``; see `SequenceOutput`.
     """
 
-    tokens: list[SequenceOf[SampledToken]]
+    tokens: list[SequenceOf[SampledToken]] | list[int]
     prompt_logprobs: list[TokenLogprobs]
     embeddings: list[bytes]
+
+    @property
+    def num_accepted(self) -> int:
+        """Tokens that were proposed and came."""
+        if not self.tokens or isinstance(self.tokens[0], int):
+            return 0
+        return sum(len(tokens) - 1 for tokens in self.tokens if not isinstance(tokens, int))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +67,10 @@ class LaunchedStep:
             tensors = tensors[:-1]
         if not prepared.rows:
             return ReadStep([], scores, embeddings)
+        if len(prepared.rows) == len(prepared.row_of) and len(tensors) == 1:
+            token_ids = tensors[0].tolist()
+            return ReadStep([token_ids[row] for row in prepared.row_of], scores, embeddings)
         by_row = to_tokens(tensors, prepared.rows)
-        if len(by_row) == len(prepared.row_of):  # nothing was proposed
-            return ReadStep([(by_row[row],) for row in prepared.row_of], scores, embeddings)
         sampled = [entry for entry in self.batch if entry.samples]
         tokens = [
             verified(entry.proposed, by_row[row : row + entry.num_rows])
@@ -102,24 +111,22 @@ class LaunchedStep:
         """
         started, scheduled, launched = self.times
         gap_seconds, forward_seconds, sample_seconds = device_seconds
-        _, first_tokens, nums_new, are_prefills, _, proposals = zip(*self.batch, strict=True)
-        num_new, num_proposed = sum(nums_new), sum(map(len, proposals))
-        num_decodes = are_prefills.count(False)
-        num_prefill_context = num_attended = 0
-        if num_decodes < len(self.batch):
-            for _, first_token, num_tokens, is_prefill, _, _ in self.batch:
-                if is_prefill:
-                    num_prefill_context += first_token + num_tokens
-                    num_attended += attended_tokens(first_token, num_tokens)
+        num_new = sum(map(NUM_NEW_TOKENS, self.batch))
+        prefills = [entry for entry in self.batch if entry[3]]
+        num_decodes, num_proposed = len(self.batch) - len(prefills), 0
+        if num_new > len(self.batch):
+            num_proposed = sum(len(entry.proposed) for entry in self.batch)
         return StepStats(
             num_sequences=len(self.batch),
             num_prefill_tokens=num_new - num_decodes - num_proposed,
             num_decode_tokens=num_decodes,
             num_proposed_tokens=num_proposed,
             num_accepted_tokens=num_accepted,
-            num_context_tokens=sum(first_tokens) + num_new,
-            num_prefill_context_tokens=num_prefill_context,
-            num_attended_tokens=num_attended,
+            num_context_tokens=sum(map(FIRST_TOKEN, self.batch)) + num_new,
+            num_prefill_context_tokens=sum(entry.num_context_tokens for entry in prefills),
+            num_attended_tokens=sum(
+                attended_tokens(entry.first_token, entry.num_new_tokens) for entry in prefills
+            ),
             num_preempted=num_preempted,
             started=started,
             schedule_seconds=scheduled - started,

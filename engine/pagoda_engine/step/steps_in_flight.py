@@ -154,7 +154,7 @@ class StepsInFlight:
         outputs, computed = commit_step(self._scheduler, launched.batch, read)
         stats = launched.stats(
             device_seconds,
-            num_accepted=sum(map(len, read.tokens)) - len(read.tokens),
+            num_accepted=read.num_accepted,
             num_preempted=num_preempted,
             unclaimed_ns=unclaimed_ns,
             wait_seconds=read_at - started,

@@ -33,12 +33,8 @@ _LEAST_PROB = np.float32(1 / MASS_ONE)
 def sample_tokens(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
     """(token ids, whether valid); arguments as the operator."""
     wide: Floats = logits.float().numpy()
-    num_rows, vocab_size = wide.shape
-    token_ids = wide.argmax(1)
-    best = wide[np.arange(num_rows), token_ids]  # a NaN if the row holds one
-    is_valid = np.isfinite(best)
-    if not is_valid.all():
-        token_ids[~is_valid] = 0
+    vocab_size = wide.shape[1]
+    token_ids, best, is_valid = _largest(wide)
     is_random = is_valid & (rows.temperature.numpy() > 0)
     if is_random.any():
         at_once = max(1, _ELEMENTS_AT_ONCE // vocab_size)
@@ -49,6 +45,22 @@ def sample_tokens(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tenso
                 part = chosen[start : start + at_once]
                 token_ids[part] = _draw(wide[part], best[part], rows, part, is_cut=cut)
     return torch.from_numpy(token_ids), torch.from_numpy(is_valid)
+
+
+def largest_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(token ids, whether valid); arguments as the operator."""
+    token_ids, _, is_valid = _largest(logits.float().numpy())
+    return torch.from_numpy(token_ids), torch.from_numpy(is_valid)
+
+
+def _largest(logits: Floats) -> tuple[Ints, Floats, NDArray[np.bool_]]:
+    """(token ids, 0 where not valid; their logits; whether valid)."""
+    token_ids: Ints = logits.argmax(1)
+    best: Floats = logits[np.arange(len(logits)), token_ids]  # a NaN if the row holds one
+    is_valid: NDArray[np.bool_] = np.isfinite(best)
+    if not is_valid.all():
+        token_ids[~is_valid] = 0
+    return token_ids, best, is_valid
 
 
 def penalise_logits(

@@ -6,7 +6,11 @@ import torch
 from pagoda_kernels.sampling import reference as reference_sampling
 from pagoda_kernels.sampling.philox import COIN, philox_mantissa
 from pagoda_kernels.sampling.rows import plan_sampling
-from pagoda_kernels.sampling.sample_tokens import penalise_logits, sample_tokens
+from pagoda_kernels.sampling.sample_tokens import (
+    largest_tokens,
+    penalise_logits,
+    sample_tokens,
+)
 from pagoda_kernels.sampling.triton import penalise_logits as triton_penalties
 from pagoda_kernels.sampling.triton import sample_tokens as triton_sampling
 
@@ -172,6 +176,23 @@ def test_greedy_takes_the_first_of_the_largest(path, device):
     logits[0, [5, 70, 129]] = 4.0
     token_ids, _ = SAMPLE[path](logits, make_rows(2, device, temperatures=0.0))
     assert token_ids.tolist() == [5, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_largest_is_what_a_greedy_row_takes(device, seed, dtype):
+    torch.manual_seed(seed)
+    logits = torch.randn(9, 333, device=device).to(dtype)
+    logits[1, 200] = logits[1].max()  # of equals the first
+    logits[2, 5] = float("nan")
+    logits[3] = float("-inf")
+    logits[4, 7] = float("inf")
+    before = logits.clone()
+    found = largest_tokens(logits)
+    wanted = sample_tokens(logits, make_rows(9, device, temperatures=0.0))
+    assert found.is_valid.tolist() == [True, True, False, False, False, *[True] * 4]
+    assert found.is_valid.equal(wanted.is_valid)
+    assert found.token_ids.equal(wanted.token_ids)
+    assert logits[0].equal(before[0]), "read alone"
 
 
 @pytest.mark.parametrize("options", [{}, {"top_ks": 3}, {"top_ps": 0.5}, {"min_ps": 1.0}])

@@ -23,7 +23,7 @@ MIN_CHUNK = 16
 """Tokens of such a prompt at a time at least, unless fewer are missing."""
 HORIZON_TOKENS = 64
 """Tokens that a sequence is thought to have still before it, if its limit lets it."""
-PROBE_SHARE = 0.005
+PROBE_SHARE = 0.0025
 """Of all time: what may be lost where the draft seems to pay, and as much again to find out."""
 CREDIT_STEPS = 8.0
 """Steps' time that may be lost at once, before it is not asked until that was made up for."""
@@ -142,6 +142,7 @@ class Drafts:
         self._allowance = 0.0  # seconds that the draft may compute prompts for
         self._num_rests = 0
         self._num_decodes = 0
+        self._num_steps = 0  # since it was last looked at what may be gained
         self._pays = False
 
     def add_to(
@@ -167,13 +168,14 @@ class Drafts:
         """
         if self._asked:
             self._compare()
-        step = cost.of(num_decodes=len(decodes), num_prefill_tokens=0)
-        self._credit += PROBE_SHARE * step
-        self._probe_credit += 0.0 if self._pays else PROBE_SHARE * step
+        self._num_steps += 1
         if self._num_rests and len(decodes) == self._num_decodes:
             self._num_rests -= 1
             return []
-        self._num_rests, self._num_decodes = 0, len(decodes)
+        step = cost.of(num_decodes=len(decodes), num_prefill_tokens=0)
+        self._credit += PROBE_SHARE * step * self._num_steps
+        self._probe_credit += 0.0 if self._pays else PROBE_SHARE * step * self._num_steps
+        self._num_rests, self._num_decodes, self._num_steps = 0, len(decodes), 0
         num_rows = room()
         if num_rows < 1:
             return []
@@ -421,7 +423,8 @@ class Drafts:
         if takes + time.per_token * num_missing > self._probe_credit:
             return []
         if num_missing > MAX_FIRST_TOKENS:
-            self._compute(sequence, num_missing, max(allowed, time.of(MIN_CHUNK)))
+            # In smaller chunks what a forward takes that has no tokens would be most of it.
+            self._compute(sequence, num_missing, max(allowed, time.of(MIN_CHUNK), 2 * time.base))
             self._num_rests = 0  # what was begun goes on, or new tokens would come as fast
         elif sequence.num_unread_tokens:
             sequence.waits_for_tokens = True  # so its token is known in the step after the next

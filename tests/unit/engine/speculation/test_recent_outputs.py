@@ -50,6 +50,14 @@ def test_the_longest_suffix_decides() -> None:
     assert recent.continuation([7, 7, 7, 7, 1, 2, 3, 4], 1) == ([8], 8)
 
 
+def test_what_follows_no_longer_suffix_than_another_proposal_is_not_found() -> None:
+    recent = learned([7, 7, 7, 7, 1, 2, 3, 4, 8])
+    assert recent.continuation([1, 2, 3, 4], 1, longer_than=3) == ([8], 4)
+    assert recent.continuation([1, 2, 3, 4], 1, longer_than=4) == ([], 0)
+    assert recent.continuation([7, 7, 7, 7, 1, 2, 3, 4], 1, longer_than=4) == ([8], 8)
+    assert recent.continuation([7, 7, 7, 7, 1, 2, 3, 4], 1, longer_than=8) == ([], 0)
+
+
 def test_two_tokens_say_something_only_if_they_went_on_alike_before() -> None:
     recent = learned([1, 2, 3, 4, 5])
     assert recent.continuation([9, 9, 1, 2], 1) == ([], 0)
