@@ -127,11 +127,14 @@ class Placer:
         self, context: RequestContext, sequence: OutputSequence, refused: set[str]
     ) -> None:
         placement = await self._placement(context, sequence, refused)
-        await context.opened.wait()
+        request = self._request(context, sequence, placement)  # while the open record is synced
+        if not context.opened.is_set():
+            await context.opened.wait()
         sequence.worker_id = placement.decode_worker_id
         if sequence.worker_id not in context.worker_ids:
             context.worker_ids.append(sequence.worker_id)
-        await self._hand_over(context, sequence, placement, refused)
+        context.on_asking()
+        await self._hand_over(context, sequence, request, refused)
         sequence.hand_over()
 
     async def _placement(
@@ -189,13 +192,12 @@ class Placer:
             is_blocked = sequence.finish_reason == CONTENT_FILTER
             await self._cancel(context, sequence, CONTENT_FILTER if is_blocked else "stop_string")
 
-    async def _hand_over(
+    def _request(
         self,
         context: RequestContext,
         sequence: OutputSequence,
         placement: route_pb2.RouteResponse,
-        refused: set[str],
-    ) -> None:
+    ) -> generate_pb2.GenerateRequest:
         plan = generate_pb2.KvPlan(
             prefill_worker_id=placement.prefill_worker_id,
             num_fetch_blocks=placement.num_fetch_blocks,
@@ -204,7 +206,7 @@ class Placer:
             plan.Clear()  # who answers computes the prompt: KV alone has no logits, no hidden state
         if sequence.sampling.HasField("beam_search"):
             plan.prefill_worker_id = ""  # nor the likeliest first tokens: a prefill worker has one
-        request = generate_pb2.GenerateRequest(
+        return generate_pb2.GenerateRequest(
             request_id=context.request_id,
             sequence_index=sequence.index,
             attempt=sequence.attempt,
@@ -221,7 +223,15 @@ class Placer:
             weight=context.weight,
             adapter=context.model.adapter_digest,
         )
-        worker_id = placement.decode_worker_id
+
+    async def _hand_over(
+        self,
+        context: RequestContext,
+        sequence: OutputSequence,
+        request: generate_pb2.GenerateRequest,
+        refused: set[str],
+    ) -> None:
+        worker_id = sequence.worker_id
         try:
             async with sequence.asking():
                 answer = await self._bus.request(

@@ -69,6 +69,7 @@ class RequestContext:
         trace_context: of gateway.request.
         opened: set once the usage log has the request; no worker is asked before.
         on_route: hears each routing answer, its attempt and its milliseconds.
+        on_asking: hears that a worker is asked next, in the same turn of the event loop.
         cancel_reason: sent to the worker when a sequence is cancelled.
         worker_ids: decode workers that were asked, in that order.
         asked_ahead: a sequence, since when (`time.perf_counter`) the router is being asked where it
@@ -84,6 +85,7 @@ class RequestContext:
     trace_context: Context
     opened: asyncio.Event
     on_route: Callable[[OutputSequence, RouteResponse, float], None]
+    on_asking: Callable[[], None]
     tenant_tag: bytes = b""
     weight: float = 1.0
     cancel_reason: str = "client_disconnect"
