@@ -8,7 +8,7 @@ import contextlib
 import logging
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
 from pagoda_gateway import metrics
@@ -86,7 +86,9 @@ class Placer:
             for attempt in range(self._settings.max_attempts):
                 sequence.begin_attempt(attempt)
                 try:
-                    async with self._one_suspect_at_a_time(context, sequence, num_faults):
+                    if num_faults:
+                        await self._place_suspect(context, sequence, refused)
+                    else:
                         await self._place(context, sequence, refused)
                     await self._finish(context, sequence, refused)
                     return
@@ -107,20 +109,16 @@ class Placer:
             await self._cancel(context, sequence, context.cancel_reason)
             raise
 
-    @contextlib.asynccontextmanager
-    async def _one_suspect_at_a_time(
-        self, context: RequestContext, sequence: OutputSequence, num_faults: int
-    ) -> AsyncIterator[None]:
-        """Keep a model's sequences that an engine failed over apart until each brings a token.
+    async def _place_suspect(
+        self, context: RequestContext, sequence: OutputSequence, refused: set[str]
+    ) -> None:
+        """Place one that an engine failed over; others of its model wait until it brings a token.
 
         One of those that shared the engine is to blame. Were they placed together again, the others
         would fail with it again, and be blamed too.
         """
-        if not num_faults:
-            yield
-            return
         async with self._suspect_runs[context.model.name]:
-            yield
+            await self._place(context, sequence, refused)
             await sequence.progress.wait()
 
     async def _place(

@@ -64,10 +64,8 @@ class UsageLog:
         close the request.
         """
         stored = self._outbox.append(UsageRecord(close=record).SerializeToString(), is_kept=True)
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await asyncio.shield(stored)
-        except TimeoutError:
+        await asyncio.wait((stored,), timeout=CLOSE_SECONDS)
+        if not stored.done():
             metrics.USAGE_FAILURES.labels("close").inc()
             logger.warning("the close record of %s waits for the disk", record.request_id)
 
