@@ -24,7 +24,12 @@ from pagoda_gateway.sequences.frames import FrameReceiver
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.sequences.placement import Placer
 from pagoda_gateway.sequences.replay import KeptOutput, replay
-from pagoda_gateway.sequences.request import RequestContext, RequestIdentity, tenant_tag
+from pagoda_gateway.sequences.request import (
+    AskedAhead,
+    RequestContext,
+    RequestIdentity,
+    tenant_tag,
+)
 from pagoda_gateway.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -63,6 +68,7 @@ class Generation:
         deadline_unix_seconds: float,
         max_undelivered_tokens: int | None,
         max_placed: int,
+        asked_ahead: AskedAhead | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Prepare; `add_sequence` and `run` come next.
@@ -78,6 +84,7 @@ class Generation:
             deadline_unix_seconds: when it must have ended.
             max_undelivered_tokens: bound on what waits for a slow reader; None: nobody reads yet.
             max_placed: sequences that workers have at a time; others wait here.
+            asked_ahead: has the router's answer for the first sequence; None: it was not asked.
             clock: Unix seconds.
         """
         self.identity = identity
@@ -111,11 +118,11 @@ class Generation:
             priority=identity.priority,
             deadline_unix_seconds=deadline_unix_seconds,
             trace_context=self.context,
-            opened=asyncio.Event(),
             on_route=self._note_route,
             on_asking=self._note_asking,
             tenant_tag=tenant_tag(identity.tenant),
             weight=identity.weight,
+            asked_ahead=asked_ahead,
         )
 
     @property
@@ -168,15 +175,12 @@ class Generation:
             )
 
     def begin(self) -> None:
-        """Ask the router and open the account, if nothing can keep the request from running.
+        """Open the account, if nothing can keep the request from running; `run` comes next.
 
-        The router answers while the open record is synced, and both while tasks are made; only both
-        together let a sequence go to its worker. What has a gate to pass, or a judge, costs nobody
-        anything before that. `run` comes next.
+        The record is synced while tasks are made and the router thinks. What has a gate to pass, or
+        a judge, costs nobody anything before that.
         """
         if self.gate is None and self.judge is None:
-            if self.kept_outputs is None:
-                self._placer.ask_ahead(self._request, self.sequences[0])
             self._open()
 
     async def run(self) -> None:
@@ -275,7 +279,6 @@ class Generation:
         self.on_progress, self.meanwhile = self.changed.set, None
         self._runner = self.gate = self.judge = None
         self._request.on_route = self._request.on_asking = _hear_nothing
-        self._request.drop_question()
         for sequence in self.sequences:
             sequence.release()
 
@@ -313,7 +316,8 @@ class Generation:
         elif self.kept_outputs is None:
             await self._placer.run(self._request, sequence)
         else:
-            await self._request.opened.wait()
+            assert self._request.opened is not None, "the account is opened before sequences run"
+            await self._request.opened
             await replay(sequence, self.kept_outputs[sequence.index])
 
     def _open(self) -> None:
@@ -325,16 +329,16 @@ class Generation:
             gateway_id=self._gateway_id,
             now=self._clock(),
         )
-        self._open_log.open(self.opened).add_done_callback(self._on_opened)
+        self._request.opened = self._open_log.open(self.opened)
+        self._request.opened.add_done_callback(self._note_opened)
 
-    def _on_opened(self, stored: asyncio.Future[None]) -> None:
-        error = stored.exception()
-        if error is None:
-            self._request.opened.set()
-            return
-        assert isinstance(error, GatewayError), "the log raises nothing else"
-        self.opened = None  # it is not stored, and will not be
-        self.fail(error, reason="deadline")
+    def _note_opened(self, opened: asyncio.Future[None]) -> None:
+        """End what must not begin, whatever it waits for."""
+        error = None if opened.cancelled() else opened.exception()
+        if error is not None:
+            assert isinstance(error, GatewayError), "the log raises nothing else"
+            self.opened = None  # it is not stored, and will not be
+            self.fail(error, reason="deadline")
 
     def _note_asking(self) -> None:
         """A worker is about to be asked: what nobody waits for is done once that is sent.

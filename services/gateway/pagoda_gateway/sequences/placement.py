@@ -67,12 +67,8 @@ class Placer:
         self._settings = settings
         self._gateway_id = gateway_id
         self._backoff = Backoff(draw)
-        self._router = RouterClient(bus, directory, settings, self._backoff)
+        self.router = RouterClient(bus, directory, settings, self._backoff)
         self._suspect_runs: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by model
-
-    def ask_ahead(self, context: RequestContext, sequence: OutputSequence) -> None:
-        """See `RouterClient.ask_ahead`."""
-        self._router.ask_ahead(context, sequence)
 
     async def run(self, context: RequestContext, sequence: OutputSequence) -> None:
         """Return when the sequence has finished. Cancelled: the worker is told before this returns.
@@ -124,10 +120,11 @@ class Placer:
     async def _place(
         self, context: RequestContext, sequence: OutputSequence, refused: set[str]
     ) -> None:
+        request = self._request(context, sequence)  # while the router thinks
         placement = await self._placement(context, sequence, refused)
-        request = self._request(context, sequence, placement)  # while the open record is synced
-        if not context.opened.is_set():
-            await context.opened.wait()
+        request.plan.CopyFrom(_plan(sequence, placement))
+        assert context.opened is not None, "the account is opened before sequences run"
+        await context.opened
         sequence.worker_id = placement.decode_worker_id
         if sequence.worker_id not in context.worker_ids:
             context.worker_ids.append(sequence.worker_id)
@@ -148,12 +145,12 @@ class Placer:
                 placement.prefill_worker_id, placement.num_fetch_blocks = "", 0
                 return placement
         if leader is not None:
-            return await self._router.route(context, sequence, refused)
+            return await self.router.route(context, sequence, refused)
         leader = context.placements[id(sequence.prompt)] = (
             asyncio.get_running_loop().create_future()
         )
         try:
-            placement = await self._router.route(context, sequence, refused)
+            placement = await self.router.route(context, sequence, refused)
             leader.set_result(placement)
         finally:
             if not leader.done():
@@ -191,19 +188,9 @@ class Placer:
             await self._cancel(context, sequence, CONTENT_FILTER if is_blocked else "stop_string")
 
     def _request(
-        self,
-        context: RequestContext,
-        sequence: OutputSequence,
-        placement: route_pb2.RouteResponse,
+        self, context: RequestContext, sequence: OutputSequence
     ) -> generate_pb2.GenerateRequest:
-        plan = generate_pb2.KvPlan(
-            prefill_worker_id=placement.prefill_worker_id,
-            num_fetch_blocks=placement.num_fetch_blocks,
-        )
-        if sequence.sampling.HasField("num_prompt_logprobs") or sequence.sampling.embed:
-            plan.Clear()  # who answers computes the prompt: KV alone has no logits, no hidden state
-        if sequence.sampling.HasField("beam_search"):
-            plan.prefill_worker_id = ""  # nor the likeliest first tokens: a prefill worker has one
+        """Return what a worker is asked, without the plan for its KV."""
         return generate_pb2.GenerateRequest(
             request_id=context.request_id,
             sequence_index=sequence.index,
@@ -214,7 +201,6 @@ class Placer:
             cache_root=sequence.prompt.cache_root,
             block_hashes=b"".join(sequence.prompt.block_hashes),
             sampling=sequence.sampling,
-            plan=plan,
             deadline_unix_seconds=context.deadline_unix_seconds,
             priority=context.priority,
             tenant=context.tenant_tag,
@@ -284,3 +270,16 @@ class Placer:
                 await self._bus.publish(
                     subjects.cancel(worker_id), request, context=context.trace_context
                 )
+
+
+def _plan(sequence: OutputSequence, placement: route_pb2.RouteResponse) -> generate_pb2.KvPlan:
+    """Return where a sequence's KV comes from."""
+    plan = generate_pb2.KvPlan(
+        prefill_worker_id=placement.prefill_worker_id,
+        num_fetch_blocks=placement.num_fetch_blocks,
+    )
+    if sequence.sampling.HasField("num_prompt_logprobs") or sequence.sampling.embed:
+        plan.Clear()  # who answers computes the prompt: KV alone has no logits, no hidden state
+    if sequence.sampling.HasField("beam_search"):
+        plan.prefill_worker_id = ""  # nor the likeliest first tokens: a prefill worker has one
+    return plan
