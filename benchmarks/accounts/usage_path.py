@@ -123,11 +123,13 @@ async def store(
     async def stream() -> None:
         for _ in range(num_requests):
             request_id = new_request_id()
-            for work in (log.open(open_record(request_id)), log.close(close_record(request_id))):
+            for write, record in (
+                (log.open, open_record(request_id)), (log.close, close_record(request_id)),
+            ):  # fmt: skip
                 if pause:
                     await asyncio.sleep(rng.uniform(0, 2 * pause))
                 started = time.perf_counter()
-                await work
+                await write(record)
                 seconds.append(time.perf_counter() - started)
 
     started, cpu = time.perf_counter(), time.process_time()

@@ -6,6 +6,7 @@ Knows uvicorn's cycle.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -31,6 +32,16 @@ class BodyPipe:
         """Make the pipe known to the request's route."""
         scope[_SCOPE_NAME] = self
 
+    def on_loss(self, callback: Callable[[], None] | None) -> None:
+        """Call back when the client is gone, now if it is; None: no more.
+
+        A task that waits for ASGI's message costs a request more, at its begin and at its end.
+        """
+        if callback is not None and self._cycle.disconnected:
+            callback()
+        else:
+            self._cycle.on_loss = callback  # type: ignore[attr-defined]
+
     @property
     def is_open(self) -> bool:
         """Whether something can be written now: the client is there and reads."""
@@ -50,6 +61,13 @@ class BodyPipe:
             head = _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
             body = b"".join((head, body, b"\r\n"))
         self._transport.write(body)
+
+
+def tell_loss(cycle: RequestResponseCycle) -> None:
+    """Call whoever waits for the end of the connection that `cycle` answers by."""
+    callback: Callable[[], None] | None = getattr(cycle, "on_loss", None)
+    if callback is not None:
+        callback()
 
 
 def has_whole_body(scope: Scope) -> bool:

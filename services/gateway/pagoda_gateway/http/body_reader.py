@@ -56,6 +56,16 @@ class BodyReader:
         size = int(declared) if declared.isascii() and declared.isdigit() else 0
         if size > self._max_bytes and header(request.scope, b"expect").lower() == "100-continue":
             raise self._too_large(size)
+        if has_whole_body(request.scope) and size <= self._max_bytes:
+            chunk = (await request.receive())["body"]
+            if len(chunk) > self._max_bytes:  # of a body that did not say so
+                raise self._too_large(len(chunk))
+            self._budget.take(len(chunk))
+            try:
+                yield chunk
+            finally:
+                self._budget.free(len(chunk))
+            return
         chunks = bytearray()
         num_received = 0
 

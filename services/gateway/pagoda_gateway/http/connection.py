@@ -12,7 +12,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagoda_gateway.errors import InvalidRequestError
-from pagoda_gateway.http.body_pipe import BodyPipe, end_with_connection
+from pagoda_gateway.http.body_pipe import BodyPipe, end_with_connection, tell_loss
 from pagoda_gateway.http.joined_head import JoinedHead
 
 MAX_HEAD_BYTES = 65_536
@@ -80,6 +80,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._current is not None and not self._current.response_complete:
             self._current.disconnected = True  # uvicorn tells the last request in the pipeline
             self._current.message_event.set()
+            tell_loss(self._current)
 
     def data_received(self, data: bytes) -> None:
         """Watch the head."""

@@ -21,6 +21,8 @@ _PLAIN = re.compile(r"[!-+\--~]+")  # printable ASCII without space and comma
 def note_ignored(scope: Scope, value: dict[str, Any], schema: type[BaseModel]) -> None:
     """Keep the names of the first fields that `schema` does not have."""
     known = schema.model_fields
+    if value.keys() <= known.keys():  # as nearly always
+        return
     unknown = (name for name in value if name not in known)
     names = [name[:MAX_NAME_CHARS] for name in itertools.islice(unknown, MAX_NAMES)]
     scope[_SCOPE_NAME] = ",".join(sorted(name for name in names if _PLAIN.fullmatch(name)))

@@ -4,7 +4,6 @@ import logging
 import re
 import time
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,6 +22,7 @@ from pagoda_runtime.identity import new_request_id
 logger = logging.getLogger(__name__)
 
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_OWN_ID = b"x-pagoda-request-id"
 ADMIN_PATH = "/admin"
 LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 # Everything else is for clients with a key alone, a route that somebody adds included.
@@ -63,15 +63,15 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                named = MutableHeaders(scope=message)
-                named["x-request-id"] = client_id or request_id
-                named["x-pagoda-request-id"] = request_id
+                own_id = request_id.encode()
+                named = [(b"x-request-id", client_id.encode() or own_id), (_OWN_ID, own_id)]
                 if ignored := ignored_of(scope):
-                    named[IGNORED_HEADER] = ignored
+                    named.append((IGNORED_HEADER.encode(), ignored.encode("latin-1")))
                 if cached := cache_of(scope):
-                    named[CACHE_HEADER] = cached
+                    named.append((CACHE_HEADER.encode(), cached.encode("latin-1")))
                 for name, value in limits_of(scope).items():
-                    named[name] = value
+                    named.append((name.encode(), value.encode("latin-1")))
+                message["headers"] = [*message.get("headers", ()), *named]  # no route sets these
             await send(message)
 
         arrived = time.time()

@@ -82,10 +82,8 @@ def most_tokens(options: OutputOptions) -> int:
     return MAX_FRAME_TOKENS // (options.num_choices * (1 + num_alternatives))
 
 
-def beam_search(body: GenerationBody, options: OutputOptions) -> generate_pb2.BeamSearch | None:
-    """Return what the engine is told; None: the body asks for no search."""
-    if not options.is_search:
-        return None
+def beam_search(body: GenerationBody, options: OutputOptions) -> generate_pb2.BeamSearch:
+    """Return what the engine is told, where the body asks for a search."""
     return generate_pb2.BeamSearch(
         width=options.num_choices,
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,

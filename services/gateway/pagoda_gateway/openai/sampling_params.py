@@ -18,6 +18,25 @@ DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
 """What ends DRY's repetitions where the client does not say; the defaults are llama.cpp's."""
 
 _UINT64 = 2**64 - 1
+_DEFAULTS = generate_pb2.SamplingParams(
+    temperature=1.0,
+    top_p=1.0,
+    repetition_penalty=1.0,
+    typical_p=1.0,
+    xtc_threshold=0.1,
+    dry_base=1.75,
+    dry_allowed_length=2,
+)
+# Fields of the body that are the engine's.
+_NUMBERS = frozenset(
+    (
+        "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty",
+        "presence_penalty", "ignore_eos", "typical_p", "xtc_threshold", "xtc_probability",
+        "dry_multiplier", "dry_base", "dry_allowed_length", "lz_penalty",
+    )
+)  # fmt: skip
+_NOT_BELOW_ZERO = frozenset(("top_k", "top_n_sigma"))  # -1 says off, too
+_TOKEN_IDS = frozenset(("stop_token_ids", "logprob_token_ids", "allowed_token_ids"))
 
 
 def sampling_params(
@@ -29,38 +48,34 @@ def sampling_params(
     bad_words: Sequence[Sequence[int]],
     dry_sequence_breakers: Sequence[int],
 ) -> generate_pb2.SamplingParams:
-    """Return the engine's parameters, without a seed (each sequence has its own)."""
-    return generate_pb2.SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=body.min_tokens or 0,
-        temperature=0.0 if options.is_search else _or(body.temperature, 1.0),
-        top_k=max(0, body.top_k or 0),
-        top_p=_or(body.top_p, 1.0),
-        min_p=_or(body.min_p, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
-        presence_penalty=_or(body.presence_penalty, 0.0),
-        logit_bias=logit_bias(body),
-        num_logprobs=options.num_engine_logprobs,
-        num_prompt_logprobs=options.num_scored_logprobs,
-        stop_token_ids=body.stop_token_ids,
-        ignore_eos=bool(body.ignore_eos),
-        grammar=grammar,
-        logprob_token_ids=body.logprob_token_ids,
-        allowed_token_ids=body.allowed_token_ids,
-        bad_words=(generate_pb2.TokenSequence(token_ids=word) for word in bad_words),
-        embed=options.embed,
-        top_n_sigma=max(0.0, _or(body.top_n_sigma, 0.0)),
-        typical_p=_or(body.typical_p, 1.0),
-        xtc_threshold=_or(body.xtc_threshold, 0.1),
-        xtc_probability=_or(body.xtc_probability, 0.0),
-        dry_multiplier=_or(body.dry_multiplier, 0.0),
-        dry_base=_or(body.dry_base, 1.75),
-        dry_allowed_length=2 if body.dry_allowed_length is None else body.dry_allowed_length,
-        dry_sequence_breakers=dry_sequence_breakers,
-        lz_penalty=_or(body.lz_penalty, 0.0),
-        beam_search=beam_search(body, options),
-    )
+    """Return the engine's parameters, without a seed (each sequence has its own).
+
+    Few of them are sent: only those are looked at.
+    """
+    params = generate_pb2.SamplingParams()
+    params.CopyFrom(_DEFAULTS)
+    params.max_tokens = max_tokens
+    for name in _NUMBERS & body.model_fields_set:
+        if (value := getattr(body, name)) is not None:
+            setattr(params, name, value)
+    for name in _NOT_BELOW_ZERO & body.model_fields_set:
+        setattr(params, name, max(0, getattr(body, name) or 0))
+    for name in _TOKEN_IDS & body.model_fields_set:
+        getattr(params, name).extend(getattr(body, name) or ())
+    if options.is_search:
+        params.temperature = 0.0
+        params.beam_search.CopyFrom(beam_search(body, options))
+    for token_id, bias in logit_bias(body).items():
+        params.logit_bias[token_id] = bias
+    if options.num_engine_logprobs is not None:
+        params.num_logprobs = options.num_engine_logprobs
+    if options.num_scored_logprobs is not None:
+        params.num_prompt_logprobs = options.num_scored_logprobs
+    params.grammar, params.embed = grammar, options.embed
+    for word in bad_words:
+        params.bad_words.add(token_ids=word)
+    params.dry_sequence_breakers.extend(dry_sequence_breakers)
+    return params
 
 
 def dry_sequence_breakers(body: GenerationBody) -> tuple[str, ...]:
@@ -132,7 +147,3 @@ def sequence_seed(seed: int | None, *, sequence_index: int, num_choices: int) ->
     state = hashlib.blake2b(unsigned.to_bytes(8, "little"), digest_size=8, person=b"pagoda.seed")
     state.update(choice.to_bytes(8, "little"))
     return int.from_bytes(state.digest(), "little")
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value

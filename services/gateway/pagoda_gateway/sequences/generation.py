@@ -24,14 +24,18 @@ from pagoda_gateway.sequences.frames import FrameReceiver
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.sequences.placement import Placer
 from pagoda_gateway.sequences.replay import KeptOutput, replay
-from pagoda_gateway.sequences.request import RequestContext, RequestIdentity, tenant_tag
+from pagoda_gateway.sequences.request import (
+    AskedAhead,
+    RequestContext,
+    RequestIdentity,
+    tenant_tag,
+)
 from pagoda_gateway.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
 MAX_EXPLAINED_CANDIDATES = 16
 _IS_SETTLED = operator.attrgetter("is_settled")
-TURNS_TO_SEND = 3  # of the event loop, until what tasks just made have to send is on its way
 
 
 class Gate(Protocol):
@@ -64,6 +68,7 @@ class Generation:
         deadline_unix_seconds: float,
         max_undelivered_tokens: int | None,
         max_placed: int,
+        asked_ahead: AskedAhead | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Prepare; `add_sequence` and `run` come next.
@@ -79,6 +84,7 @@ class Generation:
             deadline_unix_seconds: when it must have ended.
             max_undelivered_tokens: bound on what waits for a slow reader; None: nobody reads yet.
             max_placed: sequences that workers have at a time; others wait here.
+            asked_ahead: has the router's answer for the first sequence; None: it was not asked.
             clock: Unix seconds.
         """
         self.identity = identity
@@ -92,7 +98,7 @@ class Generation:
         self.judge: Callable[[], Awaitable[None]] | None = None  # of the prompt, behind the gate
         self.failure: GatewayError | None = None
         self.is_disconnected = False
-        self.meanwhile: Callable[[], None] | None = None  # nobody waits for it: see `_run_all`
+        self.meanwhile: Callable[[], None] | None = None  # nobody waits for it: see `_note_asking`
         self.kept_outputs: Sequence[KeptOutput] | None = None  # an answer that needs no worker
         self.opened: UsageOpen | None = None  # was sent, so a close record must follow
         self._gateway_id = gateway_id
@@ -112,10 +118,11 @@ class Generation:
             priority=identity.priority,
             deadline_unix_seconds=deadline_unix_seconds,
             trace_context=self.context,
-            opened=asyncio.Event(),
             on_route=self._note_route,
+            on_asking=self._note_asking,
             tenant_tag=tenant_tag(identity.tenant),
             weight=identity.weight,
+            asked_ahead=asked_ahead,
         )
 
     @property
@@ -168,14 +175,13 @@ class Generation:
             )
 
     def begin(self) -> None:
-        """Ask the router ahead, if nothing can keep the request from running; `run` comes next.
+        """Open the account, if nothing can keep the request from running; `run` comes next.
 
-        It answers while tasks are made and the open record is synced; only both together let a
-        sequence go to its worker. What has a gate to pass, or a judge, costs the router nothing
-        before that.
+        The record is synced while tasks are made and the router thinks. What has a gate to pass, or
+        a judge, costs nobody anything before that.
         """
-        if self.gate is None and self.judge is None and self.kept_outputs is None:
-            self._placer.ask_ahead(self._request, self.sequences[0])
+        if self.gate is None and self.judge is None:
+            self._open()
 
     async def run(self) -> None:
         """Run every sequence to its end. Never raises but for cancellation: see `failure`."""
@@ -198,6 +204,7 @@ class Generation:
             self._set_failure(InternalError("the gateway failed; its log has the details"))
         finally:
             timer.cancel()
+            self.meanwhile = None  # what has not begun would not be settled
             for sequence in self.sequences:
                 self._frames.unregister(self.identity.request_id, sequence)
                 sequence.close()
@@ -271,8 +278,7 @@ class Generation:
         """
         self.on_progress, self.meanwhile = self.changed.set, None
         self._runner = self.gate = self.judge = None
-        self._request.on_route = _hear_nothing
-        self._request.drop_question()
+        self._request.on_route = self._request.on_asking = _hear_nothing
         for sequence in self.sequences:
             sequence.release()
 
@@ -285,17 +291,14 @@ class Generation:
             self._is_being_judged = True
             await self.judge()
             self._is_being_judged = False
+        if self.opened is None:
+            self._open()
+        if len(self.sequences) == 1:  # as nearly always: without a task of its own
+            await self._run_sequence(self.sequences[0])
+            return
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._open())
             for sequence in self.sequences:
                 tasks.create_task(self._run_sequence(sequence))
-            if self.meanwhile is not None:
-                # The open record's thread needs the interpreter, and sequences that were placed
-                # wait for it; then for their workers, most of the time to the first token.
-                await self._request.opened.wait()
-                for _ in range(TURNS_TO_SEND):
-                    await asyncio.sleep(0)
-                self.meanwhile()
 
     async def _run_sequence(self, sequence: OutputSequence) -> None:
         async with self._places:
@@ -313,10 +316,12 @@ class Generation:
         elif self.kept_outputs is None:
             await self._placer.run(self._request, sequence)
         else:
-            await self._request.opened.wait()
+            assert self._request.opened is not None, "the account is opened before sequences run"
+            await self._request.opened
             await replay(sequence, self.kept_outputs[sequence.index])
 
-    async def _open(self) -> None:
+    def _open(self) -> None:
+        """Have the open record stored, within this call; no worker is asked before it is."""
         self.opened = usage.open_record(
             self.identity,
             self._request,
@@ -324,12 +329,29 @@ class Generation:
             gateway_id=self._gateway_id,
             now=self._clock(),
         )
-        try:
-            await self._open_log.open(self.opened)
-        except UnavailableError:
+        self._request.opened = self._open_log.open(self.opened)
+        self._request.opened.add_done_callback(self._note_opened)
+
+    def _note_opened(self, opened: asyncio.Future[None]) -> None:
+        """End what must not begin, whatever it waits for."""
+        error = None if opened.cancelled() else opened.exception()
+        if error is not None:
+            assert isinstance(error, GatewayError), "the log raises nothing else"
             self.opened = None  # it is not stored, and will not be
-            raise
-        self._request.opened.set()
+            self.fail(error, reason="deadline")
+
+    def _note_asking(self) -> None:
+        """A worker is about to be asked: what nobody waits for is done once that is sent.
+
+        Nearly all of the time to the first token is left then.
+        """
+        if self.meanwhile is not None:
+            asyncio.get_running_loop().call_soon(self._do_meanwhile)
+
+    def _do_meanwhile(self) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
 
     def _note_route(
         self, sequence: OutputSequence, answer: RouteResponse, milliseconds: float
@@ -363,7 +385,7 @@ class Generation:
         self.changed.set()
 
 
-def _hear_nothing(_sequence: OutputSequence, _answer: RouteResponse, _milliseconds: float) -> None:
+def _hear_nothing(*_: object) -> None:
     pass
 
 

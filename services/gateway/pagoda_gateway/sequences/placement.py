@@ -8,7 +8,7 @@ import contextlib
 import logging
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
 from pagoda_gateway import metrics
@@ -67,12 +67,8 @@ class Placer:
         self._settings = settings
         self._gateway_id = gateway_id
         self._backoff = Backoff(draw)
-        self._router = RouterClient(bus, directory, settings, self._backoff)
+        self.router = RouterClient(bus, directory, settings, self._backoff)
         self._suspect_runs: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by model
-
-    def ask_ahead(self, context: RequestContext, sequence: OutputSequence) -> None:
-        """See `RouterClient.ask_ahead`."""
-        self._router.ask_ahead(context, sequence)
 
     async def run(self, context: RequestContext, sequence: OutputSequence) -> None:
         """Return when the sequence has finished. Cancelled: the worker is told before this returns.
@@ -86,7 +82,9 @@ class Placer:
             for attempt in range(self._settings.max_attempts):
                 sequence.begin_attempt(attempt)
                 try:
-                    async with self._one_suspect_at_a_time(context, sequence, num_faults):
+                    if num_faults:
+                        await self._place_suspect(context, sequence, refused)
+                    else:
                         await self._place(context, sequence, refused)
                     await self._finish(context, sequence, refused)
                     return
@@ -107,31 +105,31 @@ class Placer:
             await self._cancel(context, sequence, context.cancel_reason)
             raise
 
-    @contextlib.asynccontextmanager
-    async def _one_suspect_at_a_time(
-        self, context: RequestContext, sequence: OutputSequence, num_faults: int
-    ) -> AsyncIterator[None]:
-        """Keep a model's sequences that an engine failed over apart until each brings a token.
+    async def _place_suspect(
+        self, context: RequestContext, sequence: OutputSequence, refused: set[str]
+    ) -> None:
+        """Place one that an engine failed over; others of its model wait until it brings a token.
 
         One of those that shared the engine is to blame. Were they placed together again, the others
         would fail with it again, and be blamed too.
         """
-        if not num_faults:
-            yield
-            return
         async with self._suspect_runs[context.model.name]:
-            yield
+            await self._place(context, sequence, refused)
             await sequence.progress.wait()
 
     async def _place(
         self, context: RequestContext, sequence: OutputSequence, refused: set[str]
     ) -> None:
+        request = self._request(context, sequence)  # while the router thinks
         placement = await self._placement(context, sequence, refused)
-        await context.opened.wait()
+        request.plan.CopyFrom(_plan(sequence, placement))
+        assert context.opened is not None, "the account is opened before sequences run"
+        await context.opened
         sequence.worker_id = placement.decode_worker_id
         if sequence.worker_id not in context.worker_ids:
             context.worker_ids.append(sequence.worker_id)
-        await self._hand_over(context, sequence, placement, refused)
+        context.on_asking()
+        await self._hand_over(context, sequence, request, refused)
         sequence.hand_over()
 
     async def _placement(
@@ -147,12 +145,12 @@ class Placer:
                 placement.prefill_worker_id, placement.num_fetch_blocks = "", 0
                 return placement
         if leader is not None:
-            return await self._router.route(context, sequence, refused)
+            return await self.router.route(context, sequence, refused)
         leader = context.placements[id(sequence.prompt)] = (
             asyncio.get_running_loop().create_future()
         )
         try:
-            placement = await self._router.route(context, sequence, refused)
+            placement = await self.router.route(context, sequence, refused)
             leader.set_result(placement)
         finally:
             if not leader.done():
@@ -189,22 +187,11 @@ class Placer:
             is_blocked = sequence.finish_reason == CONTENT_FILTER
             await self._cancel(context, sequence, CONTENT_FILTER if is_blocked else "stop_string")
 
-    async def _hand_over(
-        self,
-        context: RequestContext,
-        sequence: OutputSequence,
-        placement: route_pb2.RouteResponse,
-        refused: set[str],
-    ) -> None:
-        plan = generate_pb2.KvPlan(
-            prefill_worker_id=placement.prefill_worker_id,
-            num_fetch_blocks=placement.num_fetch_blocks,
-        )
-        if sequence.sampling.HasField("num_prompt_logprobs") or sequence.sampling.embed:
-            plan.Clear()  # who answers computes the prompt: KV alone has no logits, no hidden state
-        if sequence.sampling.HasField("beam_search"):
-            plan.prefill_worker_id = ""  # nor the likeliest first tokens: a prefill worker has one
-        request = generate_pb2.GenerateRequest(
+    def _request(
+        self, context: RequestContext, sequence: OutputSequence
+    ) -> generate_pb2.GenerateRequest:
+        """Return what a worker is asked, without the plan for its KV."""
+        return generate_pb2.GenerateRequest(
             request_id=context.request_id,
             sequence_index=sequence.index,
             attempt=sequence.attempt,
@@ -214,14 +201,21 @@ class Placer:
             cache_root=sequence.prompt.cache_root,
             block_hashes=b"".join(sequence.prompt.block_hashes),
             sampling=sequence.sampling,
-            plan=plan,
             deadline_unix_seconds=context.deadline_unix_seconds,
             priority=context.priority,
             tenant=context.tenant_tag,
             weight=context.weight,
             adapter=context.model.adapter_digest,
         )
-        worker_id = placement.decode_worker_id
+
+    async def _hand_over(
+        self,
+        context: RequestContext,
+        sequence: OutputSequence,
+        request: generate_pb2.GenerateRequest,
+        refused: set[str],
+    ) -> None:
+        worker_id = sequence.worker_id
         try:
             async with sequence.asking():
                 answer = await self._bus.request(
@@ -276,3 +270,16 @@ class Placer:
                 await self._bus.publish(
                     subjects.cancel(worker_id), request, context=context.trace_context
                 )
+
+
+def _plan(sequence: OutputSequence, placement: route_pb2.RouteResponse) -> generate_pb2.KvPlan:
+    """Return where a sequence's KV comes from."""
+    plan = generate_pb2.KvPlan(
+        prefill_worker_id=placement.prefill_worker_id,
+        num_fetch_blocks=placement.num_fetch_blocks,
+    )
+    if sequence.sampling.HasField("num_prompt_logprobs") or sequence.sampling.embed:
+        plan.Clear()  # who answers computes the prompt: KV alone has no logits, no hidden state
+    if sequence.sampling.HasField("beam_search"):
+        plan.prefill_worker_id = ""  # nor the likeliest first tokens: a prefill worker has one
+    return plan

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from opentelemetry.context import Context
 
@@ -55,6 +55,18 @@ class RequestIdentity:
     weight: float = 1.0
 
 
+class AskedAhead(NamedTuple):
+    """A question to the router that nobody waits for yet.
+
+    Attributes:
+        started: when it was asked (`time.perf_counter`).
+        asked: has the answer; closed by whoever asked, if nobody has awaited it.
+    """
+
+    started: float
+    asked: Asked[RouteResponse]
+
+
 @dataclass(slots=True)
 class RequestContext:
     """What a request's sequences need on their way to the workers.
@@ -67,12 +79,13 @@ class RequestContext:
         weight: see `RequestIdentity`.
         deadline_unix_seconds: nothing goes on after this.
         trace_context: of gateway.request.
-        opened: set once the usage log has the request; no worker is asked before.
         on_route: hears each routing answer, its attempt and its milliseconds.
+        on_asking: hears that a worker is asked next, in the same turn of the event loop.
         cancel_reason: sent to the worker when a sequence is cancelled.
         worker_ids: decode workers that were asked, in that order.
-        asked_ahead: a sequence, since when (`time.perf_counter`) the router is being asked where it
-            should run, and what will have the answer. Whoever takes it out awaits or closes that.
+        asked_ahead: has the router's answer for the first sequence. Whoever takes it out awaits it.
+        opened: done once the usage log has the request; no worker is asked before. What cancels one
+            sequence that waits for it cancels all of them. None until there is a record.
         placements: of each prompt's first choice, by the prompt's identity: the others follow it.
             None if it could not be placed.
     """
@@ -82,17 +95,12 @@ class RequestContext:
     priority: int
     deadline_unix_seconds: float
     trace_context: Context
-    opened: asyncio.Event
     on_route: Callable[[OutputSequence, RouteResponse, float], None]
+    on_asking: Callable[[], None]
     tenant_tag: bytes = b""
     weight: float = 1.0
     cancel_reason: str = "client_disconnect"
     worker_ids: list[str] = field(default_factory=list)
-    asked_ahead: "tuple[OutputSequence, float, Asked[RouteResponse]] | None" = None
+    asked_ahead: AskedAhead | None = None
+    opened: asyncio.Future[None] | None = None
     placements: "dict[int, asyncio.Future[RouteResponse | None]]" = field(default_factory=dict)
-
-    def drop_question(self) -> None:
-        """Wait no more for what nobody has taken."""
-        if self.asked_ahead is not None:
-            self.asked_ahead[2].close()
-            self.asked_ahead = None

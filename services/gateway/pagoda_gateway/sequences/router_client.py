@@ -1,8 +1,9 @@
 """Asks the router where a sequence should run, again where that makes sense."""
 
-import contextlib
 import time
 from collections.abc import Collection
+
+from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import route_pb2
 from pagoda.rpc.v1.status_pb2 import Role
@@ -10,7 +11,9 @@ from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.errors import GatewayError, OverloadedError, UnavailableError
 from pagoda_gateway.sequences.backoff import Backoff
 from pagoda_gateway.sequences.output_sequence import OutputSequence
-from pagoda_gateway.sequences.request import RequestContext
+from pagoda_gateway.sequences.request import AskedAhead, RequestContext
+from pagoda_gateway.served_model import ServedModel
+from pagoda_gateway.text.prompts import Prompt
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -30,20 +33,38 @@ class RouterClient:
         self._settings = settings
         self._backoff = backoff
 
-    def ask_ahead(self, context: RequestContext, sequence: OutputSequence) -> None:
-        """Ask where a sequence should run before anybody waits for it; `route` takes the answer.
+    def ask_ahead(
+        self,
+        request_id: str,
+        model: ServedModel,
+        prompt: Prompt,
+        max_tokens: int,
+        trace_context: Context,
+    ) -> AskedAhead | None:
+        """Ask where a request's first sequence should run; `route` takes the answer.
 
-        Where nothing can be sent now nothing happens: `route` will wait for that, or say so.
+        None where nothing can be sent now: `route` will wait for that, or say so.
         """
-        with contextlib.suppress(BusError):
+        question = route_pb2.RouteRequest(
+            request_id=request_id,
+            model=model.name,
+            kv_identity=model.kv_identity,
+            num_prompt_tokens=len(prompt.token_ids),
+            max_tokens=max_tokens,
+            block_hashes=b"".join(prompt.block_hashes),
+            adapter=model.adapter_digest,
+        )
+        try:
             asked = self._bus.ask(
-                subjects.route(context.model.name),
-                self._question(context, sequence, ()),
+                subjects.route(model.name),
+                question,
                 route_pb2.RouteResponse,
                 timeout_seconds=self._settings.route_timeout_seconds,
-                context=context.trace_context,
+                context=trace_context,
             )
-            context.asked_ahead = (sequence, time.perf_counter(), asked)
+        except BusError:
+            return None
+        return AskedAhead(time.perf_counter(), asked)
 
     async def route(
         self, context: RequestContext, sequence: OutputSequence, refused: set[str]
@@ -84,14 +105,11 @@ class RouterClient:
     async def _ask_router(
         self, context: RequestContext, sequence: OutputSequence, refused: set[str]
     ) -> route_pb2.RouteResponse:
-        if context.asked_ahead is not None and context.asked_ahead[0] is sequence:
-            _, started, asked = context.asked_ahead
-            context.asked_ahead = None
-        else:
-            started, asked = time.perf_counter(), None
-        if asked is not None:
+        if context.asked_ahead is not None and not sequence.index:
+            (started, asked), context.asked_ahead = context.asked_ahead, None
             answer = await asked.answer()
         else:
+            started = time.perf_counter()
             answer = await self._bus.request(
                 subjects.route(context.model.name),
                 self._question(context, sequence, refused),

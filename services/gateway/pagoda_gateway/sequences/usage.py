@@ -1,5 +1,6 @@
 """What a request used, as the two records of the usage log: before any work, and after it."""
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -12,8 +13,8 @@ from pagoda_gateway.sequences.request import RequestContext, RequestIdentity
 class OpenLog(Protocol):
     """Where open records go: all that sequences know of accounts."""
 
-    async def open(self, record: UsageOpen) -> None:
-        """Store an open record; raise GatewayError if the work must not begin."""
+    def open(self, record: UsageOpen) -> asyncio.Future[None]:
+        """Store an open record; the future has a GatewayError if the work must not begin."""
 
 
 def first_sequences(sequences: Iterable[OutputSequence]) -> list[OutputSequence]:

@@ -180,6 +180,20 @@ async def commands(replicas: Replicas) -> int:
         return len([key async for key in redis.scan_iter("pagoda:limits:{*")])
 
 
+async def test_the_router_does_not_hear_of_what_a_limit_refuses(replicas: Replicas) -> None:
+    client = await replicas.client(requests_per_minute=1)
+    assert (await client.ask()).status_code == 200
+    before = num_routed(replicas)
+    assert (await client.ask()).status_code == 429
+    assert (await (await replicas.client()).ask()).status_code == 200  # whose question comes later
+    assert num_routed(replicas) == before + 1
+
+
+def num_routed(replicas: Replicas) -> int:
+    """How many questions the routers of both have heard."""
+    return sum(len(running.router.requests) for running in (replicas.first, replicas.second))
+
+
 @pytest.mark.parametrize("where", ["keys", "tenants", "organisations"])
 async def test_requests_per_minute_on_both(replicas: Replicas, where: str) -> None:
     client = await replicas.client(where=where, requests_per_minute=3)

@@ -25,27 +25,37 @@ class UsageLog:
         self._outbox = outbox
         self._timeout_seconds = timeout_seconds
 
-    async def open(self, record: UsageOpen) -> None:
-        """Store an open record.
+    def open(self, record: UsageOpen) -> asyncio.Future[None]:
+        """Store an open record; the future is done once it is.
 
-        Raises:
-            UnavailableError: it is not stored, so the work must not begin.
+        It has an UnavailableError if the record is not stored, so that the work must not begin.
         """
-        stored: asyncio.Future[None] | None = None
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[None] = loop.create_future()
         try:
             stored = self._outbox.append(UsageRecord(open=record).SerializeToString())
-            async with asyncio.timeout(self._timeout_seconds):
-                await asyncio.shield(stored)
-        except (OutboxError, TimeoutError) as error:
-            metrics.USAGE_FAILURES.labels("open").inc()
-            reason = str(error) or f"the disk takes longer than {self._timeout_seconds:g} s"
-            if stored is not None and not stored.done():
-                stored.add_done_callback(lambda done: self._close_late(done, record.request_id))
-            raise UnavailableError(
-                f"the usage log takes no records, without which no work begins: {reason}; "
-                "try again later",
-                retry_after_seconds=1,
-            ) from error
+        except OutboxError as error:
+            _refuse(opened, str(error))
+            return opened
+
+        def on_timeout() -> None:
+            if not opened.done():
+                _refuse(opened, f"the disk takes longer than {self._timeout_seconds:g} s")
+
+        def on_stored(stored: asyncio.Future[None]) -> None:
+            timer.cancel()
+            error = stored.exception()
+            if opened.done():
+                if not opened.cancelled() and error is None:
+                    self._close_late(record.request_id)
+            elif error is None:
+                opened.set_result(None)
+            else:
+                _refuse(opened, str(error))
+
+        timer = loop.call_later(self._timeout_seconds, on_timeout)
+        stored.add_done_callback(on_stored)
+        return opened
 
     async def close(self, record: UsageClose) -> None:
         """Store a close record; return when it is stored, or when that takes too long.
@@ -54,17 +64,23 @@ class UsageLog:
         close the request.
         """
         stored = self._outbox.append(UsageRecord(close=record).SerializeToString(), is_kept=True)
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await asyncio.shield(stored)
-        except TimeoutError:
+        await asyncio.wait((stored,), timeout=CLOSE_SECONDS)
+        if not stored.done():
             metrics.USAGE_FAILURES.labels("close").inc()
             logger.warning("the close record of %s waits for the disk", record.request_id)
 
-    def _close_late(self, stored: "asyncio.Future[None]", request_id: str) -> None:
-        """End what was refused for want of time, if it is stored after all."""
-        if not stored.cancelled() and stored.exception() is None:
-            close = UsageClose(
-                request_id=request_id, outcome="failed", closed_unix_seconds=time.time()
-            )
-            self._outbox.append(UsageRecord(close=close).SerializeToString(), is_kept=True)
+    def _close_late(self, request_id: str) -> None:
+        """End what was refused for want of time, now that it is stored after all."""
+        close = UsageClose(request_id=request_id, outcome="failed", closed_unix_seconds=time.time())
+        self._outbox.append(UsageRecord(close=close).SerializeToString(), is_kept=True)
+
+
+def _refuse(opened: asyncio.Future[None], reason: str) -> None:
+    metrics.USAGE_FAILURES.labels("open").inc()
+    opened.set_exception(
+        UnavailableError(
+            f"the usage log takes no records, without which no work begins: {reason}; "
+            "try again later",
+            retry_after_seconds=1,
+        )
+    )

@@ -34,7 +34,7 @@ from pagoda_gateway.openai.request_processor import Body, ProcessedRequest
 from pagoda_gateway.openai.schemas.base import MAX_PRIORITY
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output_sequence import OutputSequence
-from pagoda_gateway.sequences.request import RequestIdentity
+from pagoda_gateway.sequences.request import AskedAhead, RequestIdentity
 from pagoda_gateway.served_model import ServedModel
 
 PRIORITY_OF_TIER = {"default": 0, "batch": 2 * MAX_PRIORITY + 1}  # behind whatever a client says
@@ -68,7 +68,7 @@ class GenerationHandler(Generic[Sent, Body]):
                 held.enter_context(admission.slot(tenant))
                 translated = self._endpoint.translate(sent, tenant)
                 generation, processed, body, policy = await self._process(
-                    translated.body, caller, span, request.scope
+                    translated.body, caller, span, request.scope, held
                 )
                 self._limit(generation, caller, request)
                 serializer = translated.serializer(processed, generation)
@@ -95,7 +95,7 @@ class GenerationHandler(Generic[Sent, Body]):
             span.end()
 
     async def _process(
-        self, body: Body, caller: Caller, span: Span, scope: Scope
+        self, body: Body, caller: Caller, span: Span, scope: Scope, held: contextlib.ExitStack
     ) -> tuple[Generation, ProcessedRequest, Body, RequestPolicy | None]:
         """Return what is ready to run, what it was made of, and the policy that applies to it."""
         gateway, endpoint = self._gateway, self._endpoint
@@ -111,6 +111,17 @@ class GenerationHandler(Generic[Sent, Body]):
         started = time.perf_counter()
         with stage_span("gateway.tokenize", context):
             processed = await processor.process(body, options, model, tenant)
+        asked = None
+        if policy is None and not caller.key.scopes:  # nothing can keep it from running
+            asked = gateway.placer.router.ask_ahead(
+                caller.request_id,
+                model,
+                processed.prompts[0],
+                processed.sampling[0].max_tokens,
+                context,
+            )
+        if asked is not None:
+            held.callback(asked.asked.close)
         if gateway.settings.log_prompts:
             log_prompts(caller.request_id, processed.prompts, processor.tokenizer)
         if policy is not None:
@@ -131,7 +142,9 @@ class GenerationHandler(Generic[Sent, Body]):
             weight=caller.key.weight,
         )
         is_stream = bool(body.stream)
-        generation = self._generation(identity, model, processed, span, policy, is_stream=is_stream)
+        generation = self._generation(
+            identity, model, processed, span, policy, asked, is_stream=is_stream
+        )
         if policy is not None:
             generation.judge = policy.judge
             policy.look_up(generation, processed, scope, is_seeded=body.seed is not None)
@@ -167,6 +180,7 @@ class GenerationHandler(Generic[Sent, Body]):
         processed: ProcessedRequest,
         span: Span,
         policy: RequestPolicy | None,
+        asked: AskedAhead | None,
         *,
         is_stream: bool,
     ) -> Generation:
@@ -186,6 +200,7 @@ class GenerationHandler(Generic[Sent, Body]):
                 else settings.max_whole_tokens // (1 + (processed.options.num_logprobs or 0))
             ),
             max_placed=settings.max_sequences,
+            asked_ahead=asked,
         )
         num_choices = processed.options.num_choices
         for index, sampling in enumerate(processed.sampling):

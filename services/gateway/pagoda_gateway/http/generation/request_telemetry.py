@@ -63,19 +63,21 @@ def _clients_context(scope: Scope) -> Context:
     return extract({"traceparent": parent, "tracestate": header(scope, b"tracestate")})
 
 
-@contextlib.contextmanager
 def stage_span(
     name: str, context: Context, *, start_seconds: float | None = None
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Record a stage as the current span, below `context`'s; of a trace that is not, nothing.
 
     What ends it is noted in short on gateway.request; a recorded exception would hold the client's
     own values, and a traceback of any length.
     """
     if not get_current_span(context).is_recording():
-        with attached(context):
-            yield
-        return
+        return attached(context)
+    return _recorded_stage(name, context, start_seconds)
+
+
+@contextlib.contextmanager
+def _recorded_stage(name: str, context: Context, start_seconds: float | None) -> Iterator[None]:
     start_time = None if start_seconds is None else unix_nanoseconds(start_seconds)
     span = tracer().start_span(name, context=context, start_time=start_time)
     try:

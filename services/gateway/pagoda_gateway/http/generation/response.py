@@ -69,31 +69,38 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, then settle; a failure before the first byte has its own HTTP status."""
         with self._held, self._gateway.admission.tracked(self._generation):
+            pipe = BodyPipe.of(scope)
             writer = GenerationWriter(
                 self._generation,
                 self._serializer,
                 send,
-                BodyPipe.of(scope),
+                pipe,
                 after_step=self._gateway.after_step,
                 receipt=self._receipt if self._include_receipt else None,
                 keepalive_seconds=self._gateway.settings.keepalive_seconds,
             )
             try:
-                await self._answer(writer, receive)
+                await self._answer(writer, pipe, receive)
             finally:
                 try:
                     await self._settle(writer)
                 finally:
                     self._generation.release()
 
-    async def _answer(self, writer: GenerationWriter, receive: Receive) -> None:
+    async def _answer(
+        self, writer: GenerationWriter, pipe: BodyPipe | None, receive: Receive
+    ) -> None:
         """Run the generation and write it, until the end or until the client is gone."""
         generation = self._generation
         generation.begin()
         patience = self._gateway.settings.request_timeout_seconds + DEADLINE_GRACE_SECONDS
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(generation.run())
-            watcher = tasks.create_task(_watch_disconnect(receive, generation))
+            watcher: asyncio.Task[None] | None = None
+            if pipe is not None:
+                pipe.on_loss(generation.disconnect)
+            else:
+                watcher = tasks.create_task(_watch_disconnect(receive, generation))
             if self._caller.client_request_id:
                 tasks.create_task(self._remember_name())
             try:
@@ -102,7 +109,10 @@ class GenerationResponse(Response):
             except TimeoutError:
                 logger.warning("request %s: the client does not read", self._caller.request_id)
             finally:
-                watcher.cancel()
+                if watcher is not None:
+                    watcher.cancel()
+                elif pipe is not None:
+                    pipe.on_loss(None)  # the connection goes on, and would keep all of the request
                 generation.disconnect()  # no effect on one that is over
 
     async def _remember_name(self) -> None:
@@ -150,7 +160,10 @@ class GenerationResponse(Response):
 
 
 async def _watch_disconnect(receive: Receive, generation: Generation) -> None:
-    """Stop the generation when the client goes away; the body has been read before."""
+    """Stop the generation when the client goes away, where no pipe says so.
+
+    The body has been read before.
+    """
     while (await receive())["type"] != "http.disconnect":
         pass
     generation.disconnect()

@@ -111,4 +111,5 @@ class RequestBody(RequestModel):
     @model_validator(mode="before")
     @classmethod
     def _whole_numbers(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return {name: whole_numbers(value[name]) for name in cls.model_fields if name in value}
+        known = cls.model_fields
+        return {name: whole_numbers(item) for name, item in value.items() if name in known}
