@@ -11,6 +11,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from support.otlp_sink import otlp_sink
 from support.servers import free_port
 from support.span_files import parse_line, read_spans
@@ -34,6 +35,18 @@ def _no_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", raising=False)
     yield
     shutdown_telemetry()
+
+
+def test_a_context_is_written_as_the_library_writes_it() -> None:
+    state = trace.TraceState([("vendor", "x"), ("other", "y")])
+    for trace_id, span_id, flags, kept in ((1, 2, 0, None), (2**127 + 5, 2**63 + 9, 1, state)):
+        parent = trace.SpanContext(trace_id, span_id, True, trace.TraceFlags(flags), kept)
+        context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
+        ours: dict[str, str] = {}
+        theirs: dict[str, str] = {}
+        inject(ours, context)
+        TraceContextTextMapPropagator().inject(theirs, context)
+        assert ours == theirs
 
 
 def test_without_set_up_nothing_is_recorded() -> None:
