@@ -6,7 +6,7 @@ Without it every request within one heartbeat would see the same idle worker.
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,25 @@ class PendingLoad:
             self.num_context_tokens + other.num_context_tokens,
             self.num_blocks + other.num_blocks,
         )
+
+    def __sub__(self, other: "PendingLoad") -> "PendingLoad":
+        return PendingLoad(
+            self.num_sequences - other.num_sequences,
+            self.num_prefill_tokens - other.num_prefill_tokens,
+            self.num_context_tokens - other.num_context_tokens,
+            self.num_blocks - other.num_blocks,
+        )
+
+
+_NOTHING = PendingLoad()
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Loads of one worker with their times, the oldest first, and their sum."""
+
+    loads: deque[tuple[float, PendingLoad]] = field(default_factory=deque)
+    total: PendingLoad = _NOTHING
 
 
 class PendingLoads:
@@ -45,11 +64,13 @@ class PendingLoads:
             clock: seconds; ours, so workers' clocks do not matter.
         """
         self._settle_seconds, self._max_seconds, self._clock = settle_seconds, max_seconds, clock
-        self._pending: dict[str, deque[tuple[float, PendingLoad]]] = {}
+        self._pending: dict[str, _Pending] = {}
 
     def add(self, worker_id: str, load: PendingLoad) -> None:
         """Count `load` as load of a worker from now on."""
-        self._pending.setdefault(worker_id, deque()).append((self._clock(), load))
+        pending = self._pending.setdefault(worker_id, _Pending())
+        pending.loads.append((self._clock(), load))
+        pending.total += load
 
     def on_heartbeat(self, worker_id: str) -> None:
         """Drop what the heartbeat that just arrived includes."""
@@ -58,14 +79,15 @@ class PendingLoads:
     def of(self, worker_id: str) -> PendingLoad:
         """Return the load to add to what a worker reported."""
         self._drop_older(worker_id, self._max_seconds)
-        return sum((load for _, load in self._pending.get(worker_id, ())), PendingLoad())
+        pending = self._pending.get(worker_id)
+        return _NOTHING if pending is None else pending.total
 
     def _drop_older(self, worker_id: str, seconds: float) -> None:
         pending = self._pending.get(worker_id)
         if pending is None:
             return
         oldest = self._clock() - seconds
-        while pending and pending[0][0] <= oldest:
-            pending.popleft()
-        if not pending:
+        while pending.loads and pending.loads[0][0] <= oldest:
+            pending.total -= pending.loads.popleft()[1]
+        if not pending.loads:
             del self._pending[worker_id]

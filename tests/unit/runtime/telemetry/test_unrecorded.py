@@ -31,6 +31,14 @@ def test_a_clients_trace_goes_on_to_the_next_hop() -> None:
     assert span_id != TRACEPARENT.split("-")[2]
 
 
+def test_what_a_clients_tracer_adds_goes_along() -> None:
+    sent = {"traceparent": TRACEPARENT, "tracestate": "vendor=1,other=2"}
+    headers: dict[str, str] = {}
+    inject(headers, extract(sent))
+
+    assert headers == sent
+
+
 def test_a_trace_that_is_not_sampled_stays_so() -> None:
     parent = NonRecordingSpan(SpanContext(1, 2, True, TraceFlags(TraceFlags.DEFAULT)))
     span = UnrecordedTracer().start_span("a", set_span_in_context(parent, Context()))
