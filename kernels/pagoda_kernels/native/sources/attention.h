@@ -14,7 +14,8 @@
 #include "packed_kv.h"
 
 #define TILE_KEYS PANEL
-#define TASK_ROWS 48  // query tokens times heads of a KV head, about
+#define TASK_ROWS 96  // query tokens times heads of a KV head, about; half as many where tasks would be few
+#define FEW_TASKS 4   // of a thread
 
 typedef struct {
     const int32_t *cu_seqlens_q;   // [S + 1]
@@ -53,21 +54,27 @@ typedef struct {
     const float *sinks;  // [H]: a score beside those of keys, with no value; NULL: none
     const float *slopes; // [H]: what scores, capped, fall by for each token between query and key (ALiBi); NULL: none
     const int64_t *first_task;  // [S + 1]
+    long task_tokens;           // of a task, at the most
     const Threads *threads;
 } AttentionJob;
 
-static inline long tokens_per_task(const AttentionShape *shape) {
+static inline long tokens_of_rows(const AttentionShape *shape, long num_rows) {
     const long group = shape->num_heads / shape->num_kv_heads;
-    return group >= TASK_ROWS ? 1 : TASK_ROWS / group;
+    return group >= num_rows ? 1 : num_rows / group;
 }
 
-// The first task of every sequence, and the number of all: [S + 1].
-static void count_tasks(const AttentionShape *shape, const Batch *batch, int64_t *first_task) {
-    const long each = tokens_per_task(shape);
-    first_task[0] = 0;
-    for (long s = 0; s < batch->num_seqs; s++) {
-        const long num_new = batch->cu_seqlens_q[s + 1] - batch->cu_seqlens_q[s];
-        first_task[s + 1] = first_task[s] + (num_new + each - 1) / each * shape->num_kv_heads;
+static inline long most_tokens(const AttentionShape *shape) { return tokens_of_rows(shape, TASK_ROWS); }
+
+// The first task of every sequence, and the number of all: [S + 1]. Returns the tokens of a task.
+static long count_tasks(const AttentionShape *shape, const Batch *batch, long num_threads, int64_t *first_task) {
+    long each = most_tokens(shape);
+    for (int is_last = 0; ; is_last = 1, each = tokens_of_rows(shape, TASK_ROWS / 2)) {
+        first_task[0] = 0;
+        for (long s = 0; s < batch->num_seqs; s++) {
+            const long num_new = batch->cu_seqlens_q[s + 1] - batch->cu_seqlens_q[s];
+            first_task[s + 1] = first_task[s] + (num_new + each - 1) / each * shape->num_kv_heads;
+        }
+        if (is_last || first_task[batch->num_seqs] >= FEW_TASKS * num_threads) return each;
     }
 }
 
@@ -114,7 +121,7 @@ static size_t lay_out_rows(size_t rows, long width, long value_width, int is_bf1
 }
 
 static size_t lay_out(const AttentionShape *shape, char *at, AttentionScratch *scratch) {
-    const size_t rows = (size_t)(tokens_per_task(shape) * (shape->num_heads / shape->num_kv_heads));
+    const size_t rows = (size_t)(most_tokens(shape) * (shape->num_heads / shape->num_kv_heads));
     return lay_out_rows(rows, shape->head_dim, shape->head_dim, shape->is_bf16, at, scratch);
 }
 
@@ -172,13 +179,13 @@ static inline __attribute__((always_inline)) void pack_keys(
     }
 }
 
-// Rows of keys' values -> panels [D / PANEL][steps of keys, PANEL]; `later` as above.
+// Rows of keys' values -> panels [D / PANEL][steps of keys, PANEL]; `later` as above, or `rows`: nothing is asked for.
 static inline __attribute__((always_inline)) void pack_values(
     const void *const *rows, const void *const *later, long num_keys, long width, uint32_t *panels, const int is_bf16,
     const int kind) {
     const long key_steps = num_steps(TILE_KEYS, is_bf16), each = TILE_KEYS / key_steps;
     for (long step = 0; step < key_steps; step++) {
-        for (long key = step * each; key < (step + 1) * each; key++)
+        for (long key = step * each; key < (step + 1) * each && later != rows; key++)
             for (long line = 0; line < width * cache_item(kind, is_bf16); line += 64)
                 __builtin_prefetch((const char *)later[key] + line, 0, 2);
         if (!is_bf16) {
@@ -323,7 +330,7 @@ static inline Part part_of(const AttentionJob *job, long task) {
         if (job->first_task[middle + 1] <= task) low = middle + 1;
         else high = middle;
     }
-    const long nth = task - job->first_task[low], each = tokens_per_task(shape);
+    const long nth = task - job->first_task[low], each = job->task_tokens;
     const long start = batch->cu_seqlens_q[low], num_new = batch->cu_seqlens_q[low + 1] - start;
     // The last tokens first: they see most keys, and nobody should wait for one that began late.
     const long parts = (num_new + each - 1) / each, part = parts - 1 - nth / shape->num_kv_heads;

@@ -58,7 +58,7 @@ static inline long most_heads(const AttentionShape *shape) {  // of one task
 // Scratch memory of each thread.
 int64_t pagoda_latents_scratch_bytes(const Latents *latents, const AttentionShape *shape) {
     AttentionScratch scratch;
-    const size_t rows = (size_t)(tokens_per_task(shape) * most_heads(shape));
+    const size_t rows = (size_t)(most_tokens(shape) * most_heads(shape));
     return (int64_t)lay_out_rows(rows, shape->head_dim, latents->kv_rank, shape->is_bf16, NULL, &scratch);
 }
 
@@ -191,7 +191,7 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
     find_tile(job, &part, tile, &rows[0], is_bf16);
     const Weighing by = {.scale = shape->scale, .soft_cap = shape->soft_cap, .position = part.position, .group = heads};
     AttentionScratch s;
-    const size_t most_rows = (size_t)(tokens_per_task(shape) * most_heads(shape));
+    const size_t most_rows = (size_t)(most_tokens(shape) * most_heads(shape));
     lay_out_rows(most_rows, width, value_width, is_bf16, scratch_of(job->threads, thread), &s);
     for (long row = 0; row < num_rows; row++) {
         const long token = part.first_token + row / heads, head = first_head + row % heads;

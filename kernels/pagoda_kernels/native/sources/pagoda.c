@@ -111,7 +111,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
     const int32_t *adapters = step->adapters;
     float *shrunk = step->shrunk;
     pthread_mutex_lock(&threads->mutex);
-    count_tasks(shape, &step->batch, step->first_task);
+    const long task_tokens = count_tasks(shape, &step->batch, threads->num_threads, step->first_task);
     NormJob norm_job = {.residual = step->residual, .out = step->hidden, .num_rows = num_rows,
                         .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16,
                         .multiplier = decoder->residual_multiplier, .kind = decoder->norm_kind,
@@ -142,7 +142,8 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
             .q_stride = (shape->num_heads + 2 * shape->num_kv_heads) * shape->head_dim,
             .k_cache = k_cache, .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
             .out = step->attended, .window = layer->window, .sinks = layer->sinks,
-            .slopes = decoder->alibi_slopes, .first_task = step->first_task, .threads = threads};
+            .slopes = decoder->alibi_slopes, .first_task = step->first_task,
+            .task_tokens = task_tokens, .threads = threads};
         if (layer->latents) {
             LatentsRoom room;
             lay_out_latents(layer->latents, shape, num_rows, step->latents_room, &room);

@@ -79,9 +79,11 @@ static inline float vlargest(vfloat v) {
 // e^x to 2 ulp; 0 below -87.3, infinite above 88.3, NaN of NaN.
 static inline vfloat vexp(vfloat x) {
     const vfloat low = vset(-87.33f), high = vset(88.37f);
+#if !defined(__AVX512F__)
     const vint is_zero = x < low;
     const vint is_infinite = x > high;
     x = vselect(is_infinite, high, vmax(low, x));
+#endif
     const vfloat magic = vset(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     vfloat shifted = vfma(x, vset(1.44269504f), magic);
     vfloat n = shifted - magic;
@@ -94,9 +96,17 @@ static inline vfloat vexp(vfloat x) {
     y = vfma(y, r, vset(1.6666665459e-1f));
     y = vfma(y, r, vset(5.0000001201e-1f));
     y = vfma(y, r * r, r + 1.0f);
+#if defined(__AVX512F__)
+    // The same bits: y times a power of 2. What is beyond the bounds came to nothing, and is not taken.
+    const __mmask16 is_seen = _mm512_cmp_ps_mask((__m512)x, (__m512)low, _CMP_NLT_UQ);
+    const __m512 power = _mm512_maskz_scalef_ps(is_seen, (__m512)y, (__m512)n);
+    const __mmask16 is_infinite = _mm512_cmp_ps_mask((__m512)x, (__m512)high, _CMP_GT_OQ);
+    return (vfloat)_mm512_mask_blend_ps(is_infinite, power, (__m512)vset(INFINITY));
+#else
     vint power = ((vint)shifted - (vint)magic + 127) << 23;
     y = vselect(is_infinite, vset(INFINITY), y * (vfloat)power);
     return vselect(is_zero, (vfloat){}, y);
+#endif
 }
 
 static inline uint16_t round_bf16(float x) {
