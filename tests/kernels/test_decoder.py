@@ -6,6 +6,7 @@ On CUDA the forward is also captured in a graph and replayed.
 import contextlib
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +21,7 @@ from pagoda_engine.models.description import (
 )
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.models.weights.names import WeightNames
+from pagoda_engine.scheduler.sequence import NULL_BLOCK
 from pagoda_kernels import ClampedSwiglu, plan_attention
 
 CPU = torch.device("cpu")
@@ -118,6 +120,8 @@ SINKS = dataclasses.replace(
     ),
     names=WeightNames(sinks="sinks", expert_gate_up=("both",), experts_layout="stacked"),
 )
+# Of which some layers have windows: blocks can be in parts.
+WINDOWED = dataclasses.replace(DENSE, sliding_windows=(24, None, 24))
 RECIPES = {
     "dense": DENSE,
     "sparse": SPARSE,
@@ -154,10 +158,11 @@ class Step:
         generator = torch.Generator().manual_seed(2)
         self.kv_cache = KvCache(layout, 30, device)
         self.kv_cache.tensor.copy_(torch.randn(self.kv_cache.tensor.shape, generator=generator))
+        self.block_tables = [list(range(first, first + 8)) for first in (20, 4, 12)]
         self.batch = plan_attention(
             seqlens_q=seqlens_q,
             context_lens=context_lens,
-            block_tables=[list(range(first, first + 8)) for first in (20, 4, 12)],
+            block_tables=self.block_tables,
             block_size=BLOCK_SIZE,
             device=device,
         )
@@ -171,6 +176,44 @@ class Step:
     def forward(self):
         return self.decoder.forward(
             self.token_ids, self.positions, self.batch, self.kv_cache, self.logit_rows
+        )
+
+
+class StepInParts(Step):
+    """The same over blocks in parts; NaN lies wherever a sequence holds none."""
+
+    def __init__(self, description, device, seqlens_q, context_lens):
+        super().__init__(description, device, seqlens_q, context_lens)
+        whole, layout = self.kv_cache, description.kv_layout(BLOCK_SIZE, torch.float32, "", 128)
+        self.kv_cache = KvCache(layout, whole.num_blocks, device)
+        self.kv_cache.tensor.fill_(float("nan"))
+        first_seen = [
+            max(0, end - new + 1 - layout.groups.window) // BLOCK_SIZE
+            for new, end in zip(seqlens_q, context_lens, strict=True)
+        ]
+        self.held = []  # of each layer the blocks that are there, and their places
+        for layer, (group, _) in enumerate(layout.groups.places):
+            ids = [
+                block_id
+                for table, first in zip(self.block_tables, first_seen, strict=True)
+                for block_id in table[first if group else 0 :]
+            ]
+            places = [group * whole.num_blocks + block_id for block_id in ids]
+            for ours, theirs in zip(self.kv_cache.layer(layer), whole.layer(layer), strict=True):
+                ours[places] = theirs[ids]
+            self.held.append((ids, places))
+        tables = np.array(self.block_tables, dtype=np.int32)
+        is_held = np.arange(tables.shape[1]) >= np.array(first_seen)[:, None]
+        self.batch = plan_attention(
+            seqlens_q=seqlens_q,
+            context_lens=context_lens,
+            block_tables=self.block_tables,
+            block_size=BLOCK_SIZE,
+            device=device,
+            other_tables=[
+                np.where(is_held, tables + group * whole.num_blocks, NULL_BLOCK).astype(np.int32)
+                for group in range(1, layout.num_parts)
+            ],
         )
 
 
@@ -230,6 +273,26 @@ def test_device_path_is_right_and_never_waits(request, name, lengths):
         got = step.forward()
     assert_close(got, want)
     assert_close(step.kv_cache.tensor, on_cpu.kv_cache.tensor)
+
+
+@pytest.mark.parametrize(
+    "lengths", [([5, 1, 19], [60, 100, 19]), DECODES], ids=["mixed", "decodes"]
+)
+@torch.inference_mode()
+def test_device_path_reads_blocks_in_parts(request, lengths):
+    """Each group of layers by its own tables: by the kernels that read whole blocks."""
+    on_cpu = Step(WINDOWED, CPU, *lengths)
+    want = on_cpu.forward()
+    step = StepInParts(WINDOWED, DEVICE, *lengths)
+    request.getfixturevalue("on_device")
+    step.forward()
+    with nobody_waits():
+        got = step.forward()
+    assert_close(got, want)
+    for layer, (ids, places) in enumerate(step.held):
+        pairs = zip(step.kv_cache.layer(layer), on_cpu.kv_cache.layer(layer), strict=True)
+        for ours, theirs in pairs:
+            assert_close(ours[places], theirs[ids])
 
 
 @torch.inference_mode()
