@@ -88,6 +88,7 @@ class Round:
     num_proposed: int
     num_accepted: int
     tokens: list[list[int]]
+    draft_seconds: float = 0.0  # of all steps, those with prompts too
 
 
 class Bench:
@@ -133,6 +134,7 @@ class Bench:
             result = engine.step()
             took, stats = time.thread_time() - started, result.stats
             self.speed.add(stats)
+            found.draft_seconds += stats.draft_seconds
             for output in result.outputs:
                 outputs[output.sequence_id] += output.token_ids
             if not stats.num_prefill_tokens:
@@ -239,6 +241,9 @@ def line(load: Load, rounds: dict[str, list[Round]]) -> str:
             f"{name} {ratio(rounds['off'], rounds[name]):.3f} times, {len(last.seconds)} steps, "
             f"{last.num_accepted} of {last.num_proposed} accepted"
         )
+        if drafted := sum(r.draft_seconds for r in rounds[name]):
+            share = drafted / sum(sum(r.seconds) for r in rounds[name])
+            found[-1] += f", {100 * share:.2f} % of the time drafting"
     return "; ".join(found)
 
 

@@ -35,10 +35,10 @@ from pagoda_engine.scheduler.sequence_blocks import BlockHasher, SequenceBlocks
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.sequence_request import SequenceRequest
 from pagoda_engine.speculation import TenantOutputs
-from pagoda_engine.step.commit import final_output, take_tokens
 from pagoda_engine.step.decode_graphs import Progress
 from pagoda_engine.step.layer_export import LayerExport, OnLayers
 from pagoda_engine.step.newcomers import Newcomers
+from pagoda_engine.step.outputs import final_output, take_tokens
 from pagoda_engine.step.result import (
     ComputedBlocks,
     FinishReason,

@@ -15,6 +15,7 @@ from pagoda_engine.scheduler.scheduler import Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 from pagoda_engine.step.commit_beams import take_candidates
 from pagoda_engine.step.launched import ReadStep
+from pagoda_engine.step.outputs import append_tokens, end_of, final_output, output_from
 from pagoda_engine.step.result import ComputedBlocks, FinishReason, SequenceOutput
 
 _NOT_FINITE = "the model's logits are not finite"
@@ -23,50 +24,6 @@ _NOT_FINITE_ADAPTER = (
     "model without it, or have it trained again"
 )
 _new_output = partial(tuple.__new__, SequenceOutput)  # of all fields; a third of calling it
-
-
-def take_tokens(sequence: Sequence, token_ids: SequenceOf[int]) -> SequenceOutput:
-    """Append tokens and those that its grammar forces after them, up to the end."""
-    first = len(sequence.token_ids)
-    reason = None
-    for token_id in token_ids:
-        reason = _append(sequence, token_id)
-        if reason is not None:
-            break
-    if reason is None and sequence.request.token_mask is not None:
-        for forced_id in _forced_next(sequence):
-            reason = _append(sequence, forced_id)
-            sequence.sampling_state.counts = None  # they lack it: a step counts what it samples
-            if reason is not None:
-                break
-    return SequenceOutput(
-        sequence_id=sequence.sequence_id,
-        first_index=first - sequence.num_prompt_tokens,
-        token_ids=tuple(sequence.token_ids[first:]),
-        finish_reason=reason,
-        matched_stop_token_id=sequence.token_ids[-1] if reason is FinishReason.STOP else None,
-        compute_ns=sequence.compute_ns,
-        num_prefilled_tokens=sequence.num_prefilled_tokens,
-        num_proposed_tokens=sequence.num_proposed_tokens,
-        num_accepted_tokens=sequence.num_accepted_tokens,
-    )
-
-
-def final_output(
-    sequence: Sequence, reason: FinishReason | None, *, error: str = ""
-) -> SequenceOutput:
-    """Return the end of a sequence that brings no token."""
-    return SequenceOutput(
-        sequence_id=sequence.sequence_id,
-        first_index=0 if sequence.beams is not None else sequence.num_output_tokens,
-        token_ids=(),
-        finish_reason=reason,
-        error=error,
-        compute_ns=sequence.compute_ns,
-        num_prefilled_tokens=sequence.num_prefilled_tokens,
-        num_proposed_tokens=sequence.num_proposed_tokens,
-        num_accepted_tokens=sequence.num_accepted_tokens,
-    )
 
 
 def fail(
@@ -137,7 +94,7 @@ def commit_step(
         token_ids.append(token_id)
         reason = stop_token_id = None
         if token_id in sequence.stop_token_ids or num_tokens + 1 >= sequence.max_num_tokens:
-            reason = _end(sequence)
+            reason = end_of(sequence)
             stop_token_id = token_id if reason is FinishReason.STOP else None
             sequence.has_ended = True
             scheduler.finish(sequence)
@@ -241,14 +198,16 @@ def _commit_tokens(
     if embedding:
         output = final_output(sequence, FinishReason.STOP)._replace(embedding=embedding)
     elif sequence.request.sampling.max_tokens:
-        output = take_tokens(sequence, [token.token_id for token in sampled])
+        first = len(sequence.token_ids)
+        reason = append_tokens(sequence, [token.token_id for token in sampled])
+        if scheduled.proposed:
+            _keep_accepted(scheduler, sequence, len(sequence.token_ids) - first, len(sampled))
+        output = output_from(sequence, first, reason)
     else:
         output = final_output(sequence, FinishReason.LENGTH)
     if output.token_ids and sampled[0].logprobs is not None:
         logprobs = (token.logprobs for token in sampled[: len(output.token_ids)])
         output = output._replace(logprobs=tuple(filter(None, logprobs)))
-    if scheduled.proposed:
-        output = _keep_accepted(scheduler, sequence, output, len(sampled))
     sequence.has_ended = output.finish_reason is not None
     _leave_steps(scheduler, sequence)
     return output
@@ -266,48 +225,17 @@ def _commit_hypotheses(scheduler: Scheduler, sequence: Sequence) -> SequenceOutp
 
 
 def _keep_accepted(
-    scheduler: Scheduler, sequence: Sequence, output: SequenceOutput, num_sampled: int
-) -> SequenceOutput:
+    scheduler: Scheduler, sequence: Sequence, num_new: int, num_sampled: int
+) -> None:
     """Count the proposed tokens that are output, whose KV is there; what the others had is free."""
     # The last one was not computed, nor was what is forced behind it.
-    num_accepted = min(len(output.token_ids), num_sampled) - 1
+    num_accepted = min(num_new, num_sampled) - 1
     sequence.num_accepted_tokens += num_accepted
     if sequence.state is SequenceState.RUNNING:
         sequence.num_launched_tokens += num_accepted
         sequence.num_computed_tokens += num_accepted
         scheduler.blocks.register_computed(sequence)
         scheduler.blocks.trim(sequence)
-    return output._replace(num_accepted_tokens=sequence.num_accepted_tokens)
-
-
-def _append(sequence: Sequence, token_id: int) -> FinishReason | None:
-    """Append a token; returns why it is the last, if it is.
-
-    No stop token is sampled before ``min_tokens``, unless the grammar leaves nothing else.
-    """
-    sequence.token_ids.append(token_id)
-    return _end(sequence)
-
-
-def _end(sequence: Sequence) -> FinishReason | None:
-    """Return why a sequence's last token is its last, if it is."""
-    if sequence.token_ids[-1] in sequence.stop_token_ids:
-        return FinishReason.STOP
-    if len(sequence.token_ids) >= sequence.max_num_tokens:
-        return FinishReason.LENGTH
-    return None
-
-
-def _forced_next(sequence: Sequence) -> SequenceOf[int]:
-    """Return tokens that need no logits; where each needs its own, the sampler is forced instead.
-
-    A ``prefill_only`` sequence samples one token: whoever goes on with it appends what is forced.
-    """
-    request = sequence.request
-    needs_logits = request.prefill_only or request.sampling.num_logprobs is not None
-    if request.token_mask is None or needs_logits:
-        return ()
-    return request.token_mask.forced(sequence.output_token_ids)
 
 
 def _leave_steps(scheduler: Scheduler, sequence: Sequence) -> None:

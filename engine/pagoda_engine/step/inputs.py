@@ -63,7 +63,11 @@ class StepInputs:
 
 def flatten(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
     """Return the inputs of a batch that is not launched yet."""
-    are_not = (i for i, e in enumerate(batch) if e.is_prefill or e.num_new_tokens > 1)
+    are_not = (
+        i
+        for i, (_, _, num_new_tokens, is_prefill, samples, _) in enumerate(batch)
+        if is_prefill or num_new_tokens > 1 or not samples
+    )
     num_decodes = next(are_not, len(batch))
     inputs = _of_decodes(batch[:num_decodes])
     for entry in batch[num_decodes:]:
@@ -98,7 +102,7 @@ def flatten(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
 
 
 def _of_decodes(batch: SequenceOf[ScheduledSequence]) -> StepInputs:
-    """Return the inputs of decodes of one token each: a step may have hundreds."""
+    """Return the inputs of decodes of one token that samples: a step may have hundreds."""
     sequences = [entry.sequence for entry in batch]
     positions = [entry.first_token for entry in batch]
     token_ids, previous_rows = list[int](), [KNOWN] * len(batch)

@@ -116,7 +116,7 @@ class Drafts:
     part of the draft's forward as a whole, which all drafted sequences of the step share. It saves
     what any proposed token saves (see `Speculator`). As many tokens are drafted as this is worth
     by what is known of each sequence, and nobody if it is worth nothing: a draft that is switched
-    off is asked about now and then, within half a percent of the time, and so switched on again.
+    off is asked about now and then, within a quarter percent of the time, and so switched on again.
     What that costs and what it saved is counted, whatever was expected: who has lost more than may
     be lost is not asked, so a draft that only seems to pay costs no more than that share of time.
     A sequence is drafted once its KV is there: the draft computes it in chunks beside steps, no
