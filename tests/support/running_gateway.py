@@ -106,7 +106,12 @@ def text_of(chunks: list[Any], index: int = 0) -> str:
 
 
 async def heard_of(directory: WorkerDirectory, worker_id: str, *, gone: bool = False) -> None:
-    """Return once a directory has heard of a worker, or of its end."""
+    """Return once a directory has heard of a worker, or of its end.
+
+    The end may have been heard while the worker stopped: nobody says it a second time.
+    """
+    if gone and directory.get(worker_id) is None:
+        return
     heard = asyncio.Event()
 
     def listen_for(who: str, status: WorkerStatus | None) -> None:
