@@ -44,7 +44,12 @@ from pagoda_kernels.moe.routing import route_topk
 from pagoda_kernels.norm.rms_norm import add_rms_norm, rms_norm
 from pagoda_kernels.norm.rms_norm_quantised import add_rms_norm_quantised, rms_norm_quantised
 from pagoda_kernels.rope.apply_rope import apply_rope
-from pagoda_kernels.sampling.rows import SamplingRows, plan_sampling
+from pagoda_kernels.sampling.rows import (
+    SamplingColumn,
+    SamplingRows,
+    plan_sampling,
+    sampling_column,
+)
 from pagoda_kernels.sampling.sample_tokens import (
     Sampled,
     largest_tokens,
@@ -62,6 +67,7 @@ __all__ = [
     "Int8Weight",
     "QuantWeight",
     "Sampled",
+    "SamplingColumn",
     "SamplingRows",
     "VarlenBatch",
     "add_lora",
@@ -96,6 +102,7 @@ __all__ = [
     "rms_norm_quantised",
     "route_topk",
     "sample_tokens",
+    "sampling_column",
     "scatter_blocks",
     "select_sequences",
     "silu_mul",

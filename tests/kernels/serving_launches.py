@@ -67,7 +67,7 @@ def graph_batch(size: int) -> AttentionBatch:
 
 
 def sampling_rows(num_rows: int, *, truncates_more: bool = False) -> SamplingRows:
-    return SamplingRows.of(empty(9, num_rows, dtype=torch.int64), truncates_more=truncates_more)
+    return SamplingRows(empty(9, num_rows, dtype=torch.int64), truncates_more)
 
 
 def attention(hidden: torch.Tensor, batch: AttentionBatch, window: int | None) -> torch.Tensor:

@@ -17,9 +17,11 @@ from pagoda_kernels import SamplingRows, plan_sampling
 from pagoda_kernels.host_copy import to_device
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class SampleRow:
-    """One row as the step loop sees it when it launches the step.
+    """One row as the step loop sees it when it launches the step; nobody changes it.
+
+    Not frozen: a step makes one for each of its rows, and that would take three times as long.
 
     Attributes:
         state: of the sequence; its counts must be there if it has penalties.
@@ -42,7 +44,7 @@ class SampleRow:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it takes the largest logit as it is."""
+        """Whether it takes the logits as they are, and its token is all that is wanted."""
         state = self.state
         if not state.is_plain or self.allowed is not None:
             return False
@@ -131,10 +133,11 @@ _BITS_OF_BYTE = np.unpackbits(
 
 def plan_rows(rows: Sequence[SampleRow], device: torch.device) -> RowPlan:
     """Put what the rows ask for on the device, without waiting for it."""
+    draw = _draw(rows, device)
     if all(row.is_plain for row in rows):
-        return _PLAIN
+        return _PLAIN if draw is None else RowPlan(draw=draw)
     return RowPlan(
-        draw=_draw(rows, device),
+        draw=draw,
         penalties=_penalties(rows, device),
         biased=_biased(rows, device),
         repeated=_repeated(rows, device),
@@ -162,22 +165,10 @@ def _biased(
 
 
 def _draw(rows: Sequence[SampleRow], device: torch.device) -> SamplingRows | None:
-    params = [row.state.params for row in rows]
-    if not any(p.temperature for p in params):
+    states = [row.state for row in rows]
+    if all(state.is_greedy for state in states):
         return None
-    return plan_sampling(
-        temperatures=[p.temperature for p in params],
-        top_ks=[p.top_k for p in params],
-        top_ps=[p.top_p for p in params],
-        min_ps=[p.min_p for p in params],
-        seeds=[p.seed for p in params],
-        indices=[row.index for row in rows],
-        device=device,
-        top_n_sigmas=[p.top_n_sigma for p in params],
-        typical_ps=[p.typical_p for p in params],
-        xtc_thresholds=[p.xtc_threshold for p in params],
-        xtc_probabilities=[p.xtc_probability for p in params],
-    )
+    return plan_sampling([s.column for s in states], [row.index for row in rows], device)
 
 
 def _penalties(rows: Sequence[SampleRow], device: torch.device) -> Penalties | None:

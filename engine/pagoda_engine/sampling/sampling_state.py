@@ -12,6 +12,7 @@ import torch
 from pagoda_engine.sampling.repeat_penalties import Changes, RepeatPenalties
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.token_mask import TokenBits, token_bits
+from pagoda_kernels import sampling_column
 from pagoda_kernels.host_copy import to_device
 
 
@@ -23,8 +24,9 @@ class SamplingState:
         stop_token_ids: tokens that end the output, EOS included unless it is ignored.
         has_penalties: a repetition, frequency or presence penalty is on.
         penalises_repeats: DRY or the LZ penalty is on. Each token must be known before the next.
-        is_plain: greedy, and nothing but ``min_tokens`` or a mask could change or must report a
-            logit.
+        column: of the parameters, for the sampler.
+        is_greedy: takes the largest logit.
+        is_plain: nothing but ``min_tokens`` or a mask could change or must report a logit.
         counts: for the penalties; None until the first token is sampled and after the last.
     """
 
@@ -33,8 +35,10 @@ class SamplingState:
         "_bias",
         "_repeats",
         "_stops",
+        "column",
         "counts",
         "has_penalties",
+        "is_greedy",
         "is_plain",
         "params",
         "penalises_repeats",
@@ -53,12 +57,23 @@ class SamplingState:
             or params.presence_penalty != 0.0
         )
         self.penalises_repeats = bool(params.dry_multiplier or params.lz_penalty)
+        self.is_greedy = params.temperature == 0.0
         self.is_plain = (
-            params.temperature == 0.0
-            and not self.has_penalties
+            not self.has_penalties
             and not self.penalises_repeats
             and not params.logit_bias
             and params.num_logprobs is None
+        )
+        self.column = sampling_column(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=params.seed,
+            top_n_sigma=params.top_n_sigma,
+            typical_p=params.typical_p,
+            xtc_threshold=params.xtc_threshold,
+            xtc_probability=params.xtc_probability,
         )
         self.counts: TokenCounts | None = None
         self._allowed: TokenBits | None = None

@@ -100,8 +100,10 @@ class Sequence:
             and brings tokens alone: it has no grammar, no beams, and nothing for another worker.
         masks_ahead: where a grammar says which tokens may come, those that may come next, and
             those behind each token that is proposed in the step that is being prepared.
-        greedy_row: what the sampler is told of each of its tokens, where that is always the same:
-            the largest logit is taken, whatever the index; None: it is told of each token anew.
+        has_plain_rows: the sampler is told nothing of its tokens but how it samples and their
+            indices.
+        greedy_row: of those what is the same for each: the largest logit is taken, whatever the
+            index; None: it is told of each token anew.
         guesses: its proposals; None until it is decoded, and while it waits.
         waits_for_tokens: it sits out a step whenever its last token is unread, so that something
             can be proposed.
@@ -126,6 +128,7 @@ class Sequence:
         "greedy_row",
         "guesses",
         "has_ended",
+        "has_plain_rows",
         "is_import_pending",
         "is_plain",
         "last_step",
@@ -215,12 +218,13 @@ class Sequence:
             or sampling_state.penalises_repeats
         )
         sampling = request.sampling
-        self.greedy_row: SampleRow | None = None
-        if (
+        self.has_plain_rows = (
             sampling_state.is_plain
             and self.is_plain
             and not (sampling.min_tokens or sampling.allowed_token_ids or sampling.bad_words)
-        ):
+        )
+        self.greedy_row: SampleRow | None = None
+        if self.has_plain_rows and sampling_state.is_greedy:
             self.greedy_row = SampleRow(sampling_state, index=0)
         self.masks_ahead: list[TokenBits] = []
         self.guesses: Guesses | None = None

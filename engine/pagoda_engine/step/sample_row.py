@@ -12,6 +12,12 @@ from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.token_mask import TokenBits, token_bits
 
 
+def drawn_row(sequence: Sequence) -> SampleRow:
+    """Return the row for the next token of a sequence with plain rows."""
+    index = sequence.num_tokens - sequence.num_prompt_tokens
+    return SampleRow(sequence.sampling_state, index)
+
+
 def sample_rows(sequence: Sequence, num_rows: int, model: LoadedModel) -> list[SampleRow]:
     """Return rows for the next tokens; puts token counts on the device where they are missing.
 

@@ -22,7 +22,7 @@ from pagoda_engine.step.layer_export import LayerExport
 from pagoda_engine.step.newcomers import Newcomers
 from pagoda_engine.step.result import ComputedBlocks, FinishReason, SequenceOutput, StepStats
 from pagoda_engine.step.runner import Runner
-from pagoda_engine.step.sample_row import sample_rows
+from pagoda_engine.step.sample_row import drawn_row, sample_rows
 from pagoda_kernels.cut import CutShortError
 
 
@@ -172,8 +172,8 @@ class StepsInFlight:
             sequence, _, _, _, samples, proposed = entry
             if not samples:
                 continue
-            if sequence.greedy_row is not None and not proposed:  # most are
-                rows.append(sequence.greedy_row)
+            if sequence.has_plain_rows and not proposed:  # most are
+                rows.append(sequence.greedy_row or drawn_row(sequence))
                 continue
             try:
                 rows.extend(sample_rows(sequence, entry.num_rows, self._model))

@@ -27,6 +27,7 @@ from pagoda_kernels.native.structures import (
     Latents,
     Linear,
     QuantiseJob,
+    SampleJob,
     Step,
 )
 
@@ -35,7 +36,7 @@ _LOGGER = logging.getLogger(__name__)
 HERE = Path(__file__).parent
 SOURCES = HERE / "sources"
 COMPILE_SECONDS = 120
-SCRATCH_BYTES = 1 << 20  # of each thread
+SCRATCH_BYTES = 1 << 22  # of each thread; what nobody writes to takes no memory
 FLAGS = (
     "-std=gnu11",
     "-O3",
@@ -117,6 +118,10 @@ class NativeLibrary:
         self.latents_scratch_bytes = library.pagoda_latents_scratch_bytes
         self.latents_scratch_bytes.argtypes = [latents, shape]
         self.latents_scratch_bytes.restype = integer
+        self.sample_bytes = library.pagoda_sample_bytes
+        self.sample_bytes.argtypes, self.sample_bytes.restype = [integer], integer
+        self.sample = library.pagoda_sample
+        self.sample.argtypes, self.sample.restype = [pointer, ctypes.POINTER(SampleJob)], None
         self.layers = library.pagoda_layers
         self.layers.argtypes = [
             pointer, ctypes.POINTER(Decoder), ctypes.POINTER(Step), integer, integer,

@@ -206,3 +206,18 @@ class Step(ctypes.Structure):
         ("places", c_void_p),
         ("cut", c_void_p),
     )
+
+
+class SampleJob(ctypes.Structure):
+    """Rows of logits and room for their tokens (sampling.h)."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("row_stride", c_int64),
+        ("num_rows", c_int64),
+        ("vocab_size", c_int64),
+        ("parameters", c_void_p),
+        ("token_ids", c_void_p),
+        ("is_valid", c_void_p),
+        ("is_bf16", c_int32),
+    )

@@ -1,4 +1,7 @@
-"""Sampling on the CPU, in numpy, whose sort and argmax use vectors where torch's do not.
+"""Sampling on the CPU: in the native library, or in numpy, whose sort and argmax use vectors.
+
+The library has no top-n-sigma, typical-p and XTC: rows with those are numpy's, always, so that no
+row's token depends on the others'. What is said here of numpy:
 
 Works in place where it can: new memory of a vocabulary's size costs more than the arithmetic. What
 a row keeps is mostly a few tokens, so what comes after truncation works on those of all rows at
@@ -11,6 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagoda_kernels.native.library import native_library
+from pagoda_kernels.native.sample_rows import can_sample, sample_rows
 from pagoda_kernels.sampling.philox import UNIFORM_BITS, philox_mantissa
 from pagoda_kernels.sampling.rows import MASS_ONE, NO_XTC, SamplingRows
 
@@ -32,6 +37,28 @@ _LEAST_PROB = np.float32(1 / MASS_ONE)
 
 def sample_tokens(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
     """(token ids, whether valid); arguments as the operator."""
+    library = native_library()
+    if library is None or not can_sample(library, logits):
+        return sample_by_numpy(logits, rows)
+    token_ids, is_valid = sample_rows(library, logits, rows)
+    if rows.truncates_more:
+        others = torch.from_numpy(np.flatnonzero(_truncates_more(rows)))
+        theirs = SamplingRows(rows.storage[:, others].contiguous(), truncates_more=True)
+        token_ids[others] = sample_by_numpy(logits[others], theirs)[0]
+    return token_ids, is_valid
+
+
+def largest_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(token ids, whether valid); arguments as the operator."""
+    library = native_library()
+    if library is None or not can_sample(library, logits):
+        token_ids, _, is_valid = _largest(logits.float().numpy())
+        return torch.from_numpy(token_ids), torch.from_numpy(is_valid)
+    return sample_rows(library, logits, None)
+
+
+def sample_by_numpy(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+    """(token ids, whether valid), without the library; arguments as the operator."""
     wide: Floats = logits.float().numpy()
     vocab_size = wide.shape[1]
     token_ids, best, is_valid = _largest(wide)
@@ -44,12 +71,6 @@ def sample_tokens(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tenso
             for start in range(0, len(chosen), at_once):
                 part = chosen[start : start + at_once]
                 token_ids[part] = _draw(wide[part], best[part], rows, part, is_cut=cut)
-    return torch.from_numpy(token_ids), torch.from_numpy(is_valid)
-
-
-def largest_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(token ids, whether valid); arguments as the operator."""
-    token_ids, _, is_valid = _largest(logits.float().numpy())
     return torch.from_numpy(token_ids), torch.from_numpy(is_valid)
 
 
@@ -88,11 +109,19 @@ def _is_cut(rows: SamplingRows) -> NDArray[np.bool_]:
         (rows.top_k.numpy() > 0)
         | (rows.top_p.numpy() < MASS_ONE)
         | (rows.min_p.numpy() > 0)
-        | (rows.top_n_sigma.numpy() > 0)
+        | _truncates_more(rows)
+    )
+    return is_cut
+
+
+def _truncates_more(rows: SamplingRows) -> NDArray[np.bool_]:
+    """Whether each row has what the library does not."""
+    is_more: NDArray[np.bool_] = (
+        (rows.top_n_sigma.numpy() > 0)
         | (rows.typical_p.numpy() < MASS_ONE)
         | (rows.xtc_threshold.numpy() < NO_XTC)
     )
-    return is_cut
+    return is_more
 
 
 def _draw(

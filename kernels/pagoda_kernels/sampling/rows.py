@@ -1,10 +1,11 @@
-"""How each row of one step's logits is sampled: parameters as tensors, built once per step.
+"""How rows of logits are sampled: a sequence's parameters once, those of a step side by side.
 
 Knows parameters. Knows nothing of logits, sequences or stop conditions.
 """
 
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,10 +18,26 @@ MASS_ONE = 2**62
 NO_XTC = 1.0
 """Threshold of a row without XTC, or whose coin says that it is off at this token."""
 
-_LARGEST = np.finfo(np.float32).max
+_LARGEST = float(np.finfo(np.float32).max)
 _SEED_BITS = 64
 _INDEX_BITS = 32
-_NUM_FLOATS = 4
+_NUM_FLOATS, _NUM_PARAMETERS = 4, 9
+_XTC, _INDEX = 3, 8
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingColumn:
+    """How the tokens of one sequence are sampled, but for what their index makes of it.
+
+    Attributes:
+        numbers: int64 ``[9]`` as in `SamplingRows.storage`, without XTC and index.
+        xtc: threshold, probability and seed; None if it is off.
+        truncates_more: top-n-sigma or typical-p is on.
+    """
+
+    numbers: bytes
+    xtc: tuple[float, float, int] | None
+    truncates_more: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,159 +47,167 @@ class SamplingRows:
     The random numbers of a row are a function of its seed and index alone.
 
     Attributes:
-        temperature: float64 holding a finite float32; 0 is greedy, and then nothing else counts.
-        min_p: float64, used as float32; drop what is less likely than min_p times the likeliest;
-            0 = off.
-        top_n_sigma: float64 holding a finite float32; drop what is more than so many standard
-            deviations of the row's finite logits below the largest; 0 = off.
-        xtc_threshold: float64, used as float32; of what is this likely or more, once all else is
-            dropped, keep the least likely and what equals it; NO_XTC = off.
-        top_k: int64; keep the k likeliest and what equals the last of them; 0 = off.
-        top_p: int64 >= 1; keep the smallest set with this mass, and equals; MASS_ONE = off.
-        typical_p: int64 >= 1; keep the smallest set with this mass whose information (minus log
-            probability) is next to the mean, and equals; MASS_ONE = off.
-        seeds: int64 holding the bits of an unsigned 64-bit seed, Philox's key.
-        indices: int64 below 2**32: output index of the token, Philox's lowest counter word.
-        storage: int64 ``[9, S]``, the memory of all of them in this order.
+        storage: int64 ``[9, S]``, contiguous: the memory of all parameters, in the order below.
         truncates_more: whether a row has top-n-sigma, typical-p or XTC; kernels leave them out
             where none has.
     """
 
-    temperature: torch.Tensor
-    min_p: torch.Tensor
-    top_n_sigma: torch.Tensor
-    xtc_threshold: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    typical_p: torch.Tensor
-    seeds: torch.Tensor
-    indices: torch.Tensor
-    storage: torch.Tensor = field(repr=False)
+    storage: torch.Tensor
     truncates_more: bool
 
-    @classmethod
-    def of(cls, storage: torch.Tensor, *, truncates_more: bool) -> "SamplingRows":
-        """Return the rows that lie in int64 ``[9, S]``, contiguous."""
-        temperature, min_p, top_n_sigma, xtc = storage[:_NUM_FLOATS].view(torch.float64).unbind()
-        top_k, top_p, typical_p, seeds, indices = storage[_NUM_FLOATS:].unbind()
-        return cls(
-            temperature=temperature,
-            min_p=min_p,
-            top_n_sigma=top_n_sigma,
-            xtc_threshold=xtc,
-            top_k=top_k,
-            top_p=top_p,
-            typical_p=typical_p,
-            seeds=seeds,
-            indices=indices,
-            storage=storage,
-            truncates_more=truncates_more,
-        )
+    @property
+    def temperature(self) -> torch.Tensor:
+        """float64 holding a finite float32; 0 is greedy, and then nothing else counts."""
+        return self.storage[0].view(torch.float64)
+
+    @property
+    def min_p(self) -> torch.Tensor:
+        """float64, used as float32; drop what is less likely than this times the likeliest."""
+        return self.storage[1].view(torch.float64)
+
+    @property
+    def top_n_sigma(self) -> torch.Tensor:
+        """float64 holding a finite float32; 0 = off.
+
+        Drop what is more than so many standard deviations of the row's finite logits below the
+        largest.
+        """
+        return self.storage[2].view(torch.float64)
+
+    @property
+    def xtc_threshold(self) -> torch.Tensor:
+        """float64, used as float32; NO_XTC = off.
+
+        Of what is this likely or more, once all else is dropped, keep the least likely and what
+        equals it.
+        """
+        return self.storage[_XTC].view(torch.float64)
+
+    @property
+    def top_k(self) -> torch.Tensor:
+        """int64; keep the k likeliest and what equals the last of them; 0 = off."""
+        return self.storage[4]
+
+    @property
+    def top_p(self) -> torch.Tensor:
+        """int64 >= 1; keep the smallest set with this mass, and equals; MASS_ONE = off."""
+        return self.storage[5]
+
+    @property
+    def typical_p(self) -> torch.Tensor:
+        """int64 >= 1; MASS_ONE = off.
+
+        Keep the smallest set with this mass whose information (minus log probability) is next to
+        the mean, and equals.
+        """
+        return self.storage[6]
+
+    @property
+    def seeds(self) -> torch.Tensor:
+        """int64 holding the bits of an unsigned 64-bit seed, Philox's key."""
+        return self.storage[7]
+
+    @property
+    def indices(self) -> torch.Tensor:
+        """int64 below 2**32: output index of the token, Philox's lowest counter word."""
+        return self.storage[_INDEX]
+
+
+def sampling_column(
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    top_n_sigma: float = 0.0,
+    typical_p: float = 1.0,
+    xtc_threshold: float = NO_XTC,
+    xtc_probability: float = 0.0,
+) -> SamplingColumn:
+    """Pack one sequence's parameters; what is not given is off.
+
+    Args:
+        temperature: >= 0, rounded to float32; what exceeds its largest is that.
+        top_k: >= 0.
+        top_p: 0 to 1.
+        min_p: 0 to 1.
+        seed: unsigned 64-bit.
+        top_n_sigma: >= 0, rounded as the temperature is.
+        typical_p: 0 to 1.
+        xtc_threshold: 0 to 1.
+        xtc_probability: 0 to 1, of XTC at a token, for which `plan_sampling` throws a coin.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+    _check_range("temperature", temperature, 0.0, float("inf"))
+    _check_range("top_k", top_k, 0, 2**31 - 1)
+    _check_range("top_p", top_p, 0.0, 1.0)
+    _check_range("min_p", min_p, 0.0, 1.0)
+    _check_range("seed", seed, 0, 2**_SEED_BITS - 1)
+    _check_range("top_n_sigma", top_n_sigma, 0.0, float("inf"))
+    _check_range("typical_p", typical_p, 0.0, 1.0)
+    _check_range("xtc_threshold", xtc_threshold, 0.0, 1.0)
+    _check_range("xtc_probability", xtc_probability, 0.0, 1.0)
+    floats = _float32(temperature), min_p, _float32(top_n_sigma), NO_XTC
+    typical_mass = _mass(typical_p)
+    has_xtc = xtc_probability > 0 and xtc_threshold != NO_XTC
+    return SamplingColumn(
+        numbers=struct.pack("4d3qQq", *floats, top_k, _mass(top_p), typical_mass, seed, 0),
+        xtc=(xtc_threshold, xtc_probability, seed) if has_xtc else None,
+        truncates_more=floats[2] > 0 or typical_mass < MASS_ONE,
+    )
 
 
 def plan_sampling(
-    *,
-    temperatures: Sequence[float],
-    top_ks: Sequence[int],
-    top_ps: Sequence[float],
-    min_ps: Sequence[float],
-    seeds: Sequence[int],
-    indices: Sequence[int],
-    device: torch.device,
-    top_n_sigmas: Sequence[float] | None = None,
-    typical_ps: Sequence[float] | None = None,
-    xtc_thresholds: Sequence[float] | None = None,
-    xtc_probabilities: Sequence[float] | None = None,
-    into: SamplingRows | None = None,
+    columns: Sequence[SamplingColumn], indices: Sequence[int], device: torch.device
 ) -> SamplingRows:
-    """Build the rows of one step. One copy to the device, which nobody waits for.
+    """Put the rows of one step side by side. One copy to the device, which nobody waits for.
 
     Args:
-        temperatures: >= 0 each, rounded to float32; what exceeds its largest is that.
-        top_ks: >= 0 each.
-        top_ps: 0 to 1 each.
-        min_ps: 0 to 1 each.
-        seeds: unsigned 64-bit each.
-        indices: unsigned 32-bit each.
+        columns: of the rows.
+        indices: unsigned 32-bit each: the output index of each row's token.
         device: of the logits.
-        top_n_sigmas: >= 0 each, rounded as temperatures are; None = off for all.
-        typical_ps: 0 to 1 each; None = off for all.
-        xtc_thresholds: 0 to 1 each; None = off for all.
-        xtc_probabilities: 0 to 1 each, of XTC at a token, for which a coin is thrown here; None =
-            off for all.
-        into: rows of an earlier plan for as many rows on `device`, to overwrite in place, for CUDA
-            graphs that read them; the copy is queued on the current stream. None for new memory.
-
-    Returns:
-        `into` if given.
 
     Raises:
-        ValueError: lists of different lengths, a value out of range, or `into` does not fit.
+        ValueError: not as many indices as columns, or one is out of range.
     """
-    num_rows = len(seeds)
-    top_n_sigmas = [0.0] * num_rows if top_n_sigmas is None else top_n_sigmas
-    typical_ps = [1.0] * num_rows if typical_ps is None else typical_ps
-    xtc_thresholds = [NO_XTC] * num_rows if xtc_thresholds is None else xtc_thresholds
-    xtc_probabilities = [0.0] * num_rows if xtc_probabilities is None else xtc_probabilities
-    lists = {"temperatures": temperatures, "top_ks": top_ks, "top_ps": top_ps, "min_ps": min_ps,
-             "top_n_sigmas": top_n_sigmas, "typical_ps": typical_ps,
-             "xtc_thresholds": xtc_thresholds, "xtc_probabilities": xtc_probabilities,
-             "seeds": seeds, "indices": indices}  # fmt: skip
-    if len({len(values) for values in lists.values()}) > 1:
-        lengths = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
-        raise ValueError(f"expected lists of one length, got {lengths}")
-    for name in ("temperatures", "top_n_sigmas"):
-        _check_range(name, lists[name], 0.0, float("inf"))
-    _check_range("top_ks", top_ks, 0, 2**31 - 1)
-    for name in ("top_ps", "min_ps", "typical_ps", "xtc_thresholds", "xtc_probabilities"):
-        _check_range(name, lists[name], 0.0, 1.0)
-    _check_range("seeds", seeds, 0, 2**_SEED_BITS - 1)
-    _check_range("indices", indices, 0, 2**_INDEX_BITS - 1)
+    if len(columns) != len(indices):
+        raise ValueError(f"expected an index for each of {len(columns)} rows, got {len(indices)}")
+    if indices:
+        _check_range("indices", min(indices), 0, 2**_INDEX_BITS - 1)
+        _check_range("indices", max(indices), 0, 2**_INDEX_BITS - 1)
+    joined = np.frombuffer(b"".join(column.numbers for column in columns), np.int64)
     is_cpu = device.type == "cpu"
-    packed = torch.empty((9, num_rows), dtype=torch.int64, pin_memory=not is_cpu)
+    shape = _NUM_PARAMETERS, len(columns)
+    packed = torch.empty(shape, dtype=torch.int64, pin_memory=not is_cpu)
     host = packed.numpy()
-    floats = host.view(np.float64)
-    floats[0] = np.minimum(temperatures, _LARGEST).astype(np.float32)
-    floats[1] = min_ps
-    floats[2] = np.minimum(top_n_sigmas, _LARGEST).astype(np.float32)
-    floats[3] = [
-        _thrown(*row) for row in zip(xtc_thresholds, xtc_probabilities, seeds, indices, strict=True)
-    ]
-    host[4] = top_ks
-    host[5] = list(map(_mass, top_ps))
-    host[6] = list(map(_mass, typical_ps))
-    host.view(np.uint64)[7] = seeds
-    host[8] = indices
-    truncates_more = bool(
-        floats[2].any() or (floats[3] < NO_XTC).any() or (host[6] < MASS_ONE).any()
-    )
-    if into is None:
-        storage = packed if is_cpu else packed.to(device, non_blocking=True)
-        return SamplingRows.of(storage, truncates_more=truncates_more)
-    if len(into.seeds) != num_rows or into.storage.device != device:
-        raise ValueError(
-            f"into: expected {num_rows} rows on {device}, "
-            f"got {len(into.seeds)} on {into.storage.device}"
-        )
-    if truncates_more and not into.truncates_more:
-        raise ValueError("into: expected rows planned with top-n-sigma, typical-p or XTC")
-    into.storage.copy_(packed, non_blocking=True)
-    return into
+    host[:] = joined.reshape(-1, _NUM_PARAMETERS).T
+    host[_INDEX] = indices
+    truncates_more = False
+    for row, column in enumerate(columns):
+        truncates_more |= column.truncates_more
+        if column.xtc is not None and _is_on(column.xtc, indices[row]):
+            host[_XTC : _XTC + 1].view(np.float64)[0, row] = column.xtc[0]
+            truncates_more = True
+    return SamplingRows(packed if is_cpu else packed.to(device, non_blocking=True), truncates_more)
 
 
 def _mass(probability: float) -> int:
     return max(1, int(probability * MASS_ONE))
 
 
-def _thrown(threshold: float, probability: float, seed: int, index: int) -> float:
-    """Return the threshold of XTC if its coin says that it is on at this token, else NO_XTC."""
-    if probability == 0 or threshold == NO_XTC:
-        return NO_XTC
-    is_on = philox_mantissa(seed, index, COIN) < probability * 2**UNIFORM_BITS
-    return threshold if is_on else NO_XTC
+def _float32(value: float) -> float:
+    return float(np.float32(min(value, _LARGEST)))
 
 
-def _check_range(name: str, values: Sequence[float], low: float, high: float) -> None:
-    for row, value in enumerate(values):
-        if not low <= value <= high:
-            raise ValueError(f"{name}[{row}]: expected {low} to {high}, got {value}")
+def _is_on(xtc: tuple[float, float, int], index: int) -> bool:
+    """Throw the coin of XTC for one token."""
+    _, probability, seed = xtc
+    return bool(philox_mantissa(seed, index, COIN) < probability * 2**UNIFORM_BITS)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name}: expected {low} to {high}, got {value}")

@@ -249,6 +249,32 @@ static void others_come_and_go(Threads *threads) {
     if (threads->num_threads > 1 && threads->limit != (share ? share : 1)) abort();
 }
 
+// Rows of a random vocabulary, greedy and drawn, of scratch memory of exactly their size.
+static void some_rows(int num_threads) {
+    const long vocab_size = between(1, 700), num_rows = between(1, 5), stride = vocab_size + between(0, 9);
+    const int is_bf16 = (int)between(0, 1);
+    Threads *threads = pagoda_open_threads(num_threads, (size_t)pagoda_sample_bytes(vocab_size));
+    void *logits = numbers((num_rows - 1) * stride + vocab_size, is_bf16);
+    int64_t *parameters = calloc((size_t)(9 * num_rows), sizeof *parameters);
+    int64_t *token_ids = malloc((size_t)num_rows * sizeof *token_ids);
+    uint8_t *is_valid = malloc((size_t)num_rows);
+    for (long row = 0; row < num_rows; row++) {
+        const double temperature = (double)between(0, 20) / 10, min_p = draw() % 2 ? 0 : 0.1;
+        memcpy(parameters + TEMPERATURE * num_rows + row, &temperature, sizeof temperature);
+        memcpy(parameters + MIN_P * num_rows + row, &min_p, sizeof min_p);
+        parameters[TOP_K * num_rows + row] = draw() % 2 ? 0 : between(1, 2 * vocab_size);
+        parameters[TOP_P * num_rows + row] = draw() % 2 ? MASS_ONE : (int64_t)(draw() % MASS_ONE) + 1;
+        parameters[SEED * num_rows + row] = (int64_t)draw();
+        parameters[INDEX * num_rows + row] = between(0, 99);
+    }
+    const SampleJob job = {logits, stride, num_rows, vocab_size, draw() % 4 ? parameters : NULL, token_ids, is_valid, is_bf16};
+    pagoda_sample(threads, &job);
+    for (long row = 0; row < num_rows; row++)
+        if (!is_valid[row] || token_ids[row] < 0 || token_ids[row] >= vocab_size) abort();
+    free(logits), free(parameters), free(token_ids), free(is_valid);
+    pagoda_close_threads(threads);
+}
+
 int main(int argc, char **argv) {
     state = argc > 1 ? strtoull(argv[1], NULL, 10) * 2 + 1 : 1;
     Threads *threads = pagoda_open_threads(argc > 2 ? atoi(argv[2]) : 2, 1 << 20);
@@ -256,6 +282,7 @@ int main(int argc, char **argv) {
     pagoda_share_processors(threads, seats, 3);
     for (int i = 0; i < 60; i++) others_come_and_go(threads);
     pagoda_close_threads(threads);
+    for (int i = 0; i < 60; i++) some_rows(argc > 2 ? atoi(argv[2]) : 2);
     puts("done");
     return 0;
 }

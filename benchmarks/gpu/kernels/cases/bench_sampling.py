@@ -10,7 +10,7 @@ import torch
 from gpu.kernels.case import Case, Launch
 from gpu.kernels.cases.inputs import relative_error
 from pagoda_kernels.sampling.reference import philox_uniform
-from pagoda_kernels.sampling.rows import MASS_ONE, SamplingRows, plan_sampling
+from pagoda_kernels.sampling.rows import MASS_ONE, SamplingRows, plan_sampling, sampling_column
 from pagoda_kernels.sampling.sample_tokens import penalise_logits, sample_tokens
 
 VOCAB_SIZE = 128256
@@ -72,15 +72,11 @@ def penalty_case(
 
 
 def _rows(num_rows: int, top_k: int, top_p: float, device: torch.device) -> SamplingRows:
-    return plan_sampling(
-        temperatures=[0.8] * num_rows,
-        top_ks=[top_k] * num_rows,
-        top_ps=[top_p] * num_rows,
-        min_ps=[0.0] * num_rows,
-        seeds=torch.randint(0, 2**62, (num_rows,)).tolist(),
-        indices=list(range(num_rows)),
-        device=device,
-    )
+    seeds = torch.randint(0, 2**62, (num_rows,)).tolist()
+    columns = [
+        sampling_column(temperature=0.8, top_k=top_k, top_p=top_p, seed=seed) for seed in seeds
+    ]
+    return plan_sampling(columns, range(num_rows), device)
 
 
 def _sample(logits: torch.Tensor, rows: SamplingRows) -> Launch:

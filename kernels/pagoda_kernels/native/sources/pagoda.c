@@ -9,6 +9,7 @@
 #include "experts.h"
 #include "latents.h"
 #include "quantise.h"
+#include "sampling.h"
 
 typedef struct {
     const void *input_norm;  // or NULL: the residual is read as it is; so with the next
