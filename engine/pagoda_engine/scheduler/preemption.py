@@ -82,7 +82,7 @@ class RunningBlocks:
         """Take the blocks of a running sequence away, and let it wait."""
         self._counts.is_preempted(victim)
         self._preempted.append(preemption(victim, self._blocks.block_size, cost))
-        self._queues.running.remove(victim)
+        self._queues.take_out(victim)
         self._blocks.free(victim)
         victim.restart_beams()
         victim.guesses = None  # those who wait are many, and they are soon made again
