@@ -32,11 +32,11 @@ class EngineLoad:
     def of(cls, scheduler: Scheduler, pool: BlockPool) -> "EngineLoad":
         """Count what waits, runs and is held."""
         waiting_tokens = sum(len(s.token_ids) for s in scheduler.waiting)
-        context_tokens = 0
-        for sequence in scheduler.running:
-            context_tokens += sequence.num_computed_tokens
-            if sequence.is_plain and sequence.num_launched_tokens >= sequence.prefill_end:
-                continue  # a decode that lacks one token, which it computes anyway
+        context_tokens = sum([s.num_computed_tokens for s in scheduler.running])
+        others = [  # plain decodes lack one token, which they compute anyway
+            s for s in scheduler.running if not s.is_plain or s.num_launched_tokens < s.prefill_end
+        ]
+        for sequence in others:
             waiting_tokens += sequence.num_uncomputed_tokens - (not sequence.is_prefilling)
             context_tokens += sequence.num_computed_tokens * len(sequence.siblings)
         for sequence in scheduler.importing.values():

@@ -8,7 +8,7 @@ and the tenant's salt.
 import functools
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -66,10 +66,18 @@ def split_hashes(packed: bytes) -> tuple[bytes, ...]:
     return tuple(packed[i : i + HASH_BYTES] for i in range(0, len(packed), HASH_BYTES))
 
 
+_READ_BY_STRUCT = (list, tuple)
+
+
+@functools.lru_cache(maxsize=64)  # blocks are of one size, prompts of any
+def _packer(num_tokens: int) -> Callable[..., bytes]:
+    return struct.Struct(f"<{num_tokens}I").pack
+
+
 def _packed(token_ids: Sequence[int]) -> bytes:
     """Return token ids as uint32, little endian."""
-    if isinstance(token_ids, list | tuple):  # numpy takes three times as long to read them
-        return struct.pack(f"<{len(token_ids)}I", *token_ids)
+    if isinstance(token_ids, _READ_BY_STRUCT):  # numpy takes three times as long to read them
+        return _packer(len(token_ids))(*token_ids)
     return np.asarray(token_ids, dtype="<u4").tobytes()
 
 

@@ -243,15 +243,17 @@ class BlockPool:
         The last blocks of a sequence become the first to evict: without its prefix a block is
         useless. Windowed parts that the caller holds go first, by `drop_windowed`.
         """
+        ref_counts, hashes, now = self._ref_counts, self._hashes, self._now
         for block_id in reversed(block_ids):
-            if self._ref_counts[block_id] == 0:
+            count = ref_counts[block_id]
+            if count == 0:
                 raise BlockPoolError(block_id, "freed, but nobody holds it")
-            self._ref_counts[block_id] -= 1
-            if self._ref_counts[block_id] == 0:
-                if self._hashes[block_id] is None:
+            ref_counts[block_id] = count - 1
+            if count == 1:
+                if hashes[block_id] is None:
                     self._blank.append(block_id)
                 else:
-                    self._cached[block_id] = next(self._now)
+                    self._cached[block_id] = next(now)
 
     def take_events(self) -> tuple[tuple[tuple[bytes, int], ...], tuple[bytes, ...]]:
         """Return (stored, evicted) since the last call and forget them.
@@ -271,9 +273,14 @@ class BlockPool:
         return bool(self._stored or self._evicted)
 
     def _take_place(self) -> int:
-        while not self._blank:
+        blank = self._blank
+        if not blank and self._windowed is None:  # once a pool has been full, each place is so
+            block_id, _ = self._cached.popitem(last=False)
+            self._drop_hash(block_id)
+            return block_id
+        while not blank:
             self._evict()
-        return self._blank.pop()
+        return blank.pop()
 
     def _attach(self, block_id: int) -> None:
         assert self._windowed is not None

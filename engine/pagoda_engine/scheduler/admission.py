@@ -5,7 +5,6 @@ Knows queues and blocks. Knows nothing of a step's budgets.
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from collections.abc import Set as AbstractSet
@@ -16,7 +15,12 @@ from pagoda_engine.scheduler.sequence import Flow, Sequence
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.scheduler.step_counts import StepCounts
-from pagoda_engine.scheduler.tenants.victims import Holdings, block_victims, seat_victim
+from pagoda_engine.scheduler.tenants.victims import (
+    Holdings,
+    block_victims,
+    may_give_seats,
+    seat_victim,
+)
 
 MAX_PASSED = 64
 """Sequences that wait for another one's blocks and are passed by those behind them, at the most."""
@@ -86,7 +90,7 @@ class Admission:
             return None
         if not blocks.reserve(sequence, self._num_spare_blocks(sequence)):
             return None
-        queues.waiting.remove(sequence)
+        queues.take_out(sequence)
         if not sequence.was_reserved:
             sequence.was_reserved = True
             self._reserved.append(sequence)
@@ -106,15 +110,20 @@ class Admission:
 
         To nobody else: what a later one were given, the first would take.
         """
+        queues = self._queues
+        if not queues.waiting:
+            return []
+        if not (queues.searches or queues.has_seats() or may_give_seats(queues.flows)):
+            return []
         first, has_blocks = next(self._firsts(), (None, True))
-        if first is None or (has_blocks and self._queues.has_seats(first.num_seats)):
+        if first is None or (has_blocks and queues.has_seats(first.num_seats)):
             return []
         return self._givers_to(first, self._counts.holdings().copy())
 
-    def foreseen_tokens(self) -> Counter[Flow]:
+    def foreseen_tokens(self) -> dict[Flow, int]:
         """Return the tokens of prompts that a step makes room for before they are admitted."""
-        num_tokens = Counter[Flow]()
-        if self._queues.has_seats():
+        num_tokens = dict[Flow, int]()
+        if self._queues.waiting and self._queues.has_seats():
             for sequence, has_blocks in self._firsts():
                 if has_blocks:
                     line = itertools.islice(self._queues.line(sequence.flow), MAX_FORESEEN)
@@ -153,7 +162,7 @@ class Admission:
             closed: flows to leave out.
         """
         all_flows = self._queues.flows
-        flows = [flow for flow in all_flows if flow not in closed]
+        flows = [s.flow for s in all_flows.states if s.num_waiting and s.flow not in closed]
         holdings = self._counts.holdings() if all_flows.are_several else None
         if holdings is not None:
             flows.sort(key=lambda flow: (holdings.seats(flow), max(all_flows.last_steps(flow))))

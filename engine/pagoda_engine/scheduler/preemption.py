@@ -36,9 +36,10 @@ class RunningBlocks:
 
     def grow(self, sequence: Sequence) -> bool:
         """Give a running sequence one more block. Returns False if none is free."""
-        if not self._blocks.grow(sequence):
+        blocks = self._blocks
+        if not blocks.grow(sequence):
             return False
-        self._counts.took_blocks(sequence, 1, self._blocks.pool.parts_per_block)
+        self._counts.took_blocks(sequence, 1, blocks.pool.parts_per_block)
         return True
 
     def grow_decodes(self, decodes: list[Sequence], cost: StepCost) -> list[Sequence]:
@@ -47,12 +48,13 @@ class RunningBlocks:
         One of them may be a victim itself: then it does not run any more.
         """
         victims = list[Sequence]()
-        block_size, running = self._blocks.block_size, SequenceState.RUNNING
+        blocks, running = self._blocks, SequenceState.RUNNING
+        block_size = blocks.block_size
         growing = [  # the others' tokens go into blocks that they have
             s for s in decodes if not (s.num_launched_tokens % block_size and s.is_plain)
         ]
         for sequence in growing:
-            while self._blocks.needs_block(sequence) and sequence.state is running:
+            while blocks.needs_block(sequence) and sequence.state is running:
                 if not self.grow(sequence):
                     victims.append(self.preempt_largest(cost))
         return victims
@@ -82,7 +84,7 @@ class RunningBlocks:
         """Take the blocks of a running sequence away, and let it wait."""
         self._counts.is_preempted(victim)
         self._preempted.append(preemption(victim, self._blocks.block_size, cost))
-        self._queues.running.remove(victim)
+        self._queues.take_out(victim)
         self._blocks.free(victim)
         victim.restart_beams()
         victim.guesses = None  # those who wait are many, and they are soon made again

@@ -62,36 +62,47 @@ class Queues:
         """Let a sequence wait in front of all who rank behind it; it is in no other queue."""
         sequence.state = SequenceState.WAITING
         bisect.insort(self.waiting, sequence, key=_BY_RANK)
+        self.flows.of(sequence).num_waiting += 1
 
     def import_kv(self, sequence: Sequence) -> None:
         """Let a sequence wait for its KV; it is in no other queue."""
         sequence.state = SequenceState.IMPORTING
         self.importing[sequence.sequence_id] = sequence
+        self.flows.of(sequence).num_importing += 1
 
     def run(self, sequence: Sequence) -> None:
         """Let a sequence take part in steps; it is in no other queue."""
         sequence.is_import_pending = False
         sequence.state = SequenceState.RUNNING
         bisect.insort(self.running, sequence, key=_BY_RANK)
+        self.flows.of(sequence).num_running += 1
 
     def hold(self, sequence: Sequence) -> None:
         """Take a sequence that runs out of the steps; its state is the caller's to change."""
-        self.running.remove(sequence)
+        self.take_out(sequence)
         self.held[sequence.sequence_id] = sequence
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence in any state; its flow too, if it was the last one."""
+    def take_out(self, sequence: Sequence) -> None:
+        """Take a sequence out of its queue; the caller says where it goes."""
+        flow = self.flows.of(sequence)
         match sequence.state:
             case SequenceState.WAITING:
                 self.waiting.remove(sequence)
+                flow.num_waiting -= 1
             case SequenceState.IMPORTING:
                 del self.importing[sequence.sequence_id]
+                flow.num_importing -= 1
             case SequenceState.RUNNING:
                 self.running.remove(sequence)
+                flow.num_running -= 1
             case SequenceState.HELD:
                 del self.held[sequence.sequence_id]
             case SequenceState.FINISHED:
                 raise AssertionError(f"sequence {sequence.sequence_id!r} finished twice")
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence in any state; its flow too, if it was the last one."""
+        self.take_out(sequence)
         self.flows.remove(sequence)
         del self._sequences[sequence.sequence_id]
         self.searches.discard(sequence)
@@ -109,9 +120,11 @@ class Queues:
     @property
     def num_taken_seats(self) -> int:
         """Sequences that run or wait for an import, one for each beam of a search."""
-        waiting = SequenceState.WAITING
-        more = num_more_seats(s for s in self.searches if s.state is not waiting)
-        return len(self.running) + len(self.importing) + more
+        num_seats = len(self.running) + len(self.importing)
+        if self.searches:
+            waiting = SequenceState.WAITING
+            num_seats += num_more_seats(s for s in self.searches if s.state is not waiting)
+        return num_seats
 
     @property
     def num_wanted_seats(self) -> int:

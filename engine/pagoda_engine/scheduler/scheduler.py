@@ -121,13 +121,15 @@ class Scheduler:
         self._counts.begin_step()
         are_several = self._queues.flows.are_several
         victims = self._make_room() if are_several else []
-        prefills, decodes = list[Sequence](), list[Sequence]()
+        prefills, decodes, resting = list[Sequence](), list[Sequence](), list[Sequence]()
         for sequence in self.running:
             if sequence.num_launched_tokens < sequence.prefill_end:
                 prefills.append(sequence)
             elif (sequence.is_plain and not sequence.num_unread_tokens) or sequence.is_decoding:
                 decodes.append(sequence)
-        shared = self._share(decodes, prefills) if are_several else None
+            else:
+                resting.append(sequence)
+        shared = self._share(decodes, prefills, resting) if are_several else None
         plan = StepPlan(
             self._num_steps,
             self._config,
@@ -159,14 +161,14 @@ class Scheduler:
 
     def start_running(self, sequence: Sequence) -> None:
         """Let a sequence whose KV was imported take part in steps."""
-        del self.importing[sequence.sequence_id]
+        self._queues.take_out(sequence)
         if self._queues.flows.are_several:
             self._lateness.interrupted(sequence.flow, self.step_cost)
         self._queues.run(sequence)
 
     def give_up_import(self, sequence: Sequence) -> None:
         """Let a sequence wait again, to be computed here from what is cached."""
-        del self.importing[sequence.sequence_id]
+        self._queues.take_out(sequence)
         self.blocks.free(sequence)
         sequence.is_import_pending = False
         self._queues.wait(sequence)
@@ -222,16 +224,19 @@ class Scheduler:
             self._running_blocks.preempt(victim, self.step_cost)
         return victims
 
-    def _share(self, decodes: list[Sequence], prefills: list[Sequence]) -> SharedStep:
+    def _share(
+        self, decodes: list[Sequence], prefills: list[Sequence], resting: list[Sequence]
+    ) -> SharedStep:
         """Deal the step out to the flows by what they could use of it."""
         demands = demands_of(
             self._queues,
             self._lateness,
             decodes=decodes,
             prefills=prefills,
+            resting=resting,
             foreseen_tokens=self._admission.foreseen_tokens(),
         )
-        return SharedStep.of(
+        return SharedStep(
             demands,
             self.step_cost,
             max_num_seqs=self._queues.max_num_seqs,

@@ -105,6 +105,8 @@ class Sequence:
         greedy_row: of those what is the same for each: the largest logit is taken, whatever the
             index; None: it is told of each token anew.
         guesses: its proposals; None until it is decoded, and while it waits.
+        follows_read_tokens: what comes next depends on the token before in a way that the host must
+            know of, so it is in no step before that was read.
         waits_for_tokens: it sits out a step whenever its last token is unread, so that something
             can be proposed.
         num_proposed_tokens: verified by the steps that were read.
@@ -125,6 +127,7 @@ class Sequence:
         "can_speculate",
         "compute_ns",
         "flow",
+        "follows_read_tokens",
         "greedy_row",
         "guesses",
         "has_ended",
@@ -218,6 +221,12 @@ class Sequence:
             or sampling_state.penalises_repeats
         )
         sampling = request.sampling
+        self.follows_read_tokens = bool(
+            request.token_mask is not None
+            or beams is not None
+            or sampling.bad_words
+            or sampling_state.penalises_repeats
+        )
         self.has_plain_rows = (
             sampling_state.is_plain
             and self.is_plain
@@ -304,20 +313,14 @@ class Sequence:
         An end by length is foreseen; a stop token is not, and costs one row of one more step. What
         a step verifies may be several tokens or one, so it is read first.
         """
-        request = self.request
-        if self.num_launched_tokens < self.prefill_end or request.prefill_only:
+        if self.num_launched_tokens < self.prefill_end or self.request.prefill_only:
             return False
-        if not self.num_unread_tokens:
-            return len(self.token_ids) < self.max_num_tokens
-        depends = (
-            request.token_mask is not None
-            or self.beams is not None
-            or bool(request.sampling.bad_words)
-            or self.waits_for_tokens
-            or self.num_unverified_tokens > 0
-            or self.sampling_state.penalises_repeats
-        )
-        return not depends and self.num_tokens < self.max_num_tokens
+        num_unread = self.num_unread_tokens
+        if num_unread and (
+            self.follows_read_tokens or self.waits_for_tokens or self.num_unverified_tokens
+        ):
+            return False
+        return len(self.token_ids) + num_unread < self.max_num_tokens
 
     @property
     def is_preemptible(self) -> bool:

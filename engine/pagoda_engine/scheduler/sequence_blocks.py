@@ -216,7 +216,8 @@ class SequenceBlocks:
         """Tell whether the KV of the sequence's last token has no block yet, in any beam."""
         if sequence.siblings:
             return any(self._lacks_block(member) for member in sequence.members)
-        return sequence.num_tokens > len(sequence.block_ids) * self.block_size
+        num_tokens = len(sequence.token_ids) + sequence.num_unread_tokens
+        return num_tokens > len(sequence.block_ids) * self.block_size
 
     def num_free_slots(self, sequence: Sequence) -> int:
         """Return the slots of its blocks behind its last token."""
@@ -237,7 +238,9 @@ class SequenceBlocks:
         block_id = self.pool.allocate_one(windowed=has_parts)
         if block_id is None:
             return False
-        member = next(filter(self._lacks_block, sequence.siblings), sequence)
+        member = sequence
+        if sequence.siblings:
+            member = next(filter(self._lacks_block, sequence.siblings), sequence)
         index = len(member.block_ids)
         member.block_ids.append(block_id)
         if has_parts:
@@ -326,10 +329,14 @@ class SequenceBlocks:
         if sequence.beams is not None and sequence.beams.search.length:
             return
         self._extend_hashes(sequence, num_full_blocks)
+        block_ids, hashes = sequence.block_ids, sequence.block_hashes
+        register, producers = self.pool.register, self._producers
         first = max(sequence.num_registered_blocks, sequence.num_null_blocks)
         for i in range(first, num_full_blocks):
-            self.pool.register(sequence.block_ids[i], sequence.block_hashes[i])
-            self._no_longer_producing(sequence, sequence.block_hashes[i])
+            block_hash = hashes[i]
+            register(block_ids[i], block_hash)
+            if producers.get(block_hash) is sequence:
+                del producers[block_hash]
         sequence.num_registered_blocks = num_full_blocks
 
     def first_needed_block(self, sequence: Sequence, position: int) -> int:
@@ -371,7 +378,8 @@ class SequenceBlocks:
     def free(self, sequence: Sequence) -> None:
         """Give all blocks back; full ones stay cached."""
         for block_hash in sequence.block_hashes[sequence.num_registered_blocks :]:
-            self._no_longer_producing(sequence, block_hash)
+            if self._producers.get(block_hash) is sequence:
+                del self._producers[block_hash]
         for member in sequence.members:
             self.pool.drop_windowed(member.windowed_block_ids)
             self.pool.free(member.held_block_ids)
@@ -381,10 +389,6 @@ class SequenceBlocks:
         sequence.num_computed_tokens = sequence.num_launched_tokens = 0
         sequence.num_unverified_tokens = 0
         sequence.num_registered_blocks = 0
-
-    def _no_longer_producing(self, sequence: Sequence, block_hash: bytes) -> None:
-        if self._producers.get(block_hash) is sequence:
-            del self._producers[block_hash]
 
     def check_invariants(self, sequences: SequenceOf[Sequence]) -> None:
         """Recount: who holds blocks, and that what is on its way is yet to be made by one of them.

@@ -4,7 +4,6 @@ Knows who may be in it and the budgets of tokens. Knows nothing of queues, and n
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence as SequenceOf
 
 from pagoda_engine.config import EngineConfig
@@ -54,7 +53,7 @@ class StepPlan:
             shared: who gets what of it; None: one flow is alone.
         """
         self.batch: list[ScheduledSequence] = []
-        self.budgets = Counter[Flow]()
+        self.budgets: dict[Flow, int] = {}
         self._number = number
         self._cost = cost
         self._flows = flows
@@ -76,13 +75,14 @@ class StepPlan:
         budgets, shared = self.budgets, self._shared
         if shared is not None:
             decodes = shared.turns(decodes)
-            budgets.update({f: share.num_prefill_tokens for f, share in shared.shares.items()})
+            for flow, share in shared.shares.items():
+                budgets[flow] = share.num_prefill_tokens
         victims = self._running_blocks.grow_decodes(decodes, self._cost)
         if victims:
             decodes = [s for s in decodes if s.state is SequenceState.RUNNING]
         others = [s for s in decodes if not s.is_plain]
         num_rows = len(decodes) + sum(len(s.siblings) for s in others)
-        spare = self._max_num_tokens - num_rows - budgets.total()
+        spare = self._max_num_tokens - num_rows - sum(budgets.values())
         if spare < 0:  # a search took more turns than its flow had: prompts wait for it
             for flow in budgets:
                 spare, budgets[flow] = min(0, spare + budgets[flow]), max(0, budgets[flow] + spare)

@@ -61,7 +61,7 @@ class Newcomers:
             return None
         with self._lock:
             self._cut.withdraw()
-            self._running = frozenset(entry.sequence.flow for entry in batch)
+            self._running = frozenset([entry[0].flow for entry in batch])
             self._ask()
         return self._cut
 
@@ -85,10 +85,7 @@ class Newcomers:
 
 def _is_large(batch: Sequence[ScheduledSequence], cost: StepCost) -> bool:
     single = cost.of(num_decodes=1, num_prefill_tokens=0)
-    work = sum(
-        cost.of_prompt(entry.first_token, entry.num_new_tokens)
-        if entry.is_prefill
-        else cost.per_decode
-        for entry in batch
-    )
+    prompts = [entry for entry in batch if entry[3]]
+    work = cost.per_decode * (len(batch) - len(prompts))
+    work += sum(cost.of_prompt(entry.first_token, entry.num_new_tokens) for entry in prompts)
     return cost.base + work >= LEAST_STEPS * single

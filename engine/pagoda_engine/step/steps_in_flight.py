@@ -114,7 +114,7 @@ class StepsInFlight:
                 return scheduled, failed
             export = self._layer_export
             on_layer = None if export is None else export.of_batch(batch)
-            searches = (b for entry in batch if (b := entry.sequence.beams) is not None)
+            searches = [b for entry in batch if (b := entry[0].beams) is not None]
             copies = [pair for beams in searches for pair in beams.take_copies()]
             cut = None
             if on_layer is None and not self._queue.lag:

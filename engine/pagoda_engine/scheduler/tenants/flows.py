@@ -1,20 +1,37 @@
-"""Which flows have sequences here, what they weigh and what they hold.
+"""Which flows have sequences here, what they weigh, and how many wait, import and run.
 
 Knows sequences. Knows nothing of queues, budgets or the pool.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, ValuesView
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from pagoda_engine.scheduler.sequence import Flow, Sequence
+from pagoda_engine.scheduler.sequence import Flow, Sequence, SequenceState
 
 
 @dataclass(slots=True)
-class _FlowState:
+class FlowState:
+    """What is known of one flow, kept as its sequences come, go on and end.
+
+    Attributes:
+        flow: whose it is; the same object as its sequences have.
+        weight: what it gets beside one of weight 1.
+        num_sequences: in any state.
+        num_waiting: of them, those that wait.
+        num_importing: of them, those that wait for their KV.
+        num_running: of them, those that run.
+        last_decode: the latest step that had a decode of it.
+        last_prefill: the latest step that had tokens of its prompts.
+    """
+
     flow: Flow
-    weight: float
+    weight: float = 1.0
     num_sequences: int = 0
+    num_waiting: int = 0
+    num_importing: int = 0
+    num_running: int = 0
     last_decode: int = 0
     last_prefill: int = 0
 
@@ -23,7 +40,7 @@ class Flows:
     """The flows of all sequences that an engine has."""
 
     def __init__(self) -> None:
-        self._states: dict[Flow, _FlowState] = {}
+        self._states: dict[Flow, FlowState] = {}
 
     def __iter__(self) -> Iterator[Flow]:
         return iter(tuple(self._states))
@@ -37,11 +54,20 @@ class Flows:
         """Whether anything must be shared."""
         return len(self._states) > 1
 
+    @property
+    def states(self) -> ValuesView[FlowState]:
+        """Of all flows."""
+        return self._states.values()
+
+    def of(self, sequence: Sequence) -> FlowState:
+        """Return the state of a sequence's flow; who moves the sequence counts it there."""
+        return self._states[sequence.flow]
+
     def add(self, sequence: Sequence) -> None:
         """Count a new sequence; its flow weighs what the latest of it says."""
         state = self._states.get(sequence.flow)
         if state is None:
-            state = self._states[sequence.flow] = _FlowState(sequence.flow, 1.0)
+            state = self._states[sequence.flow] = FlowState(sequence.flow)
         sequence.flow = state.flow  # the same object: each step looks up those of all sequences
         state.weight = sequence.request.weight
         state.num_sequences += 1
@@ -69,7 +95,12 @@ class Flows:
         state = self._states[flow]
         return state.last_decode, state.last_prefill
 
-    def check_invariants(self, sequences: Iterable[Sequence]) -> None:
+    def check_invariants(self, sequences: SequenceOf[Sequence]) -> None:
         """Recount."""
-        counts = Counter(sequence.flow for sequence in sequences)
-        assert counts == {flow: state.num_sequences for flow, state in self._states.items()}
+        counts = Counter((sequence.flow, sequence.state) for sequence in sequences)
+        totals = Counter(sequence.flow for sequence in sequences)
+        assert totals == {flow: state.num_sequences for flow, state in self._states.items()}
+        for flow, state in self._states.items():
+            assert state.num_waiting == counts[flow, SequenceState.WAITING]
+            assert state.num_importing == counts[flow, SequenceState.IMPORTING]
+            assert state.num_running == counts[flow, SequenceState.RUNNING]

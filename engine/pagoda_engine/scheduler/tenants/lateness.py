@@ -4,7 +4,6 @@ Who comes in the middle of a step has to wait for its end, whatever is in it. Th
 until then its steps are shorter. Knows what steps cost. Knows nothing of queues, blocks or seats.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
@@ -40,7 +39,7 @@ class Lateness:
         """Remember that a flow can go on, but for the latest step, of others, which may run yet."""
         if self._batch:
             took = _took(_shares(self._batch).values(), cost)
-            self._add(flow, took, cost)
+            self._add(flow, took, cost.base + cost.per_decode)
 
     def not_computed(self) -> None:
         """Note that the latest step was given up: nobody waited for it."""
@@ -66,28 +65,31 @@ class Lateness:
         shares = _shares(batch)
         took = _took(shares.values(), cost)
         weights = total_weight(demand for demand in demands.values() if demand.is_active)
+        unit = cost.base + cost.per_decode
         for flow, demand in demands.items():
             if demand.num_decodes or demand.num_prefill_tokens:
                 alone = _took([shares[flow]], cost) if flow in shares else 0.0
-                self._add(flow, took - slowdown(demand, weights) * alone, cost)
+                self._add(flow, took - slowdown(demand, weights) * alone, unit)
 
-    def _add(self, flow: Flow, late: float, cost: StepCost) -> None:
-        unit = cost.of(num_decodes=1, num_prefill_tokens=0)
+    def _add(self, flow: Flow, late: float, unit: float) -> None:
+        """Add to how late a flow is; `unit`: of a step of a single decode."""
         if unit > 0 and not flow.is_background:
             self._late[flow] = min(MAX_LATE, max(0.0, self._late.get(flow, 0.0) + late / unit))
 
 
 def _shares(batch: Sequence[ScheduledSequence]) -> dict[Flow, Share]:
     """Return what each flow had of a step; tokens that a grammar forced count as a prompt's."""
-    shares: defaultdict[Flow, Share] = defaultdict(Share)
+    shares: dict[Flow, Share] = {}
     for sequence, _, num_new_tokens, is_prefill, _, _ in batch:
-        share = shares[sequence.flow]
+        share = shares.get(sequence.flow)
+        if share is None:
+            share = shares[sequence.flow] = Share()
         if is_prefill:
             share.num_prefill_tokens += num_new_tokens
         else:
             share.num_decodes += 1
             share.num_prefill_tokens += num_new_tokens - 1
-    return dict(shares)
+    return shares
 
 
 def _took(shares: Iterable[Share], cost: StepCost) -> float:

@@ -3,59 +3,72 @@
 Knows queues and what steps cost. Knows nothing of blocks.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from operator import attrgetter
 
 from pagoda_engine.scheduler.queues import Queues
 from pagoda_engine.scheduler.sequence import Flow, Sequence
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.scheduler.tenants.lateness import Lateness
-from pagoda_engine.scheduler.tenants.step_shares import Demand, Share, share_step, unclaimed_work
+from pagoda_engine.scheduler.tenants.step_shares import Demand, share_step, unclaimed_work
+
+_LAST_STEP, _RANK = attrgetter("last_step"), attrgetter("rank")
 
 
-@dataclass(frozen=True, slots=True)
 class SharedStep:
     """Who gets what of one step.
 
     Attributes:
         demands: what each flow could use.
         shares: what each gets.
-        unclaimed: time of the step that is in no share.
     """
 
-    demands: Mapping[Flow, Demand]
-    shares: Mapping[Flow, Share]
-    unclaimed: float
+    __slots__ = ("_cost", "_max_num_seqs", "_max_num_tokens", "demands", "shares")
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         demands: Mapping[Flow, Demand],
         cost: StepCost,
         *,
         max_num_seqs: int,
         max_num_tokens: int,
-    ) -> "SharedStep":
+    ) -> None:
         """Deal a step out; see `share_step`."""
-        shares = share_step(demands, cost, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens)
-        unclaimed = unclaimed_work(
-            demands, shares, cost, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens
+        self.demands = demands
+        self.shares = share_step(
+            demands, cost, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens
         )
-        return cls(demands, shares, unclaimed)
+        self._cost = cost
+        self._max_num_seqs = max_num_seqs
+        self._max_num_tokens = max_num_tokens
+
+    @property
+    def unclaimed(self) -> float:
+        """Time of the step that is in no share."""
+        return unclaimed_work(
+            self.demands,
+            self.shares,
+            self._cost,
+            max_num_seqs=self._max_num_seqs,
+            max_num_tokens=self._max_num_tokens,
+        )
 
     def turns(self, decodes: list[Sequence]) -> list[Sequence]:
-        """Return as many of each flow's decodes as it has a share of: those that waited longest."""
-        shares = self.shares
-        if all(shares[flow].num_decodes >= d.num_decodes for flow, d in self.demands.items()):
+        """Return as many of each flow's decodes as it has a share of: those that waited longest.
+
+        `decodes` are in the order of their ranks, and so is what is returned.
+        """
+        left = {flow: share.num_decodes for flow, share in self.shares.items()}
+        if all(left[flow] >= demand.num_decodes for flow, demand in self.demands.items()):
             return decodes
-        left = {flow: share.num_decodes for flow, share in shares.items()}
         chosen = []
-        for sequence in sorted(decodes, key=lambda s: (s.last_step, s.rank)):
-            if left[sequence.flow]:  # beams are not parted, even if fewer turns are left
-                left[sequence.flow] = max(0, left[sequence.flow] - len(sequence.members))
+        for sequence in sorted(decodes, key=_LAST_STEP):  # among equals in their order
+            num_left = left[sequence.flow]
+            if num_left:  # beams are not parted, even if fewer turns are left
+                left[sequence.flow] = max(0, num_left - 1 - len(sequence.siblings))
                 chosen.append(sequence)
-        return sorted(chosen, key=lambda s: s.rank)
+        chosen.sort(key=_RANK)
+        return chosen
 
 
 def demands_of(
@@ -64,6 +77,7 @@ def demands_of(
     *,
     decodes: Iterable[Sequence],
     prefills: Iterable[Sequence],
+    resting: Iterable[Sequence],
     foreseen_tokens: Mapping[Flow, int],
 ) -> dict[Flow, Demand]:
     """Return what each flow could use of a step.
@@ -73,26 +87,30 @@ def demands_of(
         lateness: of theirs.
         decodes: all that could be in the step.
         prefills: that run.
+        resting: all others that run.
         foreseen_tokens: of prompts that may be admitted.
     """
-    num_decodes, num_tokens, num_importing = Counter[Flow](), Counter[Flow](), Counter[Flow]()
-    num_tokens.update(foreseen_tokens)
-    for sequence in prefills:
-        num_tokens[sequence.flow] += sequence.num_uncomputed_tokens
-    for sequence in decodes:
-        num_decodes[sequence.flow] += 1 + len(sequence.siblings)
-    for sequence in queues.importing.values():
-        num_importing[sequence.flow] += 1
-    demands = {}
-    for flow in queues.flows:
-        last_decode, last_prefill = queues.flows.last_steps(flow)
-        demands[flow] = Demand(
-            weight=queues.flows.weight(flow),
-            last_decode=last_decode,
-            last_prefill=last_prefill,
-            num_decodes=num_decodes[flow],
-            num_prefill_tokens=num_tokens[flow],
-            num_importing=num_importing[flow],
-            is_late=lateness.is_late(flow),
+    demands = {
+        state.flow: Demand(
+            state.weight,
+            state.last_decode,
+            state.last_prefill,
+            state.num_running,
+            0,
+            state.num_importing,
+            lateness.is_late(state.flow),
         )
+        for state in queues.flows.states
+    }
+    for flow, num_tokens in foreseen_tokens.items():
+        demands[flow].num_prefill_tokens = num_tokens
+    for sequence in prefills:
+        demand = demands[sequence.flow]
+        demand.num_decodes -= 1
+        demand.num_prefill_tokens += sequence.num_uncomputed_tokens
+    for sequence in resting:
+        demands[sequence.flow].num_decodes -= 1
+    if queues.searches:
+        for sequence in decodes:
+            demands[sequence.flow].num_decodes += len(sequence.siblings)
     return demands

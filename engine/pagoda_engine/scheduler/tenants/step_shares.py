@@ -21,7 +21,7 @@ ROUNDING = 1e-9
 """Of sums of times, for which no work is refused."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Demand:
     """What a flow could use of one step.
 
@@ -88,10 +88,13 @@ def share_step(
         max_num_seqs: decodes in a step at most.
         max_num_tokens: decodes and prompt tokens in a step at most.
     """
-    active = [flow for flow, demand in demands.items() if demand.is_active]
+    active, num_decodes, num_prefill_tokens = list[Flow](), 0, 0
+    for flow, demand in demands.items():
+        if demand.is_active:
+            active.append(flow)
+            num_decodes += demand.num_decodes
+            num_prefill_tokens += demand.num_prefill_tokens
     room = _work_limit([demands[flow] for flow in active], cost, max_num_seqs, max_num_tokens)
-    num_decodes = sum(demand.num_decodes for demand in demands.values())
-    num_prefill_tokens = sum(demand.num_prefill_tokens for demand in demands.values())
     if (
         num_decodes <= max_num_seqs
         and num_decodes + num_prefill_tokens <= max_num_tokens
@@ -101,6 +104,9 @@ def share_step(
             flow: Share(demand.num_decodes, demand.num_prefill_tokens)
             for flow, demand in demands.items()
         }
+    if not num_prefill_tokens:
+        num_rows = min(max_num_seqs, max_num_tokens)
+        return _share_decodes(demands, active, cost.per_decode, room=room, num_rows=num_rows)
     dealing = _Dealing(
         cost=cost,
         room=room,
@@ -109,20 +115,60 @@ def share_step(
         turn_tokens=max(MIN_TURN_TOKENS, max_num_tokens // PREFILL_TURNS),
     )
     shares = {flow: Share() for flow in demands}
+    turns = _first_turns(demands, active)
+    while turns and dealing.num_tokens:
+        _, used, is_background, last_step, index = turns[0]
+        flow = active[index]
+        demand = demands[flow]
+        work = dealing.turn(demand, shares[flow])
+        if work is None:
+            heapq.heappop(turns)
+        else:
+            used += max(work, ROUNDING) / demand.weight
+            # Behind everybody's first turn; the late ones' next turns, then others'.
+            heapq.heapreplace(turns, (not demand.is_late, used, is_background, last_step, index))
+    return shares
+
+
+_Turn = tuple[bool, float, bool, int, int]
+"""Of a flow, the least first: it is not its first one and the flow is not late, what it had for its
+weight, it is in the background, the latest step that it was in, its number."""
+
+
+def _first_turns(demands: Mapping[Flow, Demand], active: Sequence[Flow]) -> list[_Turn]:
+    """Return a heap of a turn for each flow."""
     turns = [
         (False, 0.0, flow.is_background, demands[flow].last_step, index)
         for index, flow in enumerate(active)
     ]
     heapq.heapify(turns)
-    while turns and dealing.num_tokens:
-        _, used, is_background, last_step, index = heapq.heappop(turns)
+    return turns
+
+
+def _share_decodes(
+    demands: Mapping[Flow, Demand],
+    active: Sequence[Flow],
+    work: float,
+    *,
+    room: float,
+    num_rows: int,
+) -> dict[Flow, Share]:
+    """Deal out a step without prompts, in the same turns: each is of one decode, so of `work`."""
+    shares = {flow: Share() for flow in demands}
+    turns, room = _first_turns(demands, active), room + ROUNDING
+    while turns and num_rows:
+        _, used, is_background, last_step, index = turns[0]
         flow = active[index]
-        demand = demands[flow]
-        work = dealing.turn(demand, shares[flow])
-        if work is not None:
-            used += max(work, ROUNDING) / demand.weight
-            # Behind everybody's first turn; the late ones' next turns, then others'.
-            heapq.heappush(turns, (not demand.is_late, used, is_background, last_step, index))
+        demand, share = demands[flow], shares[flow]
+        num_decodes = share.num_decodes
+        if num_decodes >= demand.num_decodes or (work > room and num_decodes):
+            heapq.heappop(turns)
+            continue
+        share.num_decodes = num_decodes + 1
+        room -= work
+        num_rows -= 1
+        used += max(work, ROUNDING) / demand.weight
+        heapq.heapreplace(turns, (not demand.is_late, used, is_background, last_step, index))
     return shares
 
 
@@ -186,22 +232,22 @@ def _work_limit(
     """Return what a step may be longer by than an empty one; infinite for a single flow."""
     if len(active) < 2:
         return math.inf
-    weights = total_weight(active)
-    limits = []
+    weights, least = total_weight(active), math.inf
     for demand in active:
-        num_decodes = min(max(demand.num_decodes, min(1, demand.num_importing)), max_num_seqs)
+        num_decodes = min(demand.num_decodes or min(1, demand.num_importing), max_num_seqs)
         num_prompt_tokens = min(demand.num_prefill_tokens, max_num_tokens - num_decodes)
-        alone = cost.of(num_decodes=num_decodes, num_prefill_tokens=num_prompt_tokens)
+        limit = cost.base + cost.work(num_decodes, num_prompt_tokens)  # alone
         if demand.is_late:
-            limits.append(alone + (len(active) - 1) * cost.per_decode)
+            limit += (len(active) - 1) * cost.per_decode
         else:
-            limits.append(alone * slowdown(demand, weights))
-    return min(limits) - cost.base
+            limit *= slowdown(demand, weights)
+        least = min(least, limit)
+    return least - cost.base
 
 
 def total_weight(demands: Iterable[Demand]) -> float:
     """Return what flows weigh together."""
-    return sum(demand.weight for demand in demands)
+    return sum([demand.weight for demand in demands])
 
 
 def slowdown(demand: Demand, weights: float) -> float:

@@ -75,6 +75,29 @@ class Holdings:
         return flow.is_background, (self._places[flow] + more) / self._flows.weight(flow)
 
 
+def may_give_seats(flows: Flows) -> bool:
+    """Tell whether a flow holds so many seats that `seat_victim` may find one of them for another.
+
+    Asked in each step in which all seats are taken and somebody waits, so it looks at flows alone,
+    not at their sequences; each of these has a single seat.
+    """
+    heaviest, has_background = {False: 0.0, True: 0.0}, False
+    for state in flows.states:
+        num_seats, is_background = state.num_running + state.num_importing, state.flow.is_background
+        has_background |= is_background and num_seats > 0
+        if num_seats > 1:
+            heaviest[is_background] = max(heaviest[is_background], num_seats / state.weight)
+    for state in flows.states:
+        if state.num_waiting:
+            is_background = state.flow.is_background
+            if has_background and not is_background:
+                return True
+            num_seats = state.num_running + state.num_importing + 1
+            if heaviest[is_background] > num_seats / state.weight:
+                return True
+    return False
+
+
 def seat_victim(
     holdings: Holdings, running: SequenceOf[Sequence], flow: Flow, *, num_seats: int = 1
 ) -> Sequence | None:
