@@ -56,7 +56,7 @@ class Stack:
     def metric(self, service: str, name: str, **labels: str) -> float:
         """Sum of the samples called `name` on a service's /metrics; 0.0 where there is none."""
         url = f"http://127.0.0.1:{self.health_ports[service]}/metrics"
-        text = httpx.get(url, timeout=5, verify=False).text
+        text = httpx.get(url, timeout=60, verify=False).text
         return sum(
             sample.value
             for family in text_string_to_metric_families(text)
@@ -76,7 +76,7 @@ class Stack:
     def stop(self, stop_signal: signal.Signals = signal.SIGTERM) -> int:
         """SIGTERM as from a service manager, or SIGINT as from Ctrl-C; return the exit code."""
         self.process.send_signal(stop_signal)
-        return self.process.wait(15)
+        return self.process.wait(60)
 
 
 @contextlib.contextmanager
@@ -120,10 +120,10 @@ def running_stack(home: Path, environ: Mapping[str, str] | None = None) -> Itera
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(15)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(5)
+                process.wait(60)
         if process.stdout is not None:
             process.stdout.close()
         errors.close()

@@ -162,7 +162,7 @@ async def test_client_that_leaves_frees_the_worker_that_came_after_one_that_gave
         asking.cancel()
         await worker.wait_until(lambda: bool(worker.cancels))
         assert [(c.attempt, c.reason) for c in worker.cancels] == [(1, "client_disconnect")]
-        assert await running.gateway.admission.drain(5)
+        assert await running.gateway.admission.drain(60)
 
 
 @pytest.mark.parametrize(
@@ -316,4 +316,4 @@ async def test_cancellation_together_with_an_answer_is_not_lost(start: Start, bu
                 running.gateway.admission.abort()
                 assert (await asking).status_code == 503
             worker.requests.clear()
-        assert await running.gateway.admission.drain(5)
+        assert await running.gateway.admission.drain(60)

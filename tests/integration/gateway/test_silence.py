@@ -121,7 +121,7 @@ async def test_a_gateway_says_that_it_lives_and_when_it_ends(start: Start, bus: 
     subscription = await directory.subscribe(bus, Role.ROLE_GATEWAY)
     async with start() as running:
         await heard_of(directory, running.gateway.gateway_id)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await gone.wait()
     await subscription.unsubscribe()
 
@@ -129,7 +129,7 @@ async def test_a_gateway_says_that_it_lives_and_when_it_ends(start: Start, bus: 
 async def test_readiness_follows_routers_and_decode_workers(start: Start, bus: Any) -> None:
     async with start() as running:
         health = running.gateway.health
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not health.is_ready:  # noqa: ASYNC110  (heartbeats are on their way)
                 await asyncio.sleep(0.01)
         await running.router.stop()

@@ -179,7 +179,7 @@ async def test_a_probe_says_how_far_a_sequence_is(cluster: Cluster, prefill_work
     )
 
     response = await cluster.bus.request(
-        subjects.probe("decode-1"), probe, generate_pb2.ProbeResponse, timeout_seconds=5
+        subjects.probe("decode-1"), probe, generate_pb2.ProbeResponse, timeout_seconds=60
     )
 
     known, unknown = response.progress

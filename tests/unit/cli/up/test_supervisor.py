@@ -44,7 +44,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 async def until(is_true: Callable[[], bool], act: Callable[[], object] = lambda: None) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not is_true():
             act()
             await asyncio.sleep(0.01)
@@ -176,7 +176,7 @@ async def test_run_sees_a_child_end_and_is_told_to_stop(tmp_path: Path) -> None:
         os.kill(child.pid, signal.SIGKILL)
         await until(lambda: child.num_starts == 2)
         stop.set()
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 60)
 
     assert len(reports) == 1
     assert "SIGKILL" in reports[0]

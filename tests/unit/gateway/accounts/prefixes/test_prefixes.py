@@ -36,7 +36,7 @@ async def test_no_more_than_a_few_wait_and_a_cancelled_one_frees_its_place() -> 
 
     def blocked(token_ids: Sequence[int]) -> Compared:
         entered.release()
-        assert gate.wait(10)
+        assert gate.wait(60)
         return compared(token_ids)
 
     def explain() -> asyncio.Task[object]:
