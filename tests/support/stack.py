@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.servers import free_port
 
 PAGODA = Path(sys.executable).with_name("pagoda")
-START_SECONDS = 90.0
+START_SECONDS = 240.0
 
 
 @dataclass(slots=True)
@@ -89,6 +89,7 @@ def running_stack(home: Path, environ: Mapping[str, str] | None = None) -> Itera
         "PAGODA_HOME": str(home),
         "PAGODA_HTTP_PORT": str(port),
         "OMP_NUM_THREADS": "1",
+        "PAGODA_GATEWAY_RECEIPT_WAIT_SECONDS": "30",
         **{
             f"PAGODA_{name.upper()}_HEALTH_PORT": str(number)
             for name, number in health_ports.items()

@@ -288,8 +288,8 @@ async def test_engine_fault_in_a_stream_is_one_error_event(start: Start, bus: An
 async def test_deadline_is_a_504_and_the_worker_is_told(start: Start, bus: Any) -> None:
     worker = ScriptedWorker(bus, gate_index=1)
     async with start(worker, request_timeout_seconds=0.5) as running:
-        answer = await running.chat()
-        assert answer.status_code == 504
+        while not worker.requests:  # a busy machine may not get so far in time
+            assert (await running.chat()).status_code == 504
         await worker.wait_until(lambda: "deadline" in {c.reason for c in worker.cancels})
 
 

@@ -110,7 +110,8 @@ async def test_choices_of_a_prompt_go_to_one_worker_and_one_prefills(
 async def test_cancels_name_their_attempt(start: Start, bus: Any) -> None:
     worker = ScriptedWorker(bus, gate_index=1)
     async with start(worker, request_timeout_seconds=0.5) as running:
-        assert (await running.chat()).status_code == 504
+        while not worker.requests:  # a busy machine may not get so far in time
+            assert (await running.chat()).status_code == 504
         await worker.wait_until(lambda: bool(worker.cancels))
         assert worker.cancels[0].HasField("attempt")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from support.engine_driver import hash_block, make_request
-from support.seeds import seed_of_tests
+from support.seeds import runs, seed_of_tests
 
 from pagoda_engine import Engine, EngineConfig, SamplingParams, SequenceRequest, load_model
 
-NUM_PROMPTS = {"auto": 1000, "fp8": 200, "int8": 200}
+NUM_PROMPTS = {kv: len(runs(200)) for kv in ("auto", "fp8", "int8")}
 BLOCK_SIZE = 8
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, num_logprobs=0, ignore_eos=True)
 

@@ -11,7 +11,7 @@ from pagoda_runtime.process.health_server import health_server
 
 async def get(port: int, path: str) -> httpx.Response:
     async with httpx.AsyncClient() as client:
-        return await client.get(f"http://127.0.0.1:{port}{path}", timeout=5)
+        return await client.get(f"http://127.0.0.1:{port}{path}", timeout=60)
 
 
 def test_nothing_known_is_not_ready() -> None:
