@@ -126,10 +126,10 @@ def _stop(two: TwoModels) -> None:
         process.terminate()
     for process in two.workers.values():
         try:
-            process.wait(15)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(5)
+            process.wait(60)
 
 
 def test_lists_both_models_and_their_aliases(two_models: TwoModels) -> None:
@@ -188,9 +188,9 @@ def test_one_model_s_dead_decode_worker_is_nothing_to_the_other(two_models: TwoM
 
     with ThreadPoolExecutor(1) as pool:
         streaming = pool.submit(stream)
-        assert began.wait(30)
+        assert began.wait(60)
         two_models.workers["decode"].kill()
-        two_models.workers["decode"].wait(10)
+        two_models.workers["decode"].wait(60)
         two_models.until_workers(4)
         status, refused = two_models.ask("second", PROMPTS[0])
         served = two_models.tokens("first", PROMPTS[1])

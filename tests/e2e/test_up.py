@@ -60,7 +60,7 @@ def test_ready_line_curl_and_a_clean_stop(stacks: tuple[Stack, Stack], number: i
         assert "permissions violation" not in log.read_text().lower(), log
     children = psutil.Process(stack.process.pid).children(recursive=True)
     assert stack.stop(STOP_SIGNALS[number]) == 0
-    gone, alive = psutil.wait_procs(children, timeout=10)
+    gone, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
     assert len(gone) >= 7
 

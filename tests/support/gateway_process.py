@@ -10,7 +10,7 @@ import httpx
 from pagoda_runtime.configuration.settings import CommonSettings
 from support.running_gateway import API_KEY
 
-START_SECONDS = 30.0
+START_SECONDS = 90.0
 
 
 def gateway_environment(common: CommonSettings, model_folder: Path, port: int) -> dict[str, str]:

@@ -33,7 +33,7 @@ from support.kv_pools import CPU, LAYOUT, fill
 
 EPOCH = "epoch-1"
 IDENTITY = bytes(16)
-SECONDS = 20.0
+SECONDS = 60.0
 SOURCE_IDS = [4, 2, 0, 1]
 TARGET_IDS = [1, 3, 0, 2]
 LANES = CopyLanes(CPU, staging_bytes=2 * LAYOUT.block_bytes)

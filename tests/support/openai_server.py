@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-START_SECONDS = 10
+START_SECONDS = 60
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ def openai_server(*, has_tokenize: bool = True) -> Iterator[OpenAiServer]:
     try:
         yield app
     finally:
-        server.should_exit = True
+        server.should_exit = server.force_exit = True  # `stuck` requests never end
         thread.join(START_SECONDS)
         listener.close()
 

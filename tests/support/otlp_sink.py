@@ -59,7 +59,7 @@ class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
             return list(self._spans)
 
     def wait_for(
-        self, is_enough: Callable[[list[SinkSpan]], bool], timeout_seconds: float = 10.0
+        self, is_enough: Callable[[list[SinkSpan]], bool], timeout_seconds: float = 60.0
     ) -> list[SinkSpan]:
         """Return the spans once `is_enough` says so; fails after the timeout."""
         with self._changed:

@@ -31,7 +31,7 @@ class PoolOwner:
 
     def kill(self) -> None:
         self.process.kill()
-        assert self.process.wait(10) == -signal.SIGKILL
+        assert self.process.wait(60) == -signal.SIGKILL
 
 
 @contextlib.contextmanager

@@ -46,9 +46,26 @@ NUM_WINDOWED_PARTS = 2
 """Of a block, where it has any."""
 
 
+_recent_kvs: dict[bytes, list[int]] = {}
+_MAX_RECENT = 200
+
+
 def kvs_of(token_ids: SequenceOf[int]) -> list[int]:
-    """Return each token's KV, which tells of all tokens up to it."""
-    return list(itertools.accumulate(token_ids, lambda kv, token: hash((kv, token)), initial=7))[1:]
+    """Return each token's KV, which tells of all tokens up to it; to be read only.
+
+    A sequence is asked about in every step: what it had a few tokens ago is kept.
+    """
+    key = bytes(token_ids)
+    if (kvs := _recent_kvs.get(key)) is None:
+        ends = range(len(key), max(0, len(key) - 8), -1)
+        end = next((end for end in ends if key[:end] in _recent_kvs), 0)
+        kvs = _recent_kvs[key[:end]].copy() if end else []
+        kv = kvs[-1] if kvs else 7
+        kvs += [kv := hash((kv, token)) for token in key[end:]]
+        if len(_recent_kvs) >= _MAX_RECENT:
+            _recent_kvs.clear()
+        _recent_kvs[key] = kvs
+    return kvs
 
 
 def next_token(token_ids: SequenceOf[int]) -> int:
@@ -412,10 +429,13 @@ class Simulation:
             self.slots[block_ids[position // size]][position % size] = kvs[position]
 
     def check_kv(self, tokens: list[int], block_ids: list[int], first: int = 0) -> None:
-        size = self.config.block_size
-        for position, expected in enumerate(kvs_of(tokens)[first:], first):
-            found = self.slots[block_ids[position // size]][position % size]
-            assert found == expected, f"wrong KV of {tokens} at {position}"
+        first_block, start = divmod(first, self.config.block_size)
+        blocks = (self.slots[block_id] for block_id in block_ids[first_block:])
+        found = list(itertools.chain.from_iterable(blocks))[start : start + len(tokens) - first]
+        expected = kvs_of(tokens)[first:]
+        if found != expected:
+            at = [pair[0] == pair[1] for pair in zip(found, expected, strict=True)].index(False)
+            raise AssertionError(f"wrong KV of {tokens} at {first + at}")
 
     def places(self, block_ids: list[int], held: range) -> list[list[int]]:
         """Return where the windowed parts of blocks are, none for those that are not held."""
@@ -426,16 +446,15 @@ class Simulation:
 
     def write_parts(self, tokens: list[int], places: list[list[int]], first: int) -> None:
         size = self.config.block_size
-        for position, kv in enumerate(kvs_of(tokens)[first:], first):
-            for place in places[position // size] if places else ():
+        for position, kv in enumerate(kvs_of(tokens)[first:] if places else (), first):
+            for place in places[position // size]:
                 self.slots[place][position % size] = kv
 
     def check_parts(self, tokens: list[int], places: list[list[int]], first: int) -> None:
         size = self.config.block_size
-        for position, expected in enumerate(kvs_of(tokens)[first:], first):
-            if places:
-                found = [self.slots[place][position % size] for place in places[position // size]]
-                assert found == [expected] * NUM_WINDOWED_PARTS, f"wrong parts at {position}"
+        for position, expected in enumerate(kvs_of(tokens)[first:] if places else (), first):
+            found = [self.slots[place][position % size] for place in places[position // size]]
+            assert found == [expected] * NUM_WINDOWED_PARTS, f"wrong parts at {position}"
 
     def check_exports(self) -> None:
         """Blocks that were named for export stay with their sequence until it is released."""

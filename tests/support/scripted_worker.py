@@ -149,7 +149,12 @@ class ScriptedWorker:
         self.gate_index = None
         self._work.set()
 
-    async def wait_until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    def fail(self, error: str) -> None:
+        """End what waits at the gate with this error."""
+        self.finish_error = error
+        self._work.set()
+
+    async def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Return when `condition()` holds; looked at after each step, admission and cancel."""
         async with asyncio.timeout(seconds), self._changed:
             await self._changed.wait_for(condition)

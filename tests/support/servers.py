@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from pagoda_cli.up.ports import Ports
 from pagoda_runtime.configuration.settings import CommonSettings
 
-START_SECONDS = 20.0
+START_SECONDS = 90.0
 
 
 _ports = Ports()
@@ -71,7 +71,7 @@ class Server:
             self.process.kill()
         else:
             self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(60)
         self.process = None
 
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.servers import free_port
 
 PAGODA = Path(sys.executable).with_name("pagoda")
-START_SECONDS = 90.0
+START_SECONDS = 240.0
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Stack:
     def metric(self, service: str, name: str, **labels: str) -> float:
         """Sum of the samples called `name` on a service's /metrics; 0.0 where there is none."""
         url = f"http://127.0.0.1:{self.health_ports[service]}/metrics"
-        text = httpx.get(url, timeout=5, verify=False).text
+        text = httpx.get(url, timeout=60, verify=False).text
         return sum(
             sample.value
             for family in text_string_to_metric_families(text)
@@ -76,7 +76,7 @@ class Stack:
     def stop(self, stop_signal: signal.Signals = signal.SIGTERM) -> int:
         """SIGTERM as from a service manager, or SIGINT as from Ctrl-C; return the exit code."""
         self.process.send_signal(stop_signal)
-        return self.process.wait(15)
+        return self.process.wait(60)
 
 
 @contextlib.contextmanager
@@ -89,6 +89,7 @@ def running_stack(home: Path, environ: Mapping[str, str] | None = None) -> Itera
         "PAGODA_HOME": str(home),
         "PAGODA_HTTP_PORT": str(port),
         "OMP_NUM_THREADS": "1",
+        "PAGODA_GATEWAY_RECEIPT_WAIT_SECONDS": "30",
         **{
             f"PAGODA_{name.upper()}_HEALTH_PORT": str(number)
             for name, number in health_ports.items()
@@ -120,10 +121,10 @@ def running_stack(home: Path, environ: Mapping[str, str] | None = None) -> Itera
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(15)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(5)
+                process.wait(60)
         if process.stdout is not None:
             process.stdout.close()
         errors.close()

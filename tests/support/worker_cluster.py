@@ -31,7 +31,7 @@ from pagoda_worker.settings import WorkerSettings
 from pagoda_worker.telemetry.metrics import WorkerMetrics
 from support.engine_driver import EngineDriver
 
-SECONDS = 20.0
+SECONDS = 60.0
 BLOCK_SIZE = 16
 USAGE_BYTES = 1 << 20
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)

@@ -47,7 +47,7 @@ def test_every_stage_is_a_child_of_its_request(any_stack: Stack, spans_sink: Otl
             child for _, child in EDGES
         }
 
-    spans = spans_sink.wait_for(complete, timeout_seconds=10)
+    spans = spans_sink.wait_for(complete)
     root = next(
         s
         for s in spans

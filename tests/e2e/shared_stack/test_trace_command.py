@@ -17,7 +17,7 @@ def test_trace_command_prints_the_request(any_stack: Stack) -> None:
     environ = {**os.environ, "PAGODA_HOME": str(any_stack.home)}
     for name in (answer.headers["x-request-id"], answer.parse().id):
         printed = subprocess.run(
-            [PAGODA, "trace", name], env=environ, capture_output=True, text=True, timeout=30
+            [PAGODA, "trace", name], env=environ, capture_output=True, text=True, timeout=60
         )
         assert printed.returncode == 0, printed.stderr
         assert "prefill.compute" in printed.stdout

@@ -234,8 +234,8 @@ def test_ctrl_c_prints_what_it_has(server: OpenAiServer) -> None:
         text=True,
         env={"PYTHONPATH": ":".join(path for path in sys.path if path), "COLUMNS": "160"},
     )
-    assert server.is_stuck.wait(30)
+    assert server.is_stuck.wait(60)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "1 in flight, not counted" in output

@@ -41,7 +41,7 @@ async def receipts(running: Running) -> list[dict[str, Any]]:
             answer = await running.http.post("/v1/chat/completions", json=CHAT, headers=headers)
             receipt = orjson.loads(answer.headers["x-pagoda-receipt"])
             path = f"/v1/receipts/{receipt['request_id']}"
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while "hash" not in (await running.http.get(path, headers=headers)).json():
                     pass
             found.append(receipt | {"tenant": tenant})

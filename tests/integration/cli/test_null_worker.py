@@ -20,7 +20,7 @@ from pagoda_runtime.messaging.bus import Bus
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "serving" / "null_worker.py"
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @pytest.fixture

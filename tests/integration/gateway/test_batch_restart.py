@@ -51,7 +51,7 @@ async def worker(bus: Bus) -> AsyncIterator[ScriptedWorker]:
 
 def end_leases(home: Path) -> None:
     """As if the time of a lease had passed since the kill."""
-    with sqlite3.connect(home / "ledger.sqlite3", timeout=10) as ledger:
+    with sqlite3.connect(home / "ledger.sqlite3", timeout=60) as ledger:
         ledger.execute("UPDATE batches SET lease_unix_seconds = 0")
     ledger.close()
 
@@ -89,7 +89,7 @@ async def answered(client: openai.AsyncOpenAI, batch_id: str, num_lines: int) ->
 
 async def end(process: asyncio.subprocess.Process, how: signal.Signals) -> None:
     process.send_signal(how)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         output, _ = await process.communicate()
     if how is signal.SIGTERM:
         assert process.returncode == 0, output.decode()
@@ -116,7 +116,7 @@ async def test_no_line_is_lost_or_delivered_or_billed_twice(
     batch_id, counts = "", [0]
     async with (
         httpx.AsyncClient(base_url=url) as http,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=API_KEY, timeout=20) as client,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=API_KEY, timeout=60) as client,
     ):
         for how, moment in zip([*ENDS, None], [*moments, NUM_LINES + 1], strict=True):
             process = await launch_gateway(environ)

@@ -27,7 +27,7 @@ async def create(
 
 
 async def until(client: openai.AsyncOpenAI, batch: Batch, *statuses: str) -> Batch:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while batch.status not in (statuses or ENDED):
             await asyncio.sleep(0.02)  # another's work: there is no event to wait on
             batch = await client.batches.retrieve(batch.id)

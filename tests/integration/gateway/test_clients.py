@@ -41,8 +41,7 @@ async def test_failure_after_a_keepalive_is_an_event(start: Start, bus: Any) -> 
         async with running.http.stream("POST", "/v1/chat/completions", json=body) as answer:
             lines = answer.aiter_lines()
             await anext(lines)
-            worker.finish_error = "broken"
-            worker._work.set()
+            worker.fail("broken")
             data = [line async for line in lines if line.startswith("data: ")]
         assert "broken" in orjson.loads(data[0][6:])["error"]["message"]
         assert data[1:] == ["data: [DONE]"]
@@ -63,7 +62,7 @@ async def test_disconnect_cancels_and_bills_what_was_delivered(
         assert worker.cancels[0].reason == "client_disconnect"
         request_id = worker.requests[0].request_id
         assert worker.cancels[0].request_id == request_id
-        assert await running.gateway.admission.drain(5)
+        assert await running.gateway.admission.drain(60)
         assert REGISTRY.get_sample_value("pagoda_num_requests_in_flight") == 0
         receipt = (await running.http.get(f"/v1/receipts/{request_id}")).json()
         assert receipt["outcome"] == "disconnected"
@@ -87,10 +86,10 @@ async def test_two_hundred_clients_that_time_out(start: Start, bus: Any) -> None
         async with asyncio.TaskGroup() as tasks:
             for number in range(200):
                 tasks.create_task(ask(stream=number % 2 == 0))
-        assert await running.gateway.admission.drain(10)
+        assert await running.gateway.admission.drain(60)
         assert REGISTRY.get_sample_value("pagoda_num_requests_in_flight") == 0
         worker.open_gate()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert (await running.chat()).status_code == 200
         assert worker.num_running == 0
 
@@ -102,10 +101,10 @@ async def test_reader_that_never_reads_is_cut(start: Start, bus: Any) -> None:
         body = {**CHAT, "stream": True, "max_tokens": 400, "logprobs": True, "top_logprobs": 20}
         _, writer = await _raw_request(running, {**body, "n": 16})
         worker.open_gate()
-        await worker.wait_until(lambda: bool(worker.cancels), seconds=20)
+        await worker.wait_until(lambda: bool(worker.cancels))
         assert (await running.chat()).status_code == 200  # nobody else is slowed
         writer.transport.abort()
-        assert await running.gateway.admission.drain(10)
+        assert await running.gateway.admission.drain(60)
 
 
 async def test_drain_finishes_what_runs_and_refuses_what_is_new(start: Start, bus: Any) -> None:

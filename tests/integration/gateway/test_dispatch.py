@@ -12,7 +12,7 @@ from pagoda_gateway.accounts.usage.segments import SegmentWriter
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ async def test_client_that_leaves_frees_the_worker_that_came_after_one_that_gave
         asking.cancel()
         await worker.wait_until(lambda: bool(worker.cancels))
         assert [(c.attempt, c.reason) for c in worker.cancels] == [(1, "client_disconnect")]
-        assert await running.gateway.admission.drain(5)
+        assert await running.gateway.admission.drain(60)
 
 
 @pytest.mark.parametrize(
@@ -288,8 +288,8 @@ async def test_engine_fault_in_a_stream_is_one_error_event(start: Start, bus: An
 async def test_deadline_is_a_504_and_the_worker_is_told(start: Start, bus: Any) -> None:
     worker = ScriptedWorker(bus, gate_index=1)
     async with start(worker, request_timeout_seconds=0.5) as running:
-        answer = await running.chat()
-        assert answer.status_code == 504
+        while not worker.requests:  # a busy machine may not get so far in time
+            assert (await running.chat()).status_code == 504
         await worker.wait_until(lambda: "deadline" in {c.reason for c in worker.cancels})
 
 
@@ -316,4 +316,4 @@ async def test_cancellation_together_with_an_answer_is_not_lost(start: Start, bu
                 running.gateway.admission.abort()
                 assert (await asking).status_code == 503
             worker.requests.clear()
-        assert await running.gateway.admission.drain(5)
+        assert await running.gateway.admission.drain(60)

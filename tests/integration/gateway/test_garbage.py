@@ -40,7 +40,7 @@ def _only_what_is_found() -> Iterator[None]:
 async def test_an_answer_leaves_none(running: Running, values: dict[str, Any]) -> None:
     answer = await running.http.post("/v1/chat/completions", json={**CHAT, **values})
     assert answer.status_code == 200, answer.text
-    assert await running.gateway.admission.drain(5)
+    assert await running.gateway.admission.drain(60)
     await asyncio.sleep(0)
     gc.collect()
 

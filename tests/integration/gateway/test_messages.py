@@ -207,9 +207,10 @@ async def test_a_silent_stream_is_pinged(start: Start, bus: Any) -> None:
 
 
 async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
-    worker = ScriptedWorker(bus, gate_index=3, finish_error="broken")
+    worker = ScriptedWorker(bus, gate_index=3)
     async with start(worker, max_attempts=1) as running, client_of(running) as client:
-        stream = await client.messages.create(**ASKED, stream=True)
+        stream = await client.messages.create(**ASKED, stream=True)  # it has begun: no status 500
+        worker.fail("broken")
         with pytest.raises(anthropic.APIStatusError) as caught:
             [event async for event in stream]
     assert caught.value.body["error"]["type"] == "api_error"  # type: ignore[index]

@@ -173,11 +173,11 @@ async def test_who_leaves_while_a_judgement_is_awaited_frees_everything(
                 while not server.num_asking:  # noqa: ASYNC110  (another server's)
                     await asyncio.sleep(0.001)
             await worker.wait_until(lambda: bool(worker.cancels))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while running.gateway.admission._generations:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
             assert worker.num_running == 0
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while server.num_asking:
                     await asyncio.sleep(0.001)
                     server.gate.set()

@@ -180,7 +180,7 @@ async def test_lines_of_batches(start: Start) -> None:
         )
         admin = {"authorization": f"Bearer {ADMIN_KEY}"}
         data: list[Any] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while sum(miss["requests"] for miss in data) < 2:
                 await asyncio.sleep(0.05)  # another's work: there is no event to wait on
                 data = (await running.http.get("/admin/prefixes", headers=admin)).json()["data"]
@@ -198,7 +198,7 @@ async def test_a_client_that_left_before_the_first_token_is_forgotten(
                 "/v1/chat/completions", json=chat(RULES, "Who?"), timeout=httpx.Timeout(5, read=0.3)
             )
         await worker.wait_until(lambda: worker.num_running == 0)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while running.gateway.prefixes.memory.num_bytes:  # noqa: ASYNC110  (its task's end)
                 await asyncio.sleep(0.01)
         worker.open_gate()

@@ -43,7 +43,7 @@ async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
         running_router(ScriptedRouter(bus)),
         running_worker(worker),
         running_applier(nats_common) as applier,
-        httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http,
     ):
 
         async def row() -> Any:
@@ -56,7 +56,7 @@ async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
             await until_ready(http)
             body = {"model": "tiny", "prompt": "hello", "max_tokens": 9, "stream": True}
             async with (
-                asyncio.timeout(30),
+                asyncio.timeout(60),
                 http.stream("POST", "/v1/completions", json=body) as answer,
             ):
                 lines = answer.aiter_lines()
@@ -95,7 +95,7 @@ async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
             (status, "EXPIRY_SECONDS"),
         ):  # fmt: skip
             monkeypatch.setattr(module, name, 0.5)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (await applier.reconcile(0.5)).num_reconciled:
                 await applier.ledger.wait_applied(0.1)
         closed = await row()

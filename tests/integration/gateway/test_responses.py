@@ -1,5 +1,6 @@
 """OpenAI's Responses API, with its official client, against a scripted worker."""
 
+import asyncio
 from typing import Any
 
 import openai
@@ -240,9 +241,12 @@ async def test_reasoning_is_an_item_of_its_own(nats_common: Any, bus: Any, tmp_p
 
 
 async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
-    worker = ScriptedWorker(bus, gate_index=3, finish_error="broken")
-    async with start(worker, max_attempts=1) as running:
-        events = await events_of(running)
+    worker = ScriptedWorker(bus, gate_index=3)
+    async with start(worker, max_attempts=1) as running, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(events_of(running))
+        await running.tokens_arrived(3, delivered=True)  # it has begun: no status 500
+        worker.fail("broken")
+    events = asking.result()
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["status"] == "failed"
     assert events[-1]["response"]["error"]["code"] == "server_error"

@@ -134,7 +134,7 @@ async def run_batch(http: httpx.AsyncClient) -> None:
     )
     values = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": sent.json()["id"]}
     batch = (await http.post("/v1/batches", json=values)).json()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while batch["status"] not in ("completed", "failed"):
             batch = (await http.get(f"/v1/batches/{batch['id']}")).json()
             await asyncio.sleep(0.02)  # another process: there is no event to wait on
@@ -191,12 +191,13 @@ policies:
             "PAGODA_GATEWAY_ADMIN_KEY": ADMIN_KEY,
             "PAGODA_GATEWAY_SAFETY_FILE": str(policies),
             "PAGODA_GATEWAY_HEALTH_PORT": str(health_port),
+            "PAGODA_GATEWAY_RECEIPT_WAIT_SECONDS": "0",
         }
         process = await launch_gateway(environ)
         reading = asyncio.create_task(_all_of(process))
         url, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {API_KEY}"}
         try:
-            async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http:
+            async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
                 await until_ready(http)
                 secrets = await ask_everything(http, worker)
                 moderators.status = 500

@@ -110,7 +110,8 @@ async def test_choices_of_a_prompt_go_to_one_worker_and_one_prefills(
 async def test_cancels_name_their_attempt(start: Start, bus: Any) -> None:
     worker = ScriptedWorker(bus, gate_index=1)
     async with start(worker, request_timeout_seconds=0.5) as running:
-        assert (await running.chat()).status_code == 504
+        while not worker.requests:  # a busy machine may not get so far in time
+            assert (await running.chat()).status_code == 504
         await worker.wait_until(lambda: bool(worker.cancels))
         assert worker.cancels[0].HasField("attempt")
 
@@ -121,7 +122,7 @@ async def test_a_gateway_says_that_it_lives_and_when_it_ends(start: Start, bus: 
     subscription = await directory.subscribe(bus, Role.ROLE_GATEWAY)
     async with start() as running:
         await heard_of(directory, running.gateway.gateway_id)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await gone.wait()
     await subscription.unsubscribe()
 
@@ -129,7 +130,7 @@ async def test_a_gateway_says_that_it_lives_and_when_it_ends(start: Start, bus: 
 async def test_readiness_follows_routers_and_decode_workers(start: Start, bus: Any) -> None:
     async with start() as running:
         health = running.gateway.health
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not health.is_ready:  # noqa: ASYNC110  (heartbeats are on their way)
                 await asyncio.sleep(0.01)
         await running.router.stop()

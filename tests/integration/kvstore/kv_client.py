@@ -12,7 +12,7 @@ from pagoda_kvstore.block import Block
 if TYPE_CHECKING:
     from pagoda.rpc.v1.kv_store_pb2_grpc import KvStoreServiceAsyncStub as Stub
 
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 
 
 def stub_for(channel: grpc.aio.Channel) -> "Stub":

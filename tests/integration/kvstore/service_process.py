@@ -14,7 +14,7 @@ from support.servers import free_port
 
 from pagoda_runtime.configuration.settings import CommonSettings
 
-START_SECONDS = 30.0
+START_SECONDS = 90.0
 
 
 class ServiceProcess:
@@ -53,17 +53,17 @@ class ServiceProcess:
     def is_ready(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
             return (
-                httpx.get(f"{self.health_url}/readyz", timeout=5, verify=False).status_code == 200
+                httpx.get(f"{self.health_url}/readyz", timeout=60, verify=False).status_code == 200
             )
         return False
 
     def metrics(self) -> str:
-        return httpx.get(f"{self.health_url}/metrics", timeout=5, verify=False).text
+        return httpx.get(f"{self.health_url}/metrics", timeout=60, verify=False).text
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         assert self._process is not None
         self._process.send_signal(number)
-        code = self._process.wait(15)
+        code = self._process.wait(60)
         self._process = None
         return code
 

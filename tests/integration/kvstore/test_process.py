@@ -27,7 +27,7 @@ async def next_status(bus: Bus) -> status_pb2.WorkerStatus:
     directory, heard = WorkerDirectory(), asyncio.Queue[status_pb2.WorkerStatus | None]()
     directory.add_listener(lambda _, status: heard.put_nowait(status))
     subscription = await directory.subscribe(bus, status_pb2.ROLE_KVSTORE)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (status := await heard.get()) is None:
             pass
     await subscription.unsubscribe()
@@ -48,7 +48,7 @@ async def test_content_survives_kill_and_damage_is_a_miss(
         async with grpc_channel(f"127.0.0.1:{port}", token=token) as channel:
             stub = stub_for(channel)
             await put(stub, blocks)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while True:  # the store writes behind our back: wait until it says it has
                     stats = await stub.Stats(kv_store_pb2.StatsRequest(), timeout=TIMEOUT_SECONDS)
                     if stats.tiers[1].num_blocks == 4:

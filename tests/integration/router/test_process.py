@@ -58,7 +58,7 @@ def make_request(num_blocks: int = 20, model: str = "org/demo") -> route_pb2.Rou
 
 async def ask(bus: Bus, request: route_pb2.RouteRequest) -> route_pb2.RouteResponse:
     subject = subjects.route(request.model)
-    return await bus.request(subject, request, route_pb2.RouteResponse, timeout_seconds=5)
+    return await bus.request(subject, request, route_pb2.RouteResponse, timeout_seconds=60)
 
 
 @contextlib.asynccontextmanager
@@ -78,7 +78,7 @@ async def beating(bus: Bus, *statuses: status_pb2.WorkerStatus) -> AsyncIterator
 
 
 async def until_placed(bus: Bus) -> route_pb2.RouteResponse:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             response = await ask(bus, make_request())
             if response.status == route_pb2.ROUTE_STATUS_PLACED:
@@ -87,12 +87,12 @@ async def until_placed(bus: Bus) -> route_pb2.RouteResponse:
 
 async def publish(bus: Bus, event: kv_event_pb2.KvEvent, message_id: str) -> None:
     subject = subjects.kv_events(event.worker_id)
-    await bus.publish_durable(subject, event, message_id=message_id, timeout_seconds=5)
+    await bus.publish_durable(subject, event, message_id=message_id, timeout_seconds=60)
 
 
 async def until_matched(bus: Bus, worker_id: str, num_blocks: int) -> route_pb2.RouteResponse:
     """Ask until the index says that a worker holds that many blocks."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             response = await ask(bus, make_request())
             for candidate in response.candidates:
@@ -189,9 +189,9 @@ async def until_reported(
     router: ServiceProcess, *, is_ready: bool, component: str, detail: str
 ) -> None:
     """Ask /readyz until it says so."""
-    async with asyncio.timeout(15), httpx.AsyncClient() as http:
+    async with asyncio.timeout(60), httpx.AsyncClient() as http:
         while True:
-            answer = await http.get(f"{router.health_url}/readyz", timeout=5)
+            answer = await http.get(f"{router.health_url}/readyz", timeout=60)
             report = answer.json()
             assert report["ready"] is (answer.status_code == 200)
             said = report["components"][component]["detail"]
@@ -206,7 +206,7 @@ async def test_requests_are_answered_while_a_replica_stops(
     with running_service("router", other) as replica:
         async with beating(bus, *WORKERS):
             routers: set[str] = set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while len(routers) < 2:
                     routers.add((await until_placed(bus)).router_id)
             asking = asyncio.create_task(ask_steadily(bus))

@@ -179,7 +179,7 @@ async def test_a_probe_says_how_far_a_sequence_is(cluster: Cluster, prefill_work
     )
 
     response = await cluster.bus.request(
-        subjects.probe("decode-1"), probe, generate_pb2.ProbeResponse, timeout_seconds=5
+        subjects.probe("decode-1"), probe, generate_pb2.ProbeResponse, timeout_seconds=60
     )
 
     known, unknown = response.progress
@@ -195,7 +195,7 @@ async def test_deadline_ends_a_sequence(cluster: Cluster) -> None:
     await FakePrefill(cluster, "prefill-1").start()
 
     answer = await cluster.generate(
-        "decode-1", PROMPT, prefill_worker_id="prefill-1", deadline_seconds=0.5
+        "decode-1", PROMPT, prefill_worker_id="prefill-1", deadline_seconds=2.0
     )
 
     await answer.finished()
@@ -207,7 +207,7 @@ async def test_deadline_ends_a_sequence(cluster: Cluster) -> None:
 async def test_draining_worker_refuses_and_hands_over_what_it_cannot_finish(
     cluster: Cluster,
 ) -> None:
-    decode = await cluster.start_decode("decode-1", drain_seconds=0.5)
+    decode = await cluster.start_decode("decode-1", drain_seconds=2.0)
     await FakePrefill(cluster, "prefill-1").start()
     answer = await cluster.generate("decode-1", PROMPT, prefill_worker_id="prefill-1")
 

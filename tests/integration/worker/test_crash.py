@@ -30,6 +30,7 @@ async def test_prefill_worker_killed_in_its_push(cluster: Cluster) -> None:
     assert decode.metric("pagoda_kv_leases_settled_total", outcome="push broken") == 1
 
 
+@pytest.mark.parametrize("device", ["synchronous"], indirect=True)  # in a process of its own
 async def test_sigterm_drains_and_exits_cleanly(cluster: Cluster) -> None:
     async with prefill_process(cluster) as process:
         process.terminate()

@@ -18,7 +18,10 @@ from pagoda_runtime.identity import host_id
 from pagoda_worker.errors import PushError
 from pagoda_worker.kv_transfer.leases import Lease, LeaseOutcome, Settlement
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.parametrize("device", ["synchronous"], indirect=True),  # no engine here
+]
 
 SOURCE = make_cache()
 

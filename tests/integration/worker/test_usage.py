@@ -41,7 +41,7 @@ class Records:
             self._changed.notify_all()
 
     async def of(self, worker_id: str) -> SequenceUsage:
-        async with asyncio.timeout(20), self._changed:
+        async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(lambda: worker_id in self._of)
         return self._of[worker_id]
 
@@ -129,7 +129,7 @@ async def test_a_prefill_whose_consumer_is_gone_has_a_record(
     )  # fmt: skip
     request = generate_pb2.PrefillRequest(generate=cluster.request(PROMPT * 4), lease=lease)
     response = await cluster.bus.request(
-        subjects.prefill("prefill-1"), request, generate_pb2.PrefillResponse, timeout_seconds=10
+        subjects.prefill("prefill-1"), request, generate_pb2.PrefillResponse, timeout_seconds=60
     )
     assert response.status == generate_pb2.ADMIT_STATUS_ACCEPTED
 

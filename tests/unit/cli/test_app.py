@@ -50,7 +50,7 @@ def run_pagoda(arguments: list[str], *, before: str = "", after: str = "") -> st
         "try: main()\nexcept SystemExit as end: print('end:', end)\n" + after
     )
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     ).stdout
 
 

@@ -137,11 +137,11 @@ def test_a_hostile_file_ends_with_one_line_at_once(case: str, tmp_path: Path) ->
     data, message = HOSTILE[case]
     path = written(tmp_path, data)
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.thread_time()
     try:
         with pytest.raises(FormatError, match=message) as raised:
             read_gguf(path)
-        seconds, (_, most) = time.perf_counter() - started, tracemalloc.get_traced_memory()
+        seconds, (_, most) = time.thread_time() - started, tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert str(raised.value).startswith(f"{path}: ")

@@ -8,7 +8,7 @@ from pagoda_engine import SequenceOutput, StepResult
 from pagoda_worker.engine_loop import EngineLoop
 from pagoda_worker.errors import EngineFailedError, EngineLoopError
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 class CountingEngine:

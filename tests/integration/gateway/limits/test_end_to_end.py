@@ -154,7 +154,7 @@ def open_gates(replicas: Replicas) -> None:
 
 async def in_flight(replicas: Replicas, number: int) -> None:
     """Return once so many sequences have their first token and wait, or none is left."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while sum(worker.num_running for worker in replicas.workers) != number:  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # two workers: no event of both
 
@@ -302,7 +302,7 @@ async def test_twenty_calls_at_a_budget_for_four(replicas: Replicas) -> None:
             for number in range(20)
         ]
         await in_flight(replicas, 4)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while sum(call.done() for call in calls) < 16:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         open_gates(replicas)
@@ -329,7 +329,7 @@ async def test_a_client_that_leaves_gives_all_back(replicas: Replicas) -> None:
             await in_flight(replicas, 1)
             refused = await client.ask(second=True)
             assert refused.json()["error"]["message"].count("concurrent requests: limit 1") == 1
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (await client.ask(second=True)).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     await in_flight(replicas, 0)
@@ -344,7 +344,7 @@ async def test_queued_streams_hear_why_and_run_in_turn(replicas: Replicas) -> No
             assert await anext(lines) == ": keep-alive limits: running of the tenant"
             await in_flight(replicas, 1)
             third = asyncio.create_task(client.ask())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while replicas.first.gateway.limits.lines.num_waiting(client.tenant) < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             full = await client.ask()
@@ -368,11 +368,11 @@ async def test_queued_client_that_leaves_frees_its_place(replicas: Replicas) -> 
             async with client.stream() as waiting:
                 assert waiting.status_code == 200
                 assert lines.num_waiting(client.tenant) == 1
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while lines.num_waiting(client.tenant):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         open_gates(replicas)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (await client.ask()).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -389,7 +389,7 @@ async def test_a_changed_tier_counts_at_once_on_both(replicas: Replicas) -> None
     assert (await client.ask()).status_code == 200
     assert (await client.ask(second=True)).status_code == 429
     await replicas.admin("PATCH", f"tiers/{client.tier}", {"requests_per_minute": 100})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (await client.ask(second=True)).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert (await client.ask()).status_code == 200
@@ -407,7 +407,7 @@ async def test_redis_that_lost_everything_changes_no_budget(replicas: Replicas) 
                 await redis.flushall()
             calls = [client.ask(second=bool(n % 2), ignore_eos=True) for n in range(8)]
             waiting = [asyncio.create_task(call) for call in calls]
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 while sum(call.done() for call in waiting) < 7:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             open_gates(replicas)
@@ -428,7 +428,7 @@ async def test_batch_lines_wait_for_rates_and_end_with_a_budget(replicas: Replic
         batch = await sdk.batches.create(
             input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while batch.status not in ("completed", "failed"):
                 await asyncio.sleep(0.05)
                 batch = await sdk.batches.retrieve(batch.id)
@@ -455,7 +455,7 @@ async def test_without_redis(
             Bus.connect(common, name="workers") as bus,
             running_gateway(
                 common, bus, model_folder, worker := ScriptedWorker(bus),
-                admin_key=ADMIN_KEY, limits_without_redis=mode, limits_timeout_seconds=0.2,
+                admin_key=ADMIN_KEY, limits_without_redis=mode,
             ) as running,
         ):  # fmt: skip
             await set_price(running)
@@ -468,6 +468,7 @@ async def test_without_redis(
             if outage == "gone":
                 redis.stop(kill=True)
             else:
+                running.gateway.limits.limiter._counters._timeout_seconds = 0.2
                 process.send_signal(signal.SIGSTOP)
             answer = await limited.ask()
             assert answer.status_code == (503 if mode == "closed" else 200)
@@ -480,11 +481,11 @@ async def test_without_redis(
                 redis.start()
             else:
                 process.send_signal(signal.SIGCONT)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while running.gateway.health.report()["components"]["limits"]["detail"]:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             name = "x-ratelimit-remaining-requests"
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while name not in (answer := await limited.ask()).headers:
                     assert answer.status_code == (503 if mode == "closed" else 200)  # away again
             assert answer.headers[name] == ("1" if mode == "closed" else "0")

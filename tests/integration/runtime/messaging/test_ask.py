@@ -40,7 +40,7 @@ async def silence(_request: CancelRequest, _context: Context) -> GenerateRespons
 async def test_an_answer_that_came_before_anybody_waited(bus: Bus, subject: str) -> None:
     await bus.serve(subject, CancelRequest, echo)
     asked = ask(bus, subject)
-    await bus.request(subject, CancelRequest(), GenerateResponse, timeout_seconds=5)
+    await bus.request(subject, CancelRequest(), GenerateResponse, timeout_seconds=60)
 
     assert (await asked.answer()).message == "r"
     assert len(bus._connection.replies) == 0

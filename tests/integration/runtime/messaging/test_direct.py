@@ -16,7 +16,7 @@ from pagoda_runtime.messaging.connection import MAX_UNSENT_BYTES
 from pagoda_runtime.telemetry.metrics import BUS_HANDLER_ERRORS
 
 pytestmark = pytest.mark.integration
-SECONDS = 15.0
+SECONDS = 60.0
 
 
 class Heard:

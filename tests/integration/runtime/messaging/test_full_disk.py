@@ -10,11 +10,17 @@ from support.small_disk import SmallDisk
 
 from pagoda.rpc.v1.generate_pb2 import CancelRequest
 from pagoda_runtime.errors import BusError, StreamError
+from pagoda_runtime.messaging import stream_repair
 from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SUBJECT = "usage.x"
+
+
+@pytest.fixture(autouse=True)
+def _repair_is_soon_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_repair, "RETRY_SECONDS", 0.05)
 
 
 class States:
@@ -28,7 +34,7 @@ class States:
         self._arrived.put_nowait((is_ready, why))
 
     async def become(self, is_ready: bool) -> str:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             while self.current[0] is not is_ready:
                 self.current = await self._arrived.get()
         return self.current[1]
@@ -91,7 +97,7 @@ async def test_a_stream_takes_messages_again_once_its_disk_has_room(
     await states.become(True)
     await publish(disk_bus, "after")
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert [await taken.get() for _ in range(len(stored) + 1)] == [*stored, "after"]
 
 
@@ -114,12 +120,12 @@ async def test_a_stream_is_not_made_anew_before_all_of_it_was_acknowledged(
     await states.become(False)
     small_disk.make_room()
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(0.5):
             await states.become(True)
     may_take.set()
     await states.become(True)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert [await taken.get() for _ in stored] == stored
 
 

@@ -6,6 +6,7 @@ import pytest
 from pagoda.rpc.v1.generate_pb2 import CancelRequest
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import RequestTimeoutError, StreamError
+from pagoda_runtime.messaging import stream_consumer
 from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = pytest.mark.integration
@@ -32,7 +33,7 @@ class Taker:
             self._changed.notify_all()
 
     async def wait_for(self, num_messages: int) -> None:
-        async with asyncio.timeout(15), self._changed:
+        async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(lambda: len(self.ids) >= num_messages)
 
 
@@ -50,7 +51,7 @@ async def make_stream(bus: Bus, stream: str, *, max_bytes: int = 1 << 20) -> Non
 async def fill(bus: Bus, stream: str, num_messages: int, first: int = 0) -> None:
     for i in range(first, first + num_messages):
         await bus.publish_durable(
-            f"{stream}.x", CancelRequest(request_id=str(i)), message_id=str(i), timeout_seconds=5
+            f"{stream}.x", CancelRequest(request_id=str(i)), message_id=str(i), timeout_seconds=60
         )
 
 
@@ -82,7 +83,7 @@ async def test_a_message_id_is_stored_once(bus: Bus, stream: str) -> None:
             f"{stream}.x",
             CancelRequest(request_id=request_id),
             message_id=request_id,
-            timeout_seconds=5,
+            timeout_seconds=60,
         )
     await bus.consume(stream, "d", CancelRequest, taker, batch=10)
     await taker.wait_for(2)
@@ -130,7 +131,7 @@ async def test_a_full_stream_takes_new_messages_once_the_old_ones_are_acknowledg
     taker = Taker()
     await bus.consume(stream, "d", CancelRequest, taker, batch=10, trim_seconds=0.01)
 
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         for number in range(num_stored, 20 * num_stored):
             while True:
                 try:
@@ -155,7 +156,7 @@ async def test_trimming_keeps_what_is_not_acknowledged(
 
     await make_stream(bus, stream)
     await fill(bus, stream, 6)
-    async with Bus.connect(nats_common, name="replica") as replica, asyncio.timeout(20):
+    async with Bus.connect(nats_common, name="replica") as replica, asyncio.timeout(60):
         stuck = await replica.consume(stream, "d", CancelRequest, hang, batch=2)
         await hanging.wait()
         await bus.consume(stream, "d", CancelRequest, taker, batch=10, trim_seconds=0.01)
@@ -190,13 +191,16 @@ async def test_batches_are_bounded(bus: Bus, stream: str) -> None:
     assert max(len(batch) for batch in taker.batches) <= 7
 
 
-async def test_a_new_message_is_handed_on_at_once(bus: Bus, stream: str) -> None:
+async def test_a_new_message_is_handed_on_at_once(
+    bus: Bus, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_consumer, "SILENCE_SECONDS", 600.0)  # nobody asks a second time
+    monkeypatch.setattr(stream_consumer, "PULL_SECONDS", 600.0)
     taker = Taker()
     await make_stream(bus, stream)
     await bus.consume(stream, "d", CancelRequest, taker, batch=100)
-    async with asyncio.timeout(1):
-        await fill(bus, stream, 1)
-        await taker.wait_for(1)
+    await fill(bus, stream, 1)
+    await taker.wait_for(1)
 
 
 @pytest.mark.slow
@@ -231,7 +235,7 @@ async def test_what_was_cancelled_comes_again_elsewhere(bus: Bus, stream: str) -
     await make_stream(bus, stream)
     await fill(bus, stream, 3)
     subscription = await bus.consume(stream, "d", CancelRequest, hang, batch=2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await started.wait()
         await subscription.unsubscribe()
     await bus.consume(stream, "d", CancelRequest, taker, batch=10)
@@ -260,7 +264,7 @@ async def test_replicas_in_order_never_overlap(
         for connection in (bus, replica):
             await connection.consume(stream, "d", CancelRequest, handler, batch=10, in_order=True)
         await fill(bus, stream, 60)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await complete.wait()
 
     assert seen == [str(i) for i in range(60)]

@@ -49,10 +49,10 @@ def running(body: str, port: int = 0, **variables: str) -> Iterator[subprocess.P
 
 
 def get_when_up(port: int, path: str) -> tuple[int, bytes]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             connection.request("GET", path)
             response = connection.getresponse()
             return response.status, response.read()
@@ -76,7 +76,7 @@ async def main(ctx):
         assert process.stdout.readline() == "up\n"
         assert get_when_up(port, "/readyz")[0] == 200
         process.send_signal(signal.SIGTERM)
-        output, log = process.communicate(timeout=20)
+        output, log = process.communicate(timeout=60)
 
     assert (process.returncode, output) == (0, "not ready\n")
     assert all(json.loads(line)["service"] == "router" for line in log.splitlines())
@@ -98,7 +98,7 @@ async def main(ctx):
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGTERM)
-        output, log = process.communicate(timeout=20)
+        output, log = process.communicate(timeout=60)
 
     assert (process.returncode, output) == (0, "closed\n")
     assert "ERROR" not in log
@@ -118,7 +118,7 @@ async def main(ctx):
         assert process.stdout is not None
         assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=60)
 
     assert process.returncode == 0
     assert "ERROR" not in log
@@ -135,7 +135,7 @@ async def main(ctx):
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=60)
 
     assert (process.returncode, output) == (0, "")
 
@@ -149,7 +149,7 @@ async def main(ctx):
     await ctx.stop.wait()
 """
     with running(body) as process:
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=60)
 
     assert process.returncode == 1
     (line,) = [json.loads(line) for line in log.splitlines() if "ERROR" in line]
@@ -163,7 +163,7 @@ async def main(ctx):
     raise BusConnectError("nats://127.0.0.1:1", 30, "refused")
 """
     with running(body, PAGODA_LOG_FORMAT="console") as process:
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=60)
 
     assert process.returncode == 1
     assert "no connection to NATS at nats://127.0.0.1:1" in log
@@ -172,7 +172,7 @@ async def main(ctx):
 
 def test_unusable_settings_exit_with_two() -> None:
     with running("main = None", PAGODA_HTP_PORT="1") as process:
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=60)
 
     assert process.returncode == 2
     assert "did you mean PAGODA_HTTP_PORT?" in log
@@ -187,7 +187,7 @@ async def main(ctx):
         pass
 """
     with running(body, PAGODA_TRACE_DIR=str(tmp_path)) as process:
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
     (span,) = read_spans(tmp_path)
     assert span["name"] == "router.route"
@@ -211,7 +211,7 @@ async def main(ctx):
             nats.start()
             answer_once(port, 200)
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
 
     assert not lost["ready"]
     assert lost["detail"].startswith("no connection for ")
@@ -219,7 +219,7 @@ async def main(ctx):
 
 def answer_once(port: int, wanted: int) -> dict[str, Any]:
     """What /readyz answers as soon as its status is the wanted one."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         status, body = get_when_up(port, "/readyz")
         if status == wanted:
@@ -238,7 +238,7 @@ async def main(ctx):
 
 def log_of_failed_start(port: int, **variables: str) -> str:
     with running(WAITS, port, **variables) as process:
-        output, log = process.communicate(timeout=20)
+        output, log = process.communicate(timeout=60)
     assert (process.returncode, output) == (1, "")
     (line,) = log.splitlines()
     message = json.loads(line)["message"]

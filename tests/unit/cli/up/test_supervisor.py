@@ -44,7 +44,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 async def until(is_true: Callable[[], bool], act: Callable[[], object] = lambda: None) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not is_true():
             act()
             await asyncio.sleep(0.01)
@@ -111,12 +111,12 @@ async def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         seconds = await stop(supervisor)
 
         assert not supervisor.children["a"].is_running
-        assert 0.2 <= seconds < 5
+        assert 0.2 <= seconds < 60
 
 
 async def test_hurry_kills_at_once(tmp_path: Path) -> None:
-    async with supervised(spec(tmp_path, "a", STUBBORN), seconds=60) as (supervisor, _):
-        assert await stop(supervisor, hurry=True) < 5
+    async with supervised(spec(tmp_path, "a", STUBBORN), seconds=600) as (supervisor, _):
+        assert await stop(supervisor, hurry=True) < 60
 
 
 async def test_stages_stop_one_after_the_other(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ asyncio.run(supervisor.run(asyncio.Event()))
     process.kill()
     process.communicate()
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(is_alive(child) for child in children) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [is_alive(child) for child in children] == [False, False]
@@ -176,7 +176,7 @@ async def test_run_sees_a_child_end_and_is_told_to_stop(tmp_path: Path) -> None:
         os.kill(child.pid, signal.SIGKILL)
         await until(lambda: child.num_starts == 2)
         stop.set()
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 60)
 
     assert len(reports) == 1
     assert "SIGKILL" in reports[0]

@@ -26,7 +26,7 @@ class Silent:
 
 
 def drafted(drafter: SimulatedDrafter, *, cost: StepCost = COST, **fields: object) -> Simulation:
-    values = {"make_proposer": Silent, "num_blocks": 2000, "max_num_seqs": 16}
+    values = {"make_proposer": Silent, "num_blocks": 1000, "max_num_seqs": 16}
     simulation = make_simulation(**{**values, "max_model_len": 4000, **fields}, drafter=drafter)
     simulation.scheduler.step_cost = cost
     return simulation

@@ -201,7 +201,7 @@ class RandomCaller:
 @pytest.mark.parametrize("enable_prefix_caching", [True, False], ids=["cached", "uncached"])
 @pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
 @pytest.mark.parametrize("num_tenants", [1, 5])
-@pytest.mark.parametrize("seed", runs(4))
+@pytest.mark.parametrize("seed", runs(2))
 def test_random_runs_keep_every_invariant(
     seed: int, num_tenants: int, lag: int, enable_prefix_caching: bool
 ) -> None:
@@ -215,7 +215,7 @@ def test_random_runs_keep_every_invariant(
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
 @pytest.mark.parametrize("searches", [False, True])
-@pytest.mark.parametrize("number", runs(4))
+@pytest.mark.parametrize("number", runs(2))
 def test_random_runs_that_fetch_what_was_preempted_keep_every_invariant(
     seed: int, number: int, searches: bool, lag: int
 ) -> None:
@@ -264,7 +264,7 @@ def test_random_runs_that_speculate_keep_every_invariant(
 @pytest.mark.parametrize("enable_prefix_caching", [True, False], ids=["cached", "uncached"])
 @pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
 @pytest.mark.parametrize("num_tenants", [1, 3])
-@pytest.mark.parametrize("number", runs(3))
+@pytest.mark.parametrize("number", runs(2))
 def test_random_runs_with_beam_searches_keep_every_invariant(
     seed: int, number: int, num_tenants: int, lag: int, enable_prefix_caching: bool
 ) -> None:
@@ -283,7 +283,7 @@ def test_random_runs_with_beam_searches_keep_every_invariant(
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
 @pytest.mark.parametrize("num_tenants", [1, 3])
-@pytest.mark.parametrize("number", runs(3))
+@pytest.mark.parametrize("number", runs(2))
 def test_beam_searches_beside_those_that_speculate_keep_every_invariant(
     seed: int, number: int, num_tenants: int, lag: int
 ) -> None:

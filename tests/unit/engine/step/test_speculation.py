@@ -9,6 +9,7 @@ import pytest
 from support.automaton_mask import AutomatonMask, random_edges
 from support.engine_driver import Collected, EngineDriver
 from support.rerun_capture import RerunCapture
+from support.seeds import runs
 from support.thread_queue import ThreadQueue
 from support.tiny_engine import OTHER, PROMPT, greedy, make_driver
 
@@ -151,7 +152,7 @@ def test_what_depends_on_the_tokens_before_is_taken_one_by_one(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("num_logprobs", [None, 2])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", runs(1))
 def test_what_a_grammar_binds_is_bitwise_the_same(
     tiny_folder: Path,
     seed: int,

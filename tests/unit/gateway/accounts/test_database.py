@@ -23,7 +23,7 @@ async def test_a_look_up_does_not_wait_for_work(database: Database) -> None:
     def work(connection: sa.Connection) -> None:
         connection.execute(sa.update(ORGANISATIONS).values(label="busy"))
         has_begun.set()
-        may_end.wait(30)
+        may_end.wait(60)
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(database.call(work))

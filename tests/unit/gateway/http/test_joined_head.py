@@ -91,6 +91,6 @@ async def test_close_loses_nothing(connection: Connection) -> None:
     connection.head.close()
 
     assert connection.head.is_closing()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await connection.reader.is_closed.wait()
     assert connection.reader.received == HEAD

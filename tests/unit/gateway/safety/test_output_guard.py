@@ -169,7 +169,7 @@ async def test_nothing_goes_out_before_it_is_judged() -> None:
     guard = OutputGuard(made, None, lambda *_: None)
     shown: list[str] = []
     judge.gate.clear()
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(guard.run(lambda: shown.append(guard.shown())))
         for _ in range(4):
             assert guard.push("12345") == ""
@@ -195,7 +195,7 @@ async def test_what_a_moderator_refuses_never_goes_out(pieces: list[str]) -> Non
     made, _ = judged()
     guard = OutputGuard(made, None, lambda *_: None)
     shown: list[str] = []
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         tasks.create_task(guard.run(lambda: shown.append(guard.shown())))
         for piece in pieces:
             shown.append(guard.push(piece))

@@ -137,7 +137,7 @@ async def test_gap_that_stays_open_loses_the_worker(tokenizer: ModelTokenizer) -
     sequence = make(tokenizer)
     sequence._gap_timeout_seconds = 0.0
     sequence.take(frame(2, [10]))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await sequence.attention.wait()
     assert sequence.lost_reason is not None
     assert "index 0" in sequence.lost_reason

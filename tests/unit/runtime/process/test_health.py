@@ -11,7 +11,7 @@ from pagoda_runtime.process.health_server import health_server
 
 async def get(port: int, path: str) -> httpx.Response:
     async with httpx.AsyncClient() as client:
-        return await client.get(f"http://127.0.0.1:{port}{path}", timeout=5)
+        return await client.get(f"http://127.0.0.1:{port}{path}", timeout=60)
 
 
 def test_nothing_known_is_not_ready() -> None:
@@ -84,7 +84,7 @@ async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) ->
     async with health_server(Health(), host="127.0.0.1", port=0) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
 
 
@@ -92,7 +92,7 @@ async def test_each_answer_ends_its_connection() -> None:
     async with health_server(Health(), host="127.0.0.1", port=0) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"HEAD /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), 60)
         writer.close()
 
         assert answer.startswith(b"HTTP/1.1 503 ")
@@ -100,7 +100,7 @@ async def test_each_answer_ends_its_connection() -> None:
 
 
 async def test_an_open_connection_does_not_hold_up_the_end() -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         async with health_server(Health(), host="127.0.0.1", port=0) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await reader.read() == b""

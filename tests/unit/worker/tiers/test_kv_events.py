@@ -161,7 +161,7 @@ async def test_idle_publisher_answers_a_request() -> None:
 
     publisher._publish = note
     task = asyncio.create_task(publisher.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await is_first.wait()
         now[0] = 100.0
         await ask(publisher)

@@ -3,6 +3,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from gpu.harness.deadline import Deadline
@@ -13,12 +14,14 @@ from gpu.kernels.plan import POINT
 
 BENCH = """
 import os, time
+from pathlib import Path
 from gpu.kernels.case import Case
 
 def crash(seed):
     os.abort()
 
 def hang(seed):
+    Path(os.environ["FAKE_HANGS"]).touch()
     time.sleep(600)
 
 def raises(seed):
@@ -38,13 +41,14 @@ def cases(device):
 def run(tmp_path, monkeypatch):
     (tmp_path / "bench_fake.py").write_text(BENCH, encoding="utf-8")
 
-    def run_cases(names, plan="check_groups", only=None, workers=1, seconds=60.0, limit="60"):
+    def run_cases(names, plan="check_groups", only=None, workers=1, now=time.monotonic, limit="60"):
         monkeypatch.setenv("FAKE_CASES", names)
         monkeypatch.setenv("FAKE_SECONDS", limit)
+        monkeypatch.setenv("FAKE_HANGS", str(tmp_path / "hangs"))
         folder = str(tmp_path)
         phase = Phase(f"gpu.kernels.plan:{plan}", folder, "cpu", 5, tmp_path, lambda rows: None)
         groups = [group for group in phase.groups() if only in (None, group.name)]
-        rows = phase.run_beside_each_other(groups, Deadline(seconds), workers)
+        rows = phase.run_beside_each_other(groups, Deadline(60.0, now), workers)
         return {
             group.partition(": ")[2]: row
             for (group, point), row in rows.items()
@@ -77,8 +81,9 @@ def test_a_case_that_does_not_answer_is_ended(run):
 
 
 @pytest.mark.slow
-def test_the_deadline_ends_workers_and_keeps_what_came(run):
-    rows = run("right hang last", seconds=2.0)
+def test_the_deadline_ends_workers_and_keeps_what_came(run, tmp_path):
+    hangs = tmp_path / "hangs"
+    rows = run("right hang last", now=lambda: time.monotonic() + 60.0 * hangs.exists())
     assert rows.keys() == {"right"}
 
 
@@ -117,6 +122,7 @@ run_device_tests(Deadline(600.0), 1, Path({folder!r}))
 """
 LONG = """
 import os, time
+from pathlib import Path
 from gpu.kernels.case import Case
 
 def test_long(seed=0):

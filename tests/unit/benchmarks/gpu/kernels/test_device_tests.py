@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from gpu.harness.deadline import Deadline
 from gpu.kernels.device_tests import run_device_tests, summarise
@@ -31,9 +33,16 @@ def test_runs_the_device_s_share_of_a_folder(tmp_path):
 
 @pytest.mark.slow
 def test_what_the_time_did_not_suffice_for_is_told(tmp_path):
-    text = "import time\ndef test_a(): pass\ndef test_b(): time.sleep(600)\ndef test_c(): pass\n"
+    began = tmp_path / "began"
+    text = f"""
+import pathlib, time
+def test_a(): pass
+def test_b(): pathlib.Path({str(began)!r}).touch(); time.sleep(600)
+def test_c(): pass
+"""
     (tmp_path / "test_some.py").write_text(text, encoding="utf-8")
-    got = run_device_tests(Deadline(10.0), 1, tmp_path)
+    deadline = Deadline(600.0, lambda: time.monotonic() + 600.0 * began.exists())
+    got = run_device_tests(deadline, 1, tmp_path)
     assert (got["status"], got["passed"], got["not_run"]) == ("incomplete", 1, 2)
 
 

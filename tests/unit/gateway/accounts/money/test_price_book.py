@@ -104,7 +104,7 @@ async def test_news_make_it_read_again_at_once_and_failures_keep_what_it_knew() 
         return answer
 
     following = asyncio.create_task(book.follow(read))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         for expected in ("", "new"):
             is_read.clear()
             book.on_change(AccountChange(tenant="t"))  # no news of prices
@@ -127,7 +127,7 @@ async def test_what_nobody_told_it_is_read_once_in_a_while(
         return [price("new", 0.0)]
 
     following = asyncio.create_task(book.follow(read))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await is_read.wait()
         await asyncio.sleep(0)
     assert book.price_id_at("m", 1.0) == "new"

@@ -36,7 +36,7 @@ async def test_no_more_than_a_few_wait_and_a_cancelled_one_frees_its_place() -> 
 
     def blocked(token_ids: Sequence[int]) -> Compared:
         entered.release()
-        assert gate.wait(10)
+        assert gate.wait(60)
         return compared(token_ids)
 
     def explain() -> asyncio.Task[object]:
@@ -45,7 +45,7 @@ async def test_no_more_than_a_few_wait_and_a_cancelled_one_frees_its_place() -> 
     before = PREFIXES_UNEXPLAINED._value.get()
     running = [explain() for _ in range(module.MAX_EXPLAINED)]
     for _ in running:
-        assert await asyncio.to_thread(entered.acquire, timeout=10)
+        assert await asyncio.to_thread(entered.acquire, timeout=60)
     waiting = [explain() for _ in range(module.MAX_WAITING)]
     await asyncio.sleep(0)
     assert await prefixes.explain(range(100), compared, UNLIKE, EVICTED, decode) is None

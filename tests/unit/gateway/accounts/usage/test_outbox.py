@@ -164,7 +164,7 @@ async def test_a_full_disk_refuses_what_opens_and_keeps_what_closes(
         outbox.append(b"another")
 
     writer.is_full = False
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await closing
     await outbox.append(b"later")
     assert states[-1] == (True, "")
@@ -183,7 +183,7 @@ async def test_a_disk_is_found_well_without_anything_to_write(
     with pytest.raises(OutboxError):
         await outbox.append(b"open")
     writer.is_full = False
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not states or not states[-1][0]:  # noqa: ASYNC110  (told by a thread)
             await asyncio.sleep(0)
     await outbox.append(b"open")
@@ -233,7 +233,7 @@ class HangingWriter(SegmentWriter):
         self.goes_on = threading.Event()
 
     def write(self, records: Iterable[bytes]) -> tuple[int, int]:
-        assert self.goes_on.wait(20)
+        assert self.goes_on.wait(60)
         return super().write(records)
 
 
@@ -248,7 +248,7 @@ async def test_what_is_stored_after_its_client_was_refused_is_closed(
     with pytest.raises(UnavailableError, match=r"longer than 0\.01 s"):
         await log.open(UsageOpen(request_id="r"))
     writer.goes_on.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(found := read_copy(lock.folder)) < 2:  # noqa: ASYNC110  (told by a thread)
             await asyncio.sleep(0)
     assert [UsageRecord.FromString(data).WhichOneof("record") for data in found] == [
