@@ -1,8 +1,9 @@
 """nats-py's client with a shorter way out and in.
 
 nats-py sends by a task that each message wakes, and hands on by a queue and a task of each
-subscription. What is sent or heard for every token goes without either. Knows the client's insides,
-of the version that constraints.txt names; `tests/integration/runtime/messaging` would notice.
+subscription, behind a task that reads. What is sent or heard for every token goes without any of
+them. Knows the client's insides, of the version that constraints.txt names;
+`tests/integration/runtime/messaging` would notice.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
+from pagoda_runtime.messaging.direct_reader import read_directly
+
 logger = logging.getLogger(__name__)
 
 MAX_UNWRITTEN_BYTES = 64 << 10  # asyncio's own: above it the flusher waits for the server to read
@@ -24,10 +27,7 @@ OnMessage = Callable[[Msg], None]
 
 
 class DirectClient(Client):
-    """Writes what it can in the sender's turn; hands messages to plain functions in the reader's.
-
-    uvloop sends what one turn of the event loop writes in one call.
-    """
+    """Writes in the sender's turn; hands messages to plain functions in the turn they arrive in."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,18 +82,34 @@ class DirectClient(Client):
             return None
         return await super()._flush_pending(force_flush)
 
+    async def _read_loop(self) -> None:
+        """Read a connection that is new."""
+        transport = self._transport
+        if isinstance(transport, TcpTransport) and transport._io_reader is not None:
+            read_directly(transport._io_reader, self._ps, self._listeners, self._hand_on)
+        await super()._read_loop()
+
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        on_message = self._listeners.get(sid)
-        if on_message is None:
+        if sid not in self._listeners:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
+        parsed = await self._process_headers(headers) if headers else None
+        self._hand_on(sid, subject, reply, data, parsed)
+
+    def _hand_on(
+        self,
+        sid: int,
+        subject: bytes,
+        reply: bytes,
+        data: bytes,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
-        parsed = await self._process_headers(headers) if headers else None
         try:
-            on_message(self._build_message(sid, subject, reply, data, parsed))
+            self._listeners[sid](self._build_message(sid, subject, reply, data, headers))
         except Exception:  # the reader goes on, whatever a message has caused
             logger.exception("what came on %s was not handled", subject.decode())
 

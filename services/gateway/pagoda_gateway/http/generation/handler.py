@@ -3,7 +3,6 @@
 One handler serves one endpoint; what makes APIs differ is in their `Endpoint`.
 """
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
@@ -123,7 +122,6 @@ class GenerationHandler(Generic[Sent, Body]):
             )
         if asked is not None:
             held.callback(asked.asked.close)
-            await asyncio.sleep(0)  # what is written leaves at the end of the event loop's turn
         if gateway.settings.log_prompts:
             log_prompts(caller.request_id, processed.prompts, processor.tokenizer)
         if policy is not None:
