@@ -39,12 +39,12 @@ def cache_root(*, kv_identity: bytes, cache_salt: bytes, adapter: str = "") -> b
 
 def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Return BLAKE2b-128 of the parent's hash and the block's token ids (uint32, little endian)."""
-    return hashlib.blake2b(parent + _packed(token_ids), digest_size=HASH_BYTES).digest()
+    return hashlib.blake2b(parent + packed_tokens(token_ids), digest_size=HASH_BYTES).digest()
 
 
 def hash_prompt(root: bytes, token_ids: Sequence[int], block_size: int) -> tuple[bytes, ...]:
     """Return one hash for each full block of a prompt; a partly filled last block has none."""
-    tokens = _packed(token_ids)
+    tokens = packed_tokens(token_ids)
     stride = 4 * block_size
     parent, hashes = root, []
     for start in range(0, len(tokens) - stride + 1, stride):
@@ -74,7 +74,7 @@ def _packer(num_tokens: int) -> Callable[..., bytes]:
     return struct.Struct(f"<{num_tokens}I").pack
 
 
-def _packed(token_ids: Sequence[int]) -> bytes:
+def packed_tokens(token_ids: Sequence[int]) -> bytes:
     """Return token ids as uint32, little endian."""
     if isinstance(token_ids, _READ_BY_STRUCT):  # numpy takes three times as long to read them
         return _packer(len(token_ids))(*token_ids)

@@ -3,12 +3,14 @@
 import asyncio
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from support.running_gateway import Running, Start
 
+from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway.accounts.usage.segments import SegmentWriter
+from pagoda_gateway.http.generation import handler
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -94,6 +96,37 @@ async def test_a_client_that_leaves_frees_the_question_to_the_router(
         asking.cancel()
         await asyncio.wait([asking])
 
+        await idle(running)
+        assert num_awaited(running) == 0
+        assert len(running.worker.requests) == 0
+
+
+async def test_the_account_of_what_no_response_runs_is_closed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[UsageRecord] = []
+    write = SegmentWriter.write
+
+    def noting(self: SegmentWriter, records: Iterable[bytes]) -> tuple[int, int]:
+        written = list(records)
+        stored.extend(map(UsageRecord.FromString, written))
+        return write(self, written)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(SegmentWriter, "write", noting)
+    monkeypatch.setattr(handler, "PrefixWatch", fail)  # what is made once the account is open
+    async with start() as running:
+        answer = await running.chat()
+        assert answer.status_code == 500
+        async with asyncio.timeout(SECONDS):
+            while len(stored) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+        opened, closed = stored
+        assert opened.open.request_id == closed.close.request_id != ""
+        assert closed.close.outcome == "failed"
         await idle(running)
         assert num_awaited(running) == 0
         assert len(running.worker.requests) == 0

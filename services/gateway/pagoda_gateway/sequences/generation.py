@@ -175,10 +175,10 @@ class Generation:
             )
 
     def begin(self) -> None:
-        """Open the account, if nothing can keep the request from running; `run` comes next.
+        """Open the account, if nothing can keep the request from running; `run` must follow.
 
-        The record is synced while tasks are made and the router thinks. What has a gate to pass, or
-        a judge, costs nobody anything before that.
+        The record is synced while the answer is prepared and the router thinks. What has a gate to
+        pass, or a judge, costs nobody anything before that.
         """
         if self.gate is None and self.judge is None:
             self._open()

@@ -6,16 +6,17 @@ beginnings are alike, whatever differs in them; of each a few are kept, so that 
 drive out the others.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 
 import numpy as np
 
 from pagoda_gateway.accounts.prefixes.explanation import CacheKey, Compared
 from pagoda_gateway.accounts.prefixes.outline import Outline
 from pagoda_gateway.accounts.prefixes.sketch import FAR_TOKENS, Tokens, sketch
-from pagoda_runtime.block_hash import HASH_BYTES
+from pagoda_runtime.block_hash import HASH_BYTES, packed_tokens
 
 MAX_RELATIVES = 2
 MAX_OF_FAMILY = 8
@@ -61,7 +62,7 @@ class _End:
 @dataclass(slots=True)
 class _Remembered:
     key: CacheKey
-    token_ids: Sequence[int] | bytes  # bytes of uint32, once it is over
+    token_ids: bytes  # uint32
     hashes: bytes
     outline: Outline
     sketch: tuple[int, ...]
@@ -77,9 +78,7 @@ class _Remembered:
 
     @property
     def tokens(self) -> Tokens:
-        if isinstance(self.token_ids, bytes):
-            return np.frombuffer(self.token_ids, np.uint32)
-        return np.asarray(self.token_ids, np.uint32)
+        return np.frombuffer(self.token_ids, np.uint32)
 
 
 @dataclass(slots=True)
@@ -142,11 +141,9 @@ class PrefixMemory:
         self._last_number += 1
         number = self._last_number
         hashes = b"".join(block_hashes)
-        marks = sketch(np.asarray(token_ids[:FAR_TOKENS], np.uint32))
-        overlaps: dict[int, int] = {}
-        for mark in marks:
-            for earlier in known.by_mark.get(mark, ()):
-                overlaps[earlier] = overlaps.get(earlier, 0) + 1
+        packed = packed_tokens(token_ids)
+        marks = sketch(np.frombuffer(packed, np.uint32, min(len(token_ids), FAR_TOKENS)))
+        overlaps = Counter(chain.from_iterable(map(known.by_mark.get, marks, repeat(()))))
         relatives = sorted(overlaps, key=lambda n: (-overlaps[n], -n))
         num_ready, num_known = _from_ends(known, block_hashes)
         replaced: list[int] = []
@@ -162,7 +159,7 @@ class PrefixMemory:
                 replaced.append(relative)
         prompt = _Remembered(
             key=key,
-            token_ids=token_ids,
+            token_ids=packed,
             hashes=hashes,
             outline=outline,
             sketch=marks,
@@ -205,7 +202,6 @@ class PrefixMemory:
                 end.is_computed = None
             if prompt is not None:
                 prompt.is_computed = None
-                prompt.token_ids = prompt.tokens.tobytes()
         else:
             if end is not None and end.number == arrival.number and not end.is_ready:
                 del known.ends[block_hashes[-1]]

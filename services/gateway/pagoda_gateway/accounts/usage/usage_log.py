@@ -47,7 +47,7 @@ class UsageLog:
             error = stored.exception()
             if opened.done():
                 if not opened.cancelled() and error is None:
-                    self._close_late(record.request_id)
+                    self.close_failed(record.request_id)
             elif error is None:
                 opened.set_result(None)
             else:
@@ -69,8 +69,8 @@ class UsageLog:
             metrics.USAGE_FAILURES.labels("close").inc()
             logger.warning("the close record of %s waits for the disk", record.request_id)
 
-    def _close_late(self, request_id: str) -> None:
-        """End what was refused for want of time, now that it is stored after all."""
+    def close_failed(self, request_id: str) -> None:
+        """End what was opened and will not begin; what was refused too late, for one."""
         close = UsageClose(request_id=request_id, outcome="failed", closed_unix_seconds=time.time())
         self._outbox.append(UsageRecord(close=close).SerializeToString(), is_kept=True)
 

@@ -3,7 +3,6 @@
 One handler serves one endpoint; what makes APIs differ is in their `Endpoint`.
 """
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
@@ -59,7 +58,7 @@ class GenerationHandler(Generic[Sent, Body]):
             GatewayError: the request cannot be served.
         """
         caller = caller_of(request)
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as held, contextlib.ExitStack() as unanswered:
             span = held.enter_context(self._recorded(request, caller))
             admission, tenant = self._gateway.admission, caller.key.tenant
             admission.check(tenant)  # before anything is sent in vain
@@ -72,16 +71,25 @@ class GenerationHandler(Generic[Sent, Body]):
                     translated.body, caller, span, request.scope, held
                 )
                 self._limit(generation, caller, request)
+                generation.begin()
+                unanswered.callback(self._end_unanswered, generation)
                 serializer = translated.serializer(processed, generation)
                 tokenizer = self._endpoint.processors[generation.model.name].tokenizer
                 prefix = PrefixWatch(self._gateway.prefixes, generation, body, tokenizer)
             options = translated.body.stream_options
-            return GenerationResponse(
+            response = GenerationResponse(
                 self._gateway, caller, generation, serializer, prefix,
                 is_stream=bool(translated.body.stream),
                 include_receipt=bool(options and options.include_receipt),
                 held=held.pop_all(), policy=policy,
             )  # fmt: skip
+            unanswered.pop_all()
+            return response
+
+    def _end_unanswered(self, generation: Generation) -> None:
+        """Close the account of what no response will run."""
+        if generation.opened is not None:
+            self._gateway.usage_log.close_failed(generation.identity.request_id)
 
     @contextlib.contextmanager
     def _recorded(self, request: Request, caller: Caller) -> Iterator[Span]:
@@ -123,7 +131,6 @@ class GenerationHandler(Generic[Sent, Body]):
             )
         if asked is not None:
             held.callback(asked.asked.close)
-            await asyncio.sleep(0)  # what is written leaves at the end of the event loop's turn
         if gateway.settings.log_prompts:
             log_prompts(caller.request_id, processed.prompts, processor.tokenizer)
         if policy is not None:

@@ -92,7 +92,6 @@ class GenerationResponse(Response):
     ) -> None:
         """Run the generation and write it, until the end or until the client is gone."""
         generation = self._generation
-        generation.begin()
         patience = self._gateway.settings.request_timeout_seconds + DEADLINE_GRACE_SECONDS
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(generation.run())
