@@ -429,7 +429,14 @@ class Engine:
         if self._pending_outputs or self._steps or not self._scheduler.has_only_decodes():
             return 0.0
         started, ended = self._last_step
-        rest = rest_after(ended - started, num_running=running, num_joining=joining)
+        num_flows, num_newcomers = self._scheduler.running_and_joining_flows()
+        rest = rest_after(
+            ended - started,
+            num_running=running,
+            num_joining=joining,
+            num_flows=num_flows,
+            num_newcomers=num_newcomers,
+        )
         rest -= self._clock() - ended
         if rest <= 0 or not self._shared_processors.others_compute():
             return 0.0

@@ -23,12 +23,31 @@ class SharedProcessors(Protocol):
         ...
 
 
-def rest_after(step_seconds: float, *, num_running: int, num_joining: int) -> float:
+def rest_after(
+    step_seconds: float,
+    *,
+    num_running: int,
+    num_joining: int,
+    num_flows: int = 1,
+    num_newcomers: int = 0,
+) -> float:
     """Return how long to wait after a step of `num_running` decodes; seconds.
 
-    Not at all if fewer join than wait for them: side by side few decodes cost a prompt less than
-    they would lose. Else the longer the more they are.
+    If more join than wait for them: the longer the more they are. Of fewer the prompts are computed
+    side by side with decodes, which costs them less than these would lose. But a tenant that has
+    nothing but what joins gets its part of the processors there, not here: the others rest for as
+    long as they computed.
+
+    Args:
+        step_seconds: of the step.
+        num_running: its decodes.
+        num_joining: sequences that wait for KV.
+        num_flows: whose sequences run.
+        num_newcomers: flows, not in the background, that join and have none that runs.
     """
-    if not num_running or num_joining <= num_running:
+    if not num_running:
         return 0.0
-    return step_seconds * min(num_joining / num_running, MAX_REST)
+    rest = min(num_newcomers / max(1, num_flows), 1.0)
+    if num_joining > num_running:
+        rest = max(rest, min(num_joining / num_running, MAX_REST))
+    return step_seconds * rest

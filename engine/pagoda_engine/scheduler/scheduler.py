@@ -203,6 +203,13 @@ class Scheduler:
         """Tell whether all that `schedule` would choose are decodes."""
         return not self._admission.can_admit() and not any(s.is_prefilling for s in self.running)
 
+    def running_and_joining_flows(self) -> tuple[int, int]:
+        """Return how many flows run, and how many only wait for KV; see `rest_after`."""
+        states = self._queues.flows.states
+        newcomers = [s for s in states if s.num_importing and not s.num_running]
+        num_newcomers = sum(not state.flow.is_background for state in newcomers)
+        return sum(state.num_running > 0 for state in states), num_newcomers
+
     def check_invariants(self) -> None:
         """Recount queues, states and block ownership from first principles."""
         self._queues.check_invariants()

@@ -1,5 +1,7 @@
 """Decodes wait for those that are about to join them, if others compute these meanwhile."""
 
+from typing import Any
+
 import pytest
 from support.engine_driver import hash_block, make_request
 
@@ -45,7 +47,7 @@ def engine(tiny_model: LoadedModel, processors: Processors) -> Engine:
     )
 
 
-def add(engine: Engine, sequence_id: str, **fields: KvSource) -> None:
+def add(engine: Engine, sequence_id: str, **fields: Any) -> None:
     prompt = [*range(9), len(sequence_id)]
     engine.add(make_request(sequence_id, prompt, block_size=4, **fields))
 
@@ -67,6 +69,13 @@ def test_a_rest_is_the_longer_the_more_join() -> None:
     assert rest_after(2.0, num_running=0, num_joining=4) == 0.0
 
 
+def test_others_rest_half_of_the_time_for_who_has_nothing_else() -> None:
+    assert rest_after(2.0, num_running=64, num_joining=1, num_newcomers=1) == 2.0
+    assert rest_after(2.0, num_running=64, num_joining=3, num_newcomers=3) == 2.0
+    assert rest_after(2.0, num_running=64, num_joining=1, num_newcomers=1, num_flows=4) == 0.5
+    assert rest_after(2.0, num_running=2, num_joining=5, num_newcomers=1) == 5.0
+
+
 def test_decodes_rest_until_the_others_have_joined(engine: Engine, processors: Processors) -> None:
     decoding_and_joining(engine)
     first = engine.rest_seconds()
@@ -78,6 +87,32 @@ def test_decodes_rest_until_the_others_have_joined(engine: Engine, processors: P
     engine.step()
     assert engine.rest_seconds() > 0  # and so after each step
     engine.import_finished("joining", num_computed_tokens=8)
+    assert engine.rest_seconds() == 0
+
+
+def test_a_tenant_rests_for_another_that_only_joins(engine: Engine) -> None:
+    for number in range(4):
+        add(engine, "decoding" * (number + 1), tenant=b"large")
+    engine.step()
+    add(engine, "joins", tenant=b"large", kv_source=KvSource.IMPORT)
+    engine.step()
+    engine.step()
+    assert engine.rest_seconds() == 0  # it has others that run
+    add(engine, "comes", tenant=b"small", kv_source=KvSource.IMPORT)
+    engine.step()
+    engine.step()
+    assert engine.rest_seconds() > 0
+    engine.import_finished("comes", num_computed_tokens=8)
+    assert engine.rest_seconds() == 0
+
+
+def test_nobody_rests_for_what_joins_in_the_background(engine: Engine) -> None:
+    add(engine, "decoding", tenant=b"large")
+    add(engine, "too", tenant=b"large")
+    engine.step()
+    add(engine, "batch", tenant=b"small", kv_source=KvSource.IMPORT, priority=2000)
+    engine.step()
+    engine.step()
     assert engine.rest_seconds() == 0
 
 
