@@ -7,8 +7,12 @@ Knows numbers. Knows nothing of sequences or processors.
 
 from typing import Protocol
 
-MAX_REST = 3.0
-"""Times that of the step before; so a decode takes at most four times as long as without."""
+MAX_REST = 4.0
+"""Times that of the step before; so a decode takes at most five times as long as without."""
+FEW_JOIN = 0.4
+"""For each that decodes. Side by side with decodes fewer prompts cost less than these would lose."""
+REST_FOR_EACH = 2.0
+"""Times that of the step before, for as many that join as decode."""
 
 
 class SharedProcessors(Protocol):
@@ -33,10 +37,9 @@ def rest_after(
 ) -> float:
     """Return how long to wait after a step of `num_running` decodes; seconds.
 
-    If more join than wait for them: the longer the more they are. Of fewer the prompts are computed
-    side by side with decodes, which costs them less than these would lose. But a tenant that has
-    nothing but what joins gets its part of the processors there, not here: the others rest for as
-    long as they computed.
+    The longer the more join, if they are not few: the prompts have all processors meanwhile, and
+    the next steps more rows. But a tenant that has nothing but what joins gets its part of the
+    processors there, not here: for it the others rest for as long as they computed.
 
     Args:
         step_seconds: of the step.
@@ -48,6 +51,6 @@ def rest_after(
     if not num_running:
         return 0.0
     rest = min(num_newcomers / max(1, num_flows), 1.0)
-    if num_joining > num_running:
-        rest = max(rest, min(num_joining / num_running, MAX_REST))
+    if num_joining > FEW_JOIN * num_running:
+        rest = max(rest, min(REST_FOR_EACH * num_joining / num_running, MAX_REST))
     return step_seconds * rest

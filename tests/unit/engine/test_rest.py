@@ -62,8 +62,9 @@ def decoding_and_joining(engine: Engine) -> None:
 
 
 def test_a_rest_is_the_longer_the_more_join() -> None:
-    assert rest_after(2.0, num_running=4, num_joining=4) == 0.0
-    assert rest_after(2.0, num_running=4, num_joining=6) == 3.0
+    assert rest_after(2.0, num_running=10, num_joining=4) == 0.0
+    assert rest_after(2.0, num_running=10, num_joining=5) == 2.0
+    assert rest_after(2.0, num_running=4, num_joining=6) == 6.0
     assert rest_after(2.0, num_running=1, num_joining=40) == 2.0 * MAX_REST
     assert rest_after(2.0, num_running=4, num_joining=0) == 0.0
     assert rest_after(2.0, num_running=0, num_joining=4) == 0.0
@@ -73,7 +74,7 @@ def test_others_rest_half_of_the_time_for_who_has_nothing_else() -> None:
     assert rest_after(2.0, num_running=64, num_joining=1, num_newcomers=1) == 2.0
     assert rest_after(2.0, num_running=64, num_joining=3, num_newcomers=3) == 2.0
     assert rest_after(2.0, num_running=64, num_joining=1, num_newcomers=1, num_flows=4) == 0.5
-    assert rest_after(2.0, num_running=2, num_joining=5, num_newcomers=1) == 5.0
+    assert rest_after(2.0, num_running=4, num_joining=5, num_newcomers=1) == 5.0
 
 
 def test_decodes_rest_until_the_others_have_joined(engine: Engine, processors: Processors) -> None:
@@ -107,8 +108,8 @@ def test_a_tenant_rests_for_another_that_only_joins(engine: Engine) -> None:
 
 
 def test_nobody_rests_for_what_joins_in_the_background(engine: Engine) -> None:
-    add(engine, "decoding", tenant=b"large")
-    add(engine, "too", tenant=b"large")
+    for number in range(3):
+        add(engine, "decoding" * (number + 1), tenant=b"large")
     engine.step()
     add(engine, "batch", tenant=b"small", kv_source=KvSource.IMPORT, priority=2000)
     engine.step()
