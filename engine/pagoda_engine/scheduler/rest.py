@@ -10,7 +10,7 @@ from typing import Protocol
 MAX_REST = 4.0
 """Times that of the step before; so a decode takes at most five times as long as without."""
 FEW_JOIN = 0.4
-"""For each that decodes. Side by side with decodes fewer prompts cost less than these would lose."""
+"""For each that decodes. Fewer prompts, beside decodes, cost less than these would lose."""
 REST_FOR_EACH = 2.0
 """Times that of the step before, for as many that join as decode."""
 
