@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagoda_kernels.native.library import native_library
-from pagoda_kernels.native.sample_rows import can_sample, sample_rows
+from pagoda_kernels.sampling.native import can_sample, sample_rows
 from pagoda_kernels.sampling.philox import UNIFORM_BITS, philox_mantissa
 from pagoda_kernels.sampling.rows import MASS_ONE, NO_XTC, SamplingRows
 

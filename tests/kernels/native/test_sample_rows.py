@@ -6,7 +6,7 @@ import torch
 from support.sampling_rows import rows_of
 
 from pagoda_kernels.native.library import SCRATCH_BYTES, NativeLibrary
-from pagoda_kernels.native.sample_rows import can_sample, sample_rows
+from pagoda_kernels.sampling.native import can_sample, sample_rows
 from pagoda_kernels.sampling.philox import UNIFORM_BITS, philox_mantissa
 
 CPU = torch.device("cpu")

@@ -1,7 +1,6 @@
-"""Tokens of rows of logits, chosen by the library.
+"""Tokens of rows of logits, chosen by the native library.
 
-Knows pointers. Knows nothing of top-n-sigma, typical-p and XTC, which `pagoda_kernels.sampling.cpu`
-has.
+Knows pointers. Knows nothing of top-n-sigma, typical-p and XTC, which `cpu.py` has.
 """
 
 import torch
