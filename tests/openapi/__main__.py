@@ -26,6 +26,7 @@ GENERATING = (  # of each some requests must have been good enough to be served
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
 )  # fmt: skip
 LIMITS = {  # so that no request takes long
+    "PAGODA_GATEWAY_RECEIPT_WAIT_SECONDS": "1",  # most that are asked for are of no request
     "PAGODA_PREFILL_MAX_MODEL_LEN": "64",
     "PAGODA_DECODE_MAX_MODEL_LEN": "64",
     "PAGODA_GATEWAY_MAX_N": "2",
