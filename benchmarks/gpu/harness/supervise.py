@@ -26,6 +26,9 @@ DEVICE_LOST = 70
 START_SECONDS = 60.0
 READ_BYTES = 1 << 16
 
+LOOK_SECONDS = 0.2
+"""Longest sleep between two looks at the deadline, whose clock need not be the one of `select`."""
+
 DIED = ("worker", "")
 """Key of the row of a worker that died between points."""
 
@@ -170,7 +173,7 @@ def watch(shards: Sequence[Shard], deadline: Deadline, on_rows: OnRows = lambda 
     """
     rows: Rows = {}
     while not deadline.has_passed and (running := [s for s in shards if not s.is_done]):
-        left = min(deadline.seconds_left, *(shard.seconds_left for shard in running))
+        left = min(LOOK_SECONDS, deadline.seconds_left, *(s.seconds_left for s in running))
         select.select(running, [], [], left)
         for shard in running:
             shard.step()
