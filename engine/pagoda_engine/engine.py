@@ -423,20 +423,12 @@ class Engine:
         More than 0 only while nothing but decodes is to be done here, and other workers of
         this machine compute: they have its processors meanwhile, and a step is of more decodes.
         """
-        joining, running = len(self._scheduler.importing), len(self._scheduler.running)
-        if self._shared_processors is None or not joining:
+        if self._shared_processors is None or not self._scheduler.importing:
             return 0.0
         if self._pending_outputs or self._steps or not self._scheduler.has_only_decodes():
             return 0.0
         started, ended = self._last_step
-        num_flows, num_newcomers = self._scheduler.running_and_joining_flows()
-        rest = rest_after(
-            ended - started,
-            num_running=running,
-            num_joining=joining,
-            num_flows=num_flows,
-            num_newcomers=num_newcomers,
-        )
+        rest = rest_after(ended - started, self._scheduler.rest_counts())
         rest -= self._clock() - ended
         if rest <= 0 or not self._shared_processors.others_compute():
             return 0.0

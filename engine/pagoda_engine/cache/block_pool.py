@@ -273,14 +273,9 @@ class BlockPool:
         return bool(self._stored or self._evicted)
 
     def _take_place(self) -> int:
-        blank = self._blank
-        if not blank and self._windowed is None:  # once a pool has been full, each place is so
-            block_id, _ = self._cached.popitem(last=False)
-            self._drop_hash(block_id)
-            return block_id
-        while not blank:
+        while not self._blank:
             self._evict()
-        return blank.pop()
+        return self._blank.pop()
 
     def _attach(self, block_id: int) -> None:
         assert self._windowed is not None

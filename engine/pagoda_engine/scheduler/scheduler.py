@@ -12,6 +12,7 @@ from pagoda_engine.scheduler.preemption import RunningBlocks
 from pagoda_engine.scheduler.proposing.room import ProposalRoom
 from pagoda_engine.scheduler.proposing.speculator import Speculator
 from pagoda_engine.scheduler.queues import Queues
+from pagoda_engine.scheduler.rest import RestCounts
 from pagoda_engine.scheduler.resumption import MatchLower
 from pagoda_engine.scheduler.scheduled import ScheduledStep
 from pagoda_engine.scheduler.sequence import Flow, Sequence, SequenceState
@@ -203,12 +204,19 @@ class Scheduler:
         """Tell whether all that `schedule` would choose are decodes."""
         return not self._admission.can_admit() and not any(s.is_prefilling for s in self.running)
 
-    def running_and_joining_flows(self) -> tuple[int, int]:
-        """Return how many flows run, and how many only wait for KV; see `rest_after`."""
+    def rest_counts(self) -> RestCounts:
+        """Count what `rest_after` judges by."""
         states = self._queues.flows.states
-        newcomers = [s for s in states if s.num_importing and not s.num_running]
-        num_newcomers = sum(not state.flow.is_background for state in newcomers)
-        return sum(state.num_running > 0 for state in states), num_newcomers
+        running = [s for s in states if s.num_running]
+        joining = [s for s in states if s.num_importing]
+        if not all(state.flow.is_background for state in running):
+            joining = [state for state in joining if not state.flow.is_background]
+        return RestCounts(
+            num_running=len(self.running),
+            num_joining=sum(state.num_importing for state in joining),
+            num_flows=len(running),
+            num_newcomers=sum(not (s.num_running or s.flow.is_background) for s in joining),
+        )
 
     def check_invariants(self) -> None:
         """Recount queues, states and block ownership from first principles."""

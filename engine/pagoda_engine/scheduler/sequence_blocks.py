@@ -330,13 +330,10 @@ class SequenceBlocks:
             return
         self._extend_hashes(sequence, num_full_blocks)
         block_ids, hashes = sequence.block_ids, sequence.block_hashes
-        register, producers = self.pool.register, self._producers
         first = max(sequence.num_registered_blocks, sequence.num_null_blocks)
         for i in range(first, num_full_blocks):
-            block_hash = hashes[i]
-            register(block_ids[i], block_hash)
-            if producers.get(block_hash) is sequence:
-                del producers[block_hash]
+            self.pool.register(block_ids[i], hashes[i])
+            self._no_longer_producing(sequence, hashes[i])
         sequence.num_registered_blocks = num_full_blocks
 
     def first_needed_block(self, sequence: Sequence, position: int) -> int:
@@ -378,8 +375,7 @@ class SequenceBlocks:
     def free(self, sequence: Sequence) -> None:
         """Give all blocks back; full ones stay cached."""
         for block_hash in sequence.block_hashes[sequence.num_registered_blocks :]:
-            if self._producers.get(block_hash) is sequence:
-                del self._producers[block_hash]
+            self._no_longer_producing(sequence, block_hash)
         for member in sequence.members:
             self.pool.drop_windowed(member.windowed_block_ids)
             self.pool.free(member.held_block_ids)
@@ -475,6 +471,10 @@ class SequenceBlocks:
     def _may_share(self, sequence: Sequence) -> bool:
         is_scored = sequence.request.sampling.num_prompt_logprobs is not None
         return self._enable_prefix_caching and not is_scored
+
+    def _no_longer_producing(self, sequence: Sequence, block_hash: bytes) -> None:
+        if self._producers.get(block_hash) is sequence:
+            del self._producers[block_hash]
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
         hashes, size = sequence.block_hashes, self.block_size

@@ -6,7 +6,7 @@ import pytest
 from support.engine_driver import hash_block, make_request
 
 from pagoda_engine import Engine, EngineConfig, KvSource, LoadedModel
-from pagoda_engine.scheduler.rest import MAX_REST, rest_after
+from pagoda_engine.scheduler.rest import MAX_REST, RestCounts, rest_after
 
 
 class Processors:
@@ -62,19 +62,22 @@ def decoding_and_joining(engine: Engine) -> None:
 
 
 def test_a_rest_is_the_longer_the_more_join() -> None:
-    assert rest_after(2.0, num_running=10, num_joining=4) == 0.0
-    assert rest_after(2.0, num_running=10, num_joining=5) == 2.0
-    assert rest_after(2.0, num_running=4, num_joining=6) == 6.0
-    assert rest_after(2.0, num_running=1, num_joining=40) == 2.0 * MAX_REST
-    assert rest_after(2.0, num_running=4, num_joining=0) == 0.0
-    assert rest_after(2.0, num_running=0, num_joining=4) == 0.0
+    assert rest_after(2.0, RestCounts(num_running=10, num_joining=4)) == 0.0
+    assert rest_after(2.0, RestCounts(num_running=10, num_joining=5)) == 2.0
+    assert rest_after(2.0, RestCounts(num_running=4, num_joining=6)) == 6.0
+    assert rest_after(2.0, RestCounts(num_running=1, num_joining=40)) == 2.0 * MAX_REST
+    assert rest_after(2.0, RestCounts(num_running=4, num_joining=0)) == 0.0
+    assert rest_after(2.0, RestCounts(num_running=0, num_joining=4)) == 0.0
 
 
 def test_others_rest_half_of_the_time_for_who_has_nothing_else() -> None:
-    assert rest_after(2.0, num_running=64, num_joining=1, num_newcomers=1) == 2.0
-    assert rest_after(2.0, num_running=64, num_joining=3, num_newcomers=3) == 2.0
-    assert rest_after(2.0, num_running=64, num_joining=1, num_newcomers=1, num_flows=4) == 0.5
-    assert rest_after(2.0, num_running=4, num_joining=5, num_newcomers=1) == 5.0
+    def rest(num_running: int, num_joining: int, num_newcomers: int, num_flows: int = 1) -> float:
+        return rest_after(2.0, RestCounts(num_running, num_joining, num_flows, num_newcomers))
+
+    assert rest(num_running=64, num_joining=1, num_newcomers=1) == 2.0
+    assert rest(num_running=64, num_joining=3, num_newcomers=3) == 2.0
+    assert rest(num_running=64, num_joining=1, num_newcomers=1, num_flows=4) == 0.5
+    assert rest(num_running=4, num_joining=5, num_newcomers=1) == 5.0
 
 
 def test_decodes_rest_until_the_others_have_joined(engine: Engine, processors: Processors) -> None:
@@ -107,11 +110,18 @@ def test_a_tenant_rests_for_another_that_only_joins(engine: Engine) -> None:
     assert engine.rest_seconds() == 0
 
 
-def test_nobody_rests_for_what_joins_in_the_background(engine: Engine) -> None:
-    for number in range(3):
-        add(engine, "decoding" * (number + 1), tenant=b"large")
+@pytest.mark.parametrize("tenant", [b"large", b"small"])
+def test_only_the_background_rests_for_what_joins_in_the_background(
+    engine: Engine, tenant: bytes
+) -> None:
+    add(engine, "batch", tenant=tenant, priority=2000)
     engine.step()
-    add(engine, "batch", tenant=b"small", kv_source=KvSource.IMPORT, priority=2000)
+    for number in range(3):
+        kv_source = KvSource.IMPORT
+        add(engine, "joins" * (number + 1), tenant=tenant, priority=2000, kv_source=kv_source)
+        engine.step()
+    assert engine.rest_seconds() > 0
+    add(engine, "decoding", tenant=b"large")
     engine.step()
     engine.step()
     assert engine.rest_seconds() == 0

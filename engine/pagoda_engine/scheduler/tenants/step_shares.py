@@ -106,28 +106,8 @@ def share_step(
         }
     if not num_prefill_tokens:
         num_rows = min(max_num_seqs, max_num_tokens)
-        return _share_decodes(demands, active, cost.per_decode, room=room, num_rows=num_rows)
-    dealing = _Dealing(
-        cost=cost,
-        room=room,
-        num_rows=max_num_seqs,
-        num_tokens=max_num_tokens,
-        turn_tokens=max(MIN_TURN_TOKENS, max_num_tokens // PREFILL_TURNS),
-    )
-    shares = {flow: Share() for flow in demands}
-    turns = _first_turns(demands, active)
-    while turns and dealing.num_tokens:
-        _, used, is_background, last_step, index = turns[0]
-        flow = active[index]
-        demand = demands[flow]
-        work = dealing.turn(demand, shares[flow])
-        if work is None:
-            heapq.heappop(turns)
-        else:
-            used += max(work, ROUNDING) / demand.weight
-            # Behind everybody's first turn; the late ones' next turns, then others'.
-            heapq.heapreplace(turns, (not demand.is_late, used, is_background, last_step, index))
-    return shares
+        return deal_decodes(demands, active, cost.per_decode, room=room, num_rows=num_rows)
+    return deal(demands, active, cost, room=room, num_rows=max_num_seqs, num_tokens=max_num_tokens)
 
 
 _Turn = tuple[bool, float, bool, int, int]
@@ -145,7 +125,44 @@ def _first_turns(demands: Mapping[Flow, Demand], active: Sequence[Flow]) -> list
     return turns
 
 
-def _share_decodes(
+def deal(
+    demands: Mapping[Flow, Demand],
+    active: Sequence[Flow],
+    cost: StepCost,
+    *,
+    room: float,
+    num_rows: int,
+    num_tokens: int,
+) -> dict[Flow, Share]:
+    """Deal a step out in turns; see `share_step`.
+
+    Args:
+        demands: of all flows.
+        active: those of them that could use anything.
+        cost: of steps.
+        room: by how much the step may be longer than an empty one.
+        num_rows: decodes at most.
+        num_tokens: decodes and prompt tokens at most.
+    """
+    turn_tokens = max(MIN_TURN_TOKENS, num_tokens // PREFILL_TURNS)
+    dealing = _Dealing(cost, room, num_rows, num_tokens, turn_tokens)
+    shares = {flow: Share() for flow in demands}
+    turns = _first_turns(demands, active)
+    while turns and dealing.num_tokens:
+        _, used, is_background, last_step, index = turns[0]
+        flow = active[index]
+        demand = demands[flow]
+        work = dealing.turn(demand, shares[flow])
+        if work is None:
+            heapq.heappop(turns)
+        else:
+            used += max(work, ROUNDING) / demand.weight
+            # Behind everybody's first turn; the late ones' next turns, then others'.
+            heapq.heapreplace(turns, (not demand.is_late, used, is_background, last_step, index))
+    return shares
+
+
+def deal_decodes(
     demands: Mapping[Flow, Demand],
     active: Sequence[Flow],
     work: float,
@@ -153,7 +170,10 @@ def _share_decodes(
     room: float,
     num_rows: int,
 ) -> dict[Flow, Share]:
-    """Deal out a step without prompts, in the same turns: each is of one decode, so of `work`."""
+    """Return what `deal` does where nobody has prompt tokens, in less than half of the time.
+
+    Each turn is of one decode, so of `work`.
+    """
     shares = {flow: Share() for flow in demands}
     turns, room = _first_turns(demands, active), room + ROUNDING
     while turns and num_rows:

@@ -6,7 +6,14 @@ import pytest
 
 from pagoda_engine.scheduler.sequence import Flow
 from pagoda_engine.scheduler.step_cost import StepCost
-from pagoda_engine.scheduler.tenants.step_shares import MIN_TURN_TOKENS, Demand, Share, share_step
+from pagoda_engine.scheduler.tenants.step_shares import (
+    MIN_TURN_TOKENS,
+    Demand,
+    Share,
+    deal,
+    deal_decodes,
+    share_step,
+)
 
 A, B, C = (Flow(False, name) for name in (b"a", b"b", b"c"))
 BATCH = Flow(True, b"batch")
@@ -148,3 +155,25 @@ def test_limits_hold_and_everybody_gets_something(seed: int) -> None:
             turns = len(active) * max(cost.per_decode, cost.per_prefill_token * MIN_TURN_TOKENS)
             took = cost.of(num_decodes=decodes, num_prefill_tokens=prompt_tokens)
             assert took <= len(active) * alone + turns + 1e-6
+
+
+def test_decodes_alone_are_dealt_out_as_among_prompts() -> None:
+    rng = random.Random(7)
+    for _ in range(400):
+        per_decode = rng.choice([0.0, 0.1, 1.0, 3.0])
+        demands = {
+            Flow(rng.random() < 0.2, bytes([i])): demand(
+                rng.choice([0, 1, 2, 5, 64]),
+                weight=rng.choice([0.5, 1.0, 3.0]),
+                last_step=rng.randint(0, 9),
+                is_late=rng.random() < 0.3,
+            )
+            for i in range(rng.randint(1, 6))
+        }
+        active = [flow for flow, d in demands.items() if d.is_active]
+        room, rows, tokens = rng.uniform(0, 80), rng.randint(1, 64), rng.randint(1, 128)
+        cost = StepCost(10.0, per_decode, 0.5)
+        expected = deal(demands, active, cost, room=room, num_rows=rows, num_tokens=tokens)
+        num_rows = min(rows, tokens)
+        got = deal_decodes(demands, active, per_decode, room=room, num_rows=num_rows)
+        assert got == expected
