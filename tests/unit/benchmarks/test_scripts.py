@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+FOLDERS = [BENCHMARKS, *(BENCHMARKS / name for name in ("accounts", "engine", "speculation"))]
 IMPORT_ALL = """
 import importlib.util, sys
 from pathlib import Path
-for path in sorted(Path(sys.argv[1]).glob("*.py")):
+for path in sorted(path for folder in sys.argv[1:] for path in Path(folder).glob("*.py")):
     spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     print(path.stem)
@@ -17,9 +18,10 @@ for path in sorted(Path(sys.argv[1]).glob("*.py")):
 
 
 def test_every_script_can_be_imported() -> None:
-    paths = [str(BENCHMARKS), str(BENCHMARKS / "serving"), str(BENCHMARKS.parent / "tests")]
+    folders = list(map(str, FOLDERS))
+    paths = [*folders, str(BENCHMARKS / "serving"), str(BENCHMARKS.parent / "tests")]
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL, str(BENCHMARKS)],
+        [sys.executable, "-c", IMPORT_ALL, *folders],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
@@ -27,4 +29,4 @@ def test_every_script_can_be_imported() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "quantised_weights" in done.stdout.split()
+    assert {"quantised_weights", "speculation", "usage_path"} <= set(done.stdout.split())

@@ -1,8 +1,8 @@
 """Measures what a step costs the host, with a model that computes nothing.
 
-    PYTHONPATH=tests python benchmarks/step_host_cost.py [--batch 64] [--steps 300]
-    PYTHONPATH=tests python benchmarks/step_host_cost.py --batch 256 --tenants 8 --waiting 64
-    PYTHONPATH=tests python benchmarks/step_host_cost.py --batch 1 --weights-mb 64
+    PYTHONPATH=tests python benchmarks/engine/step_host_cost.py [--batch 64] [--steps 300]
+    PYTHONPATH=tests python benchmarks/engine/step_host_cost.py --batch 256 --tenants 8 --waiting 64
+    PYTHONPATH=tests python benchmarks/engine/step_host_cost.py --batch 1 --weights-mb 64
 
 The demo model's forward is replaced by a decoder that returns the same logits at once; scheduling,
 blocks and their hashes, preparing, launching, sampling (greedy, on the CPU) and committing are the
@@ -38,7 +38,7 @@ from pagoda_kernels import AttentionBatch
 from pagoda_runtime.block_hash import hash_block
 from pagoda_runtime.process.service import keep_loaded
 
-MODEL = Path(__file__).parents[1] / "demo" / "model"
+MODEL = Path(__file__).parents[2] / "demo" / "model"
 COST = "that steps are shared by: base, per decode, per prompt token; as of a GPU if not given"
 MEASURED = ("schedule", "launch", "sample", "commit")
 PARTS = (*MEASURED, "other", "load")

@@ -1,7 +1,7 @@
 """Steps of the engine on a CPU beside what this machine can do at most: bytes read, bf16 products.
 
-    OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests python benchmarks/cpu_steps.py [--threads 1 2]
-        [--model experts-8k]
+    OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests:benchmarks python \
+        benchmarks/engine/cpu_steps.py [--threads 1 2] [--model experts-8k]
 
 A random Llama of 126M parameters in bf16: decodes at batch 1, 8 and 32 with about 288 tokens of
 context, prompts of 256 and 4,000 tokens. A step's floor is the larger of its bytes over the read
@@ -29,7 +29,7 @@ from pagoda_cli.bench.provenance import provenance
 from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams, StepResult, load_model
 from pagoda_kernels.native.packed_linear import PackedLinear, can_pack
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BLOCK_SIZE = 16
 CONTEXT = 256
 NUM_STEPS = 64
@@ -138,7 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = model_folder(options.model, ROOT / ".pagoda" / "bench-models")
     content: dict[str, Any] = {
-        "provenance": provenance(["python", "benchmarks/cpu_steps.py"]).as_dict(),
+        "provenance": provenance(["python", "benchmarks/engine/cpu_steps.py"]).as_dict(),
         "model": options.model,
         "runs": [],
     }

@@ -1,6 +1,7 @@
 """A chunk of a prompt over what is before it: latents, beside K and V of the same arithmetic.
 
-    PYTHONPATH=tests python benchmarks/latent_prompts.py [--threads 1] [--contexts 1024 16384]
+    PYTHONPATH=tests python benchmarks/engine/latent_prompts.py \
+        [--threads 1] [--contexts 1024 16384]
 
 One layer of DeepSeek V2 Lite's attention (16 heads, latents of 512 + 64) with a small feed-forward
 part, and one of a Llama with 16 heads of K and V, 160 wide: what K and V made of latents would

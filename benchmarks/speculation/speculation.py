@@ -1,6 +1,6 @@
 """What speculation gains in an engine: tokens per second with it and without, in turns.
 
-    PYTHONPATH=tests OMP_NUM_THREADS=1 python benchmarks/speculation.py [--model FOLDER]
+    PYTHONPATH=tests OMP_NUM_THREADS=1 python benchmarks/speculation/speculation.py [--model FOLDER]
         [--draft FOLDER]
 
 No network. All engines share the weights and know how long their steps take, as a worker's does:
@@ -41,7 +41,7 @@ from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams, loa
 from pagoda_worker.grammars import Grammars
 from pagoda_worker.heartbeat.speed_model import SpeedModel
 
-DEMO = Path(__file__).parents[1] / "demo" / "model"
+DEMO = Path(__file__).parents[2] / "demo" / "model"
 PROMPT_TOKENS = 96
 TEMPERATURES = {
     "repeats": 0.0, "loops": 0.0, "text": 1.0, "varied": 5.0, "again": 0.0, "alike": 0.0,

@@ -1,6 +1,6 @@
 """Writes a model that is much larger than the demo model and mostly says what that says.
 
-    python benchmarks/wider_twin.py FOLDER [--layers 20] [--width 8192] [--noise 0.3]
+    python benchmarks/speculation/wider_twin.py FOLDER [--layers 20] [--width 8192] [--noise 0.3]
 
 For measuring drafts: models of random weights agree with nobody, and small ones leave a draft
 nothing to save. The twin has the demo model's layers, their feed-forward widened by zeros, and
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-DEMO = Path(__file__).parents[1] / "demo" / "model"
+DEMO = Path(__file__).parents[2] / "demo" / "model"
 SEED = 1623
 
 

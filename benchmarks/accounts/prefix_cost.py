@@ -1,6 +1,6 @@
 """What the memory of prefixes costs a gateway for each request, by the length of its prompt.
 
-    PYTHONPATH=tests OMP_NUM_THREADS=1 .venv/bin/python benchmarks/prefix_cost.py
+    PYTHONPATH=tests OMP_NUM_THREADS=1 .venv/bin/python benchmarks/accounts/prefix_cost.py
 
 `arrive` is on the event loop before the first worker is asked, `settle` on it after the last token;
 `explain` is in a thread after the last token. Beside them `hash`, which every prompt costs anyway.

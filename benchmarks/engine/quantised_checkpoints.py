@@ -1,6 +1,6 @@
 """Measures checkpoints that are quantised already, on a CPU: error of logits, memory of weights.
 
-    PYTHONPATH=tests python benchmarks/quantised_checkpoints.py
+    PYTHONPATH=tests python benchmarks/engine/quantised_checkpoints.py
 
 Two models are rounded to each format, nearest and without data (calibrated ones lose less): a
 random Llama (hidden size 512, 4 layers), whose attention is peaked, so that errors grow, and the

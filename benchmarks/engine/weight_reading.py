@@ -1,6 +1,6 @@
 """Measures reading a checkpoint: by the engine's WeightReader, and as a copy from mapped pages.
 
-    python benchmarks/weight_reading.py [--gib 2] [--repeats 5] [--folder DIR]
+    python benchmarks/engine/weight_reading.py [--gib 2] [--repeats 5] [--folder DIR]
 
 Writes a file of bf16 tensors of 64 MiB into the folder (the system's temporary one), removes it in
 the end. Both ways fill the same tensors on the CPU, in turns, with the file's pages dropped before

@@ -1,6 +1,6 @@
 """What parts of blocks are worth where some layers have windows: longest sequences, and steps.
 
-    PYTHONPATH=tests python benchmarks/windowed_parts.py
+    PYTHONPATH=tests python benchmarks/engine/windowed_parts.py
 
 A random model of OLMo 3's form with five windowed layers for each that sees all tokens, on one
 thread. Both engines have as much memory for KV; one of them keeps whole blocks.

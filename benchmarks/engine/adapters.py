@@ -1,6 +1,7 @@
 """What LoRA adapters cost a decode step on a CPU: 8 rows of 4 adapters beside 8 rows of none.
 
-    OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests:benchmarks python benchmarks/adapters.py [--steps 48]
+    OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests:benchmarks python \
+        benchmarks/engine/adapters.py [--steps 48]
 
 A random Llama of 126M parameters in bf16, one thread, random adapters of rank 16 on all seven
 projections of every layer. Three engines over one model take turns, step by step: none of the rows
@@ -28,7 +29,7 @@ from pagoda_engine import (
 from pagoda_engine.adapters.adapter import LoraWeights
 from pagoda_engine.models.projections import adaptable_projections
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RANK, NUM_ADAPTERS, NUM_ROWS, PROMPT = 16, 4, 8, 64
 
 

@@ -3,7 +3,7 @@
 CPU time of the thread, the least of several turns, in ms. Flat rows are random logits, of which
 much is likely; in peaked ones fifty tokens stand out, as in text.
 
-    OMP_NUM_THREADS=1 python benchmarks/sampling_on_cpu.py
+    OMP_NUM_THREADS=1 python benchmarks/engine/sampling_on_cpu.py
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Measures KV of one byte an element on a CPU: accuracy and speed, beside KV as activations.
 
-    PYTHONPATH=tests python benchmarks/kv_cache_dtypes.py accuracy
-    PYTHONPATH=tests python benchmarks/kv_cache_dtypes.py speed [--threads 1] [--seconds 20] \
-        [--model small-8k]
+    PYTHONPATH=tests:benchmarks python benchmarks/engine/kv_cache_dtypes.py accuracy
+    PYTHONPATH=tests:benchmarks python benchmarks/engine/kv_cache_dtypes.py speed \
+        [--threads 1] [--seconds 20] [--model small-8k]
 
 Accuracy: of the demo model on the dialogues that its training held out (needs transformers), and of
 a random Llama, as in `quantised_checkpoints.py`. Errors are norms of logits against fp32 with plain
@@ -139,7 +139,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.what == "speed":
-        cache = Path(__file__).parents[1] / ".pagoda" / "bench-models"
+        cache = Path(__file__).parents[2] / ".pagoda" / "bench-models"
         speed(options.seconds, model_folder(options.model, cache) if options.model else None)
     else:
         accuracy()

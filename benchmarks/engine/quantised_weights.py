@@ -1,8 +1,9 @@
 """Measures quantised weights on a CPU: accuracy, memory, speed, each beside the dense model.
 
-    python benchmarks/quantised_weights.py accuracy
-    python benchmarks/quantised_weights.py memory
-    python benchmarks/quantised_weights.py speed [--threads 1] [--seconds 20] [--dtype float32]
+    python benchmarks/engine/quantised_weights.py accuracy
+    python benchmarks/engine/quantised_weights.py memory
+    python benchmarks/engine/quantised_weights.py speed \
+        [--threads 1] [--seconds 20] [--dtype float32]
 
 Accuracy is that of the demo model on the dialogues that its training held out (needs transformers),
 in the engine's own forward. Memory and speed are those of a model with the shape of a Qwen2.5 of
@@ -33,7 +34,7 @@ from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.start_up.host_memory import give_back_freed
 from pagoda_kernels import plan_attention
 
-DEMO = Path(__file__).parents[1] / "demo"
+DEMO = Path(__file__).parents[2] / "demo"
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
 SHAPE = DecoderDescription(

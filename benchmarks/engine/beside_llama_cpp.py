@@ -1,7 +1,7 @@
 """Steps of the engine beside llama.cpp's, one model in the same formats, on a CPU, in turns.
 
-    PEERS_HOME=DIR python benchmarks/beside_llama_cpp.py [--threads 1 2] [--repeats 3]
-        [--formats int8 int4]
+    PEERS_HOME=DIR PYTHONPATH=tests:benchmarks python benchmarks/engine/beside_llama_cpp.py
+        [--threads 1 2] [--repeats 3] [--formats int8 int4]
 
 The random Llama of 126M parameters: decodes at batch 1, 8 and 32 and a prompt of 256, each with 256
 tokens of context before or after. Forward and logits alone, no sampling, no server. llama.cpp's
@@ -27,7 +27,7 @@ from serving.peers.engines import QUANTISED, gguf, installed
 
 from pagoda_engine import EngineConfig, LoadedModel, load_model
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".pagoda" / "bench-models"
 TYPES = {"none": "BF16", **QUANTISED}
 """Of ours, what llama.cpp calls the format that is as large."""

@@ -1,7 +1,7 @@
 """What a draft model gains beside llama.cpp's draft mode: the same two models, prompts and tokens.
 
-    PYTHONPATH=tests OMP_NUM_THREADS=1 PEERS_HOME=DIR python benchmarks/draft_beside_llama_cpp.py
-        [--requests 20]
+    PYTHONPATH=tests:benchmarks OMP_NUM_THREADS=1 PEERS_HOME=DIR python \
+        benchmarks/speculation/draft_beside_llama_cpp.py [--requests 20]
 
 The demo model and its draft in bf16, prompts from the part of the plays that they were not trained
 on, greedy, one sequence at a time, one thread. Ours is the engine without a server, by the clock of
@@ -32,7 +32,7 @@ from support.servers import free_port
 from pagoda_engine import Engine, EngineConfig, SamplingParams, load_model
 from pagoda_worker.heartbeat.speed_model import SpeedModel
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".pagoda" / "bench-models"
 DRAFT = DEMO.parent / "draft"
 TELL_STEPS = 50

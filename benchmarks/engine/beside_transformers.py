@@ -1,7 +1,7 @@
 """Decodes beside what a user would otherwise run in a process: transformers, and peft for adapters.
 
-    OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests:benchmarks python benchmarks/beside_transformers.py \
-        [--threads 1] [--steps 24] [--folder FOLDER]
+    OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests:benchmarks python \
+        benchmarks/engine/beside_transformers.py [--threads 1] [--steps 24] [--folder FOLDER]
 
 One random Llama of 428M parameters, the same weights for all: in bf16; as a checkpoint of 4 bits
 (compressed-tensors, groups of 128), which transformers needs `compressed-tensors` and `accelerate`

@@ -1,6 +1,6 @@
 """What a beam search costs in the engine, and what it would cost above it, one request a token.
 
-    PYTHONPATH=tests OMP_NUM_THREADS=1 python benchmarks/beam_search.py [--model FOLDER]
+    PYTHONPATH=tests OMP_NUM_THREADS=1 python benchmarks/engine/beam_search.py [--model FOLDER]
 
 No network. CPU seconds of the thread that steps, the least of some rounds in turns:
 
@@ -30,7 +30,7 @@ from pagoda_engine import (
 )
 from pagoda_engine.sampling.beam_search import BeamSearch
 
-DEMO = Path(__file__).parents[1] / "demo" / "model"
+DEMO = Path(__file__).parents[2] / "demo" / "model"
 BLOCK_SIZE = 16
 MAX_TOKENS = 64
 ROUNDS = 4
