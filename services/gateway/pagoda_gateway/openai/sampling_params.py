@@ -36,6 +36,10 @@ _NUMBERS = frozenset(
     )
 )  # fmt: skip
 _NOT_BELOW_ZERO = frozenset(("top_k", "top_n_sigma"))  # -1 says off, too
+_ABOVE_ZERO = frozenset(("top_p", "typical_p", "repetition_penalty"))
+_LEAST = 1e-30
+"""Of numbers above 0: smaller ones are 0 in float32, which says off, or make logits infinite. None
+of them can be told from this one by what is sampled."""
 _TOKEN_IDS = frozenset(("stop_token_ids", "logprob_token_ids", "allowed_token_ids"))
 
 
@@ -57,7 +61,7 @@ def sampling_params(
     params.max_tokens = max_tokens
     for name in _NUMBERS & body.model_fields_set:
         if (value := getattr(body, name)) is not None:
-            setattr(params, name, value)
+            setattr(params, name, max(value, _LEAST) if name in _ABOVE_ZERO else value)
     for name in _NOT_BELOW_ZERO & body.model_fields_set:
         setattr(params, name, max(0, getattr(body, name) or 0))
     for name in _TOKEN_IDS & body.model_fields_set:

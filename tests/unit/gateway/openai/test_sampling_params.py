@@ -40,6 +40,13 @@ def test_top_k_minus_one_is_off() -> None:
     assert made(top_k=-1).top_k == 0
 
 
+@pytest.mark.parametrize("name", ["top_p", "typical_p", "repetition_penalty"])
+@pytest.mark.parametrize("value", [5e-324, 1e-46, 1e-45])
+def test_what_is_above_0_is_not_off_and_keeps_logits_finite(name: str, value: float) -> None:
+    """In float32 the first two are 0, and a logit over the third is infinite."""
+    assert getattr(made(**{name: value}), name) == pytest.approx(1e-30)
+
+
 def test_truncations_and_penalties_of_repetitions_are_off() -> None:
     params = made()
     assert (params.top_n_sigma, params.typical_p, params.xtc_probability) == (0, 1, 0)
