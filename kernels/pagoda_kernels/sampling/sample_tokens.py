@@ -60,16 +60,17 @@ def sample_tokens(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
 def largest_tokens(logits: torch.Tensor) -> Sampled:
     """Choose each row's largest logit, of equal ones the first: ``argmax``, without parameters.
 
-    On a CPU numpy's, which uses vectors where torch's does not.
+    On a CPU the native library's or numpy's, which use vectors where torch's does not.
 
     Args:
-        logits: ``[S, V]`` fp32, fp16 or bf16. Unchanged.
+        logits: ``[S, V]`` fp32, fp16 or bf16; rows dense. Unchanged.
 
     Raises:
-        ValueError: the shape or dtype does not fit.
+        ValueError: the shape, strides or dtype do not fit.
     """
     check_shape("logits", logits, (None, None))
     check_float("logits", logits)
+    check_last_dim_dense("logits", logits)
     if not logits.is_cuda:
         return Sampled(*cpu_sampling.largest_tokens(logits))
     values, token_ids = logits.max(dim=-1)

@@ -205,6 +205,14 @@ def test_the_largest_is_what_a_greedy_row_takes(device, seed, dtype):
     assert logits[0].equal(before[0]), "read alone"
 
 
+@pytest.mark.parametrize(
+    "choose", [largest_tokens, lambda x: sample_tokens(x, rows_of(4, x.device))]
+)
+def test_rows_that_are_not_dense_are_refused(choose, device):
+    with pytest.raises(ValueError, match="logits: expected stride 1 in the last dim, got 2"):
+        choose(torch.randn(4, 200, device=device)[:, ::2])
+
+
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 1.0}])
 def test_draws_the_bucket_of_the_philox_uniform(path, device, seed, options):
     rng = random.Random(seed)
