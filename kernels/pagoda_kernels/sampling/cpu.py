@@ -38,6 +38,8 @@ _LEAST_PROB = np.float32(1 / MASS_ONE)
 def sample_tokens(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
     """(token ids, whether valid); arguments as the operator."""
     library = native_library()
+    if logits.dtype is torch.float16:  # as where a neighbour's penalties have widened all rows
+        logits = logits.float()
     if library is None or not can_sample(library, logits):
         return sample_by_numpy(logits, rows)
     token_ids, is_valid = sample_rows(library, logits, rows)
