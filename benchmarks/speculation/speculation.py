@@ -4,11 +4,12 @@
         [--draft FOLDER]
 
 No network. All engines share the weights and know how long their steps take, as a worker's does:
-one without, one whose sequences propose from themselves (`own`), one from their tenant's outputs
-too (`all`), one from a draft model beside that (`draft`), where one is named. Rounds alternate
-between them. Times are CPU seconds of the thread that steps, which does all the work, and of rounds
-of as many steps each step's least counts: a busy machine disturbs that less. Where rounds differ in
-their steps the median of the rounds' ratios counts.
+one without, another one without, whose ratio to the first says what ratios are worth (`control`),
+one whose sequences propose from themselves (`own`), one from their tenant's outputs too (`all`),
+one from a draft model beside that (`draft`), where one is named. Rounds alternate between them.
+Times are CPU seconds of the thread that steps, which does all the work, and of rounds of as many
+steps each step's least counts: a busy machine disturbs that less. Where rounds differ in their
+steps the median of the rounds' ratios counts.
 
 `repeats`: greedy output of a prompt that repeats itself, which with the demo model soon does too.
 `loops`: the same, of four tokens alone: models of random weights do not repeat themselves else.
@@ -48,7 +49,10 @@ TEMPERATURES = {
     "json": 0.0, "plays": 0.0, "drawn": 1.0,
 }  # fmt: skip
 PLAYS = DEMO.parent / "tinyshakespeare.txt"
-ENGINES = {"off": {}, "own": {"speculation_output_bytes": 0}, "all": {}, "draft": {}}
+ENGINES = {
+    "off": {}, "control": {}, "own": {"speculation_output_bytes": 0}, "all": {}, "draft": {},
+}  # fmt: skip
+WITHOUT = ("off", "control")
 NUM_QUESTIONS = 4
 SCHEMA = {
     "type": "array",
@@ -194,7 +198,7 @@ def main() -> None:
     benches = {
         name: Bench(
             model,
-            EngineConfig(**config, **values, speculation="off" if name == "off" else "ngram"),
+            EngineConfig(**config, **values, speculation="off" if name in WITHOUT else "ngram"),
             grammars,
             plays,
             draft if name == "draft" else None,
@@ -237,10 +241,10 @@ def line(load: Load, rounds: dict[str, list[Round]]) -> str:
     found = [f"{load.name:8} batch {load.batch:3}: {speed:7.0f} tokens/s"]
     for name in [name for name in rounds if name != "off"]:
         last = rounds[name][-1]
-        found.append(
-            f"{name} {ratio(rounds['off'], rounds[name]):.3f} times, {len(last.seconds)} steps, "
-            f"{last.num_accepted} of {last.num_proposed} accepted"
-        )
+        found.append(f"{name} {ratio(rounds['off'], rounds[name]):.3f} times")
+        if name not in WITHOUT:
+            accepted = f"{last.num_accepted} of {last.num_proposed} accepted"
+            found[-1] += f", {len(last.seconds)} steps, {accepted}"
         if drafted := sum(r.draft_seconds for r in rounds[name]):
             share = drafted / sum(sum(r.seconds) for r in rounds[name])
             found[-1] += f", {100 * share:.2f} % of the time drafting"
