@@ -40,8 +40,9 @@ up: $(STAMP) ## Start the whole system on this machine; Ctrl-C stops it
 
 test: export OMP_NUM_THREADS = 1
 test: export PYTHONDONTWRITEBYTECODE = # kept: else every process of every stack compiles Pagoda anew
+# Three processes on two cores: tests of whole stacks wait for a third of their time.
 test: $(DEV_STAMP) ## Run every test that needs no GPU and no Docker
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not compose and not alone" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not compose and not alone" $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,$(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests))
 
 lint: $(DEV_STAMP) proto-check docs-check ## Check style, imports, proto and generated documents
