@@ -148,6 +148,7 @@ def main() -> None:
     arguments = parser.parse_args()
     model = model_folder(arguments.model, MODEL_CACHE)
     print(f"{platform.machine()}, {os.cpu_count()} cores, {model}, seed {arguments.seed}")
+    idle_percent = 100 - psutil.cpu_percent(interval=2)  # servers that have just begun are busy
     alone = measure_grammar(model / "tokenizer.json", arguments.repeats, arguments.seed)
     with contextlib.ExitStack() as exits:
         try:
@@ -156,7 +157,6 @@ def main() -> None:
             sys.exit(str(error))
         if not asked:
             return
-        idle_percent = 100 - psutil.cpu_percent(interval=2)
         found = measure(asked, repeats=arguments.repeats, seed=arguments.seed)
     print_table(table(found))
     for server, kinds in found.items():
