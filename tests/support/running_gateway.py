@@ -186,6 +186,8 @@ async def running_gateway(
         httpx.AsyncClient(base_url=url, headers=headers, timeout=60, verify=False) as http,
         running_worker(worker),
     ):
+        await router.heartbeat.publish_now()  # not to wait for the next: /readyz says no until it
+        await heard_of(gateway.directory, router.router_id)
         for directory in (gateway.directory, router.directory):
             await heard_of(directory, worker.worker_id)
         yield Running(gateway, worker, router, url, http)

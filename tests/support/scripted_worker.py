@@ -346,6 +346,7 @@ class ScriptedRouter:
     requests: list[route_pb2.RouteRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.router_id = new_worker_id("router")
         self.directory = WorkerDirectory()
         self._subscriptions: list[Subscription] = []
 
@@ -360,13 +361,14 @@ class ScriptedRouter:
                 queue=subjects.ROUTER_QUEUE,
             ),
         ]
-        own_status = slow_status(Role.ROLE_ROUTER, new_worker_id("router"), new_epoch())
-        self._heartbeat = asyncio.create_task(Heartbeat(self.bus, lambda: own_status).run())
+        own_status = slow_status(Role.ROLE_ROUTER, self.router_id, new_epoch())
+        self.heartbeat = Heartbeat(self.bus, lambda: own_status)
+        self._beating = asyncio.create_task(self.heartbeat.run())
 
     async def stop(self) -> None:
         """Answer nobody any more."""
-        self._heartbeat.cancel()
-        await asyncio.wait([self._heartbeat])
+        self._beating.cancel()
+        await asyncio.wait([self._beating])
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         self._subscriptions = []
