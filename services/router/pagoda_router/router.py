@@ -1,6 +1,7 @@
 """Answers routing requests: asks the index, compares plans, remembers the choice, explains it."""
 
 import logging
+import math
 import time
 
 from opentelemetry.trace import Span
@@ -122,7 +123,7 @@ class Router:
         chosen, decode, prefill = comparison.chosen, comparison.decode, comparison.prefill
         if chosen is None or decode is None:
             return
-        num_blocks = -(-request.num_prompt_tokens // decode.block_size)
+        num_blocks = math.ceil(decode.blocks_for(request.num_prompt_tokens))
         self._pending_loads.add(
             decode.worker_id,
             PendingLoad(

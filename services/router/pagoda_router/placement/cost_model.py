@@ -130,8 +130,8 @@ def transfer_ms(
     num_consumer_blocks: int,
 ) -> float:
     """Predict moving the prompt's KV, less the leading blocks that the consumer holds."""
-    num_blocks = math.ceil(num_prompt_tokens / consumer.block_size) - num_consumer_blocks
-    num_bytes = max(0, num_blocks) * consumer.block_bytes
+    num_blocks = consumer.blocks_for(num_prompt_tokens, num_leading_blocks=num_consumer_blocks)
+    num_bytes = num_blocks * consumer.block_bytes
     return 1000.0 * num_bytes / producer.speeds.transfer_bytes_per_second
 
 
@@ -144,7 +144,7 @@ def _num_ahead_for_a_place(worker: WorkerSnapshot) -> int:
 
 def _num_ahead_for_blocks(worker: WorkerSnapshot, *, num_tokens: int) -> int:
     """Sequences that must finish before enough blocks are free."""
-    num_missing = math.ceil(num_tokens / worker.block_size) - worker.num_free_blocks
+    num_missing = worker.blocks_for(num_tokens) - worker.num_free_blocks
     if num_missing <= 0 or not worker.num_running:
         return 0
     num_per_sequence = max(1.0, (worker.num_blocks - worker.num_free_blocks) / worker.num_running)

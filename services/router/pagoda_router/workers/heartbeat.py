@@ -40,6 +40,8 @@ def decode_worker(
         max_num_waiting=load.max_num_waiting,
         speeds=_decode_speeds(status.speed, settings),
         adapters=frozenset(adapter.digest for adapter in model.adapters),
+        kv_window=model.kv_window,
+        part_behind_window=model.block_bytes_behind_window / (model.block_bytes or 1),
     )
 
 

@@ -1,5 +1,6 @@
 """A worker as the router sees it: what it serves, its load and its speeds."""
 
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -54,6 +55,8 @@ class WorkerSnapshot:
     speeds: Speeds
     adapters: frozenset[bytes] = frozenset()  # digests
     num_assumed_waiting: int = 0  # of num_waiting: what it has not said itself
+    kv_window: int = 0  # latest tokens whose blocks are held whole; 0: all of them
+    part_behind_window: float = 1.0  # of a block before those
 
     @property
     def num_sequences(self) -> int:
@@ -69,6 +72,19 @@ class WorkerSnapshot:
     def is_queue_full_by_now(self) -> bool:
         """Whether it would refuse another sequence if it had finished none since its heartbeat."""
         return 0 < self.max_num_waiting <= self.num_waiting
+
+    def blocks_for(self, num_tokens: int, *, num_leading_blocks: int = 0) -> float:
+        """Return what so many tokens' KV takes here less some leading blocks', in whole blocks.
+
+        Of a block behind the window only the part is held that layers without one read.
+        """
+        num_blocks = math.ceil(num_tokens / self.block_size)
+        num_behind = 0
+        if self.kv_window:
+            num_behind = num_blocks - math.ceil(self.kv_window / self.block_size) - 1
+        num_partial = max(0, num_behind - num_leading_blocks)
+        num_whole = max(0, num_blocks - num_leading_blocks - num_partial)
+        return num_whole + num_partial * self.part_behind_window
 
     def plus(self, load: PendingLoad) -> "WorkerSnapshot":
         """Return this worker with load that it has not reported yet.

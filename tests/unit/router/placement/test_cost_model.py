@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 from support.router_workers import SPEEDS, decode, prefill
@@ -80,6 +81,37 @@ def test_transfer_leaves_out_what_the_consumer_holds() -> None:
         prefill("p"), decode("d"), num_prompt_tokens=170, num_consumer_blocks=3
     )
     assert ms == pytest.approx(8.0)
+
+
+WINDOWED = {"kv_window": 40, "part_behind_window": 0.25}  # blocks of 16: the last 4 are whole
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_leading", "num_blocks"),
+    [(64, 0, 4), (65, 0, 4.25), (160, 0, 5.5), (160, 5, 4.25), (160, 8, 2), (160, 10, 0)],
+)
+def test_behind_a_window_only_a_part_of_a_block_is_held(
+    num_tokens: int, num_leading: int, num_blocks: float
+) -> None:
+    worker = decode("d", **WINDOWED)
+    assert worker.blocks_for(num_tokens, num_leading_blocks=num_leading) == num_blocks
+    whole = decode("d").blocks_for(num_tokens, num_leading_blocks=num_leading)
+    assert whole == math.ceil(num_tokens / 16) - num_leading
+
+
+def test_a_long_prompt_waits_and_travels_by_the_parts_that_are_held() -> None:
+    load = {"num_running": 4, "num_blocks": 100, "num_free_blocks": 10}
+    tokens = {"num_prompt_tokens": 470, "num_output_tokens": 10}
+    assert cost_model.decode_cost(decode("d", **load), **tokens).queue_ms > 0
+    # 26 of its 30 blocks are a quarter each: 10.5 blocks, and one sequence must finish for them.
+    windowed = decode("d", **load, **WINDOWED)
+    assert cost_model.decode_cost(windowed, **tokens).queue_ms == pytest.approx(10 * 18 / 4)
+    free = decode("d", **{**load, "num_free_blocks": 11}, **WINDOWED)
+    assert cost_model.decode_cost(free, **tokens).queue_ms == 0
+    ms = cost_model.transfer_ms(
+        prefill("p"), windowed, num_prompt_tokens=470, num_consumer_blocks=2
+    )
+    assert ms == pytest.approx(4 + 24 / 4)
 
 
 def test_where_proposed_tokens_are_accepted_a_step_gives_several() -> None:

@@ -52,6 +52,17 @@ def test_priors_stand_in_for_what_was_not_measured() -> None:
     assert registry.workers()[0].speeds.accepted_per_decode == 0.0
 
 
+def test_what_is_held_behind_windows_is_taken_from_the_heartbeat() -> None:
+    registry, _ = make_registry()
+    status = make_status()
+    registry.on_status("d", status)
+    assert registry.workers()[0].blocks_for(1600) == 100
+    status.model.block_bytes, status.model.kv_window = 600, 32
+    status.model.block_bytes_behind_window = 150
+    registry.on_status("d", status)
+    assert registry.workers()[0].blocks_for(1600) == 3 + 97 / 4
+
+
 def test_what_speculation_brings_is_taken_from_the_heartbeat() -> None:
     registry, _ = make_registry()
     status = make_status()
