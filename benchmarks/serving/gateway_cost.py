@@ -80,7 +80,7 @@ def gateway_apart(
             further={"PAGODA_GATEWAY_MAX_REQUESTS_IN_FLIGHT": str(PLACES * max(512, num_streams))},
         ) as alone,
     ):  # fmt: skip
-        apart(alone)
+        apart([alone.gateway_pid], [alone.nats_pid, alone.null_worker.pid])
         yield alone
 
 
@@ -233,17 +233,16 @@ def watch_memory(model: Path, num_streams: int, minutes: float) -> None:
             print(f"{time.monotonic() - started:5.0f} s  {size:.1f} MiB", flush=True)
 
 
-def apart(alone: GatewayAlone) -> None:
-    """Give the gateway the last core, and all others to everything else."""
+def apart(gateway_pids: Iterable[int], other_pids: Iterable[int]) -> None:
+    """Give gateways the last core, and all others to everything else, this process included."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         return
     os.sched_setaffinity(0, cores[:-1])
-    for thread in psutil.Process(alone.gateway_pid).threads():
-        os.sched_setaffinity(thread.id, cores[-1:])
-    for pid in (alone.nats_pid, alone.null_worker.pid):
-        for thread in psutil.Process(pid).threads():
-            os.sched_setaffinity(thread.id, cores[:-1])
+    for pids, own in ((gateway_pids, cores[-1:]), (other_pids, cores[:-1])):
+        for pid in pids:
+            for thread in psutil.Process(pid).threads():
+                os.sched_setaffinity(thread.id, own)
 
 
 def main() -> None:

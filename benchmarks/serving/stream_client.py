@@ -126,16 +126,28 @@ class GatewayStream(asyncio.Protocol):
 
 
 async def through_gateway(endpoint: Endpoint, prompt: list[int], load: StreamLoad) -> Times:
-    """Run the load against the gateway."""
+    """Run the load against the gateway, as completions."""
+    body = {"prompt": prompt, "temperature": 0, "ignore_eos": True}
+    return await through_http(endpoint, "completions", body, load)
+
+
+async def through_http(
+    endpoint: Endpoint, path: str, request: dict[str, Any], load: StreamLoad
+) -> Times:
+    """Run the load against a server, with one request again and again.
+
+    Args:
+        endpoint: of the server.
+        path: behind the endpoint's.
+        request: all but the model, the number of tokens and that it streams.
+        load: how many.
+    """
     body = orjson.dumps(
-        {
-            "model": endpoint.model, "prompt": prompt, "max_tokens": load.num_tokens,
-            "temperature": 0, "ignore_eos": True, "stream": True,
-        }
-    )  # fmt: skip
+        {**request, "model": endpoint.model, "max_tokens": load.num_tokens, "stream": True}
+    )
     host, _, port = endpoint.base_url.removeprefix("http://").partition("/")[0].partition(":")
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\n"
+        f"POST /v1/{path} HTTP/1.1\r\nhost: {host}\r\n"
         f"authorization: Bearer {endpoint.api_key}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     )
