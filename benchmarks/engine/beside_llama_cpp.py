@@ -1,7 +1,10 @@
 """Steps of the engine beside llama.cpp's, one model in the same formats, on a CPU, in turns.
 
     PEERS_HOME=DIR PYTHONPATH=tests:benchmarks python benchmarks/engine/beside_llama_cpp.py
-        [--threads 1 2] [--repeats 3] [--formats int8 int4]
+        [--threads 1 2] [--repeats 3] [--formats int8 int4 | --files F16 Q8_0 Q6_K Q4_K_M]
+
+With --files both read llama.cpp's file of each kind, Pagoda as docs/howto/gguf.md says for it; else
+Pagoda quantises the bf16 weights itself, beside the kind that is as large.
 
 The random Llama of 126M parameters: decodes at batch 1, 8 and 32 and a prompt of 256, each with 256
 tokens of context before or after. Forward and logits alone, no sampling, no server. llama.cpp's
@@ -34,6 +37,8 @@ TYPES = {"none": "BF16", **QUANTISED}
 BATCHES = (1, 8, 32)
 CONTEXT = 256
 NUM_NEW = 24
+SAY = {"F16": "none", "Q8_0": "int8", "Q6_K": "int8", "Q4_K_M": "int4"}
+"""`PAGODA_QUANTIZATION` for each kind of file."""
 SECONDS = 0.5
 """Of each of our rows in a turn."""
 
@@ -82,23 +87,28 @@ def main() -> None:
     parser.add_argument("--peers-home", type=Path, default=Path(home) if home else None)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--formats", nargs="+", choices=TYPES, default=["int8", "int4"])
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--formats", nargs="+", choices=TYPES, default=["int8", "int4"])
+    which.add_argument("--files", nargs="+", choices=SAY, default=[])
     options = parser.parse_args()
-    folder = model_folder("small-8k", CACHE)
+    folder, home = model_folder("small-8k", CACHE), options.peers_home
+    files = {kind: gguf(home, folder, CACHE, kind) for kind in options.files}
+    kinds = files or dict.fromkeys(options.formats, folder)
     models = {}
-    for name in options.formats:
-        config = EngineConfig(dtype="bfloat16", quantization=name, device="cpu")
-        models[name] = load_model(folder, config)
+    for name, weights in kinds.items():
+        quantization = SAY[name] if files else name
+        config = EngineConfig(dtype="bfloat16", quantization=quantization, device="cpu")
+        models[name] = load_model(weights, config)
     for num_threads in options.threads:
         speeds: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         for _ in range(options.repeats):
             for name, model in models.items():
                 for row, speed in ours(model, num_threads).items():
                     speeds[row, name, "ours"].append(speed)
-                if options.peers_home is None:
+                if home is None:
                     continue
-                weights = gguf(options.peers_home, folder, CACHE, name)
-                for row, speed in theirs(options.peers_home, weights, num_threads).items():
+                weights = gguf(home, folder, CACHE, TYPES.get(name, name))
+                for row, speed in theirs(home, weights, num_threads).items():
                     speeds[row, name, "theirs"].append(speed)
         print(f"{num_threads} thread(s)")
         print("| step | format | tokens/s | llama.cpp | ratio |")
@@ -116,7 +126,7 @@ def line_of(row: str, name: str, speeds: dict[tuple[str, str, str], list[float]]
     if peers is None:
         return line + "| | |"
     ratio = statistics.median(mine) / statistics.median(peers)
-    their = f"{TYPES[name]}: {statistics.median(peers):.0f} ({max(peers):.0f})"
+    their = f"{TYPES.get(name, name)}: {statistics.median(peers):.0f} ({max(peers):.0f})"
     return line + f"| {their} | {ratio:.2f} |"
 
 

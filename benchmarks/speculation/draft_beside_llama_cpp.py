@@ -64,10 +64,10 @@ def theirs(home: Path, *, has_draft: bool) -> Iterator[Ask]:
     """Run a `llama-server`, and yield what asks it."""
     program = installed("llama.cpp", home / "llama-build" / "bin" / "llama-server")
     port = free_port()
-    command = [str(program), "-m", str(gguf(home, DEMO, CACHE, "none")), "--port", str(port)]
+    command = [str(program), "-m", str(gguf(home, DEMO, CACHE)), "--port", str(port)]
     command += ["-t", "1", "-tb", "1", "-c", "2048", "-np", "1", "--no-webui", "--log-disable"]
     if has_draft:
-        command += ["-md", str(gguf(home, DRAFT, CACHE, "none")), "-td", "1", "-tbd", "1"]
+        command += ["-md", str(gguf(home, DRAFT, CACHE)), "-td", "1", "-tbd", "1"]
         command += ["--spec-type", "draft-simple,ngram-simple"]
     with (
         tempfile.NamedTemporaryFile(suffix=".log") as log,

@@ -107,19 +107,19 @@ def llama_cpp(
 ) -> Engine:
     """Return llama.cpp's own server."""
     program = installed("llama.cpp", home / "llama-build" / "bin" / "llama-server")
-    weights = gguf(home, model, cache, quantization)
+    kind = QUANTISED.get(quantization, "BF16")
+    weights = gguf(home, model, cache, kind)
     port = pick_port()
     num_slots = MAX_NUM_SEQS // 2  # each has its own part of the KV cache: 32 run at once
     command = [str(program), "-m", str(weights), "--alias", MODEL_NAME]
     command += ["--host", "127.0.0.1", "--port", str(port), "--no-webui", "--log-disable"]
     command += ["-c", str(num_slots * MAX_MODEL_LEN), "-np", str(num_slots)]
     command += ["-t", str(num_threads), "-tb", str(num_threads)]
-    kind = QUANTISED.get(quantization, "bf16")
     return Engine("llama.cpp", command, port, weights=kind, keep_alive=False)
 
 
-def gguf(home: Path, model: Path, cache: Path, quantization: str) -> Path:
-    """Return llama.cpp's file of a model in bf16, or of the size of one of our formats.
+def gguf(home: Path, model: Path, cache: Path, kind: str = "BF16") -> Path:
+    """Return llama.cpp's file of a model, of what its quantiser calls `kind`.
 
     Raises:
         NotInstalledError: its converter is not in `home`, or its quantiser, where one is needed.
@@ -131,9 +131,8 @@ def gguf(home: Path, model: Path, cache: Path, quantization: str) -> Path:
     if is_older(dense, model):
         command = [str(python), "-P", str(HERE / "to_gguf.py"), "--llama-cpp", str(source)]
         convert("llama.cpp", [*command, "--model", str(model), "--output"], dense)
-    if quantization == "none":
+    if kind == "BF16":
         return dense
-    kind = QUANTISED[quantization]
     quantise = installed("llama.cpp", home / "llama-build" / "bin" / "llama-quantize")
     weights = cache / f"{model.name}-{kind}.gguf"
     if is_older(weights, model):
