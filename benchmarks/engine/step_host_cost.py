@@ -3,6 +3,7 @@
     PYTHONPATH=tests python benchmarks/engine/step_host_cost.py [--batch 64] [--steps 300]
     PYTHONPATH=tests python benchmarks/engine/step_host_cost.py --batch 256 --tenants 8 --waiting 64
     PYTHONPATH=tests python benchmarks/engine/step_host_cost.py --batch 1 --weights-mb 64
+    PYTHONPATH=tests python benchmarks/engine/step_host_cost.py --batch 256 --model demo/model
 
 The demo model's forward is replaced by a decoder that returns the same logits at once; scheduling,
 blocks and their hashes, preparing, launching, sampling (greedy, on the CPU) and committing are the
@@ -14,7 +15,8 @@ Such a step is the host's alone, and all its parts are printed: at batch 256 sch
 about half of it, preparing the inputs (`launch`) a quarter, and the rest is sampling. A real step
 is longer by its forward, which is not counted: name its time by --step-ms for the share of it. With
 --weights-mb the forward reads as much memory as weights have, so the host's code finds the caches
-as a real forward leaves them: a step of one decode then takes some three times as long.
+as a real forward leaves them: a step of one decode then takes some three times as long. With
+--model that model's forward is computed, in bf16, and its share is what a real step gives.
 
 `scheduler and pool` are schedule, commit, what the pool reports, and the load that a worker asks
 for after each step; with --step-ms also as shares of steps that take that long.
@@ -118,6 +120,7 @@ class Clients:
             seconds = {name: getattr(stats, f"{name}_seconds") for name in MEASURED}
             inside = sum(seconds.values()) + stats.forward_seconds
             seconds |= {"other": stepped - started - inside, "load": ended - stepped}
+            seconds["forward"] = stats.forward_seconds
             row = {name: 1e6 * value for name, value in seconds.items()}
             yield row | {"decodes": stats.num_decode_tokens, "prompt": stats.num_prefill_tokens}
             for output in result.outputs:
@@ -135,11 +138,13 @@ def measure(options: argparse.Namespace) -> list[dict[str, float]]:
         max_model_len=max_len,
         max_num_waiting=options.batch + options.waiting + 1,
     )
-    model = load_model(MODEL, config)
-    nothing: Any = NoDecoder(model, options.weights_mb)
-    engine = Engine(
-        replace(model, decoder=nothing), config, hash_block=hash_block, clock=time.thread_time
-    )
+    if options.model is not None:
+        model = load_model(options.model, replace(config, dtype="bfloat16"))
+    else:
+        model = load_model(MODEL, config)
+        nothing: Any = NoDecoder(model, options.weights_mb)
+        model = replace(model, decoder=nothing)
+    engine = Engine(model, config, hash_block=hash_block, clock=time.thread_time)
     engine.set_step_cost(StepCost(*options.cost))
     clients = Clients(engine, options)
     for row in clients.steps(10_000):
@@ -164,6 +169,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=2048, help="tokens of a step at most")
     parser.add_argument("--blocks", type=int, default=0, help="of the pool; 0: enough for all")
     parser.add_argument("--weights-mb", type=int, default=0, help="read by each forward")
+    parser.add_argument("--model", type=Path, help="whose forward is computed; default: none is")
     parser.add_argument("--step-ms", type=float, nargs="*", default=[], help="shares of such steps")
     parser.add_argument("--cost", type=float, nargs=3, default=(6.0, 0.008, 0.02), help=COST)
     options = parser.parse_args()
@@ -175,7 +181,13 @@ def main() -> None:
         report(name, [row[name] for row in rows])
     own = [sum(row[name] for name in SCHEDULER_PARTS) for row in rows]
     report("scheduler and pool", own)
-    report("all but the forward", [sum(row[name] for name in PARTS) for row in rows])
+    steps = [sum(row[name] for name in PARTS) for row in rows]
+    report("all but the forward", steps)
+    if options.model is not None:
+        whole = [step + row["forward"] for step, row in zip(steps, rows, strict=True)]
+        report("step", whole)
+        shares = [100 * part / step for part, step in zip(own, whole, strict=True)]
+        print(f"    scheduler and pool: {statistics.median(shares):.2f} % of a step (median)")
     for ms in options.step_ms:
         share = statistics.fmean(own) / 1e3 / ms
         print(f"    of a step of {ms:g} ms: {100 * share:.1f} %")
