@@ -147,7 +147,7 @@ def coded_columns(errors: Errors, form: Format) -> list[str]:
         kept = load(coded, "bfloat16")
         for model in (load(coded), kept, load(dense, "bfloat16")):
             cells.append(f"{relative(logits(model), exact):.2g}")
-        return [*cells, f"{bits(kept):.1f}"]
+        return [*cells, f"{bits(kept):.4g}"]
 
 
 def mxfp4_error(parent: Path) -> float:
