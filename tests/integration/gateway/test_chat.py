@@ -225,3 +225,20 @@ async def test_continue_final_message_with_echo(running: Running) -> None:
     explicit = {**fields, "add_generation_prompt": False, "temperature": 0}
     whole = (await running.chat(**explicit)).json()["choices"][0]["message"]["content"]
     assert text_of(await running.events(**explicit)) == whole
+
+
+@pytest.mark.parametrize(
+    ("last", "text"),
+    [
+        ({"content": [{"type": "text", "text": "So "}, {"type": "text", "text": "it"}]}, "So \nit"),
+        ({"content": None, "refusal": "no"}, "no"),
+        ({"content": None}, ""),
+    ],
+)
+async def test_echo_is_the_text_that_was_rendered(
+    running: Running, last: dict[str, Any], text: str
+) -> None:
+    messages = [*CHAT["messages"], {"role": "assistant", **last}]
+    content = (await running.chat(messages=messages, echo=True)).json()["choices"][0]["message"]
+    assert content["content"][:-8] == text
+    assert text_of(await running.events(messages=messages, echo=True))[:-8] == text

@@ -142,6 +142,7 @@ async def test_items_become_messages(running: Running) -> None:
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
         {"type": "reasoning", "id": "rs_1", "summary": []},
         {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+        {"type": "reasoning", "id": "rs_2", "summary": [], "content": None},
         call,
         {**call, "call_id": "d"},
         {"type": "function_call_output", "call_id": "c", "output": one},

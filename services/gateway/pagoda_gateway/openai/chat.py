@@ -3,7 +3,7 @@
 from pagoda_gateway.openai.beam_search import check_beam_search
 from pagoda_gateway.openai.choices import ChatSerializer
 from pagoda_gateway.openai.endpoint import ChoicesEndpoint
-from pagoda_gateway.openai.messages import conversation_tokens
+from pagoda_gateway.openai.messages import content_text, conversation_tokens
 from pagoda_gateway.openai.output_options import output_options
 from pagoda_gateway.openai.request_processor import RequestProcessor, TokenizedPrompts
 from pagoda_gateway.openai.schemas.chat import ChatBody
@@ -36,7 +36,7 @@ class ChatProcessor(RequestProcessor[ChatBody]):
         return TokenizedPrompts(
             prompts=[(token_ids, None)],
             max_tokens=max_tokens,
-            echo_texts=[str(last.content)] if body.echo and last.role == "assistant" else None,
+            echo_texts=[content_text(last)] if body.echo and last.role == "assistant" else None,
             form=await self._forms.of_chat(body, use, chat.text_end),
         )
 

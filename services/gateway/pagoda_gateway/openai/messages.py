@@ -11,6 +11,9 @@ from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.prompts import ChatTokens, PromptMaker
 from pagoda_gateway.text.template_shape import TemplateShape
 
+_MAY_BE_EMPTY = ("assistant", "tool", "function")
+"""Roles of what is sent back as it came: SDKs write null where there was no text."""
+
 
 async def conversation_tokens(
     prompts: PromptMaker,
@@ -49,6 +52,11 @@ async def conversation_tokens(
     )
 
 
+def content_text(message: Message) -> str:
+    """Return the text of a message that has been rendered."""
+    return "\n".join(_content_texts("messages[-1]", message))
+
+
 def _described(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return tools each with a description, which may be empty."""
     described = []
@@ -73,18 +81,21 @@ def _template_message(
     role = message.role
     if role == "developer" and not template.knows_developer:
         role = "system"  # OpenAI's newer word for it
+    if role == "function":
+        role = "tool"  # as the call that it answers became one of a tool
     calls = history.calls(where, message)
-    texts = _content_texts(where, message, may_be_empty=role == "assistant" and bool(calls))
+    texts = _content_texts(where, message)
     seen: dict[str, Any] = {"role": role, "content": _content(texts, message, template.shape)}
     if calls:
         seen["tool_calls"] = calls
+    thought = message.reasoning_content or message.reasoning
     # gpt-oss' template takes either what was thought or what was said before a call.
     takes_thinking = template.shape.thinking and not (calls and any(texts))
     others = {
         "name": message.name,
         "tool_call_id": history.result_id(message),
-        "reasoning_content": message.reasoning_content,
-        "thinking": message.reasoning_content if takes_thinking else None,
+        "reasoning_content": thought,
+        "thinking": thought if takes_thinking else None,
     }
     return seen | {name: value for name, value in others.items() if value is not None}
 
@@ -97,14 +108,14 @@ def _content(texts: list[str], message: Message, shape: TemplateShape) -> Any:
     return "\n".join(texts)
 
 
-def _content_texts(where: str, message: Message, *, may_be_empty: bool) -> list[str]:
+def _content_texts(where: str, message: Message) -> list[str]:
     """Return the text of each part; of plain text, one."""
     content = message.content
     if isinstance(content, str):
         return [content]
     if content is None:
-        if may_be_empty:
-            return [""]
+        if message.role in _MAY_BE_EMPTY:
+            return [message.refusal or ""]
         raise InvalidRequestError(
             f"'{where}.content': this field is required", param=f"{where}.content"
         )

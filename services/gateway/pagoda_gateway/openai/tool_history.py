@@ -1,5 +1,6 @@
 """Calls in a conversation's history, as chat templates want them."""
 
+import json
 from typing import Any
 
 import orjson
@@ -75,6 +76,8 @@ class ToolHistory:
         name, text = function.get("name"), function.get("arguments")
         if not isinstance(name, str) or not name:
             raise _wrong(f"{where}.name", name, "the function's name")
+        if isinstance(text, dict):
+            text = json.dumps(text, ensure_ascii=False)  # as templates write them
         if not isinstance(text, str | None):
             raise _wrong(f"{where}.arguments", text, "JSON as text")
         arguments = self._object(f"{where}.arguments", text or "")

@@ -41,22 +41,25 @@ def chat_messages(
         InvalidRequestError: names the item that cannot be one, and what it may be.
     """
     messages: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     for index, item in enumerate(items):
-        _add(messages, f"input[{index - num_previous}]", item)
+        _add(messages, thoughts, f"input[{index - num_previous}]", item)
     return [Message.model_construct(**message) for message in messages]
 
 
-def _add(messages: list[dict[str, Any]], where: str, item: Any) -> None:
+def _add(messages: list[dict[str, Any]], thoughts: list[str], where: str, item: Any) -> None:
+    """Add an item to the messages; `thoughts` are for the assistant's next one."""
     match item:
+        case {"type": "reasoning"}:
+            thoughts += _thoughts(item)
+            return
         case {"type": "function_call", "call_id": str(), "name": str(), "arguments": str()}:
-            _add_call(messages, item)
+            _add_call(messages, item, is_new=bool(thoughts))
         case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
             content = _texts(f"{where}.output", output)
             messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
-        case {"type": "reasoning"}:
-            pass  # of an earlier answer: templates do not show it again
         case {"role": str(role), "content": content} if (
             role in ROLES and item.get("type", "message") == "message"
         ):
@@ -69,11 +72,34 @@ def _add(messages: list[dict[str, Any]], where: str, item: Any) -> None:
                 "arguments), function_call_output (call_id, output) and reasoning",
                 param=where,
             )
+    if thoughts and messages[-1]["role"] == "assistant":
+        messages[-1]["reasoning_content"] = "\n".join(thoughts)
+    thoughts.clear()  # those that no answer came of are nobody's
 
 
-def _add_call(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
-    """Add a call to the assistant's message before it; calls of one answer stay together."""
-    if not messages or messages[-1]["role"] != "assistant":
+def _thoughts(item: dict[str, Any]) -> list[str]:
+    """Return the texts of a reasoning item: of its content, or of what is left of it, a summary.
+
+    What is encrypted nobody here can read.
+    """
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        texts = [
+            part["text"]
+            for part in (parts if isinstance(parts, list) else [])
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+        ]
+        if texts:
+            return texts
+    return []
+
+
+def _add_call(messages: list[dict[str, Any]], item: dict[str, Any], *, is_new: bool) -> None:
+    """Add a call to the assistant's message before it, or to a new one.
+
+    Calls of one answer stay together, unless it thought in between.
+    """
+    if is_new or not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     function = {"name": item["name"], "arguments": item["arguments"]}
     call = {"id": item["call_id"], "type": "function", "function": function}

@@ -169,7 +169,29 @@ async def test_function_call_is_a_call(tokenizer: ModelTokenizer, model: ServedM
         {"role": "assistant", "content": None, "function_call": CALL["function"]},
         {"role": "function", "name": "look", "content": "sun"},
     )
-    assert found == '[assistant]<tool_call>look {"city": "Paris"}</tool_call>[function]sun'
+    assert found == '[assistant]<tool_call>look {"city": "Paris"}</tool_call>[tool]sun'
+
+
+async def test_arguments_may_be_an_object(tokenizer: ModelTokenizer, model: ServedModel) -> None:
+    call = {**CALL, "function": {"name": "look", "arguments": {"city": "Paris"}}}
+    for template in (QWEN, MISTRAL, DEEPSEEK, GLM):
+        sent, usual = (
+            {"role": "assistant", "content": "", "tool_calls": [each]} for each in (call, CALL)
+        )
+        assert await prompt(tokenizer, model, template, sent) == await prompt(
+            tokenizer, model, template, usual
+        )
+
+
+@pytest.mark.parametrize("calls", [{}, {"tool_calls": []}, {"tool_calls": None}])
+async def test_what_sdks_send_back_of_no_text(
+    tokenizer: ModelTokenizer, model: ServedModel, calls: dict[str, Any]
+) -> None:
+    empty = {"role": "assistant", "content": None, **calls}
+    assert await prompt(tokenizer, model, QWEN, empty) == "[assistant]"
+    assert await prompt(tokenizer, model, QWEN, {**empty, "refusal": "no"}) == "[assistant]no"
+    result = {"role": "tool", "content": None, "tool_call_id": "c"}
+    assert await prompt(tokenizer, model, QWEN, result) == "[tool]"
 
 
 async def test_refusals_are_text(tokenizer: ModelTokenizer, model: ServedModel) -> None:
@@ -187,7 +209,7 @@ async def test_refusals_are_text(tokenizer: ModelTokenizer, model: ServedModel) 
         ({"type": "function"}, ".function"),
         ({"type": "function", "function": {"arguments": "{}"}}, ".function.name"),
         ({"type": "function", "function": {"name": "", "arguments": "{}"}}, ".function.name"),
-        ({"type": "function", "function": {"name": "x", "arguments": {}}}, ".function.arguments"),
+        ({"type": "function", "function": {"name": "x", "arguments": []}}, ".function.arguments"),
     ],
 )
 async def test_a_wrong_call_is_named(

@@ -21,3 +21,5 @@ class Message(RequestModel):
     function_call: dict[str, Any] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # as newer servers call it
+    refusal: str | None = None
