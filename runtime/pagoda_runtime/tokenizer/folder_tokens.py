@@ -4,6 +4,7 @@ Reads tokenizer_config.json, config.json and, as older models have them, special
 and added_tokens.json. Knows nothing of vocabularies.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 from pagoda_runtime.errors import ModelFolderError
 from pagoda_runtime.tokenizer.files import read_object
 
+MAX_ID = 10**9
+_ID = re.compile(r"[0-9]{1,9}")
 _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -115,9 +118,10 @@ def _added(
         raise ModelFolderError(f"{path}: added_tokens_decoder is no object")
     for key, value in decoder.items():
         content = _content(value)
-        if not key.isdecimal() or not content:
+        if not _ID.fullmatch(key) or not content:
             raise ModelFolderError(
-                f"{path}: added_tokens_decoder[{key!r}] must have a number for a key, and `content`"
+                f"{path}: added_tokens_decoder[{key[:20]!r}] must have an id below {MAX_ID} for a "
+                "key, and `content`"
             )
         names = ("special", "lstrip", "rstrip", "single_word")
         flags = {name: value.get(name) is True for name in names}

@@ -4,7 +4,7 @@ Knows the layout. Knows nothing of the files that vocabularies come from.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 SPACE = "\u2581"
@@ -48,7 +48,7 @@ def bpe(vocab: Mapping[str, int], merges: list[tuple[str, str]], **options: Any)
 
 
 def all_merges(
-    tokens: Iterable[str], ids: Mapping[str, int], order: Callable[[str], Any]
+    tokens: Iterable[str], parts: Container[str], order: Callable[[str], Any]
 ) -> list[tuple[str, str]]:
     """Return every way to make a token of two, by the order of what is made.
 
@@ -58,14 +58,14 @@ def all_merges(
 
     Args:
         tokens: what may be made.
-        ids: what it may be made of.
+        parts: what it may be made of.
         order: the smaller, the earlier.
     """
     found = []
     for token in tokens:
         for cut in range(len(token) - 1, 0, -1):
             left, right = token[:cut], token[cut:]
-            if left in ids and right in ids:
+            if left in parts and right in parts:
                 found.append((order(token), left, right))
     found.sort(key=lambda merge: (merge[0], -len(merge[1])))
     return [(left, right) for _, left, right in found]

@@ -139,6 +139,8 @@ class _Conversion:
         }
         named = [*enumerate(piece.text for piece in self._pieces), *sorted(further.items())]
         for token_id, text in named:
+            if not text:
+                raise self._refused(f"token {token_id} has no text")
             if text in ids:
                 raise self._refused(f"tokens {ids[text]} and {token_id} are both {text!r}")
             ids[text] = token_id
@@ -238,15 +240,15 @@ class _Conversion:
     def _bpe(self) -> dict[str, Any]:
         ids = dict(self._ids)
         normal = {piece.text: piece.score for piece in self._of_type(NORMAL)}
-        for char in self._missing_chars():
+        missing = self._missing_chars()
+        for char in missing:
             code = f"<0x{ord(char):02X}>"
             if not char.isascii() or code not in ids:
                 raise self._refused(f"there are pieces with {char!r}, and it is none itself")
             # As Gemma's tab: a byte's token is its character's, which merges need by name.
             ids[char] = ids.pop(code)
-        parts = {text: token_id for text, token_id in ids.items() if self._is_part(token_id)}
         made = [text for text in normal if len(text) > 1]
-        merges = all_merges(made, parts, lambda text: -normal[text])
+        merges = all_merges(made, {*normal, *missing}, lambda text: -normal[text])
         self._check_ties({left + right for left, right in merges}, normal)
         return bpe(
             ids,
@@ -255,9 +257,6 @@ class _Conversion:
             fuse_unk=True,
             byte_fallback=bool(self._of_type(BYTE)),
         )
-
-    def _is_part(self, token_id: int) -> bool:
-        return token_id < len(self._pieces) and self._pieces[token_id].type in (NORMAL, BYTE)
 
     def _check_ties(self, made: set[str], scores: Mapping[str, float]) -> None:
         """Refuse equal scores: of such pieces the one that stands first is made first.

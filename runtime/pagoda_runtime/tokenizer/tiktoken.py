@@ -22,7 +22,7 @@ from pagoda_runtime.tokenizer.pre_tokenizers import (
     byte_level,
 )
 
-_LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) (\d+)")
+_LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) (\d{1,9})")
 LLAMA_3_BOS = "<|begin_of_text|>"
 
 
