@@ -15,6 +15,8 @@ from typing import Any
 import sentencepiece
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from support.seeds import runs, seed_of_tests
+
 ROOT = Path(__file__).parents[2]
 PROSE = (ROOT / "README.md").read_text() + (ROOT / "ARCHITECTURE.md").read_text()
 RARE = "\u4f60\u597d\u4e16\u754c \u3053\u3093 caf\u00e9 na\u00efve <0x12> ABCDEF 0123456789 '\u2581"
@@ -31,10 +33,13 @@ _POOLS = (
 _SPELT = ("<0x41>", "<0x0A>", "<unknown>", "  hello", "def f(x):\n    return x**2  # ok\n\n")
 
 
-def seeded_texts(seed: int, count: int, symbols: Sequence[str] = ()) -> Iterator[str]:
-    """Yield prose, code, runs of spaces, emoji, random Unicode and `symbols` in any order."""
-    chance = random.Random(seed)
-    for _ in range(count):
+def seeded_texts(count: int, symbols: Sequence[str] = ()) -> Iterator[str]:
+    """Yield prose, code, runs of spaces, emoji, random Unicode and `symbols` in any order.
+
+    So many of them, or more where the environment asks for more runs.
+    """
+    chance = random.Random(seed_of_tests())
+    for _ in runs(count):
         parts = []
         for _ in range(chance.randrange(12)):
             kind = chance.randrange(7)

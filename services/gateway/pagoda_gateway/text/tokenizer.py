@@ -19,10 +19,11 @@ from pagoda_gateway.text.detokenizer import (
     KeepingDetokenizer,
     WindowDetokenizer,
 )
-from pagoda_gateway.text.model_files import naming, read_object
+from pagoda_gateway.text.model_files import naming
 from pagoda_gateway.text.panics import reported_panics
 from pagoda_runtime.errors import ModelFolderError
 from pagoda_runtime.grammar import GrammarCompiler
+from pagoda_runtime.tokenizer.files import read_object
 from pagoda_runtime.tokenizer.gguf import tokenizer_config as gguf_tokenizer_config
 from pagoda_runtime.tokenizer.text import tokenizer_file, tokenizer_text
 
@@ -179,8 +180,8 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """
     if is_gguf(folder):
         return gguf_tokenizer_config(folder)
-    paths = (folder / "special_tokens_map.json", folder / "tokenizer_config.json")
-    older, config = (read_object(path) if path.is_file() else {} for path in paths)
+    older = read_object(folder / "special_tokens_map.json")
+    config = read_object(folder / "tokenizer_config.json")
     return {name: older[name] for name in _SPECIAL_NAMES if name in older} | config
 
 

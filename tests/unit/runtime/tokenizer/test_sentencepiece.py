@@ -43,8 +43,8 @@ def test_bpe(prefix: bool, strips: bool, symbols: tuple[str, ...], tmp_path: Pat
     original = sentencepiece.SentencePieceProcessor(model_proto=model)
     found = converted(tmp_path, model)
     used = set()
-    for text in seeded_texts(1, 400, symbols):
-        if text.strip(" ") in symbols:
+    for text in seeded_texts(400, symbols):
+        if text.strip(" \u2581") in symbols:
             continue  # alone it has no prefix, as in transformers
         ids = ids_of(found, text)
         assert ids == original.encode(text), text
@@ -58,7 +58,7 @@ def test_bpe_without_bytes(tmp_path: Path) -> None:
     model = sentencepiece_model("bpe")
     original = sentencepiece.SentencePieceProcessor(model_proto=model)
     found = converted(tmp_path, model)
-    for text in seeded_texts(2, 400):
+    for text in seeded_texts(400):
         assert ids_of(found, text) == original.encode(text), text
 
 
@@ -75,15 +75,16 @@ def test_unigram(prefix: bool, falls_back: bool, symbols: tuple[str, ...], tmp_p
     )
     original = sentencepiece.SentencePieceProcessor(model_proto=model)
     found = converted(tmp_path, model)
-    num_ties = 0
-    for text in seeded_texts(3, 400, symbols):
+    num_ties = num_texts = 0
+    for text in seeded_texts(400, symbols):
         if text in symbols:
             continue
+        num_texts += 1
         ids, expected = ids_of(found, text), original.encode(text)
         if ids != expected:
             num_ties += 1
             assert sorted(ids) == sorted(expected), text
-    assert num_ties < 40
+    assert num_ties < num_texts / 8
 
 
 def test_sentencepieces_control_tokens_are_tokens_in_a_text(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_without_legacy_it_is_as_transformers_converts_it(tmp_path: Path) -> Non
     model = sentencepiece_model("bpe", byte_fallback=True, user_defined_symbols=symbols)
     found = converted(tmp_path, model, **config, **special)
     original = AutoTokenizer.from_pretrained(tmp_path)
-    for text in seeded_texts(4, 400, ("<s>", "</s>", *SYMBOLS)):
+    for text in seeded_texts(400, ("<s>", "</s>", *SYMBOLS)):
         assert found.encode(text).ids == original(text).input_ids, text
 
 
