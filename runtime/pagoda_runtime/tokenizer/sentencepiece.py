@@ -65,6 +65,8 @@ def tokenizer_json(path: Path, data: bytes, tokens: FolderTokens) -> str:
 
 
 class _Conversion:
+    """One model's, with what its folder says of it; checked when it is made."""
+
     def __init__(self, path: Path, model: SentencepieceModel, tokens: FolderTokens) -> None:
         self._path = path
         self._model = model
@@ -76,6 +78,7 @@ class _Conversion:
         self._check_pieces()
 
     def text(self) -> str:
+        """Return the tokenizer.json."""
         has_prefix = self._has_prefix()
         # Before transformers 4.31 every stretch between two special tokens had a prefix.
         always = self._is_gemma or self._tokens.flag("legacy") is not False
@@ -122,12 +125,14 @@ class _Conversion:
         for token_id, token in self._tokens.added.items():
             if token_id >= len(pieces) or pieces[token_id].text == token.content:
                 continue
-            if pieces[token_id].type not in (CONTROL, USER_DEFINED, UNKNOWN, UNUSED):
+            kind = pieces[token_id].type
+            if kind not in (CONTROL, USER_DEFINED, UNKNOWN, UNUSED):
                 raise ModelFolderError(
                     f"{self._tokens.path}: token {token_id} is {token.content!r}, and in "
                     f"{self._path.name} {pieces[token_id].text!r}: they must be the same"
                 )
-            pieces[token_id] = Piece(token.content, pieces[token_id].score, CONTROL)
+            kind = UNKNOWN if kind == UNKNOWN else CONTROL
+            pieces[token_id] = Piece(token.content, pieces[token_id].score, kind)
         return pieces
 
     def _all_ids(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 import sentencepiece
 from support.vocabularies import seeded_texts, sentencepiece_model, write_folder
 from tokenizers import Tokenizer
+from tokenizers.normalizers import Precompiled
 from transformers import AutoTokenizer
 
 from pagoda_runtime.errors import ModelFolderError
+from pagoda_runtime.tokenizer.sentencepiece_model import read_model
 from pagoda_runtime.tokenizer.text import tokenizer_text
 
 LLAMA = {"tokenizer_class": "LlamaTokenizer"}
@@ -52,6 +55,18 @@ def test_bpe(prefix: bool, strips: bool, symbols: tuple[str, ...], tmp_path: Pat
             assert found.decode(ids, skip_special_tokens=False) == original.decode(ids), text
         used.update(ids)
     assert len(used) > 700  # not only bytes
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_symbols_of_any_characters(prefix: bool, tmp_path: Path) -> None:
+    symbols = ("~&-", "\n\n", "[x]*", "a\\.b", "\u2581\u2581\u2581", "\u00e9\u00e9", "$^|?+")
+    model = sentencepiece_model("bpe", byte_fallback=True, user_defined_symbols=",".join(symbols))
+    original = sentencepiece.SentencePieceProcessor(model_proto=model)
+    found = converted(tmp_path, model)
+    for text in seeded_texts(400, [*symbols, "   "]):
+        if text.replace(" ", "\u2581") in symbols:
+            continue
+        assert ids_of(found, text) == original.encode(text), text
 
 
 def test_bpe_without_bytes(tmp_path: Path) -> None:
@@ -154,6 +169,12 @@ def test_a_reserved_piece_may_get_a_name(tmp_path: Path) -> None:
     assert found.token_to_id("[UNUSED_1]") is None
 
 
+def test_the_unknown_piece_may_get_a_name(tmp_path: Path) -> None:
+    model = sentencepiece_model("bpe")
+    found = converted(tmp_path, model, added_tokens_decoder={"0": {"content": "[UNK]"}})
+    assert ids_of(found, "a\U0001f600a")[-2] == found.token_to_id("[UNK]") == 0
+
+
 def test_a_character_that_is_only_in_pieces_is_its_bytes_token(tmp_path: Path) -> None:
     """Gemma's tab: pieces of several, and none of one."""
     model = edited(sentencepiece_model("bpe", byte_fallback=True), "q", "\t\t")
@@ -182,6 +203,20 @@ def edited(model: bytes, old: str, new: str) -> bytes:
 
 UNK = piece("<unk>", 0, 2)
 TRAINER_BPE = b"\x12\x02\x18\x02"
+
+
+@pytest.mark.parametrize("lengths", [range(2, 17), (2, 4, 8, 16), (2, 3, 5, 9), (2, 4, 6)])
+def test_runs_of_one_score(lengths: Sequence[int], tmp_path: Path) -> None:
+    """Llama 2's spaces, which were added after the training."""
+    ids = {"<unk>": 2, "<s>": 3, "</s>": 3, "a": 1, "\u2581": 1, "\u2581a": 1}
+    runs = "".join("\u2581" * length + " " for length in lengths).split()
+    model = b"".join(piece(text, -2 - len(text), kind) for text, kind in ids.items())
+    model += b"".join(piece(run, -1e9) for run in runs) + TRAINER_BPE + b"\x1a\x02\x20\x00"
+    original = sentencepiece.SentencePieceProcessor(model_proto=model)
+    found = converted(tmp_path, model)
+    for length in range(60):
+        for text in (" " * length, "a" + " " * length + "a", " " * length + "a"):
+            assert ids_of(found, text) == original.encode(text), (length, text)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +253,16 @@ def test_normalisation_is_refused(rule: str, tmp_path: Path) -> None:
     model = sentencepiece_model("bpe", normalization_rule_name=rule)
     with pytest.raises(ModelFolderError, match=f"normalises texts by {rule}, which no tokenizer"):
         converted(tmp_path, model)
+
+
+def test_why_normalisation_is_refused(tmp_path: Path) -> None:
+    """Where this fails, the library may have become exact: then look again."""
+    model = sentencepiece_model("bpe", normalization_rule_name="nmt_nfkc")
+    original = sentencepiece.SentencePieceProcessor(model_proto=model)
+    normaliser = Precompiled(read_model(tmp_path, model).charsmap)
+    text, mark = "\u00bd\u0e31", "\u0e31"
+    assert original.normalize(text).endswith(mark)
+    assert mark not in normaliser.normalize_str(text)
 
 
 @pytest.mark.parametrize(
