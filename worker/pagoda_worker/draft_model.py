@@ -10,7 +10,7 @@ from typing import Any
 from pagoda_runtime.configuration.model_folder import find_model
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import ModelFolderError, SettingsError
-from pagoda_runtime.gguf_tokenizer.tokenizer import tokenizer_text
+from pagoda_runtime.tokenizer.text import tokenizer_text
 
 SETTING = "PAGODA_DRAFT_MODEL"
 
@@ -53,7 +53,7 @@ def _tokens(folder: Path) -> dict[str, int]:
             vocab = {piece: i for i, (piece, _) in enumerate(vocab)}
         added = {token["content"]: token["id"] for token in parsed.get("added_tokens", ())}
         return {**vocab, **added}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ModelFolderError) as error:
         raise ModelFolderError(
             f"{SETTING}: the tokens of {folder} are not known, as a draft needs them "
             f"({type(error).__name__}: {error})"

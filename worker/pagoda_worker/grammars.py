@@ -13,8 +13,8 @@ import numpy as np
 
 from pagoda_engine import TokenBits, TokenMask, TokenMaskError, has_token, token_bits
 from pagoda_runtime.errors import GrammarError, ModelFolderError
-from pagoda_runtime.gguf_tokenizer.tokenizer import tokenizer_text
 from pagoda_runtime.grammar import CompiledGrammar, GrammarCompiler, check
+from pagoda_runtime.tokenizer.text import tokenizer_text
 
 logger = logging.getLogger(__name__)
 

@@ -56,6 +56,7 @@ async def test_every_model_whose_files_are_unusable_is_said(
 
 def _missing(folder: Path) -> str:
     return (
-        f"{folder / 'tokenizer.json'} is missing: the gateway needs the model's fast tokenizer "
-        "(tokenizer.json)"
+        f"{folder / 'tokenizer.json'} is missing, and there is no tokenizer.model (of "
+        "sentencepiece), tiktoken.model or *.tiktoken to make it of. Save a tokenizer.json with "
+        "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
     )

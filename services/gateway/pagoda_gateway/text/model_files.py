@@ -5,16 +5,13 @@ panic, which is no Exception. Knows nothing of what the files mean.
 """
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pagoda_gateway.errors import shorten
 from pagoda_gateway.text.panics import is_panic
 from pagoda_runtime.errors import ModelFolderError
-
-MAX_FILE_BYTES = 256 << 20  # the largest tokenizers in use have less than 40 MB
+from pagoda_runtime.tokenizer import files
 
 
 @contextlib.contextmanager
@@ -44,24 +41,7 @@ def read_text(path: Path) -> str:
         ModelFolderError: it is too large, or no UTF-8.
     """
     with naming(path):
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ModelFolderError(f"{path} has {size} bytes, must have {MAX_FILE_BYTES} or fewer")
-        return path.read_text(encoding="utf-8")
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        ModelFolderError: it is none.
-    """
-    text = read_text(path)
-    with naming(path):
-        found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ModelFolderError(f"{path} has {type(found).__name__}, must have one JSON object")
-    return found
+        return files.read_text(path)
 
 
 def _describe(error: BaseException) -> str:

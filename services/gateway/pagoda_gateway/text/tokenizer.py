@@ -19,12 +19,13 @@ from pagoda_gateway.text.detokenizer import (
     KeepingDetokenizer,
     WindowDetokenizer,
 )
-from pagoda_gateway.text.model_files import naming, read_object, read_text
+from pagoda_gateway.text.model_files import naming
 from pagoda_gateway.text.panics import reported_panics
 from pagoda_runtime.errors import ModelFolderError
-from pagoda_runtime.gguf_tokenizer.tokenizer import tokenizer_config as gguf_tokenizer_config
-from pagoda_runtime.gguf_tokenizer.tokenizer import tokenizer_json as gguf_tokenizer_json
 from pagoda_runtime.grammar import GrammarCompiler
+from pagoda_runtime.tokenizer.files import read_object
+from pagoda_runtime.tokenizer.gguf import tokenizer_config as gguf_tokenizer_config
+from pagoda_runtime.tokenizer.text import tokenizer_file, tokenizer_text
 
 FREE_IDS = 1 << 16  # ids without a token that any tokenizer may have, beside one for each token
 PROBE_TEXT = "Hello, W\u00f6rld! \u65e5\u672c \U0001f600\n 1 2"
@@ -60,15 +61,16 @@ class ModelTokenizer:
         """Read a tokenizer and its configuration, and try it on a text.
 
         Args:
-            folder: with tokenizer.json and tokenizer_config.json; or a GGUF file.
+            folder: with tokenizer.json, or what it can be made of (see `tokenizer_text`), and
+                tokenizer_config.json; or a GGUF file.
 
         Raises:
             ModelFolderError: one of them is missing or unusable.
         """
-        path, text = _tokenizer_json(folder)
+        path = tokenizer_file(folder)
         config = read_tokenizer_config(folder)
         with naming(path):
-            loaded = Tokenizer.from_str(text)
+            loaded = Tokenizer.from_str(tokenizer_text(folder))
             _check_ids(path, loaded)
             tokenizer = cls(loaded, config)
             probe = tokenizer.encode(PROBE_TEXT, add_special_tokens=True)
@@ -170,25 +172,17 @@ class ModelTokenizer:
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """Return tokenizer_config.json, or an empty dict if there is none; a GGUF file has its own.
 
+    Special tokens that it does not name are those of special_tokens_map.json, as older models have
+    them.
+
     Raises:
         ModelFolderError: it is no JSON object, or no sound file.
     """
     if is_gguf(folder):
         return gguf_tokenizer_config(folder)
-    path = folder / "tokenizer_config.json"
-    return read_object(path) if path.is_file() else {}
-
-
-def _tokenizer_json(model: Path) -> tuple[Path, str]:
-    """Return the text of a model's tokenizer.json, and which file is to blame for it."""
-    if is_gguf(model):
-        return model, gguf_tokenizer_json(model)
-    path = model / "tokenizer.json"
-    if not path.is_file():
-        raise ModelFolderError(
-            f"{path} is missing: the gateway needs the model's fast tokenizer (tokenizer.json)"
-        )
-    return path, read_text(path)
+    older = read_object(folder / "special_tokens_map.json")
+    config = read_object(folder / "tokenizer_config.json")
+    return {name: older[name] for name in _SPECIAL_NAMES if name in older} | config
 
 
 def _check_ids(path: Path, tokenizer: Tokenizer) -> None:

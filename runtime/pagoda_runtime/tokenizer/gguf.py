@@ -7,32 +7,23 @@ BPE on bytes, with the merges in the file; `llama` is SentencePiece's BPE, whose
 the scores of its tokens.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pagoda_formats.errors import FormatError
-from pagoda_formats.gguf_file import GgufFile, is_gguf, read_gguf
+from pagoda_formats.gguf_file import GgufFile, read_gguf
 from pagoda_runtime.errors import ModelFolderError
-from pagoda_runtime.gguf_tokenizer.pre_tokenizers import PRE_TOKENIZERS, byte_level
-from pagoda_runtime.gguf_tokenizer.vocabulary import BYTE, Vocabulary
-
-SPACE = "\u2581"
-"""What SentencePiece writes for a space."""
-
-
-def tokenizer_text(model_folder: Path) -> str:
-    """Return tokenizer.json of a model's folder, or what it would be of a GGUF file.
-
-    Raises:
-        OSError: the folder has none.
-        UnicodeDecodeError: it is no text.
-        ModelFolderError: as `tokenizer_json`.
-    """
-    if is_gguf(model_folder):
-        return tokenizer_json(model_folder)
-    return (model_folder / "tokenizer.json").read_text(encoding="utf-8")
+from pagoda_runtime.tokenizer.gguf_vocabulary import BYTE, Vocabulary
+from pagoda_runtime.tokenizer.layout import (
+    SPACE,
+    all_merges,
+    bpe,
+    document,
+    from_spaces,
+    to_spaces,
+)
+from pagoda_runtime.tokenizer.pre_tokenizers import PRE_TOKENIZERS, byte_level
 
 
 def tokenizer_json(path: Path) -> str:
@@ -47,16 +38,7 @@ def tokenizer_json(path: Path) -> str:
         raise ModelFolderError(
             f"{path}: tokenizer.ggml.model is {kind!r}, must be one of {', '.join(_KINDS)}"
         )
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": vocabulary.added_tokens(),
-            **_KINDS[kind](vocabulary),
-        },
-        ensure_ascii=False,
-    )
+    return document(vocabulary.added_tokens(), _KINDS[kind](vocabulary))
 
 
 def tokenizer_config(path: Path) -> dict[str, Any]:
@@ -98,30 +80,20 @@ def _byte_level_bpe(vocabulary: Vocabulary) -> dict[str, Any]:
         "pre_tokenizer": pre.steps(),
         "post_processor": vocabulary.post_processor(pre.adds_bos),
         "decoder": byte_level(use_regex=True),
-        "model": _bpe(vocabulary.ids, merges, ignore_merges=pre.ignores_merges),
+        "model": bpe(vocabulary.ids, merges, ignore_merges=pre.ignores_merges),
     }
 
 
 def _sentencepiece_bpe(vocabulary: Vocabulary) -> dict[str, Any]:
     has_prefix = vocabulary.flag("add_space_prefix", True)
-    to_mark = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prefix = [{"type": "Prepend", "prepend": SPACE}] if has_prefix else []
-    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
     unknown = vocabulary.token_of("unknown_token_id") or None
     return {
-        "normalizer": {"type": "Sequence", "normalizers": [*prefix, to_mark]},
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, from_spaces()]},
         "pre_tokenizer": None,
         "post_processor": vocabulary.post_processor(adds_bos=True),
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                *strip,
-            ],
-        },
-        "model": _bpe(
+        "decoder": to_spaces(has_prefix),
+        "model": bpe(
             vocabulary.ids,
             _merges_by_score(vocabulary),
             unk_token=unknown,
@@ -140,30 +112,7 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """
     ids = vocabulary.ids
     scores = vocabulary.numbers("scores")
-    found = []
-    for token, i in ids.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ids and right in ids:
-                found.append((-scores[i], i, -cut, left, right))
-    found.sort(key=lambda merge: merge[:3])
-    return [(left, right) for *_, left, right in found]
-
-
-def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> dict[str, Any]:
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        **options,
-        "vocab": vocab,
-        "merges": merges,
-    }
+    return all_merges(ids, ids, lambda token: (-scores[ids[token]], ids[token]))
 
 
 _KINDS: dict[str, Callable[[Vocabulary], dict[str, Any]]] = {

@@ -26,7 +26,7 @@ from transformers import CohereTokenizer, GemmaTokenizer, GPT2Tokenizer, Qwen2To
 from transformers.convert_slow_tokenizer import TikTokenConverter, generate_merges
 
 from pagoda_runtime.errors import ModelFolderError
-from pagoda_runtime.gguf_tokenizer.tokenizer import tokenizer_config, tokenizer_json
+from pagoda_runtime.tokenizer.gguf import tokenizer_config, tokenizer_json
 
 ROOT = Path(__file__).parents[4]
 BOS, EOS, MARK, UNK = "<|begin|>", "<|end|>", "<tool_call>", "<unk>"

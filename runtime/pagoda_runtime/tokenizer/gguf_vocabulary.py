@@ -11,6 +11,7 @@ from typing import Any
 
 from pagoda_formats.gguf_file import GgufFile
 from pagoda_runtime.errors import ModelFolderError
+from pagoda_runtime.tokenizer.layout import around
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Types of tokens."""
@@ -149,7 +150,7 @@ class Vocabulary:
         Raises:
             ModelFolderError: the file wants one that it does not name.
         """
-        around = []
+        found = []
         for field, default in (("bos", adds_bos), ("eos", False)):
             if self.flag(f"add_{field}_token", default):
                 token = self.token_of(f"{field}_token_id")
@@ -158,30 +159,11 @@ class Vocabulary:
                         f"{self.path}: {_PREFIX}add_{field}_token is true, but there is no "
                         f"{_PREFIX}{field}_token_id"
                     )
-                around.append(token)
+                found.append(token)
             else:
-                around.append("")
-        bos, eos = around
-        if not bos and not eos:
-            return None
-
-        def piece(token: str) -> list[dict[str, Any]]:
-            return [{"SpecialToken": {"id": token, "type_id": 0}}] if token else []
-
-        def sequence(name: str) -> list[dict[str, Any]]:
-            return [*piece(bos), {"Sequence": {"id": name, "type_id": 0}}, *piece(eos)]
-
-        ids = self.ids
-        return {
-            "type": "TemplateProcessing",
-            "single": sequence("A"),
-            "pair": [*sequence("A"), *sequence("B")],
-            "special_tokens": {
-                token: {"id": token, "ids": [ids[token]], "tokens": [token]}
-                for token in (bos, eos)
-                if token
-            },
-        }
+                found.append("")
+        bos, eos = found
+        return around(self.ids, bos, eos)
 
     def _typed(self, field: str, default: object, kind: type) -> object:
         value = self._fields.get(field, default)

@@ -1,7 +1,8 @@
-r"""How a text is cut before its bytes are merged, by the name in `tokenizer.ggml.pre`.
+r"""How a text is cut before its bytes are merged, by the name that llama.cpp has for it.
 
-A GGUF file has the name alone; the expressions are those of the models' own tokenizer.json. An
-expression cuts at each of its matches; what it leaves is a piece, too.
+A GGUF file has the name alone (`tokenizer.ggml.pre`), a file of tiktoken's not even that; the
+expressions are those of the models' own tokenizer.json or code. An expression cuts at each of its
+matches; what it leaves is a piece, too.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,13 @@ _TEKKEN = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}|{_S
 _GPT4O = (
     rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTION}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTION}?"
     rf"|\p{{N}}{{1,3}}|{_SLASHED}|{_REST}"
+)
+_NO_HAN = r"&&[^\p{Han}]"
+_KIMI = (
+    rf"[\p{{Han}}]+"
+    rf"|{_BEFORE}{_UPPER[:-1]}{_NO_HAN}]*{_LOWER[:-1]}{_NO_HAN}]+{_CONTRACTION}?"
+    rf"|{_BEFORE}{_UPPER[:-1]}{_NO_HAN}]+{_LOWER[:-1]}{_NO_HAN}]*{_CONTRACTION}?"
+    rf"|\p{{N}}{{1,3}}|{_SYMBOLS}|{_REST}"
 )
 
 _CASED = (  # letters with a case, as DeepSeek's tokenizer.json lists them
@@ -106,6 +114,14 @@ _LLAMA_3 = PreTokenizer((_LLAMA3,), ignores_merges=True, adds_bos=True)
 _GPT_2 = PreTokenizer()
 _DIGITS = PreTokenizer(digits_apart=True)
 
+CL100K = PreTokenizer(
+    (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++\z|\s*[\r\n]|\s+(?!\S)|\s",
+    )
+)
+"""As tiktoken itself has it: a text's last spaces are one piece, with what newlines they have."""
+
 PRE_TOKENIZERS = {
     "llama-bpe": _LLAMA_3,
     "llama3": _LLAMA_3,
@@ -122,6 +138,7 @@ PRE_TOKENIZERS = {
     "stablelm2": PreTokenizer((_QWEN2,)),
     "qwen35": PreTokenizer((_QWEN35,)),
     "tekken": PreTokenizer((_TEKKEN,), ignores_merges=True, adds_bos=True),
+    "kimi-k2": PreTokenizer((_KIMI,), ignores_merges=True),
     "gpt-4o": PreTokenizer((_GPT4O,)),
     "llama4": PreTokenizer((_GPT4O,)),
     "deepseek-llm": PreTokenizer(_DEEPSEEK, digits_apart=True),
