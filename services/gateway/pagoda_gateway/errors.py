@@ -101,9 +101,30 @@ class InvalidRequestError(GatewayError, ValueError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """Prompt, or prompt plus output, is longer than the model's context."""
+    """Prompt, or prompt plus output, is longer than the model's context.
+
+    Attributes:
+        num_prompt_tokens: of the prompt; None: it was not tokenised, or something else is wrong too.
+        num_wanted: output tokens that were asked for beside it, if these are what is too much.
+        limit: tokens of the context.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        limit: int = 0,
+        num_prompt_tokens: int | None = None,
+        num_wanted: int = 0,
+    ) -> None:
+        """Keep the numbers, which other APIs put in words of their own."""
+        super().__init__(message, param=param)
+        self.limit = limit
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_wanted = num_wanted
 
 
 class UnsupportedFieldError(InvalidRequestError):

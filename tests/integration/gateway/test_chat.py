@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from support.running_gateway import CHAT, Running, Start, text_of
+from support.running_gateway import CHAT, Running, Start, running_gateway, text_of
 from support.scripted_worker import ScriptedWorker, spell
+from support.tiny_tokenizer import write_model_folder
 
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
@@ -242,3 +243,13 @@ async def test_echo_is_the_text_that_was_rendered(
     content = (await running.chat(messages=messages, echo=True)).json()["choices"][0]["message"]
     assert content["content"][:-8] == text
     assert text_of(await running.events(messages=messages, echo=True))[:-8] == text
+
+
+async def test_documents_are_for_the_template(nats_common: Any, bus: Any, tmp_path: Any) -> None:
+    template = "{{ messages[0].content }}{% for d in documents or [] %}[{{ d.text }}]{% endfor %}"
+    folder = write_model_folder(tmp_path / "tiny", chat_template=template)
+    async with running_gateway(nats_common, bus, folder, ScriptedWorker(bus)) as running:
+        plain = (await running.chat()).json()["usage"]["prompt_tokens"]
+        answer = await running.chat(documents=[{"text": "ab"}])
+        assert answer.json()["usage"]["prompt_tokens"] == plain + 4
+        assert "x-pagoda-ignored" not in answer.headers

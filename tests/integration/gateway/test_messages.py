@@ -267,3 +267,47 @@ async def test_an_answer_must_follow_a_schema(running: Running) -> None:
 
 def text(words: str) -> dict[str, str]:
     return {"type": "text", "text": words}
+
+
+async def test_ids_of_requests_are_where_the_client_looks(running: Running) -> None:
+    async with client_of(running) as client:
+        message = await client.messages.create(**ASKED)
+        assert message._request_id == message.id.removeprefix("msg_")
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            await client.messages.create(**{**ASKED, "model": "gpt-9"})
+        assert caught.value.request_id
+        own = await client.messages.with_raw_response.create(
+            **ASKED, extra_headers={"x-request-id": "mine"}
+        )
+        assert own.headers["request-id"] == "mine"
+    assert "request-id" not in (await running.chat()).headers
+
+
+async def test_a_context_that_is_too_long_is_said_in_words_that_clients_read(
+    running: Running,
+) -> None:
+    limit = running.gateway.catalog.get("tiny").max_model_len
+    async with client_of(running) as client:
+        long = [{"role": "user", "content": "x" * limit}]
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: ") as caught:
+            await client.messages.create(**{**ASKED, "messages": long})
+        assert f" tokens > {limit} maximum" in str(caught.value)
+        with pytest.raises(
+            anthropic.BadRequestError,
+            match=rf"exceed context limit: \d+ \+ {limit} > {limit}, decrease input",
+        ):
+            await client.messages.create(**{**ASKED, "max_tokens": limit})
+        huge = [{"role": "user", "content": "x" * 100 * limit}]
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
+            await client.messages.create(**{**ASKED, "messages": huge})
+
+
+async def test_models_are_anthropics_too(running: Running) -> None:
+    async with client_of(running) as client:
+        page = await client.models.list()
+        assert [model.id async for model in page] == ["tiny"]
+        assert (page.first_id, page.last_id, page.has_more) == ("tiny", "tiny", False)
+        (model,) = page.data
+        assert (model.type, model.display_name) == ("model", "tiny")
+        assert model == await client.models.retrieve("tiny")
+        assert model.created_at.timestamp() > 0

@@ -289,3 +289,37 @@ async def test_chat_and_responses_make_the_same_prompt(running: Running) -> None
     answer = (await running.http.post(PATH, json=ASKED)).json()
     chat = (await running.chat(**CHAT)).json()
     assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
+async def test_input_tokens_are_counted_as_they_are_used(running: Running) -> None:
+    async with running.sdk() as client:
+        first = await client.responses.create(**ASKED)
+        count = await client.responses.input_tokens.count(model="tiny", input=ASKED["input"])
+        assert count.object == "response.input_tokens"
+        assert first.usage is not None
+        assert count.input_tokens == first.usage.input_tokens
+        assert first.usage.input_tokens_details.cache_write_tokens == 0
+        fields: Any = {"input": "and then?", "instructions": "brief", "tools": [WEATHER]}
+        fields |= {"model": "tiny", "previous_response_id": first.id}
+        second = await client.responses.create(**fields, max_output_tokens=4)
+        count = await client.responses.input_tokens.count(**fields)
+        assert second.usage is not None
+        assert count.input_tokens == second.usage.input_tokens > first.usage.input_tokens
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.input_tokens.count(model="gpt-9", input="x")
+
+
+async def test_events_of_a_kept_response_are_refused_and_not_left_out(running: Running) -> None:
+    async with running.sdk() as client:
+        made = await client.responses.create(**ASKED)
+        with pytest.raises(openai.BadRequestError, match="events of a response are not kept"):
+            await client.responses.retrieve(made.id, stream=True)
+        assert (await client.responses.retrieve(made.id)).id == made.id
+
+
+async def test_a_context_that_is_too_long_names_the_input(running: Running) -> None:
+    limit = running.gateway.catalog.get("tiny").max_model_len
+    for text in ("x" * limit, "x" * 100 * limit):
+        answer = await running.http.post(PATH, json={**ASKED, "input": text})
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert answer.json()["error"]["param"] == "input", len(text)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pagoda_gateway.errors import GatewayError
+from pagoda_gateway.errors import ContextLengthError, GatewayError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -20,4 +20,20 @@ def messages_error(error: GatewayError) -> dict[str, Any]:
     """Return the body, or the data of an `error` event."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _TYPES.get(error.status, other)
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    return {"type": "error", "error": {"type": kind, "message": _message(error)}}
+
+
+def _message(error: GatewayError) -> str:
+    """Return the text; of a context that is too long in Anthropic's words, which clients read."""
+    match error:
+        case ContextLengthError(num_prompt_tokens=int(num_tokens), num_wanted=0):
+            return f"prompt is too long: {num_tokens} tokens > {error.limit} maximum"
+        case ContextLengthError(num_prompt_tokens=int(num_tokens), num_wanted=num_wanted):
+            return (
+                "input length and `max_tokens` exceed context limit: "
+                f"{num_tokens} + {num_wanted} > {error.limit}, decrease input length or "
+                "`max_tokens` and try again"
+            )
+        case ContextLengthError():
+            return f"prompt is too long: {error}"
+    return str(error)

@@ -14,13 +14,14 @@ MESSAGES_PATH = "/v1/messages"
 
 def error_body(path: str, error: GatewayError) -> dict[str, Any]:
     """Return an error as clients of the path expect it."""
-    return messages_error(error) if _is_anthropics(path) else error.body()
+    return messages_error(error) if is_anthropics(path) else error.body()
 
 
 def error_schema(path: str) -> type[BaseModel]:
     """Return what `error_body` returns, for the OpenAPI document."""
-    return MessagesError if _is_anthropics(path) else ErrorAnswer
+    return MessagesError if is_anthropics(path) else ErrorAnswer
 
 
-def _is_anthropics(path: str) -> bool:
+def is_anthropics(path: str) -> bool:
+    """Tell whether a path is of Anthropic's API."""
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")

@@ -11,7 +11,7 @@ from pagoda_gateway import metrics
 from pagoda_gateway.accounts.keys import AdminKey, Authenticator
 from pagoda_gateway.errors import GatewayError, InternalError
 from pagoda_gateway.http.caller import Caller
-from pagoda_gateway.http.error_shape import error_body
+from pagoda_gateway.http.error_shape import error_body, is_anthropics
 from pagoda_gateway.http.generation.request_policy import CACHE_HEADER, cache_of
 from pagoda_gateway.http.ignored_fields import IGNORED_HEADER, ignored_of
 from pagoda_gateway.http.limit_headers import limits_of
@@ -64,7 +64,10 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 own_id = request_id.encode()
-                named = [(b"x-request-id", client_id.encode() or own_id), (_OWN_ID, own_id)]
+                shown_id = client_id.encode() or own_id
+                named = [(b"x-request-id", shown_id), (_OWN_ID, own_id)]
+                if is_anthropics(scope["path"]):  # whose SDKs read this one
+                    named.append((b"request-id", shown_id))
                 if ignored := ignored_of(scope):
                     named.append((IGNORED_HEADER.encode(), ignored.encode("latin-1")))
                 if cached := cache_of(scope):

@@ -55,6 +55,7 @@ from pagoda_gateway.openai.schemas.tokens import (
 from pagoda_gateway.responses.answers import (
     DeletedResponse,
     InputItemList,
+    InputTokenCount,
     ResponseAnswer,
     ResponseEvent,
 )
@@ -68,7 +69,7 @@ _MODELS: tuple[type[BaseModel], ...] = (
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, ModelCard, ModelList,
     Receipt, ErrorAnswer,
     MessagesBody, MessageAnswer, MessageEvent, MessagesError, CountTokensBody, TokenCount,
-    ResponsesBody, ResponseAnswer, ResponseEvent, DeletedResponse, InputItemList,
+    ResponsesBody, ResponseAnswer, ResponseEvent, DeletedResponse, InputItemList, InputTokenCount,
     FileObject, FileList, DeletedFile, BatchBody, BatchObject, BatchList,
 )  # fmt: skip
 _ADMIN_MODELS: tuple[type[BaseModel], ...] = (

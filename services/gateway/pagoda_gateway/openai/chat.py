@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: a conversation to go on with."""
 
+from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.beam_search import check_beam_search
 from pagoda_gateway.openai.choices import ChatSerializer
 from pagoda_gateway.openai.endpoint import ChoicesEndpoint
@@ -45,16 +46,23 @@ class ChatProcessor(RequestProcessor[ChatBody]):
         variables = body.chat_template_kwargs
         if body.reasoning_effort is not None:
             variables = {"reasoning_effort": body.reasoning_effort, **(variables or {})}
-        return await conversation_tokens(
-            self._prompts,
-            body.messages,
-            model,
-            tools=use.offered,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            variables=variables,
-            add_special_tokens=body.add_special_tokens,
-        )
+        if body.documents is not None:
+            variables = {"documents": body.documents, **(variables or {})}
+        try:
+            return await conversation_tokens(
+                self._prompts,
+                body.messages,
+                model,
+                tools=use.offered,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                variables=variables,
+                add_special_tokens=body.add_special_tokens,
+            )
+        except InvalidRequestError as error:
+            if error.param == "messages":  # which the client may have sent as something else
+                error.param = body.prompt_field
+            raise
 
 
 class ChatEndpoint(ChoicesEndpoint[ChatBody]):

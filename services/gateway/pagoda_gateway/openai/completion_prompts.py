@@ -63,4 +63,6 @@ def _check_size(body: CompletionBody, model: ServedModel, max_prompts: int) -> N
                 f"This model's maximum context length is {model.max_model_len} tokens, and "
                 f"'{where}' has {len(item)}. Shorten the prompt.",
                 param=param,
+                limit=model.max_model_len,
+                num_prompt_tokens=len(item),
             )

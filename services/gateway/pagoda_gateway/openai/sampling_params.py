@@ -123,6 +123,8 @@ def output_budget(
             f"This model's maximum context length is {model.max_model_len} tokens, and the prompt "
             f"has {num_prompt_tokens}. Shorten the prompt.",
             param=prompt_param,
+            limit=model.max_model_len,
+            num_prompt_tokens=num_prompt_tokens,
         )
     if wanted is None:
         return room if default is None else min(default, room)
@@ -131,6 +133,9 @@ def output_budget(
             f"This model's maximum context length is {model.max_model_len} tokens; the prompt has "
             f"{num_prompt_tokens} and {param} asks for {wanted}. It can be {room} at most.",
             param=param,
+            limit=model.max_model_len,
+            num_prompt_tokens=num_prompt_tokens,
+            num_wanted=wanted,
         )
     return wanted
 

@@ -40,11 +40,24 @@ class ReasoningDetails(BaseModel):
     reasoning_tokens: Literal[0] = Field(description="Not counted apart from the others.")
 
 
+class InputDetails(CachedDetails):
+    """Where input tokens came from."""
+
+    cache_write_tokens: Literal[0] = Field(description="None is charged for.")
+
+
+class InputTokenCount(BaseModel):
+    """What `/v1/responses/input_tokens` counts."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ResponseUsage(BaseModel):
     """Tokens used."""
 
     input_tokens: int
-    input_tokens_details: CachedDetails
+    input_tokens_details: InputDetails
     output_tokens: int
     output_tokens_details: ReasoningDetails
     total_tokens: int

@@ -7,15 +7,21 @@ from pagoda_gateway.errors import InvalidRequestError, NotFoundError, shorten
 from pagoda_gateway.openai.chat import ChatProcessor
 from pagoda_gateway.openai.endpoint import Endpoint, Translated
 from pagoda_gateway.openai.schemas.chat import ChatBody
-from pagoda_gateway.openai.schemas.tools import function_tool
+from pagoda_gateway.openai.schemas.tools import function_tool, tool_use
 from pagoda_gateway.responses.conversation import chat_messages, input_items
 from pagoda_gateway.responses.input_items import item_page, with_ids
 from pagoda_gateway.responses.schemas import FunctionTool, ResponsesBody, TextFormat
 from pagoda_gateway.responses.serializer import ResponseSerializer
+from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.tenant_values import TenantValues
 
 
 class _Chat(ChatBody):
+    @property
+    def prompt_field(self) -> str:
+        """Name of the field that has the prompt."""
+        return "input"
+
     @property
     def max_tokens_field(self) -> str:
         """Name of the field that bounds the output."""
@@ -37,6 +43,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
 
     def __init__(self, chats: Mapping[str, ChatProcessor], store: TenantValues) -> None:
         super().__init__(chats)
+        self._chats = chats
         self._store = store
 
     def translate(self, sent: ResponsesBody, tenant: str) -> Translated[ChatBody]:
@@ -76,6 +83,17 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                 generation, processed.form, sent, keep
             ),
         )
+
+    async def count_tokens(self, sent: ResponsesBody, tenant: str, model: ServedModel) -> int:
+        """Return how many tokens the input has as a prompt.
+
+        Raises:
+            InvalidRequestError: an item cannot be one, or the model's template cannot render it.
+            NotFoundError: see `find`.
+        """
+        body = self.translate(sent, tenant).body
+        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+        return len((await self._chats[model.name].conversation(body, use, model)).token_ids)
 
     def find(self, tenant: str, response_id: str) -> dict[str, Any]:
         """Return a tenant's response.

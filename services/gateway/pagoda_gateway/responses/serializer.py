@@ -139,7 +139,7 @@ class ResponseSerializer(Serializer):
         num_cached, _ = self._generation.cached_tokens()
         return {
             "input_tokens": num_prompt,
-            "input_tokens_details": {"cached_tokens": num_cached},
+            "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
             "output_tokens": num_output,
             "output_tokens_details": {"reasoning_tokens": 0},  # nobody counts them apart
             "total_tokens": num_prompt + num_output,

@@ -10,7 +10,7 @@ from pagoda_gateway.openai.schemas.generation import GenerationBody
 Body = TypeVar("Body", bound=GenerationBody)
 Rewrite = Callable[[str], str]
 
-FIELDS = ("messages", "prompt", "tools", "chat_template_kwargs")
+FIELDS = ("messages", "prompt", "tools", "documents", "chat_template_kwargs")
 # Words of the API, not of the client: looked at, as a template may show them, and never changed.
 _FIXED = frozenset({"role", "type", "id", "tool_call_id"})
 
@@ -47,7 +47,8 @@ def plain_texts(body: GenerationBody) -> list[str]:
         content = message.content
         parts = content if isinstance(content, list) else [{"text": content}]
         said = [part.get("text") for part in parts if isinstance(part, dict)]
-        texts += [text for text in (*said, message.reasoning_content) if isinstance(text, str)]
+        said += [message.reasoning_content, message.reasoning, message.refusal]
+        texts += [text for text in said if isinstance(text, str)]
     return texts
 
 

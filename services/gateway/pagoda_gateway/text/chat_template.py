@@ -104,10 +104,10 @@ class ChatTemplate:
             text = self._written(
                 {
                     **self._special_tokens,
+                    "documents": None,
                     **(variables or {}),
                     "messages": chat,
                     "tools": tools,
-                    "documents": None,
                     "add_generation_prompt": add_generation_prompt,
                 }
             )

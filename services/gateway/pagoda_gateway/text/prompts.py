@@ -217,6 +217,7 @@ class PromptMaker:
                 f"prompt of {len(text)} characters has more: {limit} characters are the most that "
                 "could fit. Shorten the prompt.",
                 param=param,
+                limit=model.max_model_len,
             )
 
     async def _off_loop(self, size: int, work: Callable[[], T]) -> T:

@@ -8,6 +8,7 @@ from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.messages import conversation_tokens
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.served_model import ServedModel
+from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
@@ -85,3 +86,13 @@ async def test_bad_message_is_named(
 async def test_model_without_template_says_so(tokenizer: ModelTokenizer) -> None:
     with pytest.raises(InvalidRequestError, match="completions"):
         await chat(PromptMaker(tokenizer, None), {"role": "user", "content": "x"})
+
+
+async def test_documents_reach_the_template(tokenizer: ModelTokenizer) -> None:
+    template = "{% for document in documents or [] %}<{{ document.text }}>{% endfor %}"
+    maker = PromptMaker(tokenizer, ChatTemplate(template, {}))
+    message = {"role": "user", "content": "x"}
+    documents = [{"title": "a", "text": "one"}, {"text": "two"}]
+    ids = await chat(maker, message, variables={"documents": documents})
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<one><two>"
+    assert await chat(maker, message) == []

@@ -1,5 +1,6 @@
 """GET /v1/models and /v1/models/{id}."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,12 +18,18 @@ def make_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/v1/models", openapi_extra=described(ModelList))
     async def list_models(request: Request) -> dict[str, Any]:
-        """List what workers have announced and the key may use: names, aliases, adapters."""
+        """List what workers have announced and the key may use: names, aliases, adapters.
+
+        All of them on one page, whose fields are both OpenAI's and Anthropic's.
+        """
         entries, key = gateway.catalog.entries, caller_of(request).key
         cards = [
             _card(id_, model) for id_, model in entries.items() if key.may_use(model.full_name)
         ]
-        return {"object": "list", "data": cards}
+        ids = [card["id"] for card in cards]
+        first, last = (ids[0], ids[-1]) if ids else (None, None)
+        page = {"first_id": first, "last_id": last, "has_more": False}
+        return {"object": "list", "data": cards, **page}
 
     @router.get("/v1/models/{model_id:path}", openapi_extra=described(ModelCard))
     async def get_model(model_id: str, request: Request) -> dict[str, Any]:
@@ -36,6 +43,9 @@ def _card(model_id: str, model: ServedModel) -> dict[str, Any]:
     return {
         "id": model_id,
         "object": "model",
+        "type": "model",
+        "display_name": model_id,
+        "created_at": _rfc_3339(model.created_unix_seconds),
         "created": model.created_unix_seconds,
         "owned_by": "pagoda",
         "root": model.name,
@@ -44,6 +54,10 @@ def _card(model_id: str, model: ServedModel) -> dict[str, Any]:
         "quantization": model.quantization,
         "kv_cache": _kv_cache(model),
     }
+
+
+def _rfc_3339(unix_seconds: int) -> str:
+    return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _kv_cache(model: ServedModel) -> dict[str, Any]:

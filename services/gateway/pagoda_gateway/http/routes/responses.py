@@ -7,12 +7,14 @@ from starlette.responses import Response
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.admitted_body import admitted_body
 from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.generation.handler import GenerationHandler
 from pagoda_gateway.http.openapi import described
 from pagoda_gateway.responses.answers import (
     DeletedResponse,
     InputItemList,
+    InputTokenCount,
     ResponseAnswer,
     ResponseEvent,
 )
@@ -36,9 +38,27 @@ def make_router(gateway: Gateway) -> APIRouter:
         """Answer items, after those of a kept response if one is named."""
         return await handler.handle(request)
 
+    @router.post(
+        f"{PATH}/input_tokens", openapi_extra=described(InputTokenCount, body=ResponsesBody)
+    )
+    async def count_input_tokens(request: Request) -> dict[str, Any]:
+        """Return how many tokens items have as a prompt, after those of a kept response."""
+        async with admitted_body(gateway, request, ResponsesBody) as body:
+            key = caller_of(request).key
+            model = gateway.model_of(key, body.model)
+            count = await gateway.responses.count_tokens(body, key.tenant, model)
+            return {"object": "response.input_tokens", "input_tokens": count}
+
     @router.get(f"{PATH}/{{response_id}}", openapi_extra=described(ResponseAnswer))
-    async def get_response(response_id: str, request: Request) -> dict[str, Any]:
-        """Return a kept response of the caller's own tenant."""
+    async def get_response(
+        response_id: str, request: Request, stream: bool = False
+    ) -> dict[str, Any]:
+        """Return a kept response of the caller's own tenant; its events are not kept."""
+        if stream:
+            raise InvalidRequestError(
+                "'stream' is true; events of a response are not kept: ask without it",
+                param="stream",
+            )
         return gateway.responses.find(caller_of(request).key.tenant, response_id)
 
     @router.delete(f"{PATH}/{{response_id}}", openapi_extra=described(DeletedResponse))

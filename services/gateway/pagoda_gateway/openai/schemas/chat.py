@@ -10,6 +10,8 @@ from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, ToolChoice, 
 from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBody
 from pagoda_gateway.openai.schemas.messages import Message
 
+MAX_DOCUMENTS = 1024
+
 
 class ChatBody(GenerationBody):
     """A conversation to go on with."""
@@ -25,6 +27,7 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     # OpenAI's former tools; known, and refused when set.
     functions: Any = None
     function_call: Any = None

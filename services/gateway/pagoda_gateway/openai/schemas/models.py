@@ -1,8 +1,9 @@
 """Answers about models; only the OpenAPI document uses them."""
 
+from datetime import datetime
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class KvCache(BaseModel):
@@ -29,7 +30,10 @@ class ModelCard(BaseModel):
 
     id: str
     object: Literal["model"]
+    type: Literal["model"] = Field(description="Anthropic's, as `display_name`, `created_at`.")
+    display_name: str
     created: int
+    created_at: datetime
     owned_by: Literal["pagoda"]
     root: str
     parent: str | None
@@ -43,3 +47,6 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[ModelCard]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False]
