@@ -23,6 +23,8 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
+# Releases of transformers save the same count of one family under different ones of these.
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def usual_description(
@@ -181,7 +183,8 @@ def experts_of(
     Args:
         config: of the model.
         num_layers: of which all have experts but those that fields name.
-        count: field that counts the experts of a layer.
+        count: field that counts the experts of a layer; where it is absent, what else transformers
+            calls it.
         size: field with an expert's width.
         norm_topk_prob: None: the field of that name decides.
         shared_size: as in ExpertsDescription.
@@ -193,7 +196,8 @@ def experts_of(
         raise UnsupportedModelError(
             config.path, "hidden_act of experts", config.fields["hidden_act"], ("silu",)
         )
-    num_experts = config.integer(count)
+    named = next((name for name in (count, *_EXPERT_COUNTS) if config.has(name)), count)
+    num_experts = config.integer(named)
     num_experts_per_tok = config.integer("num_experts_per_tok")
     if num_experts_per_tok > num_experts:
         raise CheckpointError(

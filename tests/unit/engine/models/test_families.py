@@ -99,10 +99,9 @@ def test_latents_of_v2_lite_as_it_is_published(tmp_path: Path) -> None:
     assert description.experts.shared_size == 48
 
 
-def test_layers_that_propose_tokens_are_left_out(tmp_path: Path) -> None:
-    description = read(
-        tmp_path, "DeepseekV3ForCausalLM", **LATENTS, q_lora_rank=24, num_nextn_predict_layers=1
-    )
+@pytest.mark.parametrize("name", ["num_nextn_predict_layers", "num_mtp_layers"])
+def test_layers_that_propose_tokens_are_left_out(tmp_path: Path, name: str) -> None:
+    description = read(tmp_path, "DeepseekV3ForCausalLM", **LATENTS, q_lora_rank=24, **{name: 1})
     assert description.names.ignored_prefixes == ("model.layers.4.",)
 
 
@@ -126,6 +125,40 @@ def test_latents_and_experts_that_are_not_computed_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         read(tmp_path, architecture, **{**LATENTS, **fields})
+
+
+MIXTURES = (
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "OlmoeForCausalLM",
+    "GptOssForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+)
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts", "n_routed_experts"])
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_experts_are_counted_by_any_name(tmp_path: Path, architecture: str, name: str) -> None:
+    """As `transformers` calls it by release: its ``attribute_map`` takes one for the other."""
+    fields = {**LATENTS, "shared_expert_intermediate_size": 40, name: 12}
+    if name != "n_routed_experts":
+        del fields["n_routed_experts"]
+    experts = read(tmp_path, architecture, **fields).experts
+    assert experts is not None
+    assert experts.num_experts == 12
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [("MixtralForCausalLM", "num_local_experts"), ("Qwen3MoeForCausalLM", "num_experts")],
+)
+def test_experts_that_are_not_counted_are_missed_by_the_familys_name(
+    tmp_path: Path, architecture: str, name: str
+) -> None:
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        read(tmp_path, architecture, num_experts_per_tok=2)
 
 
 def test_older_gemma3_fields_mean_what_newer_ones_say(tmp_path: Path) -> None:
