@@ -52,6 +52,7 @@ FAMILIES: dict[str, Callable[[ConfigReader], DecoderDescription]] = {
     "GptOssForCausalLM": gpt_oss,
     "BloomForCausalLM": bloom,
     "MptForCausalLM": mpt,
+    "MPTForCausalLM": mpt,  # its authors' spelling
     "DeepseekV2ForCausalLM": deepseek2,
     "DeepseekV3ForCausalLM": deepseek3,
 }

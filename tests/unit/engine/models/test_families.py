@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from support.family_checkpoints import FAMILY_CONFIGS, make_family_checkpoint
 from support.tiny_checkpoints import FAMILIES as TINY_FAMILIES
 from support.tiny_checkpoints import make_tiny_checkpoint
+from transformers.activations import ACT2FN
 
 from pagoda_engine import CheckpointError, EngineConfig, UnsupportedModelError, load_model
 from pagoda_engine.models.description import DecoderDescription
@@ -159,6 +161,39 @@ def test_experts_that_are_not_counted_are_missed_by_the_familys_name(
 ) -> None:
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
         read(tmp_path, architecture, num_experts_per_tok=2)
+
+
+def test_bloom_without_a_length_is_as_long_as_it_was_trained(tmp_path: Path) -> None:
+    nothing = read(tmp_path, "BloomForCausalLM", max_position_embeddings=None)
+    assert nothing.max_position_embeddings == 2048
+    said = read(tmp_path, "BloomForCausalLM", max_position_embeddings=None, seq_length=512)
+    assert said.max_position_embeddings == 512
+
+
+def test_mpt_as_its_authors_spell_it(tmp_path: Path) -> None:
+    theirs = read(tmp_path, "MPTForCausalLM")
+    assert replace(theirs, architecture="MptForCausalLM") == read(tmp_path, "MptForCausalLM")
+
+
+SAME = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+"""What `transformers` calls each activation."""
+
+
+@pytest.mark.parametrize("name", ACT2FN)
+def test_activations_are_those_of_transformers_that_are_the_same_function(
+    tmp_path: Path, name: str
+) -> None:
+    x = torch.linspace(-12, 12, 2401)
+    same = {
+        ours
+        for ours, theirs in SAME.items()
+        if (ACT2FN[name](x) - ACT2FN[theirs](x)).abs().max() < 2e-6
+    }
+    try:
+        found = {read(tmp_path, "GPTNeoXForCausalLM", hidden_act=name).activation}
+    except UnsupportedModelError:
+        found = set()
+    assert found == same
 
 
 def test_older_gemma3_fields_mean_what_newer_ones_say(tmp_path: Path) -> None:
