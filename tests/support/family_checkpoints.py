@@ -222,15 +222,20 @@ def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overri
         fields["hidden_size"] = _COMMON["hidden_size"]
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(seed)
-    biases = [pair for pair in model.named_buffers() if pair[0].endswith("correction_bias")]
-    for name, parameter in (*model.named_parameters(), *biases):
-        parameter.data.copy_(_drawn(name, parameter, generator))
+    draw_weights(model, seed)
     model.save_pretrained(folder)
     if family.endswith("_mxfp4"):
         pack_experts(folder)
     write_byte_tokenizer(folder)
     return folder
+
+
+def draw_weights(model: torch.nn.Module, seed: int = 0) -> None:
+    """Give every parameter of a model of transformers random values."""
+    generator = torch.Generator().manual_seed(seed)
+    biases = [pair for pair in model.named_buffers() if pair[0].endswith("correction_bias")]
+    for name, parameter in (*model.named_parameters(), *biases):
+        parameter.data.copy_(_drawn(name, parameter, generator))
 
 
 _NULL = {"q_lora_rank"}

@@ -1,0 +1,72 @@
+"""Every supported class, with the configuration that transformers takes for it, but small sizes.
+
+Saved by transformers, so that what it leaves out of a file, calls otherwise or adds is read as it
+means it. What a family's options do is tested elsewhere.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.decoder_logits import assert_close, logits_of
+from support.family_checkpoints import draw_weights
+from support.oracle import Oracle
+from support.random_tokens import random_tokens
+from support.tiny_checkpoints import write_byte_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from pagoda_engine.models.families.registry import FAMILIES
+
+pytestmark = pytest.mark.slow
+
+MODEL_TYPES = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
+OTHER_SPELLINGS = {"MPTForCausalLM": "MptForCausalLM"}
+"""What transformers reads, but never writes."""
+
+SIZES: dict[str, int] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "num_hidden_layers": 6,  # as many as Gemma 3 needs for a layer of each type
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 32,
+    "num_experts_per_tok": 4,
+}
+"""What makes a model large, as far as its configuration has it; all else is the default."""
+
+
+def small_config(architecture: str) -> Any:
+    model_type = MODEL_TYPES[OTHER_SPELLINGS.get(architecture, architecture)]
+    default = AutoConfig.for_model(model_type)
+    sizes = {name: size for name, size in SIZES.items() if hasattr(default, name)}
+    if hasattr(default, "kv_lora_rank"):  # heads of latents share nothing
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    return AutoConfig.for_model(model_type, **sizes, pad_token_id=0)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_default_configurations_are_read_as_transformers_means_them(
+    tmp_path: Path, architecture: str
+) -> None:
+    model = AutoModelForCausalLM.from_config(small_config(architecture), dtype=torch.float32)
+    draw_weights(model)
+    model.save_pretrained(tmp_path)
+    write_byte_tokenizer(tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    assert fields["architectures"] == [OTHER_SPELLINGS.get(architecture, architecture)]
+    path.write_text(json.dumps({**fields, "architectures": [architecture]}))
+    oracle, tokens = Oracle(tmp_path), random_tokens(24)
+    found = logits_of(oracle.model.decoder, [tokens], [[20], [4]])
+    assert_close(found[0], oracle.logits(tokens))
