@@ -261,6 +261,19 @@ def test_older_names_of_phi_3s_long_rope(tmp_path: Path, name: str, value: str) 
     assert rope.original_max_position_embeddings == 64
 
 
+def test_whole_heads_turn_in_families_without_a_part(tmp_path: Path) -> None:
+    rope = read(tmp_path, "LlamaForCausalLM", partial_rotary_factor=0.5).rope
+    assert rope == read(tmp_path, "LlamaForCausalLM").rope
+    assert (
+        rope
+        == read(
+            tmp_path,
+            "LlamaForCausalLM",
+            rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        ).rope
+    )
+
+
 def test_older_gpt_neox_fields_of_the_rotation(tmp_path: Path) -> None:
     rope = read(tmp_path, "GPTNeoXForCausalLM", rotary_pct=0.5, rotary_emb_base=500.0).rope
     assert rope is not None
@@ -281,7 +294,7 @@ def test_older_gpt_neox_fields_of_the_rotation(tmp_path: Path) -> None:
             "short_factor is 1.0, must be a list of numbers",
         ),
         ("LlamaForCausalLM", {"partial_rotary_factor": 1.5}, "1.5, must be at most 1"),
-        ("LlamaForCausalLM", {"partial_rotary_factor": 0.2}, "cannot turn: 3 is no even number"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 0.2}, "cannot turn: 3 is no even number"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 2, 1]}, "must have 0 or 1 for 4 layers"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "must have 0 or 1 for 4 layers"),
         ("GPT2LMHeadModel", {"n_embd": 0, "hidden_size": None}, "n_embd is 0, must be a positive"),
@@ -311,6 +324,11 @@ def test_wrong_fields_are_named(
             "use_bidirectional_attention",
         ),
         ("OlmoeForCausalLM", {"hidden_act": "gelu"}, "hidden_act of experts"),
+        (
+            "LlamaForCausalLM",
+            {"partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2}},
+            "partial_rotary_factor of linear here",
+        ),
     ],
 )
 def test_what_the_decoder_has_not_is_refused(
