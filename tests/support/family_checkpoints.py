@@ -41,6 +41,40 @@ _LATENTS = {
 }
 
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    # every layer has a window; no two heads share K and V
+    "mistral": {
+        "model_type": "mistral",
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "sliding_window": 27,
+    },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    # the second layer has a window
+    "qwen2": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+    },
+    # all heads share K and V; they are wider than hidden_size / num_attention_heads
+    "qwen3": {
+        "model_type": "qwen3",
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "tie_word_embeddings": True,
+    },
+    # the first layer has no experts
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "head_dim": 24,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0],
+    },
     # the second layer does not rotate, and has a window
     "smollm3": {
         "model_type": "smollm3",

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from support.family_checkpoints import FAMILY_CONFIGS, make_family_checkpoint
-from support.tiny_checkpoints import FAMILIES as TINY_FAMILIES
-from support.tiny_checkpoints import make_tiny_checkpoint
 from transformers.activations import ACT2FN
 
 from pagoda_engine import CheckpointError, EngineConfig, UnsupportedModelError, load_model
@@ -342,8 +340,8 @@ def test_what_the_decoder_has_not_is_refused(
 
 
 @pytest.mark.skipif(native_library() is None, reason="no native library on this machine")
-@pytest.mark.parametrize("family", [*TINY_FAMILIES, *FAMILY_CONFIGS])
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
 def test_every_family_is_one_native_call(tmp_path: Path, family: str) -> None:
-    make = make_tiny_checkpoint if family in TINY_FAMILIES else make_family_checkpoint
-    model = load_model(make(tmp_path, family), EngineConfig(dtype="float32"))
+    folder = make_family_checkpoint(tmp_path, family)
+    model = load_model(folder, EngineConfig(dtype="float32"))
     assert model.decoder.is_native
