@@ -1,6 +1,7 @@
 """What families read from their configurations, beside what the comparison of logits can tell."""
 
 import json
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ from support.family_checkpoints import FAMILY_CONFIGS, make_family_checkpoint
 from transformers.activations import ACT2FN
 
 from pagoda_engine import CheckpointError, EngineConfig, UnsupportedModelError, load_model
+from pagoda_engine.models import native_layers
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.registry import FAMILIES, read_description
 from pagoda_kernels import ClampedSwiglu
+from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.library import native_library
 
 PAGE = Path(__file__).parents[4] / "docs" / "howto" / "model.md"
@@ -345,3 +348,60 @@ def test_every_family_is_one_native_call(tmp_path: Path, family: str) -> None:
     folder = make_family_checkpoint(tmp_path, family)
     model = load_model(folder, EngineConfig(dtype="float32"))
     assert model.decoder.is_native
+
+
+@pytest.mark.skipif(native_library() is None, reason="no native library on this machine")
+@pytest.mark.parametrize(
+    ("family", "sizes", "dtype", "reason"),
+    [
+        ("glm", {}, "float16", "dtype is float16, must be bfloat16 or float32"),
+        ("gpt2", {"n_embd": 45, "n_head": 5}, "float32", "5 heads of 9 dims, must be even"),
+        ("gpt2", {"n_inner": 63}, "bfloat16", "the feed-forward part of layer 0: weights have"),
+        (
+            "deepseek_v2",
+            {"qk_nope_head_dim": 15},
+            "bfloat16",
+            "Q, K and V of layer 0: weights have",
+        ),
+        (
+            "deepseek_v2",
+            {"num_attention_heads": 3, "num_key_value_heads": 3, "v_head_dim": 13},
+            "bfloat16",
+            "the output of layer 0: weights have an odd number of inputs",
+        ),
+        ("llama", {"head_dim": 9000}, "float32", "bytes of a thread, must be at most 4194304"),
+    ],
+    ids=["fp16", "odd-heads", "odd-inner", "odd-keys", "odd-values", "wide-heads"],
+)
+def test_a_cpu_without_the_native_call_says_why(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    family: str,
+    sizes: dict[str, int],
+    dtype: str,
+    reason: str,
+) -> None:
+    folder = make_family_checkpoint(tmp_path, family, **sizes)
+    with caplog.at_level(logging.INFO, "pagoda_engine.models.native_layers"):
+        model = load_model(folder, EngineConfig(dtype=dtype))
+    assert not model.decoder.is_native
+    assert [reason in line for line in caplog.messages] == [True]
+
+
+def test_a_cpu_without_the_native_library_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_linear, "native_library", lambda: None)
+    monkeypatch.setattr(native_layers, "native_library", lambda: None)
+    with caplog.at_level(logging.INFO, "pagoda_engine.models.native_layers"):
+        load_model(make_family_checkpoint(tmp_path, "llama"), EngineConfig(dtype="float32"))
+    assert ["there is no native library" in line for line in caplog.messages] == [True]
+
+
+@pytest.mark.skipif(native_library() is None, reason="no native library on this machine")
+def test_a_cpu_with_the_native_call_says_nothing_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "pagoda_engine.models.native_layers"):
+        load_model(make_family_checkpoint(tmp_path, "llama"), EngineConfig(dtype="float32"))
+    assert caplog.messages == []
