@@ -11,20 +11,24 @@ from typing import Any
 import pytest
 import torch
 from support.decoder_logits import assert_close, logits_of
-from support.family_checkpoints import draw_weights
-from support.greedy_oracle import GreedyOracle
+from support.family_checkpoints import VISION_CONFIG, draw_weights
+from support.greedy_oracle import GreedyOracle, auto_class
 from support.oracle import Oracle
 from support.random_tokens import random_tokens
 from support.tiny_checkpoints import write_byte_tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from pagoda_engine import EngineConfig, UnsupportedModelError, load_model
 from pagoda_engine.models.families.registry import FAMILIES
 
 pytestmark = pytest.mark.slow
 
-MODEL_TYPES = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
+_NAMES = {**MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+MODEL_TYPES = {name: kind for kind, name in reversed(_NAMES.items())}  # the first of several
 OTHER_SPELLINGS = {"MPTForCausalLM": "MptForCausalLM"}
 """What transformers reads, but never writes."""
 
@@ -54,15 +58,23 @@ SIZES: dict[str, int] = {
 def small_config(architecture: str, **fields: Any) -> Any:
     model_type = MODEL_TYPES[OTHER_SPELLINGS.get(architecture, architecture)]
     default = AutoConfig.for_model(model_type)
+    if text := getattr(default, "text_config", None):
+        inner = {"model_type": text.model_type, **_sizes(text), **fields}
+        vision = {"model_type": default.vision_config.model_type, **VISION_CONFIG}
+        return AutoConfig.for_model(model_type, text_config=inner, vision_config=vision)
+    return AutoConfig.for_model(model_type, **_sizes(default), **fields, pad_token_id=0)
+
+
+def _sizes(default: Any) -> dict[str, int]:
     sizes = {name: size for name, size in SIZES.items() if hasattr(default, name)}
     if hasattr(default, "kv_lora_rank"):  # heads of latents share nothing
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
-    return AutoConfig.for_model(model_type, **sizes, **fields, pad_token_id=0)
+    return sizes
 
 
 def make_checkpoint(folder: Path, architecture: str, **fields: Any) -> Path:
     config = small_config(architecture, **fields)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = auto_class(config).from_config(config, dtype=torch.float32)
     draw_weights(model)
     model.save_pretrained(folder)
     write_byte_tokenizer(folder)

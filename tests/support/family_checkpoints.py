@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
+from support.greedy_oracle import auto_class
 from support.mxfp4_checkpoints import pack_experts
 from support.tiny_checkpoints import BOS_TOKEN_ID, EOS_TOKEN_ID, VOCAB_SIZE, write_byte_tokenizer
 
@@ -39,6 +40,16 @@ _LATENTS = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+
+VISION_CONFIG: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 8,
+}
+"""Of what reads images, beside a text part."""
 
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -238,6 +249,20 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
 FAMILY_CONFIGS["gpt_oss_mxfp4"] = {**FAMILY_CONFIGS["gpt_oss"], "num_experts_per_tok": 2}
 """As it is published: experts in 4 bits."""
 
+FAMILY_CONFIGS["gemma3_with_images"] = {
+    "model_type": "gemma3",
+    "text_config": FAMILY_CONFIGS["gemma3"],
+    "vision_config": VISION_CONFIG,
+    "mm_tokens_per_image": 4,
+    "image_token_index": 263,
+}
+FAMILY_CONFIGS["mistral3_with_images"] = {
+    "model_type": "mistral3",
+    "text_config": FAMILY_CONFIGS["mistral"],
+    "vision_config": {**VISION_CONFIG, "model_type": "pixtral", "head_dim": 8},
+    "tie_word_embeddings": False,
+}
+
 
 def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overrides: Any) -> Path:
     """Write a model and its tokenizer; returns the folder, made if missing.
@@ -246,16 +271,18 @@ def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overri
         folder: of the model.
         family: one of FAMILY_CONFIGS.
         seed: of the weights.
-        overrides: fields of the configuration.
+        overrides: fields of the configuration, or of its text part.
     """
     fields = {**_COMMON, **FAMILY_CONFIGS[family], **overrides}
+    if text := FAMILY_CONFIGS[family].get("text_config"):
+        fields = {**FAMILY_CONFIGS[family], "text_config": {**_COMMON, **text, **overrides}}
     fields = {name: fields[name] for name in fields if fields[name] is not None or name in _NULL}
     if fields["model_type"] in ("gpt2", "bloom", "mpt"):  # which have names of their own for these
         fields = {name: fields[name] for name in fields if name not in _RENAMED}
     if family == "bloom":
         fields["hidden_size"] = _COMMON["hidden_size"]
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = auto_class(config).from_config(config, dtype=torch.float32)
     draw_weights(model, seed)
     model.save_pretrained(folder)
     if family.endswith("_mxfp4"):
