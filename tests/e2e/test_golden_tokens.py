@@ -46,9 +46,9 @@ def complete_all(stack: Stack, prompts: list[list[int]], **options) -> list[list
         return [tokens for tokens, _ in pool.map(lambda p: complete(stack, p, **options), prompts)]
 
 
-# Every family's tokens of one engine are in tests/golden, those that came through a prefill and a
-# decode worker in tests/integration/worker/test_families.py. What processes add is the same for
-# all, but where windows let a sequence give back its blocks.
+# Every family's tokens of one engine are in tests/golden, those of every kind of layers that came
+# through a prefill and a decode worker in tests/integration/worker/test_families.py. What processes
+# add is the same for all, but where windows let a sequence give back its blocks.
 TOPOLOGIES = [("llama", "aggregated"), ("llama", "disaggregated"), ("mistral", "disaggregated")]
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
+from support.greedy_oracle import auto_class
 from support.mxfp4_checkpoints import pack_experts
 from support.tiny_checkpoints import BOS_TOKEN_ID, EOS_TOKEN_ID, VOCAB_SIZE, write_byte_tokenizer
 
@@ -40,7 +41,51 @@ _LATENTS = {
     "v_head_dim": 12,
 }
 
+VISION_CONFIG: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 8,
+}
+"""Of what reads images, beside a text part."""
+
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    # every layer has a window; no two heads share K and V
+    "mistral": {
+        "model_type": "mistral",
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "sliding_window": 27,
+    },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    # the second layer has a window
+    "qwen2": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+    },
+    # all heads share K and V; they are wider than hidden_size / num_attention_heads
+    "qwen3": {
+        "model_type": "qwen3",
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "tie_word_embeddings": True,
+    },
+    # the first layer has no experts
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "head_dim": 24,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0],
+    },
     # the second layer does not rotate, and has a window
     "smollm3": {
         "model_type": "smollm3",
@@ -204,6 +249,20 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
 FAMILY_CONFIGS["gpt_oss_mxfp4"] = {**FAMILY_CONFIGS["gpt_oss"], "num_experts_per_tok": 2}
 """As it is published: experts in 4 bits."""
 
+FAMILY_CONFIGS["gemma3_with_images"] = {
+    "model_type": "gemma3",
+    "text_config": FAMILY_CONFIGS["gemma3"],
+    "vision_config": VISION_CONFIG,
+    "mm_tokens_per_image": 4,
+    "image_token_index": 263,
+}
+FAMILY_CONFIGS["mistral3_with_images"] = {
+    "model_type": "mistral3",
+    "text_config": FAMILY_CONFIGS["mistral"],
+    "vision_config": {**VISION_CONFIG, "model_type": "pixtral", "head_dim": 8},
+    "tie_word_embeddings": False,
+}
+
 
 def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overrides: Any) -> Path:
     """Write a model and its tokenizer; returns the folder, made if missing.
@@ -212,25 +271,32 @@ def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overri
         folder: of the model.
         family: one of FAMILY_CONFIGS.
         seed: of the weights.
-        overrides: fields of the configuration.
+        overrides: fields of the configuration, or of its text part.
     """
     fields = {**_COMMON, **FAMILY_CONFIGS[family], **overrides}
+    if text := FAMILY_CONFIGS[family].get("text_config"):
+        fields = {**FAMILY_CONFIGS[family], "text_config": {**_COMMON, **text, **overrides}}
     fields = {name: fields[name] for name in fields if fields[name] is not None or name in _NULL}
     if fields["model_type"] in ("gpt2", "bloom", "mpt"):  # which have names of their own for these
         fields = {name: fields[name] for name in fields if name not in _RENAMED}
     if family == "bloom":
         fields["hidden_size"] = _COMMON["hidden_size"]
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(seed)
-    biases = [pair for pair in model.named_buffers() if pair[0].endswith("correction_bias")]
-    for name, parameter in (*model.named_parameters(), *biases):
-        parameter.data.copy_(_drawn(name, parameter, generator))
+    model = auto_class(config).from_config(config, dtype=torch.float32)
+    draw_weights(model, seed)
     model.save_pretrained(folder)
     if family.endswith("_mxfp4"):
         pack_experts(folder)
     write_byte_tokenizer(folder)
     return folder
+
+
+def draw_weights(model: torch.nn.Module, seed: int = 0) -> None:
+    """Give every parameter of a model of transformers random values."""
+    generator = torch.Generator().manual_seed(seed)
+    biases = [pair for pair in model.named_buffers() if pair[0].endswith("correction_bias")]
+    for name, parameter in (*model.named_parameters(), *biases):
+        parameter.data.copy_(_drawn(name, parameter, generator))
 
 
 _NULL = {"q_lora_rank"}

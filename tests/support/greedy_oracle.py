@@ -2,19 +2,34 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
 logging.disable_progress_bar()
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """Return what makes and loads a model that generates text, of this configuration."""
+    if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText
 
 
 class GreedyOracle:
     """One checkpoint as transformers loads it; answers are remembered."""
 
     def __init__(self, folder: Path) -> None:
-        self.reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        auto = auto_class(AutoConfig.from_pretrained(folder))
+        self.reference = auto.from_pretrained(folder, dtype=torch.float32).eval()
         self._answers: dict[tuple[tuple[int, ...], int], list[int]] = {}
 
     def greedy(self, prompt: Sequence[int], max_tokens: int) -> list[int]:

@@ -188,7 +188,7 @@ class Model:
             embedding_norm=self.embedding_norm,
             alibi_slopes=self.slopes,
         )
-        assert self.native.fits
+        assert not self.native.misfit
         if shape.bits is not None:
             for w in self.plain:
                 for name in ("qkv", "output", "gate_up", "down", "q_up"):

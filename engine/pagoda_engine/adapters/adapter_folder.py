@@ -101,7 +101,7 @@ def _named(
     for name, tensor in stored.items():
         if not name.startswith(PEFT_PREFIX):
             raise AdapterError(path, f"{name!r} must begin with {PEFT_PREFIX!r}")
-        own = name.removeprefix(PEFT_PREFIX)
+        own = description.names.renamed(name.removeprefix(PEFT_PREFIX))
         named[own if own.startswith(prefix) else prefix + own] = tensor
     return named
 

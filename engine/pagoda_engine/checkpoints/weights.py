@@ -62,6 +62,18 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return tuple(paths)
 
 
+def tensor_names(folder: Path) -> frozenset[str]:
+    """Return the names of a model's tensors; none where the folder has no weights.
+
+    Raises:
+        CheckpointError: its index or its one file is damaged.
+    """
+    if (folder / _INDEX).is_file():
+        return frozenset(ConfigReader.open(folder / _INDEX).section("weight_map").fields)
+    path = folder / _SINGLE
+    return frozenset(tensors_of([path]) if path.is_file() else ())
+
+
 def tensors_of(paths: Sequence[Path]) -> dict[str, StoredTensor]:
     """Return the tensors of safetensors files.
 

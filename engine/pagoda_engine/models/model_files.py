@@ -1,6 +1,7 @@
 """What a model's files say, whatever their format: a Hugging Face folder, or one GGUF file."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -9,7 +10,7 @@ from pagoda_engine.checkpoints.fingerprint import fingerprint
 from pagoda_engine.checkpoints.quantised.config import SUPPORTED, read_scheme
 from pagoda_engine.checkpoints.quantised.scheme import Scheme
 from pagoda_engine.checkpoints.safetensors_header import StoredTensor
-from pagoda_engine.checkpoints.weights import tensors_of, weight_files
+from pagoda_engine.checkpoints.weights import tensor_names, tensors_of, weight_files
 from pagoda_engine.errors import UnsupportedModelError
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.registry import describe
@@ -70,6 +71,11 @@ class HuggingFaceFolder:
         self._folder = folder
         self._config = ConfigReader.open(folder / "config.json")
         self.description = describe(self._config)
+        names = self.description.names
+        if names.renamed_prefixes and self.description.tie_word_embeddings:
+            stored = {names.renamed(name) for name in tensor_names(folder)}
+            is_tied = f"{names.output}.weight" not in stored
+            self.description = replace(self.description, tie_word_embeddings=is_tied)
         self.scheme = read_scheme(self._config)
         if self.scheme is not None and self.description.names.is_transposed:
             architecture = f"{self.scheme} of {self.description.architecture}"
@@ -90,7 +96,9 @@ class HuggingFaceFolder:
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         """See `ModelFiles`."""
-        return tensors_of(weight_files(self._folder))
+        renamed = self.description.names.renamed
+        stored = tensors_of(weight_files(self._folder))
+        return {renamed(name): tensor for name, tensor in stored.items()}
 
     def eos_token_ids(self) -> frozenset[int]:
         """Return the generation configuration's, which chat models extend, or else the model's."""
@@ -99,6 +107,8 @@ class HuggingFaceFolder:
             generation = ConfigReader.open(generation_path)
             if generation.has("eos_token_id"):
                 return generation.token_ids("eos_token_id")
+        if not self._config.has("eos_token_id") and self._config.has("text_config"):
+            return self._config.section("text_config").token_ids("eos_token_id")
         return self._config.token_ids("eos_token_id")
 
     def fingerprint(self, differs_by: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """Loads a model: configuration, weights, end-of-sequence tokens, identity."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from pagoda_engine.models.kv.measure import settle_scales
 from pagoda_engine.models.model_files import ModelFiles, open_model
 from pagoda_engine.models.quantization import NONE, Quantization, resolve_quantization
 from pagoda_engine.models.weights.dummy import DummyWeights
+from pagoda_engine.models.weights.names import WeightNames
 from pagoda_formats.gguf_file import is_gguf
 from pagoda_kernels.native import packed_linear
 
@@ -163,7 +164,7 @@ def _weight_files(
     on_progress: OnProgress | None,
 ) -> WeightFiles:
     names, tensors = model_files.description.names, model_files.tensors()
-    _say_what_is_left_out(names.ignored_prefixes, tensors)
+    _say_what_is_left_out(names, tensors)
     # Some exports repeat the tied tensor.
     tied = (f"{names.output}.weight",) if model_files.description.tie_word_embeddings else ()
     return WeightFiles(
@@ -174,7 +175,7 @@ def _weight_files(
         device,
         scheme=model_files.scheme,
         ignored=(*tied, *names.ignored),
-        ignored_prefixes=names.ignored_prefixes,
+        ignored_prefixes=(*names.ignored_prefixes, *names.vision_prefixes),
         optional_prefix=names.optional_prefix,
         on_progress=on_progress,
     )
@@ -196,17 +197,22 @@ def _is_dummy(path: Path, load_format: str) -> bool:
     return True
 
 
-def _say_what_is_left_out(prefixes: Sequence[str], tensors: Mapping[str, StoredTensor]) -> None:
-    for prefix in prefixes:
-        sizes = [each.num_bytes for name, each in tensors.items() if name.startswith(prefix)]
-        if sizes:
-            logger.info(
-                "%s is left out: it predicts further tokens (multi-token prediction), which is not "
-                "done here; %d tensors, %.1f MiB",
-                prefix.removesuffix("."),
-                len(sizes),
-                sum(sizes) / 2**20,
-            )
+def _say_what_is_left_out(names: WeightNames, tensors: Mapping[str, StoredTensor]) -> None:
+    further = "it predicts further tokens (multi-token prediction), which is not done here"
+    for prefix in names.ignored_prefixes:
+        _say_left_out(prefix.removesuffix("."), further, (prefix,), tensors)
+    vision = "images are not read here, only the text part is served"
+    _say_left_out("the vision part", vision, names.vision_prefixes, tensors)
+
+
+def _say_left_out(
+    what: str, why: str, prefixes: tuple[str, ...], tensors: Mapping[str, StoredTensor]
+) -> None:
+    sizes = [each.num_bytes for name, each in tensors.items() if name.startswith(prefixes)]
+    if sizes:
+        logger.info(
+            "%s is left out: %s; %d tensors, %.1f MiB", what, why, len(sizes), sum(sizes) / 2**20
+        )
 
 
 def _say_how_weights_are_held(

@@ -3,6 +3,7 @@
 Knows what the native forward takes. Knows nothing of how it computes.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import overload
 
@@ -16,7 +17,11 @@ from pagoda_engine.models.latent_attention import LatentAttention
 from pagoda_engine.models.norm import LayerNorm, Norm, RmsNorm
 from pagoda_kernels.native.decoder_layers import DecoderLayers
 from pagoda_kernels.native.layer_weights import LayerWeights, PackedAttention, QkNormPlace
+from pagoda_kernels.native.library import native_library
 from pagoda_kernels.native.packed_latents import LatentsShape, PackedLatents, can_pack_latents
+from pagoda_kernels.native.packed_linear import DTYPES
+
+logger = logging.getLogger(__name__)
 
 
 def native_layers(
@@ -31,11 +36,14 @@ def native_layers(
     """Return all layers as one call, if every projection is packed for it.
 
     `embedding_multiplier` is rounded as the embeddings are; `positions` and `embedding_norm` are a
-    `Decoder`'s. Of a missing native library the log tells once (`native_library`).
+    `Decoder`'s. Where a CPU cannot have the call, the log says why.
     """
     weights = [_weights(layer) for layer in layers]
     packed = [layer for layer in weights if layer is not None]
     if len(packed) < len(weights):
+        if _weight(final_norm).device.type == "cpu":
+            first = next(i for i, layer in enumerate(weights) if layer is None)
+            _say_why_not(_why_not(layers[first], f"layer {first}", embedding.dtype))
         return None
     latent, attention = description.latent, layers[0].attention
     slopes = attention.alibi_slopes if isinstance(attention, Attention) else None
@@ -57,7 +65,36 @@ def native_layers(
         embedding_norm=_weight(embedding_norm),
         alibi_slopes=slopes,
     )
-    return native if native.fits else None
+    if native.misfit:
+        _say_why_not(native.misfit)
+        return None
+    return native
+
+
+def _say_why_not(reason: str) -> None:
+    logger.info(
+        "layers are computed one by one by torch's operators, which is slower than all in one "
+        "native call, and not the same to the bit in every batch: %s",
+        reason,
+    )
+
+
+def _why_not(layer: DecoderLayer, name: str, dtype: torch.dtype) -> str:
+    """Say why a layer's projections are not all packed."""
+    if dtype not in DTYPES:
+        known = " or ".join(_name(each) for each in DTYPES)
+        return f"dtype is {_name(dtype)}, must be {known}"
+    if native_library() is None:
+        return "there is no native library for this processor (why, is said where it is sought)"
+    if layer.feed_forward.packed is None:
+        part = "the feed-forward part"
+    else:
+        part = "the output" if layer.attention.output.packed is None else "Q, K and V"
+    return f"{part} of {name}: weights have an odd number of inputs"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _weights(layer: DecoderLayer) -> LayerWeights | None:

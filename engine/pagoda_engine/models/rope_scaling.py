@@ -17,6 +17,9 @@ import torch
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.errors import CheckpointError, UnsupportedModelError
 
+GGUF_ROTARY_FACTOR = "rotary_factor"
+"""Field for what a GGUF file says of the part of a head that turns, which every family obeys."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeDescription:
@@ -90,7 +93,7 @@ def read_rope(
     config: ConfigReader,
     *,
     default_theta: float = 10000.0,
-    default_rotary_factor: float = 1.0,
+    default_rotary_factor: float | None = None,
     is_interleaved: bool = False,
     layer_type: str = "",
     other_names: Mapping[str, str] | None = None,
@@ -103,13 +106,15 @@ def read_rope(
     Args:
         config: of the model.
         default_theta: where the field is absent.
-        default_rotary_factor: as `default_theta`.
+        default_rotary_factor: part of a head that turns where the field is absent; None: a family
+            of which transformers turns whole heads, whatever ``partial_rotary_factor`` says.
         is_interleaved: which pairs turn, which no configuration says.
         layer_type: whose rotation it is, where ``rope_parameters`` has one for each type.
         other_names: what a family calls a ``rope_type``.
 
     Raises:
-        UnsupportedModelError: another ``rope_type``.
+        UnsupportedModelError: another ``rope_type``; or a scaled one of a part of a head, in a
+            family that turns whole ones (transformers fails at that).
         CheckpointError: a parameter is missing or out of range.
     """
     section = _section(config, layer_type)
@@ -119,12 +124,25 @@ def read_rope(
     rope_type = (other_names or {}).get(rope_type, rope_type)
     if rope_type not in _FREQUENCIES:
         raise UnsupportedModelError(config.path, "rope_type", rope_type, tuple(_FREQUENCIES))
-    name = "partial_rotary_factor"
-    rotary_factor = _either(section, config, name).number(name, default_rotary_factor)
-    if rotary_factor > 1:
-        raise CheckpointError(config.path, f"{name} is {rotary_factor}, must be at most 1")
+    rotary_factor = _rotary_factor(config, section, rope_type, default_rotary_factor)
     plain = RopeDescription(theta=theta, rotary_factor=rotary_factor, is_interleaved=is_interleaved)
     return _SCALINGS[rope_type](replace(plain, rope_type=rope_type), config, section)
+
+
+def _rotary_factor(
+    config: ConfigReader, section: ConfigReader, rope_type: str, default: float | None
+) -> float:
+    """Return the part of a head that turns; a GGUF file says it under a name of its own."""
+    is_gguf = config.has(GGUF_ROTARY_FACTOR)
+    name = GGUF_ROTARY_FACTOR if is_gguf else "partial_rotary_factor"
+    factor = _either(section, config, name).number(name, 1.0 if default is None else default)
+    if factor > 1:
+        raise CheckpointError(config.path, f"{name} is {factor}, must be at most 1")
+    if default is not None or is_gguf:
+        return factor
+    if factor < 1 and rope_type != "default":
+        raise UnsupportedModelError(config.path, f"{name} of {rope_type} here", factor, ("1",))
+    return 1.0
 
 
 def _section(config: ConfigReader, layer_type: str) -> ConfigReader:

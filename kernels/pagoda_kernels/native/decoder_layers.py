@@ -114,14 +114,19 @@ class DecoderLayers:
         )
 
     @property
-    def fits(self) -> bool:
-        """Whether heads are even, and a thread's scratch memory is enough for them."""
+    def misfit(self) -> str:
+        """What of the heads is not computed here, in words; empty: nothing."""
         shape, library = self._decoder.shape, self._library
         if self._latents is None:
             needed = library.scratch_bytes(shape)
         else:
             needed = library.latents_scratch_bytes(self._latents.structure, shape)
-        return not shape.head_dim % 2 and needed <= SCRATCH_BYTES
+        heads = f"{shape.num_heads} heads of {shape.head_dim} dims"
+        if shape.head_dim % 2:
+            return f"{heads}, must be even"
+        if needed > SCRATCH_BYTES:
+            return f"{heads} take {needed} bytes of a thread, must be at most {SCRATCH_BYTES}"
+        return ""
 
     def can_pack(self, block_size: int) -> bool:
         """Whether KV may lie in blocks of this size as attention multiplies it, which is faster."""

@@ -104,7 +104,7 @@ class ContextLengthError(InvalidRequestError):
     """Prompt, or prompt plus output, is longer than the model's context.
 
     Attributes:
-        num_prompt_tokens: of the prompt; None: it was not tokenised, or something else is wrong too.
+        num_prompt_tokens: of the prompt; None: not tokenised, or something else is wrong too.
         num_wanted: output tokens that were asked for beside it, if these are what is too much.
         limit: tokens of the context.
     """

@@ -13,6 +13,7 @@ _FIELDS = {
     "num_attention_heads": "n_head",
     "max_position_embeddings": "seq_length",
 }
+_LENGTH = 2048  # of what BLOOM was trained on
 _NAMES = WeightNames(
     embedding="transformer.word_embeddings",
     embedding_norm="transformer.word_embeddings_layernorm",
@@ -28,9 +29,11 @@ _NAMES = WeightNames(
 
 
 def bloom(config: ConfigReader) -> DecoderDescription:
-    """ALiBi has no last position; the configuration says how long its prompts were."""
+    """ALiBi has no last position; the configuration says how long its prompts were, or nothing."""
     refuse(config, "apply_residual_connection_post_layernorm", default=False, supported=False)
     config = config.renamed(_FIELDS)
+    if not config.has("max_position_embeddings"):
+        config = config.replaced(max_position_embeddings=_LENGTH)
     four_times = 4 * config.integer("hidden_size")
     return replace(
         usual_description(config, None, intermediate_size=four_times, is_tied=True),

@@ -69,7 +69,8 @@ def _description(
     usual = usual_description(
         config.replaced(head_dim=latent.rope_dim, num_key_value_heads=heads), rope
     )
-    num_more = _count(config, "num_nextn_predict_layers", 0)
+    name = "num_nextn_predict_layers"
+    num_more = _count(config, name if config.has(name) else "num_mtp_layers", 0)
     more = range(usual.num_layers, usual.num_layers + min(num_more, usual.num_layers))
     return replace(
         usual,

@@ -4,6 +4,7 @@ Knows names of fields. Knows nothing of a single family.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.errors import CheckpointError, UnsupportedModelError
@@ -19,10 +20,18 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
+# Releases of transformers save the same count of one family under different ones of these.
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# What a model of text and images says of both.
+_OF_THE_WHOLE = ("architectures", "dtype", "torch_dtype")
 
 
 def usual_description(
@@ -84,6 +93,32 @@ def usual_description(
         dtype=_dtype(config),
         activation=activation(config, "hidden_act", "silu"),
     )
+
+
+def text_config(
+    config: ConfigReader, model_type: str, defaults: Mapping[str, Any] | None = None
+) -> ConfigReader:
+    """Return the configuration of the text part, with what the whole model says of both.
+
+    That its embedding is tied is said of the whole, and is so where nothing is said; a folder that
+    has an output projection all the same has it for use (`HuggingFaceFolder`).
+
+    Args:
+        config: of the whole model.
+        model_type: of the text part.
+        defaults: what transformers takes for fields that ``text_config`` leaves out.
+
+    Raises:
+        CheckpointError: there is no ``text_config``.
+        UnsupportedModelError: it is of another model.
+    """
+    text = config.section("text_config")
+    found = text.string("model_type", model_type)
+    if found != model_type:
+        raise UnsupportedModelError(config.path, "text_config.model_type", found, (model_type,))
+    whole = {name: config.fields[name] for name in _OF_THE_WHOLE if config.has(name)}
+    whole["tie_word_embeddings"] = config.boolean("tie_word_embeddings", True)
+    return ConfigReader(config.path, {**(defaults or {}), **text.fields, **whole})
 
 
 def activation(config: ConfigReader, name: str, default: str) -> Activation:
@@ -181,7 +216,8 @@ def experts_of(
     Args:
         config: of the model.
         num_layers: of which all have experts but those that fields name.
-        count: field that counts the experts of a layer.
+        count: field that counts the experts of a layer; where it is absent, what else transformers
+            calls it.
         size: field with an expert's width.
         norm_topk_prob: None: the field of that name decides.
         shared_size: as in ExpertsDescription.
@@ -193,7 +229,8 @@ def experts_of(
         raise UnsupportedModelError(
             config.path, "hidden_act of experts", config.fields["hidden_act"], ("silu",)
         )
-    num_experts = config.integer(count)
+    named = next((name for name in (count, *_EXPERT_COUNTS) if config.has(name)), count)
+    num_experts = config.integer(named)
     num_experts_per_tok = config.integer("num_experts_per_tok")
     if num_experts_per_tok > num_experts:
         raise CheckpointError(

@@ -14,6 +14,7 @@ from pagoda_engine.models.families.fields import (
     every_nth_full,
     layer_types,
     refuse,
+    text_config,
     usual_description,
     windows_of,
 )
@@ -25,6 +26,16 @@ _NAMES = WeightNames(
     feed_forward_in_norm="pre_feedforward_layernorm",
     feed_forward_out_norm="post_feedforward_layernorm",
 )
+# What published configurations of the whole leave out, as it is transformers' own.
+_GEMMA3_TEXT = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+}
 
 
 def gemma(config: ConfigReader) -> DecoderDescription:
@@ -64,6 +75,12 @@ def gemma3(config: ConfigReader) -> DecoderDescription:
         layer_ropes=tuple(local if kind == SLIDING else rope for kind in types),
         logits_soft_cap=config.optional_number("final_logit_softcapping"),
     )
+
+
+def gemma3_with_images(config: ConfigReader) -> DecoderDescription:
+    """Gemma 3 of 4B and more: its text part is a Gemma 3 as the small ones are."""
+    text = gemma3(text_config(config, "gemma3_text", _GEMMA3_TEXT))
+    return replace(text, names=text.names.inside_of_whole())
 
 
 def _num_layers(config: ConfigReader) -> int:

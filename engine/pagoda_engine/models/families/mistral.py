@@ -7,6 +7,7 @@ from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.fields import (
     SLIDING,
     experts_of,
+    text_config,
     usual_description,
     windows_of,
 )
@@ -19,6 +20,12 @@ def mistral(config: ConfigReader) -> DecoderDescription:
     usual = usual_description(config, read_rope(config))
     windows = windows_of(config, (SLIDING,) * usual.num_layers, default=4096)
     return replace(usual, sliding_windows=windows)
+
+
+def mistral3_with_images(config: ConfigReader) -> DecoderDescription:
+    """Mistral Small 3.1 and 3.2: their text part is a Mistral."""
+    text = mistral(text_config(config, "mistral"))
+    return replace(text, names=text.names.inside_of_whole())
 
 
 def mixtral(config: ConfigReader) -> DecoderDescription:

@@ -11,7 +11,8 @@ from pagoda_engine.models.weights.names import WeightNames
 
 def phi3(config: ConfigReader) -> DecoderDescription:
     """Older configurations call its LongRoPE "su" or "yarn"."""
-    rope = read_rope(config, other_names={"su": "longrope", "yarn": "longrope"})
+    older = {"su": "longrope", "yarn": "longrope"}
+    rope = read_rope(config, default_rotary_factor=1.0, other_names=older)
     usual = usual_description(config, rope)
     return replace(
         usual,

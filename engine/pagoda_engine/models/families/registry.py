@@ -11,13 +11,13 @@ from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.bloom import bloom
 from pagoda_engine.models.families.cohere import cohere, cohere2
 from pagoda_engine.models.families.deepseek import deepseek2, deepseek3
-from pagoda_engine.models.families.gemma import gemma, gemma2, gemma3
+from pagoda_engine.models.families.gemma import gemma, gemma2, gemma3, gemma3_with_images
 from pagoda_engine.models.families.glm import glm, glm4
 from pagoda_engine.models.families.gpt2 import gpt2
 from pagoda_engine.models.families.gpt_neox import gpt_neox
 from pagoda_engine.models.families.gpt_oss import gpt_oss
 from pagoda_engine.models.families.llama import granite, llama
-from pagoda_engine.models.families.mistral import mistral, mixtral
+from pagoda_engine.models.families.mistral import mistral, mistral3_with_images, mixtral
 from pagoda_engine.models.families.mpt import mpt
 from pagoda_engine.models.families.olmo import olmo2, olmo3, olmoe
 from pagoda_engine.models.families.phi import phi3
@@ -28,6 +28,7 @@ from pagoda_engine.models.families.starcoder import starcoder2
 FAMILIES: dict[str, Callable[[ConfigReader], DecoderDescription]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
+    "Mistral3ForConditionalGeneration": mistral3_with_images,
     "MixtralForCausalLM": mixtral,
     "Qwen2ForCausalLM": qwen2,
     "Qwen2MoeForCausalLM": qwen2_moe,
@@ -42,6 +43,7 @@ FAMILIES: dict[str, Callable[[ConfigReader], DecoderDescription]] = {
     "GemmaForCausalLM": gemma,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
+    "Gemma3ForConditionalGeneration": gemma3_with_images,
     "GlmForCausalLM": glm,
     "Glm4ForCausalLM": glm4,
     "CohereForCausalLM": cohere,
@@ -52,6 +54,7 @@ FAMILIES: dict[str, Callable[[ConfigReader], DecoderDescription]] = {
     "GptOssForCausalLM": gpt_oss,
     "BloomForCausalLM": bloom,
     "MptForCausalLM": mpt,
+    "MPTForCausalLM": mpt,  # its authors' spelling
     "DeepseekV2ForCausalLM": deepseek2,
     "DeepseekV3ForCausalLM": deepseek3,
 }

@@ -13,6 +13,7 @@ from pagoda_engine.errors import CheckpointError, UnsupportedModelError
 from pagoda_engine.models.families.fields import FULL, MAX_LAYERS, SLIDING
 from pagoda_engine.models.gguf.arithmetic import Accepted
 from pagoda_engine.models.gguf.head import Head
+from pagoda_engine.models.rope_scaling import GGUF_ROTARY_FACTOR
 
 Fields = dict[str, Any]
 
@@ -131,7 +132,7 @@ def _deepseek(head: Head) -> Fields:
     return {
         "qk_nope_head_dim": key - turning,
         "v_head_dim": value,
-        "partial_rotary_factor": None,  # of the dims that may turn all do
+        GGUF_ROTARY_FACTOR: None,  # of the dims that may turn all do
         "n_shared_experts": head.get("expert_shared_count"),
         "first_k_dense_replace": head.get("leading_dense_block_count") or 0,
         "norm_topk_prob": bool(head.get("expert_weights_norm")),

@@ -17,6 +17,7 @@ from pagoda_engine.models.gguf.architectures import (
 )
 from pagoda_engine.models.gguf.arithmetic import refuse_others
 from pagoda_engine.models.gguf.head import Head
+from pagoda_engine.models.rope_scaling import GGUF_ROTARY_FACTOR
 from pagoda_formats.gguf_file import GgufFile, GgufTensor
 
 _MAX_ROPE_FACTORS = 1 << 16
@@ -103,7 +104,7 @@ def _rotation(head: Head, *, rounds_yarn: bool) -> dict[str, Any]:
     head_dim, turning = head.head_dim, head.get("rope.dimension_count")
     fields: dict[str, Any] = {
         "head_dim": head_dim,
-        "partial_rotary_factor": 1.0,
+        GGUF_ROTARY_FACTOR: 1.0,
         "rope_scaling": _scaling(head, rounds_yarn=rounds_yarn),
     }
     if turning is not None:
@@ -114,7 +115,7 @@ def _rotation(head: Head, *, rounds_yarn: bool) -> dict[str, Any]:
                 f"{head.name}.rope.dimension_count is {turning}, must be at most the {head_dim} "
                 "dims of a head",
             )
-        fields["partial_rotary_factor"] = _part(turning, head_dim)
+        fields[GGUF_ROTARY_FACTOR] = _part(turning, head_dim)
     if not head.config.has("rope_theta"):
         fields["rope_theta"] = 10000.0
     return fields

@@ -3,7 +3,7 @@
 Knows names. Knows nothing of shapes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 QkvLayout = Literal["joined", "by_head"]
@@ -12,6 +12,16 @@ QkvLayout = Literal["joined", "by_head"]
 ExpertsLayout = Literal["each", "stacked"]
 """Tensors of every expert; or one for all of them, ``[E, inputs, outputs]`` without ``.weight``,
 where columns of gate and up take turns, and biases end in ``_bias``."""
+
+_RENAMED = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),  # as transformers has it in memory since 4.52
+)
+_VISION = (
+    *("vision_tower.", "multi_modal_projector."),
+    *("model.vision_tower.", "model.multi_modal_projector."),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,8 @@ class WeightNames:
         optional_prefix: of all names; exports of the bare model leave it out.
         ignored: ends of names of what is no weight, as masks that old exports carry.
         ignored_prefixes: beginnings of names of what is not computed here.
+        vision_prefixes: those of what reads images, which is not computed here either.
+        renamed_prefixes: beginnings of names in the files, each with what stands for it here.
     """
 
     embedding: str = "model.embed_tokens"
@@ -102,3 +114,20 @@ class WeightNames:
     optional_prefix: str = ""
     ignored: tuple[str, ...] = ()
     ignored_prefixes: tuple[str, ...] = ()
+    vision_prefixes: tuple[str, ...] = ()
+    renamed_prefixes: tuple[tuple[str, str], ...] = ()
+
+    def inside_of_whole(self) -> "WeightNames":
+        """Return the names of a text model that is part of one of text and images.
+
+        transformers has its tensors under ``language_model``, beside a vision tower and a
+        projector.
+        """
+        return replace(self, renamed_prefixes=_RENAMED, vision_prefixes=_VISION)
+
+    def renamed(self, name: str) -> str:
+        """Return what a tensor of the files is called here."""
+        for theirs, ours in self.renamed_prefixes:
+            if name.startswith(theirs):
+                return ours + name.removeprefix(theirs)
+        return name

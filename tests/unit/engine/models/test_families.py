@@ -1,20 +1,23 @@
 """What families read from their configurations, beside what the comparison of logits can tell."""
 
 import json
+import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.family_checkpoints import FAMILY_CONFIGS, make_family_checkpoint
-from support.tiny_checkpoints import FAMILIES as TINY_FAMILIES
-from support.tiny_checkpoints import make_tiny_checkpoint
+from transformers.activations import ACT2FN
 
 from pagoda_engine import CheckpointError, EngineConfig, UnsupportedModelError, load_model
+from pagoda_engine.models import native_layers
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.registry import FAMILIES, read_description
 from pagoda_kernels import ClampedSwiglu
+from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.library import native_library
 
 PAGE = Path(__file__).parents[4] / "docs" / "howto" / "model.md"
@@ -99,10 +102,9 @@ def test_latents_of_v2_lite_as_it_is_published(tmp_path: Path) -> None:
     assert description.experts.shared_size == 48
 
 
-def test_layers_that_propose_tokens_are_left_out(tmp_path: Path) -> None:
-    description = read(
-        tmp_path, "DeepseekV3ForCausalLM", **LATENTS, q_lora_rank=24, num_nextn_predict_layers=1
-    )
+@pytest.mark.parametrize("name", ["num_nextn_predict_layers", "num_mtp_layers"])
+def test_layers_that_propose_tokens_are_left_out(tmp_path: Path, name: str) -> None:
+    description = read(tmp_path, "DeepseekV3ForCausalLM", **LATENTS, q_lora_rank=24, **{name: 1})
     assert description.names.ignored_prefixes == ("model.layers.4.",)
 
 
@@ -126,6 +128,73 @@ def test_latents_and_experts_that_are_not_computed_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         read(tmp_path, architecture, **{**LATENTS, **fields})
+
+
+MIXTURES = (
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "OlmoeForCausalLM",
+    "GptOssForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+)
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts", "n_routed_experts"])
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_experts_are_counted_by_any_name(tmp_path: Path, architecture: str, name: str) -> None:
+    """As `transformers` calls it by release: its ``attribute_map`` takes one for the other."""
+    fields = {**LATENTS, "shared_expert_intermediate_size": 40, name: 12}
+    if name != "n_routed_experts":
+        del fields["n_routed_experts"]
+    experts = read(tmp_path, architecture, **fields).experts
+    assert experts is not None
+    assert experts.num_experts == 12
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [("MixtralForCausalLM", "num_local_experts"), ("Qwen3MoeForCausalLM", "num_experts")],
+)
+def test_experts_that_are_not_counted_are_missed_by_the_familys_name(
+    tmp_path: Path, architecture: str, name: str
+) -> None:
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        read(tmp_path, architecture, num_experts_per_tok=2)
+
+
+def test_bloom_without_a_length_is_as_long_as_it_was_trained(tmp_path: Path) -> None:
+    nothing = read(tmp_path, "BloomForCausalLM", max_position_embeddings=None)
+    assert nothing.max_position_embeddings == 2048
+    said = read(tmp_path, "BloomForCausalLM", max_position_embeddings=None, seq_length=512)
+    assert said.max_position_embeddings == 512
+
+
+def test_mpt_as_its_authors_spell_it(tmp_path: Path) -> None:
+    theirs = read(tmp_path, "MPTForCausalLM")
+    assert replace(theirs, architecture="MptForCausalLM") == read(tmp_path, "MptForCausalLM")
+
+
+SAME = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+"""What `transformers` calls each activation."""
+
+
+@pytest.mark.parametrize("name", ACT2FN)
+def test_activations_are_those_of_transformers_that_are_the_same_function(
+    tmp_path: Path, name: str
+) -> None:
+    x = torch.linspace(-12, 12, 2401)
+    same = {
+        ours
+        for ours, theirs in SAME.items()
+        if (ACT2FN[name](x) - ACT2FN[theirs](x)).abs().max() < 2e-6
+    }
+    try:
+        found = {read(tmp_path, "GPTNeoXForCausalLM", hidden_act=name).activation}
+    except UnsupportedModelError:
+        found = set()
+    assert found == same
 
 
 def test_older_gemma3_fields_mean_what_newer_ones_say(tmp_path: Path) -> None:
@@ -193,6 +262,19 @@ def test_older_names_of_phi_3s_long_rope(tmp_path: Path, name: str, value: str) 
     assert rope.original_max_position_embeddings == 64
 
 
+def test_whole_heads_turn_in_families_without_a_part(tmp_path: Path) -> None:
+    rope = read(tmp_path, "LlamaForCausalLM", partial_rotary_factor=0.5).rope
+    assert rope == read(tmp_path, "LlamaForCausalLM").rope
+    assert (
+        rope
+        == read(
+            tmp_path,
+            "LlamaForCausalLM",
+            rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        ).rope
+    )
+
+
 def test_older_gpt_neox_fields_of_the_rotation(tmp_path: Path) -> None:
     rope = read(tmp_path, "GPTNeoXForCausalLM", rotary_pct=0.5, rotary_emb_base=500.0).rope
     assert rope is not None
@@ -213,7 +295,7 @@ def test_older_gpt_neox_fields_of_the_rotation(tmp_path: Path) -> None:
             "short_factor is 1.0, must be a list of numbers",
         ),
         ("LlamaForCausalLM", {"partial_rotary_factor": 1.5}, "1.5, must be at most 1"),
-        ("LlamaForCausalLM", {"partial_rotary_factor": 0.2}, "cannot turn: 3 is no even number"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 0.2}, "cannot turn: 3 is no even number"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 2, 1]}, "must have 0 or 1 for 4 layers"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "must have 0 or 1 for 4 layers"),
         ("GPT2LMHeadModel", {"n_embd": 0, "hidden_size": None}, "n_embd is 0, must be a positive"),
@@ -243,6 +325,11 @@ def test_wrong_fields_are_named(
             "use_bidirectional_attention",
         ),
         ("OlmoeForCausalLM", {"hidden_act": "gelu"}, "hidden_act of experts"),
+        (
+            "LlamaForCausalLM",
+            {"partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2}},
+            "partial_rotary_factor of linear here",
+        ),
     ],
 )
 def test_what_the_decoder_has_not_is_refused(
@@ -256,8 +343,65 @@ def test_what_the_decoder_has_not_is_refused(
 
 
 @pytest.mark.skipif(native_library() is None, reason="no native library on this machine")
-@pytest.mark.parametrize("family", [*TINY_FAMILIES, *FAMILY_CONFIGS])
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
 def test_every_family_is_one_native_call(tmp_path: Path, family: str) -> None:
-    make = make_tiny_checkpoint if family in TINY_FAMILIES else make_family_checkpoint
-    model = load_model(make(tmp_path, family), EngineConfig(dtype="float32"))
+    folder = make_family_checkpoint(tmp_path, family)
+    model = load_model(folder, EngineConfig(dtype="float32"))
     assert model.decoder.is_native
+
+
+@pytest.mark.skipif(native_library() is None, reason="no native library on this machine")
+@pytest.mark.parametrize(
+    ("family", "sizes", "dtype", "reason"),
+    [
+        ("glm", {}, "float16", "dtype is float16, must be bfloat16 or float32"),
+        ("gpt2", {"n_embd": 45, "n_head": 5}, "float32", "5 heads of 9 dims, must be even"),
+        ("gpt2", {"n_inner": 63}, "bfloat16", "the feed-forward part of layer 0: weights have"),
+        (
+            "deepseek_v2",
+            {"qk_nope_head_dim": 15},
+            "bfloat16",
+            "Q, K and V of layer 0: weights have",
+        ),
+        (
+            "deepseek_v2",
+            {"num_attention_heads": 3, "num_key_value_heads": 3, "v_head_dim": 13},
+            "bfloat16",
+            "the output of layer 0: weights have an odd number of inputs",
+        ),
+        ("llama", {"head_dim": 9000}, "float32", "bytes of a thread, must be at most 4194304"),
+    ],
+    ids=["fp16", "odd-heads", "odd-inner", "odd-keys", "odd-values", "wide-heads"],
+)
+def test_a_cpu_without_the_native_call_says_why(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    family: str,
+    sizes: dict[str, int],
+    dtype: str,
+    reason: str,
+) -> None:
+    folder = make_family_checkpoint(tmp_path, family, **sizes)
+    with caplog.at_level(logging.INFO, "pagoda_engine.models.native_layers"):
+        model = load_model(folder, EngineConfig(dtype=dtype))
+    assert not model.decoder.is_native
+    assert [reason in line for line in caplog.messages] == [True]
+
+
+def test_a_cpu_without_the_native_library_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_linear, "native_library", lambda: None)
+    monkeypatch.setattr(native_layers, "native_library", lambda: None)
+    with caplog.at_level(logging.INFO, "pagoda_engine.models.native_layers"):
+        load_model(make_family_checkpoint(tmp_path, "llama"), EngineConfig(dtype="float32"))
+    assert ["there is no native library" in line for line in caplog.messages] == [True]
+
+
+@pytest.mark.skipif(native_library() is None, reason="no native library on this machine")
+def test_a_cpu_with_the_native_call_says_nothing_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "pagoda_engine.models.native_layers"):
+        load_model(make_family_checkpoint(tmp_path, "llama"), EngineConfig(dtype="float32"))
+    assert caplog.messages == []

@@ -129,6 +129,15 @@ def test_more_turning_dims_than_a_head_has_are_refused(tmp_path: Path) -> None:
         GgufModel(path)
 
 
+def test_heads_turn_in_part_in_every_family(tmp_path: Path) -> None:
+    """As llama.cpp does it; a field of ``config.json`` says it to some families alone."""
+    folder = make_tiny_checkpoint(tmp_path / "folder", "qwen2")
+    path = write_gguf(folder, tmp_path / "model.gguf", rope__dimension_count=4)
+    description = GgufModel(path).description
+    assert description.rope is not None
+    assert description.rope.rotary_dim(description.head_dim) == 4 < description.head_dim
+
+
 @pytest.mark.parametrize(
     ("pattern", "full"),
     [(4, [3, 7]), (2, [1, 3, 5, 7]), (1, list(range(8)))],
