@@ -48,7 +48,7 @@ class ModelText:
         """
         tokenizer = ModelTokenizer.load(folder)
         template = ChatTemplate.load(folder, tokenizer.special_tokens)
-        dialect = Dialect.of(template.source if template else "", tool_format)
+        dialect = Dialect.of(template.with_tools.source if template else "", tool_format)
         checker = GrammarChecker(_compiler(folder, tokenizer), threads)
         return cls(
             PromptMaker(tokenizer, template, large), AnswerForms(dialect, tokenizer, checker)

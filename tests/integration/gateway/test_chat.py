@@ -253,3 +253,24 @@ async def test_documents_are_for_the_template(nats_common: Any, bus: Any, tmp_pa
         answer = await running.chat(documents=[{"text": "ab"}])
         assert answer.json()["usage"]["prompt_tokens"] == plain + 4
         assert "x-pagoda-ignored" not in answer.headers
+
+
+async def test_offered_tools_are_shown_by_the_template_for_tools(
+    nats_common: Any, bus: Any, tmp_path: Any
+) -> None:
+    named = [
+        {"name": "default", "template": "{{ messages[0].content }}"},
+        {"name": "tool_use", "template": "{{ tools[0].function.name }}<tool_call>"},
+    ]
+    folder = write_model_folder(tmp_path / "tiny", chat_template=named)
+    tool = {"type": "function", "function": {"name": "look"}}
+    async with running_gateway(nats_common, bus, folder, ScriptedWorker(bus)) as running:
+        await running.chat()
+        await running.chat(tools=[tool])
+        await running.chat(tools=[tool], tool_choice="none")
+        prompts = running.gateway.texts["tiny"].prompts
+        texts = [
+            prompts.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=True)
+            for request in running.worker.requests
+        ]
+    assert texts == ["hello world", "look<tool_call>", "hello world"]

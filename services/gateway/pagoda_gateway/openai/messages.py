@@ -31,7 +31,7 @@ async def conversation_tokens(
     Raises:
         InvalidRequestError: names the message and the part of it that cannot be rendered.
     """
-    template = prompts.template
+    template = prompts.template.with_tools if tools else prompts.template
     history = ToolHistory(template.shape)
     continues = bool(continue_final_message)
     if continues and add_generation_prompt:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import orjson
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -25,6 +26,8 @@ _TEMPLATE_ERRORS = (
     RecursionError,
 )  # fmt: skip
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+_OF_TOOLS = "tool_use"
+"""What Hermes and Command R call a template of their own for where tools are offered."""
 
 
 class _GenerationBlock(Extension):
@@ -38,7 +41,11 @@ class _GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """One model's chat template."""
+    """One model's chat template.
+
+    Attributes:
+        with_tools: what renders a conversation in which tools are offered; mostly itself.
+    """
 
     def __init__(
         self,
@@ -59,28 +66,36 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.source = source
         self.knows_developer = "developer" in source
+        self.with_tools = self
 
     @classmethod
     def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate | None":
-        """Read chat_template.jinja or tokenizer_config.json; None if the model has no template.
+        """Read chat_template.jinja, tokenizer_config.json or a processor's chat_template.json.
+
+        Returns:
+            None if the model has no template.
 
         Raises:
             ModelFolderError: it cannot be read or compiled.
         """
-        path, field = folder / "chat_template.jinja", ""
-        source: Any = read_text(path) if path.is_file() else None
-        if source is None:
-            path, field = folder / "tokenizer_config.json", "chat_template"
-            source = read_tokenizer_config(folder).get(field)
+        path, field, source = _sources(folder)
+        named = {"default": source}
         with naming(path, field):
-            if isinstance(source, list):  # several named templates
+            if isinstance(source, list):
                 named = {entry["name"]: entry["template"] for entry in source}
-                source = named.get("default")
-            if not source:
+        of_tools = folder / "additional_chat_templates" / f"{_OF_TOOLS}.jinja"
+        if of_tools.is_file():
+            named[_OF_TOOLS] = read_text(of_tools)
+        with naming(path, field):
+            if not named.get("default"):
                 return None
-            if not isinstance(source, str):
-                raise TypeError(f"it is {type(source).__name__}, must be text")
-            return cls(source, special_tokens)
+            for name in ("default", _OF_TOOLS):
+                if not isinstance(named.get(name, ""), str):
+                    raise TypeError(f"it is {type(named[name]).__name__}, must be text")
+            template = cls(named["default"], special_tokens)
+            if named.get(_OF_TOOLS):
+                template.with_tools = cls(named[_OF_TOOLS], special_tokens)
+            return template
 
     def render(
         self,
@@ -174,3 +189,16 @@ def _tojson(
         separators=separators,
         sort_keys=sort_keys,
     )
+
+
+def _sources(folder: Path) -> tuple[Path, str, Any]:
+    """Return the file that has the template, the field of it, and what it has."""
+    path, field = folder / "chat_template.jinja", "chat_template"
+    if path.is_file():
+        return path, "", read_text(path)
+    found = read_tokenizer_config(folder).get(field)
+    path = folder / "chat_template.json"
+    if found is None and path.is_file():
+        with naming(path, field):
+            return path, field, orjson.loads(read_text(path))[field]
+    return folder / "tokenizer_config.json", field, found

@@ -109,7 +109,7 @@ class PromptMaker:
         Raises:
             InvalidRequestError: the template refuses it, or it is longer than the context can be.
         """
-        template = self.template
+        template = self.template.with_tools if tools else self.template
 
         def make() -> ChatTokens:
             text = template.render(

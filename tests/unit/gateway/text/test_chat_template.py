@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
+from pagoda_runtime.errors import ModelFolderError
 
 CHAT = [
     {"role": "system", "content": "Be <brief> & kind."},
@@ -66,6 +67,53 @@ def test_jinja_file_wins(tmp_path: Path) -> None:
 
 def test_model_without_template(tmp_path: Path) -> None:
     assert ChatTemplate.load(write_model_folder(tmp_path, chat_template=None), {}) is None
+
+
+NAMED = [
+    {"name": "default", "template": "plain"},
+    {"name": "tool_use", "template": "with tools"},
+    {"name": "rag", "template": "with documents"},
+]
+
+
+@pytest.mark.parametrize("place", ["list", "file"])
+def test_tools_have_a_template_of_their_own_where_there_is_one(tmp_path: Path, place: str) -> None:
+    sent: Any = NAMED if place == "list" else "plain"
+    folder = write_model_folder(tmp_path, chat_template=sent)
+    if place == "file":
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    template = ChatTemplate.load(folder, {})
+    assert template is not None
+    assert (template.render(CHAT), template.with_tools.render(CHAT)) == ("plain", "with tools")
+
+
+def test_otherwise_one_template_is_for_all(tmp_path: Path) -> None:
+    template = ChatTemplate.load(write_model_folder(tmp_path, chat_template=NAMED[:1]), {})
+    assert template is not None
+    assert template.with_tools is template
+    without = write_model_folder(tmp_path / "without", chat_template=NAMED[1:])
+    assert ChatTemplate.load(without, {}) is None
+
+
+def test_a_processors_template_is_taken_where_the_tokenizer_has_none(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, chat_template=None)
+    path = folder / "chat_template.json"
+    path.write_text('{"chat_template": "of the processor"}')
+    template = ChatTemplate.load(folder, {})
+    assert template is not None
+    assert template.render(CHAT) == "of the processor"
+    for wrong in ("[]", "{}", "{", '{"chat_template": 5}'):
+        path.write_text(wrong)
+        with pytest.raises(ModelFolderError, match="chat_template"):
+            ChatTemplate.load(folder, {})
+
+
+@pytest.mark.parametrize("wrong", [[{"name": "default"}], [{"name": "default", "template": 5}], 5])
+def test_a_template_that_is_none_is_named(tmp_path: Path, wrong: Any) -> None:
+    folder = write_model_folder(tmp_path, chat_template=wrong)
+    with pytest.raises(ModelFolderError, match=r"tokenizer_config\.json: chat_template"):
+        ChatTemplate.load(folder, {})
 
 
 def test_raise_exception_names_the_reason() -> None:
