@@ -378,6 +378,7 @@ class Engine:
                 s.num_cached_tokens,
                 s.num_null_blocks,
                 s.windowed.start,
+                s.waited_for,
             )
             for s in scheduled.reserved
         )

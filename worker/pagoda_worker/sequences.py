@@ -63,7 +63,9 @@ class LiveSequence:
         num_accepted_tokens: of them, those that are output.
         record_id: of its usage record, once it has one.
         num_recorded_tokens: published from here, as a record said that was made before its end.
+        waited_for: what it lacked before it was let in, as `Reservation` has it.
         preempted: unix seconds at which it lost its blocks; 0: it has not, or has some again.
+        preempted_because: why it did, the last time.
     """
 
     sequence_id: str
@@ -90,7 +92,9 @@ class LiveSequence:
     num_accepted_tokens: int = 0
     record_id: str = ""
     num_recorded_tokens: int = 0
+    waited_for: tuple[str, ...] = ()
     preempted: float = 0.0
+    preempted_because: str = ""
 
     def take_work(self, output: SequenceOutput | None) -> None:
         """Note what an output says was computed; None: the engine never had the sequence."""

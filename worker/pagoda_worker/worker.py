@@ -337,12 +337,13 @@ class Worker(Generic[S]):
                 is_computed = sequence.request.kv_source is KvSource.COMPUTE
                 reserved = now - result.seconds if is_computed else now
                 sequence.stages.reserved = max(reserved, sequence.stages.accepted)
+                sequence.waited_for = reservation.waited_for
                 self._handler.on_reserved(sequence, reservation)
                 self._note_reused(sequence, reservation)
         for preemption in result.preempted:
             sequence = self.sequences.get(preemption.sequence_id)
             if sequence is not None:
-                sequence.preempted = now
+                sequence.preempted, sequence.preempted_because = now, preemption.cause
                 self.tiers.keep(preemption)
         for resumption in result.resumed:
             sequence = self.sequences.get(resumption.sequence_id)

@@ -22,6 +22,8 @@ from pagoda_engine.scheduler.tenants.victims import (
     seat_victim,
 )
 
+SEATS, BLOCKS, STEP_TOKENS, PREFIX = "seats", "blocks", "step tokens", "shared prefix"
+"""What a sequence that waits may lack: of the last another one computes the blocks."""
 MAX_PASSED = 64
 """Sequences that wait for another one's blocks and are passed by those behind them, at the most."""
 
@@ -60,7 +62,12 @@ class Admission:
     def flows_to_admit(self, closed: AbstractSet[Flow]) -> Iterable[Flow]:
         """Return the flows that may admit somebody, whose turn it is first; not the closed ones."""
         queues = self._queues
-        if not queues.waiting or not queues.has_seats():
+        if not queues.waiting:
+            return ()
+        if not queues.has_seats():
+            for state in queues.flows.states:
+                if state.num_waiting:
+                    _lacks(next(iter(queues.line(state.flow))), SEATS)
             return ()
         if not queues.flows.are_several:
             return [flow for flow in queues.flows if flow not in closed]
@@ -84,11 +91,15 @@ class Admission:
         sequence = self._first_in_line(flow) if queues.has_seats() else None
         if sequence is None or sequence.priority >= before or sequence.num_unread_tokens:
             return None
+        lacks = ""
         if not queues.has_seats(sequence.num_seats):
-            return None
-        if not has_budget and not sequence.is_import_pending:
-            return None
-        if not blocks.reserve(sequence, self._num_spare_blocks(sequence)):
+            lacks = SEATS
+        elif not has_budget and not sequence.is_import_pending:
+            lacks = STEP_TOKENS
+        elif not blocks.reserve(sequence, self._num_spare_blocks(sequence)):
+            lacks = BLOCKS
+        if lacks:
+            _lacks(sequence, lacks)
             return None
         queues.take_out(sequence)
         if not sequence.was_reserved:
@@ -174,9 +185,12 @@ class Admission:
             if sequence is None or sequence.num_unread_tokens:
                 continue
             has_blocks = self._queues.has_seats(sequence.num_seats) or sequence.num_seats == 1
+            lacks = SEATS
             if has_blocks:
                 num_spare = self._num_spare_blocks(sequence)
-                has_blocks = self._blocks.can_reserve(sequence, num_spare)
+                has_blocks, lacks = self._blocks.can_reserve(sequence, num_spare), BLOCKS
+            if not has_blocks:
+                _lacks(sequence, lacks)
             if not has_blocks and holdings is not None:
                 most = min(most, holdings.places(flow))
             yield sequence, has_blocks
@@ -186,8 +200,11 @@ class Admission:
 
         Those with a prefix that another one is making let others pass: they will find it cached.
         """
-        line = itertools.islice(self._queues.line(flow), MAX_PASSED + 1)
-        return next((s for s in line if not self._blocks.should_wait(s)), None)
+        for sequence in itertools.islice(self._queues.line(flow), MAX_PASSED + 1):
+            if not self._blocks.should_wait(sequence):
+                return sequence
+            _lacks(sequence, PREFIX)
+        return None
 
     def _num_spare_blocks(self, sequence: Sequence, victims: SequenceOf[Sequence] = ()) -> int:
         """Blocks that an admission leaves free, so that it does not cause a preemption soon.
@@ -200,3 +217,8 @@ class Admission:
             return 0
         growing = self._counts.growing() - sum(map(self._blocks.num_growing, victims))
         return growing + sequence.num_seats - 1 + self._blocks.pool.num_blocks // 100
+
+
+def _lacks(sequence: Sequence, what: str) -> None:
+    if what not in sequence.waited_for:
+        sequence.waited_for = (*sequence.waited_for, what)

@@ -12,6 +12,11 @@ from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.scheduler.step_counts import StepCounts
 from pagoda_engine.scheduler.tenants.victims import growth_victim
 
+GROWTH = "a decode needed a block, none was free, and its tenant held the most"
+SHARE = "its tenant held more than one that waited"
+STUCK = "prompts waited for each other's blocks, and its tenant held the most"
+"""Why a running sequence loses its blocks."""
+
 
 class RunningBlocks:
     """Gives running sequences blocks, and takes those of a victim away."""
@@ -56,7 +61,7 @@ class RunningBlocks:
         for sequence in growing:
             while blocks.needs_block(sequence) and sequence.state is running:
                 if not self.grow(sequence):
-                    victims.append(self.preempt_largest(cost))
+                    victims.append(self.preempt_largest(cost, GROWTH))
         return victims
 
     def extend(self, sequence: Sequence) -> int:
@@ -74,16 +79,16 @@ class RunningBlocks:
         is_in_flight = any(s.num_launched_tokens > s.num_computed_tokens for s in running)
         return is_waiting and not is_in_flight
 
-    def preempt_largest(self, cost: StepCost) -> Sequence:
+    def preempt_largest(self, cost: StepCost, cause: str) -> Sequence:
         """Preempt the last one of the flow that holds the most, and return it."""
         victim = growth_victim(self._counts.holdings(), self._queues.running)
-        self.preempt(victim, cost)
+        self.preempt(victim, cost, cause)
         return victim
 
-    def preempt(self, victim: Sequence, cost: StepCost) -> None:
+    def preempt(self, victim: Sequence, cost: StepCost, cause: str) -> None:
         """Take the blocks of a running sequence away, and let it wait."""
         self._counts.is_preempted(victim)
-        self._preempted.append(preemption(victim, self._blocks.block_size, cost))
+        self._preempted.append(preemption(victim, self._blocks.block_size, cost, cause=cause))
         self._queues.take_out(victim)
         self._blocks.free(victim)
         victim.restart_beams()

@@ -28,11 +28,13 @@ class Preemption:
         blocks: (block hash, block id) of full ones, in order.
         is_worth_keeping: to write them to a lower tier and fetch them takes less than to compute
             them.
+        cause: why it was to give them up.
     """
 
     sequence_id: str
     blocks: tuple[tuple[bytes, int], ...]
     is_worth_keeping: bool
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +61,15 @@ class Resumption:
     compute_cost: float
 
 
-def preemption(sequence: Sequence, block_size: int, cost: StepCost) -> Preemption:
-    """Return what a running sequence is about to lose."""
+def preemption(sequence: Sequence, block_size: int, cost: StepCost, *, cause: str) -> Preemption:
+    """Return what a running sequence is about to lose, and why."""
     # Where windows give blocks back it holds no prefix, and will not fetch one.
     is_whole = not sequence.num_null_blocks and not sequence.windowed
     num_full = sequence.num_registered_blocks if is_whole else 0
     blocks = tuple(zip(sequence.block_hashes[:num_full], sequence.block_ids, strict=False))
     compute_cost = cost.of_prompt(0, num_full * block_size)
     is_worth_keeping = num_full > 0 and NUM_TRIPS * cost.of_fetch(num_full) < compute_cost
-    return Preemption(sequence.sequence_id, blocks, is_worth_keeping)
+    return Preemption(sequence.sequence_id, blocks, is_worth_keeping, cause)
 
 
 def resumption(

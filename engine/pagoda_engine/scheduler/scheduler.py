@@ -8,7 +8,7 @@ import math
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.scheduler.admission import Admission
 from pagoda_engine.scheduler.invariants import check_sequence
-from pagoda_engine.scheduler.preemption import RunningBlocks
+from pagoda_engine.scheduler.preemption import SHARE, STUCK, RunningBlocks
 from pagoda_engine.scheduler.proposing.room import ProposalRoom
 from pagoda_engine.scheduler.proposing.speculator import Speculator
 from pagoda_engine.scheduler.queues import Queues
@@ -150,7 +150,7 @@ class Scheduler:
             demands = None if shared is None else shared.demands
             self._lateness.note_step(plan.batch, demands, self.step_cost)
         elif self._running_blocks.are_stuck(prefills):
-            self._running_blocks.preempt_largest(self.step_cost)
+            self._running_blocks.preempt_largest(self.step_cost, STUCK)
         self._counts.end_step()
         reserved, resumed = self._admission.take_admitted()
         preempted = self._running_blocks.take_preempted()
@@ -236,7 +236,7 @@ class Scheduler:
         """Let flows that hold much give to the one whose turn it is; return who gave."""
         victims = self._admission.givers()
         for victim in victims:
-            self._running_blocks.preempt(victim, self.step_cost)
+            self._running_blocks.preempt(victim, self.step_cost, SHARE)
         return victims
 
     def _share(

@@ -107,6 +107,7 @@ class Sequence:
         guesses: its proposals; None until it is decoded, and while it waits.
         follows_read_tokens: what comes next depends on the token before in a way that the host must
             know of, so it is in no step before that was read.
+        waited_for: what it lacked when it was first in line, in the order in which it did.
         waits_for_tokens: it sits out a step whenever its last token is unread, so that something
             can be proposed.
         num_proposed_tokens: verified by the steps that were read.
@@ -160,6 +161,7 @@ class Sequence:
         "stop_token_ids",
         "token_ids",
         "unread_row",
+        "waited_for",
         "waits_for_tokens",
         "was_reserved",
         "windowed",
@@ -183,6 +185,7 @@ class Sequence:
         self.rank = (request.priority, arrival)
         self.flow = flow_of(request)
         self.last_step = 0
+        self.waited_for: tuple[str, ...] = ()
         self.state = SequenceState.WAITING
         self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
         self.num_prompt_tokens = num_prompt_tokens

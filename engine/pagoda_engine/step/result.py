@@ -81,6 +81,8 @@ class Reservation:
             every layer has a window. Their ids mean nothing: neither read nor write.
         num_partial_blocks: leading blocks of which only `KvLayout.first_part` is to be written:
             layers with windows do not see their tokens.
+        waited_for: what it lacked while it was first in its tenant's line; empty: it never was, or
+            was let in at once.
     """
 
     sequence_id: str
@@ -88,6 +90,7 @@ class Reservation:
     num_cached_tokens: int
     num_null_blocks: int = 0
     num_partial_blocks: int = 0
+    waited_for: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from support.span_files import read_spans
 from support.worker_cluster import Answer, Cluster, RunningWorker
 
 from pagoda_engine import SamplingParams, StepCost
+from pagoda_engine.scheduler.admission import BLOCKS
+from pagoda_engine.scheduler.preemption import GROWTH
 from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry
 from pagoda_worker.heartbeat.status import Speed
 from pagoda_worker.sequences import LiveSequence
@@ -47,7 +49,13 @@ async def generate_all(cluster: Cluster, worker: RunningWorker) -> None:
 
 def resumptions(traces: Path) -> list[dict[str, Any]]:
     shutdown_telemetry()  # writes what is queued
-    spans = [span for span in read_spans(traces) if span["name"] == "decode.resume"]
+    every = read_spans(traces)
+    queued = [span["attributes"] for span in every if span["name"].endswith(".queue")]
+    waits = [attributes.get("pagoda.queue.waited_for", "") for attributes in queued]
+    assert any(BLOCKS in wait.split(", ") for wait in waits), waits
+    assert not all(waits), "somebody was let in at once"
+    spans = [span for span in every if span["name"] == "decode.resume"]
+    assert {span["attributes"]["pagoda.resume.preempted_because"] for span in spans} == {GROWTH}
     assert all(s["end_unix_seconds"] >= s["start_unix_seconds"] > 0 for s in spans)
     return [
         {key.removeprefix("pagoda.resume."): value for key, value in span["attributes"].items()}

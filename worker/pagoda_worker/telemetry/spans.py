@@ -74,7 +74,8 @@ class StageRecorder:
         if fallback_reason:  # decode.queue covers the wait for admission already
             queue_end = stages.fetch_started
         queue_start = queue_end if fallback_reason else stages.accepted
-        self.record("prefill.queue", sequence, queue_start, queue_end, extra)
+        waited = {} if fallback_reason else _waited(sequence)
+        self.record("prefill.queue", sequence, queue_start, queue_end, {**extra, **waited})
         self.record(
             "kv.fetch",
             sequence,
@@ -129,6 +130,7 @@ class StageRecorder:
             preempted,
             resumed,
             {
+                "pagoda.resume.preempted_because": sequence.preempted_because,
                 "pagoda.resume.choice": choice,
                 "pagoda.resume.cached_tokens": resumption.num_cached_tokens,
                 "pagoda.resume.kvstore_blocks": resumption.num_lower_blocks,
@@ -155,7 +157,8 @@ class StageRecorder:
         if is_local_prefill:
             self.record("decode.queue", sequence, stages.joined, stages.joined)
         else:
-            self.record("decode.queue", sequence, stages.accepted, stages.reserved)
+            waited = _waited(sequence)
+            self.record("decode.queue", sequence, stages.accepted, stages.reserved, waited)
         self.record(
             "decode.generate",
             sequence,
@@ -169,3 +172,10 @@ class StageRecorder:
             },
             sequence.step_links,
         )
+
+
+def _waited(sequence: LiveSequence) -> dict[str, AttributeValue]:
+    """Return what a sequence lacked while it waited; nothing if it was let in in its turn."""
+    if not sequence.waited_for:
+        return {}
+    return {"pagoda.queue.waited_for": ", ".join(sequence.waited_for)}

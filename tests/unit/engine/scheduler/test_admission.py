@@ -1,7 +1,10 @@
 """Who is let in, and when."""
 
+import pytest
 from support.scheduled_steps import add, batch_of
 from support.scheduler_simulation import make_simulation
+
+from pagoda_engine.scheduler.admission import BLOCKS, PREFIX, SEATS, STEP_TOKENS
 
 
 def test_admission_is_first_come_first_served() -> None:
@@ -75,3 +78,37 @@ def test_a_lower_priority_number_is_admitted_before_a_prefill_goes_on() -> None:
     assert batch_of(simulation) == {"sooner": 3, "later": 3}
     assert batch_of(simulation) == {"later": 6}
     assert batch_of(simulation) == {"later": 5, "equal": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "num_tokens", "first_token", "lacked"),
+    [
+        ({}, 4, 1, ()),
+        ({"max_num_seqs": 1}, 4, 1, (SEATS,)),
+        ({"num_blocks": 4}, 9, 1, (BLOCKS,)),
+        ({"max_num_batched_tokens": 5}, 4, 1, (STEP_TOKENS,)),
+        ({}, 8, 0, (PREFIX,)),
+        ({"max_num_seqs": 1, "num_blocks": 4}, 9, 1, (SEATS,)),
+    ],
+)
+def test_what_it_lacked_is_known_of_each(
+    config: dict[str, int], num_tokens: int, first_token: int, lacked: tuple[str, ...]
+) -> None:
+    simulation = make_simulation(**config)
+    first = add(simulation, "first", 8, max_tokens=2)
+    second = add(simulation, "second", num_tokens, first_token=first_token, max_tokens=2)
+    while not second.was_reserved:
+        simulation.step()
+    assert (first.waited_for, second.waited_for) == ((), lacked)
+
+
+def test_what_it_lacked_is_in_the_order_in_which_it_did() -> None:
+    simulation = make_simulation(max_num_seqs=2, num_blocks=5)
+    add(simulation, "short", 4, max_tokens=2)
+    add(simulation, "long", 8, first_token=1, max_tokens=6)
+    third = add(simulation, "third", 12, first_token=2, max_tokens=2)
+    behind = add(simulation, "behind", 4, first_token=3, max_tokens=1)
+    while not behind.was_reserved:
+        simulation.step()
+    assert third.waited_for == (SEATS, BLOCKS)
+    assert behind.waited_for == ()  # but its turn

@@ -53,6 +53,7 @@ class Pair:
             pool.free(taken)
 
     def until_resumed(self) -> Resumption:
+        """Return how the younger one goes on, after the older one's growth."""
         while not self.resumed:
             self.step()
         return self.resumed[0]

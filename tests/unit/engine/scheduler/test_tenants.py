@@ -8,6 +8,7 @@ from support.scheduler_simulation import Simulation, expected_output, make_simul
 
 from pagoda_engine import KvSource, SamplingParams, StepCost
 from pagoda_engine.scheduler import Sequence, SequenceState
+from pagoda_engine.scheduler.preemption import SHARE
 
 
 def add(
@@ -285,7 +286,8 @@ def test_an_interactive_sequence_takes_a_seat_of_the_background() -> None:
     ]
     simulation.step()
     chat = add(simulation, b"one", max_tokens=4)
-    simulation.step()
+    (preempted,) = simulation.step().preempted
+    assert (preempted.sequence_id, preempted.cause) == (lines[1].sequence_id, SHARE)
     assert chat.state is SequenceState.RUNNING
     assert [line.state for line in lines] == [SequenceState.RUNNING, SequenceState.WAITING]
     steps_until_done(simulation, chat, 6)
