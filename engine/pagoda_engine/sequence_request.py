@@ -1,6 +1,7 @@
 """What a caller hands to the engine: one token stream to compute. Knows no text and no network."""
 
 import enum
+import math
 from dataclasses import dataclass
 
 from pagoda_engine.sampling_params import SamplingParams
@@ -38,7 +39,9 @@ class SequenceRequest:
             most where steps overlap, since each of its tokens must be known before the next. An
             error of it ends the sequence with INVALID.
         priority: of one tenant's sequences who has the lower number goes first; among equal ones
-            the older. Those above 1000 are in the background: behind all others.
+            who must end sooner, then the older. Those above 1000 are in the background: behind all
+            others.
+        deadline: unix seconds until which it is of use; ended by its caller, not by the engine.
         tenant: whose it is; tenants share an engine fairly. Opaque.
         weight: of its tenant: one of weight 2 gets twice what one of weight 1 gets beside it.
         adapter: digest of the loaded LoRA adapter that computes it; empty: none, the model alone.
@@ -55,6 +58,7 @@ class SequenceRequest:
     first_export_block: int = 0
     token_mask: TokenMask | None = None
     priority: int = 0
+    deadline: float = math.inf
     tenant: bytes = b""
     weight: float = 1.0
     adapter: bytes = b""

@@ -19,6 +19,7 @@ class NaiveSequence:
 
     name: str
     priority: int
+    deadline: float
     arrival: int
     num_tokens: int  # known: prompt and output
     most_tokens: int  # that it can have in the end
@@ -28,8 +29,8 @@ class NaiveSequence:
     prefill_end: int = 0
 
     @property
-    def rank(self) -> tuple[int, int]:
-        return self.priority, self.arrival
+    def rank(self) -> tuple[int, float, int]:
+        return self.priority, self.deadline, self.arrival
 
     @property
     def is_prefilling(self) -> bool:

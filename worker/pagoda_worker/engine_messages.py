@@ -171,6 +171,7 @@ def sequence_request(
         first_export_block=first_export_block,
         token_mask=token_mask,
         priority=message.priority,
+        deadline=message.deadline_unix_seconds or math.inf,
         tenant=message.tenant,
         weight=as_decimal(message.weight) or 1.0,
         adapter=message.adapter,

@@ -28,15 +28,15 @@ class Scheduler:
     """Queues and the policy over them.
 
     Within a flow (a tenant's sequences, those in the background apart) everything goes by rank: the
-    lower priority number first, among equal ones the older. A step takes decodes first, then goes
-    on with prefills that run already, then admits the sequences that wait, those of a lower number
-    before a prefill goes on, as long as more tokens make the step more worth its time; one whose
-    next block another one is making waits for it and is passed. Admission reserves the blocks of
-    all tokens known so far, so only decodes ever ask for more (where layers have windows, of a few
-    steps, which prompts get back as they go on); when none is left, a running
-    sequence loses its blocks and goes back to its place in the queue: the last one of the flow that
-    holds the most. Its tokens are kept, so it goes on as if nothing had happened; what is not
-    cached any more it computes again, or has fetched, whichever is sooner (`resumption`).
+    lower priority number first, among equal ones who must end sooner, then the older. A step takes
+    decodes first, then goes on with prefills that run already, then admits the sequences that wait,
+    those of a lower number before a prefill goes on, as long as more tokens make the step more
+    worth its time; one whose next block another one is making waits for it and is passed. Admission
+    reserves the blocks of all tokens known so far, so only decodes ever ask for more (where layers
+    have windows, of a few steps, which prompts get back as they go on); when none is left, a
+    running sequence loses its blocks and goes back to its place in the queue: the last one of the
+    flow that holds the most. Its tokens are kept, so it goes on as if nothing had happened; what is
+    not cached any more it computes again, or has fetched, whichever is sooner (`resumption`).
 
     Among flows it goes by what they get for their weight, whatever their numbers:
 

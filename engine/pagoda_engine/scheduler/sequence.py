@@ -58,8 +58,9 @@ class Sequence:
     Attributes:
         request: what the caller asked.
         adapter_slot: where its adapter is as long as it is here; NO_ADAPTER: it has none.
-        rank: (priority, arrival), smaller goes first in its flow: in the queue, in a step, and to
-            keep blocks. No two are equal.
+        arrival: counts the sequences ever added, up to this one.
+        rank: (priority, deadline, arrival), smaller goes first in its flow: in the queue, in a
+            step, and to keep blocks. No two are equal.
         flow: whose it is.
         last_step: the latest step that it was in; 0: none yet.
         state: see SequenceState.
@@ -122,6 +123,7 @@ class Sequence:
 
     __slots__ = (
         "adapter_slot",
+        "arrival",
         "beams",
         "block_hashes",
         "block_ids",
@@ -182,7 +184,8 @@ class Sequence:
         num_prompt_tokens = len(request.prompt_token_ids)
         self.request = request
         self.adapter_slot = adapter_slot
-        self.rank = (request.priority, arrival)
+        self.arrival = arrival
+        self.rank = (request.priority, request.deadline, arrival)
         self.flow = flow_of(request)
         self.last_step = 0
         self.waited_for: tuple[str, ...] = ()
@@ -253,11 +256,6 @@ class Sequence:
     def sequence_id(self) -> str:
         """The caller's name for it."""
         return self.request.sequence_id
-
-    @property
-    def arrival(self) -> int:
-        """How many sequences the engine had been given up to this one."""
-        return self.rank[1]
 
     @property
     def priority(self) -> int:

@@ -1,9 +1,12 @@
 """Who is let in, and when."""
 
+import math
+
 import pytest
 from support.scheduled_steps import add, batch_of
 from support.scheduler_simulation import make_simulation
 
+from pagoda_engine.scheduler import SequenceState
 from pagoda_engine.scheduler.admission import BLOCKS, PREFIX, SEATS, STEP_TOKENS
 
 
@@ -66,6 +69,28 @@ def test_the_lower_priority_number_is_admitted_first_and_then_the_older() -> Non
     order = [name for _ in range(12) for name in batch_of(simulation)]
 
     assert order == ["runs", "runs", "a", "b", "c", "d"]
+
+
+def test_of_one_priority_who_must_end_sooner_goes_first_and_keeps_its_blocks() -> None:
+    simulation = make_simulation(max_num_seqs=1)
+    add(simulation, "runs", 4, max_tokens=2)
+    simulation.step()
+    deadlines = {"late": 30.0, "soon": 10.0, "any": math.inf, "sooner": 5.0, "lower": 99.0}
+    for index, (name, deadline) in enumerate(deadlines.items(), 1):
+        priority = -1 if name == "lower" else 0
+        add(
+            simulation, name, 4,
+            first_token=index, max_tokens=1, priority=priority, deadline=deadline,
+        )  # fmt: skip
+    order = [name for _ in range(8) for name in batch_of(simulation)]
+    assert order == ["runs", "lower", "sooner", "soon", "late", "any"]
+
+    simulation = make_simulation(num_blocks=6)
+    soon = add(simulation, "any", 8, max_tokens=12, first_token=20)
+    other = add(simulation, "soon", 8, max_tokens=12, first_token=21, deadline=5.0)
+    while not simulation.num_preempted:
+        simulation.step()
+    assert (soon.state, other.state) == (SequenceState.WAITING, SequenceState.RUNNING)
 
 
 def test_a_lower_priority_number_is_admitted_before_a_prefill_goes_on() -> None:

@@ -1,5 +1,6 @@
 """Each step of the scheduler is the one that a naive simulator of its rules plans."""
 
+import math
 import random
 
 import pytest
@@ -18,6 +19,7 @@ class Caller:
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
+        self.deadlines = random.Random(seed)
         max_tokens = rng.choice([3, 8, 24, 40])
         self.simulation = make_simulation(
             num_blocks=rng.choice([16, 24, 100]),
@@ -43,6 +45,7 @@ class Caller:
         rng, name = self.rng, str(len(self.sequences))
         num_prompt, num_output = rng.randint(1, rng.choice([10, 40])), rng.randint(1, 16)
         priority, prefill_only = rng.choice([0, 0, -2, 1]), rng.random() < 0.1
+        deadline = self.deadlines.choice([math.inf, math.inf, 5.0, self.deadlines.random()])
         prompt = [rng.randrange(49) for _ in range(num_prompt)]
         self.sequences[name] = self.simulation.add(
             make_request(
@@ -51,13 +54,16 @@ class Caller:
                 block_size=4,
                 sampling=SamplingParams(max_tokens=num_output),
                 priority=priority,
+                deadline=deadline,
                 prefill_only=prefill_only,
             )
         )
         most = min(num_prompt + num_output, MAX_MODEL_LEN)
         arrival = self.simulation.num_arrivals
         self.naive.add(
-            NaiveSequence(name, priority, arrival, num_prompt, most, prefill_only=prefill_only)
+            NaiveSequence(
+                name, priority, deadline, arrival, num_prompt, most, prefill_only=prefill_only
+            )
         )
 
     def end(self, name: str) -> None:

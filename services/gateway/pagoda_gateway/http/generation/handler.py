@@ -29,6 +29,7 @@ from pagoda_gateway.http.generation.request_telemetry import (
 )
 from pagoda_gateway.http.generation.response import GenerationResponse
 from pagoda_gateway.http.limit_headers import note_limits
+from pagoda_gateway.http.request_head import timeout_of
 from pagoda_gateway.openai.endpoint import Endpoint, Sent
 from pagoda_gateway.openai.request_processor import Body, ProcessedRequest
 from pagoda_gateway.openai.schemas.base import MAX_PRIORITY
@@ -109,6 +110,7 @@ class GenerationHandler(Generic[Sent, Body]):
         """Return what is ready to run, what it was made of, and the policy that applies to it."""
         gateway, endpoint = self._gateway, self._endpoint
         tenant = caller.key.tenant
+        timeout_seconds = timeout_of(scope, gateway.settings.request_timeout_seconds)
         context = set_span_in_context(span)
         with stage_span("gateway.admit", context, start_seconds=caller.arrived_unix_seconds):
             model = gateway.model_of(caller.key, body.model)
@@ -152,8 +154,9 @@ class GenerationHandler(Generic[Sent, Body]):
         )
         is_stream = bool(body.stream)
         generation = self._generation(
-            identity, model, processed, span, policy, asked, is_stream=is_stream
-        )
+            identity, model, processed, span, policy, asked,
+            timeout_seconds=timeout_seconds, is_stream=is_stream,
+        )  # fmt: skip
         if policy is not None:
             generation.judge = policy.judge
             policy.look_up(generation, processed, scope, is_seeded=body.seed is not None)
@@ -191,6 +194,7 @@ class GenerationHandler(Generic[Sent, Body]):
         policy: RequestPolicy | None,
         asked: AskedAhead | None,
         *,
+        timeout_seconds: float,
         is_stream: bool,
     ) -> Generation:
         gateway, settings = self._gateway, self._gateway.settings
@@ -202,7 +206,7 @@ class GenerationHandler(Generic[Sent, Body]):
             frames=gateway.frames,
             open_log=gateway.usage_log,
             span=span,
-            deadline_unix_seconds=identity.arrived_unix_seconds + settings.request_timeout_seconds,
+            deadline_unix_seconds=identity.arrived_unix_seconds + timeout_seconds,
             max_undelivered_tokens=(
                 settings.max_undelivered_tokens
                 if is_stream
