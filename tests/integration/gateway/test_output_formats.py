@@ -202,6 +202,16 @@ async def test_arguments_of_a_tool_that_is_not_strict_may_be_any_object(
     assert "uniqueItems" not in grammar
 
 
+async def test_a_schema_that_cannot_be_enforced_is_named_beside_other_fields(
+    running: Running,
+) -> None:
+    answer = await running.chat(response_format=by_schema(UNIQUE), stop_token_ids=[10**6])
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["error"]["message"]
+    assert "'uniqueItems' at the top" in message
+    assert "'stop_token_ids'" in message
+
+
 async def test_options_that_change_nothing_are_named(running: Running) -> None:
     wanted = {"json": SCHEMA, "disable_any_whitespace": False, "disable_fallback": True}
     answer = await running.chat(structured_outputs=wanted, mistake=1)

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pagoda_gateway.dialects import Calls, Dialect, OutputParser, Tool, new_call_id
-from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.errors import InvalidRequestError, UnfollowableError
 from pagoda_gateway.openai.bound_tools import BoundTool, bound_tools, loosened
 from pagoda_gateway.openai.output_format import format_source
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.formats import RESPONSE_SCHEMA, Wanted, only_wanted
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.openai.schemas.tools import ToolUse
-from pagoda_gateway.text.grammar_checker import GrammarChecker, Source, UnfollowableError
+from pagoda_gateway.text.grammar_checker import GrammarChecker, Source
 from pagoda_gateway.text.grammars import whole_grammar
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
@@ -106,7 +106,11 @@ class AnswerForms:
         try:
             grammar = await self._checked(text, tools, use, prompt)
         except UnfollowableError as error:
-            tools = loosened(tools, error)
+            num_texts = 0 if text is None else 1
+            loose = loosened(tools, [index - num_texts for index in error.at_fault])
+            if loose is None:
+                raise
+            tools = loose
             grammar = await self._checked(text, tools, use, prompt)
         return grammar, ignored + tuple(tool.place for tool in tools if tool.is_loose)
 

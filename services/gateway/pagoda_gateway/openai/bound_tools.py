@@ -4,14 +4,14 @@ A strict one has its schema enforced, or is refused. Of others clients expect no
 with `tool_choice: auto`: where no grammar can hold the schema, any object will do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pagoda_gateway.dialects import Tool
 from pagoda_gateway.errors import InvalidRequestError, Problems, shorten
 from pagoda_gateway.openai.schemas.tools import ToolUse
-from pagoda_gateway.text.grammar_checker import Source, UnfollowableError
+from pagoda_gateway.text.grammar_checker import Source
 from pagoda_gateway.text.grammars import arguments_schema
 
 
@@ -77,18 +77,18 @@ def bound_tools(use: ToolUse) -> list[BoundTool]:
     return tools
 
 
-def loosened(tools: Sequence[BoundTool], error: UnfollowableError) -> list[BoundTool]:
-    """Return the functions without the schemas that are to blame for an error.
+def loosened(tools: Sequence[BoundTool], at_fault: Collection[int]) -> list[BoundTool] | None:
+    """Return the functions without the schemas of those at fault, which has their indices.
 
-    Raises:
-        UnfollowableError: the same, if that would not help: something else is to blame.
+    None: it would not help, as one is strict, or what is at fault is no function.
     """
-    to_blame = {id(source) for source in error.sources}
-    loose = {tool.name for tool in tools if id(tool.source) in to_blame and not tool.is_strict}
-    if not loose or len(loose) < len(to_blame):
-        raise error
+    if not at_fault or any(not 0 <= index < len(tools) for index in at_fault):
+        return None
+    if any(tools[index].is_strict for index in at_fault):
+        return None
     return [
-        BoundTool.loose(tool.name, tool.place) if tool.name in loose else tool for tool in tools
+        BoundTool.loose(tool.name, tool.place) if index in at_fault else tool
+        for index, tool in enumerate(tools)
     ]
 
 

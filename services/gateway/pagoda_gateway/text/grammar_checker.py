@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from pagoda_gateway.errors import InvalidRequestError, UnavailableError
+from pagoda_gateway.errors import InvalidRequestError, UnavailableError, UnfollowableError
 from pagoda_gateway.text.grammars import Rules
 from pagoda_gateway.text.schema_faults import fault_of
 from pagoda_runtime.errors import GrammarError
@@ -45,15 +45,6 @@ class Source:
     def error(self, why: str) -> str:
         """Return the message of what is wrong with it."""
         return f"'{self.param}': {self.words and self.words + ': '}{why}"
-
-
-class UnfollowableError(InvalidRequestError):
-    """No grammar can be made of some sources; `sources` has those that were found."""
-
-    def __init__(self, message: str, *, param: str, sources: Sequence[Source]) -> None:
-        """Keep the sources."""
-        super().__init__(message, param=param)
-        self.sources = sources
 
 
 class GrammarThreads:
@@ -130,8 +121,8 @@ def _compile(compiler: GrammarCompiler, grammar: str, sources: Sequence[Source])
 def _blamed(compiler: GrammarCompiler, sources: Sequence[Source], why: str) -> UnfollowableError:
     """Return the error of what fails alone; of the first source if only all of them do."""
     deadline = time.monotonic() + BLAME_SECONDS
-    faults = []
-    for source in sources:
+    faults: dict[int, str] = {}
+    for index, source in enumerate(sources):
         if time.monotonic() > deadline:
             break
         if source.schema is None:
@@ -140,12 +131,10 @@ def _blamed(compiler: GrammarCompiler, sources: Sequence[Source], why: str) -> U
             rules = source.rules["json_schema"]
             fault = fault_of(compiler, rules, source.schema, deadline=deadline)
         if fault:
-            faults.append((source, fault))
-    named = [source.error(fault) for source, fault in faults[:MAX_BLAMED]]
+            faults[index] = source.error(fault)
+    named = list(faults.values())[:MAX_BLAMED]
     named += [f"and {len(faults) - MAX_BLAMED} more"] * (len(faults) > MAX_BLAMED)
-    to_blame = [source for source, _ in faults] or [sources[0]]
+    first = sources[next(iter(faults), 0)]
     return UnfollowableError(
-        "; ".join(named) or f"'{sources[0].param}': {why}",
-        param=to_blame[0].param,
-        sources=to_blame if faults else (),
+        "; ".join(named) or f"'{first.param}': {why}", param=first.param, at_fault=tuple(faults)
     )

@@ -10,10 +10,11 @@ from pagoda_gateway.errors import InvalidRequestError, joined, shorten
 
 MAX_NAME_CHARS = 256
 MAX_NAMED_TOOLS = 16  # of those that are wrong
+_TEXT, _OBJECT, _FLAG = (str, type(None)), (dict, type(None)), (bool, type(None))
 _FUNCTION = (
-    ("description", str | None, "text"),
-    ("parameters", dict | None, "a JSON schema (an object)"),
-    ("strict", bool | None, "true or false"),
+    ("description", _TEXT, "text"),
+    ("parameters", _OBJECT, "a JSON schema (an object)"),
+    ("strict", _FLAG, "true or false"),
 )
 
 
@@ -106,13 +107,15 @@ def _good_name(tool: dict[str, Any]) -> str | None:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict):
         return None
-    is_good = all(isinstance(function.get(field), kinds) for field, kinds, _ in _FUNCTION)
     name = function.get("name")
-    return name if is_good and _is_name(name) else None
-
-
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and 1 <= len(name) <= MAX_NAME_CHARS
+    is_good = (
+        isinstance(name, str)
+        and 1 <= len(name) <= MAX_NAME_CHARS
+        and isinstance(function.get("description"), _TEXT)
+        and isinstance(function.get("parameters"), _OBJECT)
+        and isinstance(function.get("strict"), _FLAG)
+    )
+    return name if is_good else None
 
 
 def _errors(where: str, tool: dict[str, Any]) -> list[InvalidRequestError]:
@@ -123,7 +126,7 @@ def _errors(where: str, tool: dict[str, Any]) -> list[InvalidRequestError]:
         return [_wrong(where, tool, must_be)]
     name = function.get("name")
     errors = []
-    if not _is_name(name):
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
         must_be = f"a text of 1 to {MAX_NAME_CHARS} characters"
         errors.append(_wrong(f"{where}.function.name", name, must_be))
     errors += [
