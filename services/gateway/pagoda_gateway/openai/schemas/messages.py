@@ -25,14 +25,17 @@ class _TextOrParts:
 
 
 _PARTS = {"type": "array", "items": {"type": "object"}}
-Content = Annotated[Any, _TextOrParts(), WithJsonSchema({"anyOf": [{"type": "string"}, _PARTS]})]
+Content = Annotated[
+    Annotated[Any, _TextOrParts()] | None,  # null only beside calls
+    WithJsonSchema({"anyOf": [{"type": "string"}, _PARTS]}),
+]
 
 
 class Message(RequestModel):
     """One message; what the parts of `content` may be is checked by `openai.messages`."""
 
     role: Role
-    content: Content | None = None
+    content: Content = None
     name: str | None = None
     tool_calls: Tools | None = None
     function_call: dict[str, Any] | None = None
