@@ -6,13 +6,19 @@ from dataclasses import dataclass, replace
 from pagoda_gateway.dialects import Calls, Dialect, OutputParser, Tool, new_call_id
 from pagoda_gateway.errors import InvalidRequestError, UnfollowableError
 from pagoda_gateway.openai.bound_tools import BoundTool, bound_tools, loosened
-from pagoda_gateway.openai.output_format import format_source
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.formats import RESPONSE_SCHEMA, Wanted, only_wanted
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.openai.schemas.tools import ToolUse
 from pagoda_gateway.text.grammar_checker import GrammarChecker, Source
-from pagoda_gateway.text.grammars import whole_grammar
+from pagoda_gateway.text.grammars import (
+    choice_rules,
+    grammar_rules,
+    json_rules,
+    parse_schema,
+    regex_rules,
+    whole_grammar,
+)
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 
@@ -60,7 +66,7 @@ class AnswerForms:
         wanted = _wanted(body)
         if wanted is None:
             return AnswerForm()
-        source = await format_source(wanted)
+        source = await _format_source(wanted)
         grammar = whole_grammar(source.rules)
         await self._checker.check(grammar, [source])
         return AnswerForm(grammar, ignored=wanted.ignored)
@@ -101,7 +107,7 @@ class AnswerForms:
             wanted = None  # there is no text
         elif wanted is None and not use.is_strict:
             return "", ignored
-        text = None if wanted is None else await format_source(wanted)
+        text = None if wanted is None else await _format_source(wanted)
         tools = bound_tools(use)
         try:
             grammar = await self._checked(text, tools, use, prompt)
@@ -149,3 +155,30 @@ def _wanted(body: GenerationBody) -> Wanted | None:
             param="ignore_eos",
         )
     return wanted
+
+
+async def _format_source(wanted: Wanted) -> Source:
+    """Return rules for the text.
+
+    Raises:
+        InvalidRequestError: names the field, and what cannot be followed.
+    """
+    try:
+        return await _source(wanted)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"'{wanted.param}': {error}", param=wanted.param) from error
+
+
+async def _source(wanted: Wanted) -> Source:
+    param, value = wanted.param, wanted.value
+    match wanted.kind:
+        case "json_object" | "json":
+            schema = {"type": "object"} if wanted.kind == "json_object" else value
+            if isinstance(schema, str):
+                schema = parse_schema(schema)
+            return Source(param, json_rules(schema), schema=schema)
+        case "regex":
+            return Source(param, regex_rules(value))
+        case "choice":
+            return Source(param, choice_rules(value))
+    return Source(param, await grammar_rules(value))

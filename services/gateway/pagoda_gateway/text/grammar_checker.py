@@ -14,7 +14,7 @@ import orjson
 
 from pagoda_gateway.errors import InvalidRequestError, UnavailableError, UnfollowableError
 from pagoda_gateway.text.grammars import Rules
-from pagoda_gateway.text.schema_faults import fault_of
+from pagoda_gateway.text.schemas.faults import fault_of
 from pagoda_runtime.errors import GrammarError
 from pagoda_runtime.grammar import GrammarCompiler
 

@@ -12,9 +12,9 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
-from pagoda_gateway.text.schema_check import check_schema
-from pagoda_gateway.text.schema_formats import make_formats_exact
-from pagoda_gateway.text.schema_rewriting import rewrite
+from pagoda_gateway.text.schemas.check import check_schema
+from pagoda_gateway.text.schemas.formats import make_formats_exact
+from pagoda_gateway.text.schemas.rewriting import rewrite
 
 MAX_GBNF_CHARS = 8192  # whose translation takes up to a second
 

@@ -10,7 +10,7 @@ from support.schema_judge import errors
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.text.grammars import json_rules, parse_schema, whole_grammar
-from pagoda_gateway.text.schema_check import check_schema
+from pagoda_gateway.text.schemas.check import check_schema
 from pagoda_runtime.grammar import GrammarCompiler
 
 TOKENIZER = Path(__file__).parents[4] / "demo/model/tokenizer.json"

@@ -6,8 +6,8 @@ its place, so that JSON pointers into the original hold, but for `anyOf` instead
 
 from typing import Any
 
-from pagoda_gateway.text.schema_branches import Branches
-from pagoda_gateway.text.schema_parts import schemas_in
+from pagoda_gateway.text.schemas.branches import Branches
+from pagoda_gateway.text.schemas.parts import schemas_in
 
 ENFORCED_FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")

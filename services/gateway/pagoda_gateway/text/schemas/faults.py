@@ -12,7 +12,7 @@ from urllib.parse import quote
 import orjson
 
 from pagoda_gateway.errors import shorten
-from pagoda_gateway.text.schema_parts import at, schemas_directly_in, target_of
+from pagoda_gateway.text.schemas.parts import at, schemas_directly_in, target_of
 from pagoda_runtime.grammar import GrammarCompiler
 
 _ROOT = "/$defs/root"

@@ -6,7 +6,7 @@ length.
 
 from typing import Any
 
-from pagoda_gateway.text.schema_parts import schemas_in
+from pagoda_gateway.text.schemas.parts import schemas_in
 
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DATE = [

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
-from pagoda_gateway.text.schema_parts import target_of
+from pagoda_gateway.text.schemas.parts import target_of
 
 MAX_PAIRS = 1024  # of branches in one schema, about 7 ms
 _MAX_DEPTH = 4
