@@ -100,6 +100,16 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
         return compiled
 
+    def fault(self, text: str) -> str:
+        """Return why llguidance does not even read a grammar; empty if it does, or it is large.
+
+        Quicker than `compile`, and nothing is remembered.
+        """
+        if len(text) > MAX_GRAMMAR_BYTES:
+            return ""
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+        return _shown(matcher.get_error()) if matcher.is_error() else ""
+
 
 def check(matcher: LLMatcher) -> None:
     """Raise GrammarError if a matcher has failed; it never recovers."""
@@ -108,5 +118,9 @@ def check(matcher: LLMatcher) -> None:
 
 
 def _shown(message: str) -> str:
-    first = message.strip().partition("\n")[0]
+    """Return the first line, and the reason that regexes have in a later one."""
+    first, *others = message.strip().split("\n")
+    if first.endswith("regex parse error:"):
+        reasons = (line for line in others if line.startswith("error: "))
+        first = f"{first} {next(reasons, '').removeprefix('error: ')}"
     return first if len(first) <= MAX_ERROR_CHARS else first[:MAX_ERROR_CHARS] + "..."

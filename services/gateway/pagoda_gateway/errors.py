@@ -4,6 +4,7 @@ GatewayError
 ├── InvalidRequestError          400  what a client sent cannot be served
 │   ├── ContextLengthError       400  context_length_exceeded
 │   ├── UnsupportedFieldError    400  unsupported_parameter
+│   ├── UnfollowableError        400  a schema or grammar that cannot be enforced
 │   ├── ContentPolicyError       400  content_policy_violation
 │   ├── BodyTooLargeError        413
 │   ├── SlowBodyError            408
@@ -131,6 +132,26 @@ class UnsupportedFieldError(InvalidRequestError):
     """A field that would change the answer, and that this server cannot honour."""
 
     code = "unsupported_parameter"
+
+
+class UnfollowableError(InvalidRequestError):
+    """No grammar can be made of what the output must be.
+
+    Attributes:
+        at_fault: indices of the parts that fail alone; empty: none does.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_seconds: float | None = None,
+        at_fault: Sequence[int] = (),
+    ) -> None:
+        """Keep what is at fault; for the others see `GatewayError`."""
+        super().__init__(message, param=param, retry_after_seconds=retry_after_seconds)
+        self.at_fault = at_fault
 
 
 class ContentPolicyError(InvalidRequestError):

@@ -51,7 +51,7 @@ from pagoda_gateway.sequences.readiness import Readiness
 from pagoda_gateway.sequences.silence import SilenceWatch
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.tenant_values import TenantValues
-from pagoda_gateway.text.grammars import GrammarThreads
+from pagoda_gateway.text.grammar_checker import GrammarThreads
 from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.identity import new_epoch

@@ -9,7 +9,7 @@ from pathlib import Path
 from pagoda_gateway.dialects import Dialect
 from pagoda_gateway.openai.answer_form import AnswerForms
 from pagoda_gateway.text.chat_template import ChatTemplate
-from pagoda_gateway.text.grammars import GrammarChecker, GrammarThreads
+from pagoda_gateway.text.grammar_checker import GrammarChecker, GrammarThreads
 from pagoda_gateway.text.prompts import PromptMaker, large_places
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.configuration.model_folder import find_model

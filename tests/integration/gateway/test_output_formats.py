@@ -9,7 +9,7 @@ from support.running_gateway import Running, Start
 from support.scripted_worker import ScriptedWorker, spell
 
 from pagoda.rpc.v1 import generate_pb2
-from pagoda_gateway.text import grammars
+from pagoda_gateway.text import grammar_checker
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -111,6 +111,116 @@ async def test_what_is_wrong_is_named(running: Running, fields: dict[str, Any], 
     assert param.split("[")[0].split(".")[0] in error["message"]
 
 
+def tool(name: str, parameters: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+def holding(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+UNIQUE = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+GOOD = by_schema(SCHEMA)
+BAD = tool("bad", holding(tags=UNIQUE), strict=True)
+TOOLS = [tool(f"good_{i}", SCHEMA) for i in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        (
+            {"tools": [*TOOLS[:7], BAD, *TOOLS[7:]], "tool_choice": "required"},
+            "tools",
+            ["the parameters of 'bad' (tools[7])", "'uniqueItems' at '/properties/tags'"],
+        ),
+        (
+            {"tools": [BAD], "response_format": GOOD},
+            "tools",
+            ["the parameters of 'bad' (tools[0])", "'uniqueItems' at '/properties/tags'"],
+        ),
+        (
+            {"tools": [tool("bad", holding(a={"type": "strin"}), strict=True)]},
+            "tools",
+            ["the parameters of 'bad' (tools[0])", "'type' at '/properties/a'"],
+        ),
+        (
+            {"tools": [BAD], "response_format": by_schema(UNIQUE)},
+            "response_format.json_schema.schema",
+            ["'uniqueItems' at the top", "'uniqueItems' at '/properties/tags'"],
+        ),
+        (
+            {"response_format": by_schema(holding(a={"type": "string", "pattern": "^(?!x)"}))},
+            "response_format.json_schema.schema",
+            ["'pattern' at '/properties/a' is '^(?!x)': look-around"],
+        ),
+        (
+            {"structured_outputs": {"regex": "(a|b)*c\\1"}},
+            "structured_outputs.regex",
+            ["(a|b)*c", "backreferences are not supported"],
+        ),
+        (
+            {"guided_regex": "(?=a)b"},
+            "guided_regex",
+            ["(?=a)b", "look-around"],
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}},
+            "structured_outputs",
+            ["whitespace_pattern", "one optional space"],
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": 1}},
+            "structured_outputs.disable_any_whitespace",
+            ["true or false"],
+        ),
+    ],
+)
+async def test_what_cannot_be_enforced_is_named_with_its_place(
+    running: Running, fields: dict[str, Any], param: str, words: list[str]
+) -> None:
+    answer = await running.chat(**fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert [part for part in words if part not in error["message"]] == []
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [holding(tags=UNIQUE), holding(a={"type": "strin"})],
+    ids=["of another grammar", "of no schema"],
+)
+async def test_arguments_of_a_tool_that_is_not_strict_may_be_any_object(
+    running: Running, parameters: dict[str, Any]
+) -> None:
+    tools = [TOOLS[0], tool("odd", parameters)]
+    answer = await running.chat(tools=tools, tool_choice="required")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-pagoda-ignored"] == "tools[1]"
+    grammar = running.worker.requests[-1].sampling.grammar
+    assert "integer" in grammar, "that of the other one is enforced"
+    assert "uniqueItems" not in grammar
+
+
+async def test_a_schema_that_cannot_be_enforced_is_named_beside_other_fields(
+    running: Running,
+) -> None:
+    answer = await running.chat(response_format=by_schema(UNIQUE), stop_token_ids=[10**6])
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["error"]["message"]
+    assert "'uniqueItems' at the top" in message
+    assert "'stop_token_ids'" in message
+
+
+async def test_options_that_change_nothing_are_named(running: Running) -> None:
+    wanted = {"json": SCHEMA, "disable_any_whitespace": False, "disable_fallback": True}
+    answer = await running.chat(structured_outputs=wanted, mistake=1)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-pagoda-ignored"] == (
+        "mistake,structured_outputs.disable_any_whitespace,structured_outputs.disable_fallback"
+    )
+
+
 async def test_a_grammar_that_is_too_large_is_refused_at_once(running: Running) -> None:
     large = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(9000)}}
     answer = await running.chat(response_format=by_schema(large))
@@ -122,7 +232,7 @@ async def test_a_grammar_that_compiles_for_long_costs_only_its_own_request(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All 4000 properties are optional: each may follow each, and that takes seconds."""
-    monkeypatch.setattr(grammars, "COMPILE_SECONDS", 0.05)
+    monkeypatch.setattr(grammar_checker, "COMPILE_SECONDS", 0.05)
     slow = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(4000)}}
     answer = await running.chat(response_format=by_schema(slow))
     assert answer.status_code == 400, answer.text

@@ -7,7 +7,7 @@ import pytest
 from support.tiny_tokenizer import sentencepiece_tokenizer, write_model_folder
 
 from pagoda_gateway.model_text import load_texts
-from pagoda_gateway.text.grammars import GrammarThreads
+from pagoda_gateway.text.grammar_checker import GrammarThreads
 from pagoda_runtime.errors import ModelFolderError
 
 

@@ -7,7 +7,7 @@ import orjson
 
 from pagoda_gateway.anthropic.schemas import Turn
 from pagoda_gateway.errors import InvalidRequestError, shorten
-from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.openai.schemas.messages import Message, Role
 
 
 def chat_messages(system: Any, turns: Sequence[Turn]) -> list[Message]:
@@ -30,7 +30,7 @@ def chat_messages(system: Any, turns: Sequence[Turn]) -> list[Message]:
     return messages
 
 
-def _message(role: str, content: Any, **fields: Any) -> Message:
+def _message(role: Role, content: Any, **fields: Any) -> Message:
     return Message.model_construct(role=role, content=content, **fields)
 
 

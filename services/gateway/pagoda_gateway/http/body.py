@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from pagoda_gateway.errors import InvalidRequestError, MediaTypeError, joined, shorten
 from pagoda_gateway.http.body_reader import BodyReader, check_encoding
+from pagoda_gateway.http.further_problems import with_further
 from pagoda_gateway.http.ignored_fields import note_ignored
 from pagoda_gateway.http.request_head import header
 from pagoda_gateway.json_limits import check_structure, json_problem
@@ -89,7 +90,7 @@ def validated(
     try:
         return schema.model_validate(value, context=limits)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
+        problems = with_further(error.errors(include_url=False), value, schema, limits)
         # Not its cause: traces and logs would print what the client sent, all of it.
         raise joined([_translate(problem) for problem in problems]) from None
 

@@ -1,10 +1,11 @@
-"""Fields of a body that nobody here knows: their names go back in a header of the answer.
+"""Fields of a body that nobody here knows, or that bind nothing: named in a header of the answer.
 
 Knows names only; a client that misspells a field finds it there.
 """
 
 import itertools
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -26,6 +27,13 @@ def note_ignored(scope: Scope, value: dict[str, Any], schema: type[BaseModel]) -
     unknown = (name for name in value if name not in known)
     names = [name[:MAX_NAME_CHARS] for name in itertools.islice(unknown, MAX_NAMES)]
     scope[_SCOPE_NAME] = ",".join(sorted(name for name in names if _PLAIN.fullmatch(name)))
+
+
+def note_loose(scope: Scope, names: Sequence[str]) -> None:
+    """Add parts of a body that bind nothing, though they are known."""
+    if names:
+        noted = [*filter(None, ignored_of(scope).split(",")), *names]
+        scope[_SCOPE_NAME] = ",".join(noted[:MAX_NAMES])
 
 
 def ignored_of(scope: Scope) -> str:

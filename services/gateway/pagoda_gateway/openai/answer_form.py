@@ -1,17 +1,24 @@
 """What an answer must look like, and how it is read: format, tools, reasoning."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pagoda_gateway.dialects import Calls, Dialect, OutputParser, Tool, new_call_id
-from pagoda_gateway.errors import InvalidRequestError, shorten
-from pagoda_gateway.openai.output_format import format_rules
+from pagoda_gateway.errors import InvalidRequestError, UnfollowableError
+from pagoda_gateway.openai.bound_tools import BoundTool, bound_tools, loosened
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.formats import RESPONSE_SCHEMA, Wanted, only_wanted
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.openai.schemas.tools import ToolUse
-from pagoda_gateway.text.grammars import GrammarChecker, arguments_schema, whole_grammar
+from pagoda_gateway.text.grammar_checker import GrammarChecker, Source
+from pagoda_gateway.text.grammars import (
+    choice_rules,
+    grammar_rules,
+    json_rules,
+    parse_schema,
+    regex_rules,
+    whole_grammar,
+)
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 
@@ -25,6 +32,7 @@ class AnswerForm:
         kept_token_ids: special tokens whose text the parser needs.
         calls_reason: why an answer with calls has finished.
         call_id_chars: see `Dialect`.
+        ignored: parts of the body that bind nothing here, though they could.
     """
 
     grammar: str = ""
@@ -32,6 +40,7 @@ class AnswerForm:
     kept_token_ids: frozenset[int] = frozenset()
     calls_reason: str = "tool_calls"
     call_id_chars: int | None = None
+    ignored: tuple[str, ...] = ()
 
     def new_call_id(self, prefix: str) -> str:
         """Return an id for a call, with this prefix where the model's format allows it."""
@@ -57,9 +66,10 @@ class AnswerForms:
         wanted = _wanted(body)
         if wanted is None:
             return AnswerForm()
-        grammar = whole_grammar(await format_rules(wanted))
-        await self._checker.check(grammar, param=wanted.param)
-        return AnswerForm(grammar)
+        source = await _format_source(wanted)
+        grammar = whole_grammar(source.rules)
+        await self._checker.check(grammar, [source])
+        return AnswerForm(grammar, ignored=wanted.ignored)
 
     async def of_chat(self, body: ChatBody, use: ToolUse, prompt: str) -> AnswerForm:
         """Return the form of an answer to a conversation.
@@ -74,49 +84,65 @@ class AnswerForms:
         """
         dialect = self._dialect
         tools = [Tool(tool["function"]["name"]) for tool in use.callable]
+        grammar, ignored = await self._chat_grammar(_wanted(body), use, prompt)
         return AnswerForm(
-            grammar=await self._chat_grammar(_wanted(body), use, prompt),
+            grammar=grammar,
             new_parser=lambda: dialect.parser(tools, prompt=prompt, calls_only=use.is_required),
             kept_token_ids=frozenset(self._mark_ids.values()),
             calls_reason="stop" if use.is_named else "tool_calls",
             call_id_chars=dialect.call_id_chars,
+            ignored=ignored,
         )
 
-    async def _chat_grammar(self, wanted: Wanted | None, use: ToolUse, prompt: str) -> str:
-        """Return the grammar of reasoning, and then of calls or of text."""
+    async def _chat_grammar(
+        self, wanted: Wanted | None, use: ToolUse, prompt: str
+    ) -> tuple[str, tuple[str, ...]]:
+        """Return the grammar of reasoning and then of calls or of text, and what it leaves out.
+
+        A schema that no grammar can hold is left out where its tool is not strict: its arguments
+        are any object then, as they are with `auto`.
+        """
+        ignored = wanted.ignored if wanted is not None else ()
         if use.is_required:
             wanted = None  # there is no text
         elif wanted is None and not use.is_strict:
-            return ""
+            return "", ignored
+        text = None if wanted is None else await _format_source(wanted)
+        tools = bound_tools(use)
+        try:
+            grammar = await self._checked(text, tools, use, prompt)
+        except UnfollowableError as error:
+            num_texts = 0 if text is None else 1
+            loose = loosened(tools, [index - num_texts for index in error.at_fault])
+            if loose is None:
+                raise
+            tools = loose
+            grammar = await self._checked(text, tools, use, prompt)
+        return grammar, ignored + tuple(tool.place for tool in tools if tool.is_loose)
+
+    async def _checked(
+        self, text: Source | None, tools: Sequence[BoundTool], use: ToolUse, prompt: str
+    ) -> str:
+        """Return the grammar of an answer, if it can be followed."""
         calls = ""
-        if use.callable:
+        if tools:
             calls = self._dialect.calls_grammar(
                 Calls(
-                    [_enforced(tool["function"]) for tool in use.callable],
-                    at_least_one=use.is_required or wanted is not None,
+                    [tool.tool for tool in tools],
+                    at_least_one=use.is_required or text is not None,
                     parallel=use.is_parallel,
                     token_ids=self._mark_ids,
                 )
             )
         grammar = whole_grammar(
-            None if wanted is None else await format_rules(wanted),
+            None if text is None else text.rules,
             calls=calls,
             prefix=self._dialect.reasoning_grammar(prompt, self._mark_ids),
             opening=self._dialect.text_opening(prompt, self._mark_ids),
         )
-        param = "tools" if wanted is None else wanted.param
-        await self._checker.check(grammar, param=param)
+        texts = [] if text is None else [text]
+        await self._checker.check(grammar, [*texts, *(tool.source for tool in tools)])
         return grammar
-
-
-def _enforced(function: dict[str, Any]) -> Tool:
-    """Return a function as grammars take it."""
-    try:
-        return Tool(function["name"], arguments_schema(function.get("parameters")))
-    except InvalidRequestError as error:
-        raise InvalidRequestError(
-            f"'tools': the parameters of {shorten(function['name'])}: {error}", param="tools"
-        ) from error
 
 
 def _wanted(body: GenerationBody) -> Wanted | None:
@@ -129,3 +155,30 @@ def _wanted(body: GenerationBody) -> Wanted | None:
             param="ignore_eos",
         )
     return wanted
+
+
+async def _format_source(wanted: Wanted) -> Source:
+    """Return rules for the text.
+
+    Raises:
+        InvalidRequestError: names the field, and what cannot be followed.
+    """
+    try:
+        return await _source(wanted)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"'{wanted.param}': {error}", param=wanted.param) from error
+
+
+async def _source(wanted: Wanted) -> Source:
+    param, value = wanted.param, wanted.value
+    match wanted.kind:
+        case "json_object" | "json":
+            schema = {"type": "object"} if wanted.kind == "json_object" else value
+            if isinstance(schema, str):
+                schema = parse_schema(schema)
+            return Source(param, json_rules(schema), schema=schema)
+        case "regex":
+            return Source(param, regex_rules(value))
+        case "choice":
+            return Source(param, choice_rules(value))
+    return Source(param, await grammar_rules(value))

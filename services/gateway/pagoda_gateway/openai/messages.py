@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pagoda_gateway.errors import InvalidRequestError, shorten
-from pagoda_gateway.openai.schemas.messages import ROLES, Message
+from pagoda_gateway.errors import InvalidRequestError, joined, shorten
+from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.openai.tool_history import ToolHistory
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.prompts import ChatTokens, PromptMaker
 from pagoda_gateway.text.template_shape import TemplateShape
 
+MAX_NAMED_MESSAGES = 16  # of those that are wrong
 _MAY_BE_EMPTY = ("assistant", "tool", "function")
 """Roles of what is sent back as it came: SDKs write null where there was no text."""
 
@@ -32,7 +33,6 @@ async def conversation_tokens(
         InvalidRequestError: names the message and the part of it that cannot be rendered.
     """
     template = prompts.template.with_tools if tools else prompts.template
-    history = ToolHistory(template.shape)
     continues = bool(continue_final_message)
     if continues and add_generation_prompt:
         raise InvalidRequestError(
@@ -40,7 +40,7 @@ async def conversation_tokens(
             param="continue_final_message",
         )
     return await prompts.chat_tokens(
-        [_template_message(i, message, template, history) for i, message in enumerate(messages)],
+        _template_messages(messages, template),
         model,
         tools=_described(tools) if tools and template.shape.tool_descriptions else tools,
         add_generation_prompt=(
@@ -68,17 +68,29 @@ def _described(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return described
 
 
+def _template_messages(messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
+    """Return what the template sees, or raise one error of the first few that are wrong."""
+    history = ToolHistory(template.shape)
+    seen: list[dict[str, Any]] = []
+    errors: list[InvalidRequestError] = []
+    for index, message in enumerate(messages):
+        try:
+            seen.append(_template_message(index, message, template, history))
+        except InvalidRequestError as error:
+            errors.append(error)
+            if len(errors) == MAX_NAMED_MESSAGES:
+                break
+    if errors:
+        raise joined(errors)
+    return seen
+
+
 def _template_message(
     index: int, message: Message, template: ChatTemplate, history: ToolHistory
 ) -> dict[str, Any]:
     """Return what the template sees of one message."""
     where = f"messages[{index}]"
-    if message.role not in ROLES:
-        raise InvalidRequestError(
-            f"'{where}.role' is {shorten(message.role)}; it must be one of {', '.join(ROLES)}",
-            param=f"{where}.role",
-        )
-    role = message.role
+    role: str = message.role
     if role == "developer" and not template.knows_developer:
         role = "system"  # OpenAI's newer word for it
     if role == "function":

@@ -1,26 +1,21 @@
-"""Grammars of whole outputs: written for llguidance, and compiled once before a worker sees them.
+"""Grammars of whole outputs, written for llguidance; `grammar_checker` compiles them.
 
 Knows languages and their limits. Knows no request's fields: who calls names them.
 """
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import copy
 from typing import Any, TypeAlias
 
 import orjson
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
-from pagoda_gateway.errors import InvalidRequestError, UnavailableError, shorten
-from pagoda_gateway.text.schema_check import check_schema
-from pagoda_gateway.text.schema_formats import exact_formats
-from pagoda_runtime.errors import GrammarError
-from pagoda_runtime.grammar import GrammarCompiler
+from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.text.schemas.check import check_schema
+from pagoda_gateway.text.schemas.formats import make_formats_exact
+from pagoda_gateway.text.schemas.rewriting import rewrite
 
-COMPILE_SECONDS = 2.0
-WAIT_SECONDS = 5.0
-RETRY_AFTER_SECONDS = 2.0
-MAX_COMPILING = 2
 MAX_GBNF_CHARS = 8192  # whose translation takes up to a second
 
 Rules: TypeAlias = dict[str, Any]
@@ -56,7 +51,10 @@ def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
         InvalidRequestError: there is no such schema; it would allow more.
     """
     check_schema(schema)
-    return {**exact_formats(schema), "x-guidance": JSON_LAYOUT}
+    schema = copy.deepcopy(schema)
+    rewrite(schema)
+    make_formats_exact(schema)
+    return {**schema, "x-guidance": JSON_LAYOUT}
 
 
 def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
@@ -148,69 +146,3 @@ def whole_grammar(
     if text is not None:
         rules.append({"name": "text", **text})
     return orjson.dumps({"grammars": rules}).decode()
-
-
-class GrammarThreads:
-    """Where the grammars of all models compile, a few at a time.
-
-    Attributes:
-        executor: the threads.
-        slots: to be held while one works.
-    """
-
-    def __init__(self) -> None:
-        self.executor = ThreadPoolExecutor(MAX_COMPILING, thread_name_prefix="grammar")
-        self.slots = asyncio.Semaphore(MAX_COMPILING)
-
-    def close(self) -> None:
-        """Take nothing more; a compilation that runs ends by itself."""
-        self.executor.shutdown(wait=False, cancel_futures=True)
-
-
-class GrammarChecker:
-    """Compiles what clients send, in threads of its own: it may take long, and lets go of the GIL.
-
-    What it lets pass compiles on a worker in the same time.
-    """
-
-    def __init__(self, compiler: GrammarCompiler | None, threads: GrammarThreads) -> None:
-        """Use one model's `compiler`; None: its tokenizer allows no grammars."""
-        self._compiler = compiler
-        self._threads = threads
-
-    async def check(self, grammar: str, *, param: str) -> None:
-        """Return if workers can follow `grammar`.
-
-        Raises:
-            InvalidRequestError: says for `param` why not.
-            UnavailableError: too many others are being compiled.
-        """
-        compiler = self._compiler
-        if compiler is None:
-            raise InvalidRequestError(
-                f"'{param}': the tokenizer of this model allows no grammars", param=param
-            )
-        if compiler.cached(grammar) is not None:
-            return
-        try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                await self._threads.slots.acquire()
-        except TimeoutError:
-            raise UnavailableError(
-                "too many grammars are being compiled; try again",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            ) from None
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._threads.executor, compiler.compile, grammar)
-        work.add_done_callback(lambda _: self._threads.slots.release())
-        try:
-            async with asyncio.timeout(COMPILE_SECONDS):
-                await asyncio.shield(work)
-        except GrammarError as error:
-            raise InvalidRequestError(f"'{param}': {error}", param=param) from error
-        except TimeoutError:
-            work.add_done_callback(lambda done: done.exception())  # nobody waits for it now
-            raise InvalidRequestError(
-                f"'{param}': it takes over {COMPILE_SECONDS:g} s to compile; make it simpler",
-                param=param,
-            ) from None

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.http.body import parse_object, validated
+from pagoda_gateway.http.further_problems import MAX_ITEMS
 from pagoda_gateway.openai.schemas.chat import ChatBody
 
 GOOD = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
@@ -107,6 +108,59 @@ def test_many_problems_make_a_small_error() -> None:
     error = fails(orjson.dumps({**GOOD, "messages": messages}))
     assert len(orjson.dumps(error.body())) < 32_000
     assert error.param == "messages[0].role"
+
+
+def named(**fields: object) -> str:
+    return str(fails(orjson.dumps({**GOOD, **fields})))
+
+
+def test_wrong_items_are_named_beside_wrong_fields() -> None:
+    messages = [{"role": "alien"}, *GOOD["messages"], {"content": 5}, 7]
+    message = named(n=0, messages=messages, stop_token_ids=["a", 1, "b"])
+    for name in ("n", "messages[0].role", "messages[2].role", "messages[2].content",
+                 "messages[3]", "stop_token_ids[0]", "stop_token_ids[2]"):  # fmt: skip
+        assert f"'{name}'" in message
+    assert "messages[1]" not in message
+
+
+def test_bad_tools_do_not_hide_each_other_nor_the_choice() -> None:
+    tools = [
+        {"type": "function", "function": {"name": "a", "strict": "yes", "description": 5}},
+        {"type": "function", "function": {"name": "b"}},
+        {"type": "function", "function": {"name": "b"}},
+        {"type": "function", "function": {"name": "c", "parameters": []}},
+        {},
+    ]
+    message = named(tools=tools, tool_choice="any")
+    for name in ("tools[0].function.strict", "tools[0].function.description",
+                 "tools[2].function.name", "tools[3].function.parameters", "tools[4]",
+                 "tool_choice"):  # fmt: skip
+        assert f"'{name}'" in message
+    assert "tools[1]" not in message
+
+
+def test_what_describes_a_schema_has_types() -> None:
+    described = {"name": 5, "strict": "yes", "description": [], "schema": {}}
+    message = named(response_format={"type": "json_schema", "json_schema": described})
+    for name in ("name", "strict", "description"):
+        assert f"'response_format.json_schema.{name}'" in message
+
+
+@pytest.mark.parametrize(
+    ("field", "item"),
+    [("tools", {}), ("messages", {"role": "alien"}), ("messages", None), ("stop_token_ids", "a")],
+)
+def test_a_few_of_many_wrong_items_are_named(field: str, item: object) -> None:
+    message = named(**{field: [item] * 100})
+    assert f"'{field}[15]" in message
+    assert f"'{field}[16]" not in message
+    assert "and 84 more" in message or "those from [16] on are not checked" in message
+
+
+def test_no_item_of_a_huge_list_but_the_first_is_named() -> None:
+    message = named(stop_token_ids=["a"] * (MAX_ITEMS + 1))
+    assert "'stop_token_ids[0]'" in message
+    assert "'stop_token_ids[1]'" not in message
 
 
 @pytest.mark.parametrize("field", ["tools", "bad_words", "stop_token_ids", "messages"])

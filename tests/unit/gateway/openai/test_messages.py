@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pagoda_gateway.errors import InvalidRequestError
-from pagoda_gateway.openai.messages import conversation_tokens
+from pagoda_gateway.openai.messages import MAX_NAMED_MESSAGES, conversation_tokens
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.chat_template import ChatTemplate
@@ -64,9 +64,7 @@ async def test_tool_history_enters_the_prompt(
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "poet", "content": "x"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
-        ({"role": "user", "content": 5}, "messages[0].content"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
             "messages[0].content[0]",
@@ -81,6 +79,15 @@ async def test_bad_message_is_named(
     with pytest.raises(InvalidRequestError) as caught:
         await chat(maker, message)
     assert caught.value.param == param
+
+
+async def test_the_first_few_bad_messages_are_all_named(maker: PromptMaker) -> None:
+    bad = [{"role": "user", "content": [{"type": "video"}]}] * (MAX_NAMED_MESSAGES + 1)
+    with pytest.raises(InvalidRequestError) as caught:
+        await chat(maker, {"role": "user", "content": "x"}, *bad)
+    assert caught.value.param == "messages[1].content[0]"
+    assert f"'messages[{MAX_NAMED_MESSAGES}].content[0]'" in str(caught.value)
+    assert f"'messages[{MAX_NAMED_MESSAGES + 1}]." not in str(caught.value)
 
 
 async def test_model_without_template_says_so(tokenizer: ModelTokenizer) -> None:

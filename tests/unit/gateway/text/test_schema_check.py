@@ -10,7 +10,7 @@ from support.schema_judge import errors
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.text.grammars import json_rules, parse_schema, whole_grammar
-from pagoda_gateway.text.schema_check import check_schema
+from pagoda_gateway.text.schemas.check import check_schema
 from pagoda_runtime.grammar import GrammarCompiler
 
 TOKENIZER = Path(__file__).parents[4] / "demo/model/tokenizer.json"
@@ -109,3 +109,34 @@ def test_a_long_chain_of_references_takes_linear_time() -> None:
     started = time.process_time()
     check_schema(schema)
     assert time.process_time() - started < 1  # a tenth of it; squared it would be many of them
+
+
+RECORD = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+    "propertyNames": {"enum": ["a", "c"]},
+    "additionalProperties": {"type": "integer"},
+}
+
+
+@pytest.mark.parametrize("output", ['{"a":"x","c":1}', '{"c":1}', "{}"])
+def test_names_of_an_enum_may_all_be_there(
+    output: str, compiler: GrammarCompiler, walker: GrammarWalker
+) -> None:
+    assert errors(RECORD, output.encode()) == []
+    assert walker.allows(compiler.compile(whole_grammar(json_rules(RECORD))).matcher(), output)
+
+
+@pytest.mark.parametrize("output", ['{"b":"x"}', '{"a":1}', '{"c":"x"}', '{"d":1}'])
+def test_names_of_an_enum_are_all_there_can_be(
+    output: str, compiler: GrammarCompiler, walker: GrammarWalker
+) -> None:
+    assert errors(RECORD, output.encode())
+    assert not walker.allows(compiler.compile(whole_grammar(json_rules(RECORD))).matcher(), output)
+
+
+def test_many_branches_take_bounded_time() -> None:
+    branches = [{"type": "object", "properties": {"k": {"const": i}}} for i in range(2_000)]
+    started = time.process_time()
+    json_rules({"oneOf": branches})
+    assert time.process_time() - started < 1  # a tenth of it; each with each would be a minute

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,13 @@ from support.schema_judge import errors
 from support.seeds import seed_of_tests
 
 from pagoda_gateway.errors import InvalidRequestError
-from pagoda_gateway.text.grammars import COMPILE_SECONDS, json_rules, whole_grammar
-from pagoda_runtime.errors import GrammarError
+from pagoda_gateway.text.grammar_checker import (
+    COMPILE_SECONDS,
+    GrammarChecker,
+    GrammarThreads,
+    Source,
+)
+from pagoda_gateway.text.grammars import json_rules, whole_grammar
 from pagoda_runtime.grammar import GrammarCompiler
 
 ROOT = Path(__file__).parents[4]
@@ -43,6 +49,13 @@ def compiler(tokenizer_json: str) -> GrammarCompiler:
     return GrammarCompiler(tokenizer_json, eos_token_ids=[EOS])
 
 
+@pytest.fixture
+def checker(compiler: GrammarCompiler) -> Iterator[GrammarChecker]:
+    threads = GrammarThreads()
+    yield GrammarChecker(compiler, threads)
+    threads.close()
+
+
 @pytest.fixture(scope="module")
 def walker(tokenizer_json: str) -> GrammarWalker:
     return GrammarWalker(tokenizer_json, eos_token_id=EOS)
@@ -51,6 +64,11 @@ def walker(tokenizer_json: str) -> GrammarWalker:
 @pytest.fixture
 def seed() -> str:
     return str(seed_of_tests())
+
+
+async def check(checker: GrammarChecker, schema: dict[str, Any]) -> None:
+    rules = json_rules(schema)
+    await checker.check(whole_grammar(rules), [Source("x", rules, schema=schema)])
 
 
 @pytest.mark.parametrize("schema", corpus(refused=False))
@@ -73,9 +91,10 @@ def test_what_is_accepted_always_holds(
 
 
 @pytest.mark.parametrize(("schema", "message"), corpus(refused=True))
-def test_what_is_refused_says_why(
-    schema: dict[str, Any], message: str, compiler: GrammarCompiler
+async def test_what_is_refused_says_why_and_where(
+    schema: dict[str, Any], message: str, checker: GrammarChecker
 ) -> None:
-    with pytest.raises((InvalidRequestError, GrammarError)) as refusal:
-        compiler.compile(whole_grammar(json_rules(schema)))
+    with pytest.raises(InvalidRequestError) as refusal:
+        await check(checker, schema)
     assert message in str(refusal.value)
+    assert "at the top" in message or "at '/" in message or "over 100 deep" in message

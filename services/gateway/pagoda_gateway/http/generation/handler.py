@@ -28,6 +28,7 @@ from pagoda_gateway.http.generation.request_telemetry import (
     start_request_span,
 )
 from pagoda_gateway.http.generation.response import GenerationResponse
+from pagoda_gateway.http.ignored_fields import note_loose
 from pagoda_gateway.http.limit_headers import note_limits
 from pagoda_gateway.http.request_head import timeout_of
 from pagoda_gateway.openai.endpoint import Endpoint, Sent
@@ -122,6 +123,7 @@ class GenerationHandler(Generic[Sent, Body]):
         started = time.perf_counter()
         with stage_span("gateway.tokenize", context):
             processed = await processor.process(body, options, model, tenant)
+        note_loose(scope, processed.form.ignored)
         asked = None
         if policy is None and not caller.key.scopes:  # nothing can keep it from running
             asked = gateway.placer.router.ask_ahead(

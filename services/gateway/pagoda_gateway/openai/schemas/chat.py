@@ -67,8 +67,10 @@ class ChatBody(GenerationBody):
     @field_validator("tool_choice")
     @classmethod
     def _check_tool_choice(cls, value: Any, info: ValidationInfo) -> Any:
-        if "tools" in info.data:  # else they are wrong themselves
+        if "tools" in info.data:
             tools.tool_use(info.data["tools"], value, None)
+        else:  # they are wrong themselves
+            tools.check_choice(value)
         return value
 
     @field_validator("functions", "function_call")

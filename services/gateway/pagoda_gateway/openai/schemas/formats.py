@@ -7,22 +7,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, shorten
+from pagoda_gateway.errors import InvalidRequestError, Problems, UnsupportedFieldError, shorten
 
 MAX_CHOICES = 1024
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 RESPONSE_SCHEMA = "response_format.json_schema.schema"
+IGNORED_OPTIONS = ("disable_any_whitespace", "disable_fallback")  # here it is as with them anyway
+_DESCRIPTION = (
+    ("name", str | None, "text"),
+    ("description", str | None, "text"),
+    ("strict", bool | None, "true or false"),
+)
 FIELDS = ("response_format", "structured_outputs", *GUIDED_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One of KINDS, its value, and the field that it comes from."""
+    """One of KINDS, its value, and the field that it comes from.
+
+    `ignored` names options beside it that say what this server does not look at.
+    """
 
     param: str
     kind: str
     value: Any
+    ignored: tuple[str, ...] = ()
 
 
 def wanted(name: str, value: Any) -> Wanted | None:
@@ -66,16 +76,39 @@ def _response_format(value: dict[str, Any]) -> Wanted | None:
             param="response_format",
         )
     described = value.get("json_schema")
-    schema = described.get("schema") if isinstance(described, dict) else None
-    return _checked(Wanted(RESPONSE_SCHEMA, "json", schema))
+    if not isinstance(described, dict):
+        described = {}
+    found = _checked(Wanted(RESPONSE_SCHEMA, "json", described.get("schema")))
+    problems = Problems()
+    for name, kinds, must_be in _DESCRIPTION:
+        if not isinstance(described.get(name), kinds):
+            where = f"response_format.json_schema.{name}"
+            with problems.gathered():
+                raise InvalidRequestError(
+                    f"'{where}' is {shorten(described[name])}; it must be {must_be}", param=where
+                )
+    problems.raise_all()
+    return found
 
 
 def _structured_outputs(value: dict[str, Any]) -> Wanted | None:
-    fields = {name: v for name, v in value.items() if v is not None and v is not False}
+    fields = {name: v for name, v in value.items() if v is not None}
+    ignored = [(name, fields.pop(name)) for name in IGNORED_OPTIONS if name in fields]
+    for name, option in ignored:
+        if not isinstance(option, bool):
+            where = f"structured_outputs.{name}"
+            raise InvalidRequestError(
+                f"'{where}' is {shorten(option)}; it must be true or false", param=where
+            )
+    fields = {name: v for name, v in fields.items() if v is not False}
     unknown = sorted(fields.keys() - set(KINDS))
     if unknown:
+        hint = "" if "whitespace_pattern" not in unknown else (
+            "; JSON has one optional space behind , and : and no other white space"
+        )  # fmt: skip
         raise UnsupportedFieldError(
-            f"'structured_outputs' has {shorten(unknown)}; this server knows {', '.join(KINDS)}",
+            f"'structured_outputs' has {shorten(unknown)}; this server knows {', '.join(KINDS)}"
+            f"{hint}",
             param="structured_outputs",
         )
     if len(fields) > 1:
@@ -83,8 +116,9 @@ def _structured_outputs(value: dict[str, Any]) -> Wanted | None:
             f"'structured_outputs' has {', '.join(fields)}; it must have one of them",
             param="structured_outputs",
         )
+    names = tuple(f"structured_outputs.{name}" for name, _ in ignored)
     for kind, chosen in fields.items():
-        return _checked(Wanted(f"structured_outputs.{kind}", kind, chosen))
+        return _checked(Wanted(f"structured_outputs.{kind}", kind, chosen, names))
     return None
 
 

@@ -6,9 +6,16 @@ Knows what OpenAI lets a client ask for. Knows nothing of how a model writes a c
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.errors import InvalidRequestError, joined, shorten
 
 MAX_NAME_CHARS = 256
+MAX_NAMED_TOOLS = 16  # of those that are wrong
+_TEXT, _OBJECT, _FLAG = (str, type(None)), (dict, type(None)), (bool, type(None))
+_FUNCTION = (
+    ("description", _TEXT, "text"),
+    ("parameters", _OBJECT, "a JSON schema (an object)"),
+    ("strict", _FLAG, "true or false"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,57 +75,92 @@ def by_name(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the tools by their functions' names.
 
     Raises:
-        InvalidRequestError: one of them is none.
+        InvalidRequestError: names what is wrong with each.
     """
     if not tools:
         raise InvalidRequestError("'tools' is empty; name one or leave it out", param="tools")
     found: dict[str, dict[str, Any]] = {}
+    wrong = []
     for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
-        if tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
-            raise InvalidRequestError(
-                f"'{where}' must be "
-                '{"type": "function", "function": {"name": ..., "parameters": {...}}}, not '
-                f"{shorten(tool)}",
-                param=where,
-            )
-        function = tool["function"]
-        name, parameters = function.get("name"), function.get("parameters")
-        if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
-            raise InvalidRequestError(
-                f"'{where}.function.name' is {shorten(name)}; it must be a text of 1 to "
-                f"{MAX_NAME_CHARS} characters",
-                param=f"{where}.function.name",
-            )
-        if parameters is not None and not isinstance(parameters, dict):
-            raise InvalidRequestError(
-                f"'{where}.function.parameters' must be a JSON schema (an object), not "
-                f"{shorten(parameters)}",
-                param=f"{where}.function.parameters",
-            )
-        if name in found:
-            raise InvalidRequestError(
-                f"'{where}.function.name' {shorten(name)} is there twice",
-                param=f"{where}.function.name",
-            )
-        found[name] = tool
+        name = _good_name(tool)
+        if name is None or name in found:
+            wrong.append((f"tools[{index}]", tool))
+        else:
+            found[name] = tool
+    if wrong:
+        named = wrong[:MAX_NAMED_TOOLS]
+        errors = [error for where, tool in named for error in _errors(where, tool)]
+        if len(wrong) > MAX_NAMED_TOOLS:
+            more = f"and {len(wrong) - MAX_NAMED_TOOLS} more of 'tools' are wrong"
+            errors.append(InvalidRequestError(more))
+        raise joined(errors)
     return found
+
+
+def check_choice(choice: Any) -> None:
+    """Raise InvalidRequestError unless it is a choice among some tools, which are not known."""
+    _choice(choice)
+
+
+def _good_name(tool: dict[str, Any]) -> str | None:
+    """Return the name of a tool; None: something is wrong with it."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        return None
+    name = function.get("name")
+    is_good = (
+        isinstance(name, str)
+        and 1 <= len(name) <= MAX_NAME_CHARS
+        and isinstance(function.get("description"), _TEXT)
+        and isinstance(function.get("parameters"), _OBJECT)
+        and isinstance(function.get("strict"), _FLAG)
+    )
+    return name if is_good else None
+
+
+def _errors(where: str, tool: dict[str, Any]) -> list[InvalidRequestError]:
+    """Return all that is wrong with a tool; if nothing is, its name is another's, too."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        must_be = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
+        return [_wrong(where, tool, must_be)]
+    name = function.get("name")
+    errors = []
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
+        must_be = f"a text of 1 to {MAX_NAME_CHARS} characters"
+        errors.append(_wrong(f"{where}.function.name", name, must_be))
+    errors += [
+        _wrong(f"{where}.function.{field}", function[field], must_be)
+        for field, kinds, must_be in _FUNCTION
+        if not isinstance(function.get(field), kinds)
+    ]
+    return errors or [_wrong(f"{where}.function.name", name, "there only once")]
+
+
+def _wrong(where: str, value: Any, must_be: str) -> InvalidRequestError:
+    return InvalidRequestError(f"'{where}' is {shorten(value)}; it must be {must_be}", param=where)
 
 
 def _chosen(choice: Any, tools: dict[str, Any]) -> tuple[list[str], str]:
     """Return the names that may be called, and auto, required or named."""
-    if choice in (None, "auto"):
-        return list(tools), "auto"
+    names, mode = _choice(choice)
+    return (list(tools) if names is None else _known(names, tools)), mode
+
+
+def _choice(choice: Any) -> tuple[list[str] | None, str]:
+    """Return names, None being all, and auto, required or named."""
+    if choice in (None, "none", "auto"):
+        return None, "auto"
     if choice == "required":
-        return list(tools), "required"
+        return None, "required"
     match choice:
         case {"type": "function", "function": {"name": str(name)}}:
-            return _known([name], tools), "named"
+            return [name], "named"
         case {
             "type": "allowed_tools",
             "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]},
         } if allowed and (names := _names(allowed)):
-            return _known(names, tools), mode
+            return names, mode
     raise InvalidRequestError(
         "'tool_choice' must be none, auto, required, "
         '{"type": "function", "function": {"name": ...}} or allowed_tools, not '

@@ -107,6 +107,21 @@ def schemas_in(root: dict[str, Any]) -> Schemas:
     return found
 
 
+def schemas_directly_in(
+    root: dict[str, Any], schema: dict[str, Any], place: str
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return (JSON pointer, schema) of those one step inside of a checked one, `$ref` being one.
+
+    Definitions are not inside of what has them: only references lead there.
+    """
+    body = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
+    found = list(_parts(body, place, dialect=str(root.get("$schema", ""))))
+    target = target_of(root, schema)
+    if target is not None:
+        found.append((unquote(schema["$ref"][1:]), target))
+    return [(inner, part) for inner, part in found if isinstance(part, dict)]
+
+
 def target_of(root: dict[str, Any], part: dict[str, Any]) -> Any | None:
     """Return what `$ref` points at inside of `root`; None: nothing, or it is no JSON pointer."""
     pointer = part.get("$ref")

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
-from pagoda_gateway.text.schema_parts import Schemas, at, inside, refuse, schemas_in, target_of
+from pagoda_gateway.text.schemas.parts import Schemas, at, inside, refuse, schemas_in, target_of
 from pagoda_runtime.grammar import MAX_GRAMMAR_BYTES
 
 MAX_DEPTH = 100  # a body's; llguidance ends at 128

@@ -1,0 +1,1 @@
+"""JSON schemas: which hold, what they are for llguidance, and where it refuses them."""

@@ -1,0 +1,114 @@
+"""Schemas in words that llguidance knows, where it knows none that say the same.
+
+Every rewriting is exact: the same values are valid before and after. What is rewritten stays at
+its place, so that JSON pointers into the original hold, but for `anyOf` instead of `oneOf`.
+"""
+
+from typing import Any
+
+from pagoda_gateway.text.schemas.branches import Branches
+from pagoda_gateway.text.schemas.parts import schemas_in
+
+ENFORCED_FORMATS = frozenset(
+    ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+)
+_NOTES = frozenset(("title", "description", "$comment", "examples", "default", "deprecated"))
+_ANYTHING: tuple[Any, ...] = (True, {})
+_COMBINING = frozenset(
+    ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
+     "dependentSchemas", "dependencies", "contains")
+)  # fmt: skip
+
+
+def rewrite(schema: dict[str, Any]) -> None:
+    """Rewrite a checked schema as llguidance takes it, in place."""
+    parts = [part for _, part in schemas_in(schema).values()]
+    for part in _with_disjoint_branches(schema, parts):  # as the client wrote them
+        part["anyOf"] = part.pop("oneOf")
+    for part in parts:
+        _drop_what_binds_nothing(part)
+        _close(part, "unevaluatedProperties", "additionalProperties")
+        if not isinstance(part.get("items"), list):
+            _close(part, "unevaluatedItems", "items")
+        _name_properties(schema, part)
+        if part.get("not") in _ANYTHING:
+            del part["not"]
+            part["allOf"] = [*part.get("allOf", ()), False]
+
+
+def _with_disjoint_branches(
+    root: dict[str, Any], parts: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the parts whose `oneOf` says what `anyOf` would."""
+    if "draft-04" in str(root.get("$schema")) or any("$id" in part for part in parts[1:]):
+        return []  # `const` is no keyword there, and `$ref` points elsewhere here
+    branches = Branches(root)
+    one_of = [part for part in parts if "oneOf" in part and "anyOf" not in part]
+    return [part for part in one_of if branches.exclude_each_other(part["oneOf"])]
+
+
+def _drop_what_binds_nothing(part: dict[str, Any]) -> None:
+    if part.get("format", "") not in ENFORCED_FORMATS:
+        part.pop("format", None)  # an annotation
+    part.pop("contentSchema", None)  # another one
+    if "if" not in part:
+        part.pop("then", None)
+        part.pop("else", None)
+    elif not part.keys() & {"then", "else"}:
+        del part["if"]
+    if part.get("uniqueItems") is False:
+        del part["uniqueItems"]
+    if part.get("not") is False:
+        del part["not"]
+    for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+        if part.get(keyword) == {}:
+            del part[keyword]
+    for keyword in ("unevaluatedProperties", "unevaluatedItems"):
+        if part.get(keyword) in _ANYTHING:
+            del part[keyword]
+
+
+def _close(part: dict[str, Any], unevaluated: str, others: str) -> None:
+    """Have `others` say what `unevaluated` does, where nothing else looks at the same values."""
+    if unevaluated in part and not part.keys() & _COMBINING:
+        part.setdefault(others, part[unevaluated])
+        del part[unevaluated]
+
+
+def _name_properties(root: dict[str, Any], part: dict[str, Any]) -> None:
+    """Have `properties` or `patternProperties` say what `propertyNames` does."""
+    names = part.get("propertyNames")
+    if names is True:
+        names = {}
+    if not isinstance(names, dict) or (names.get("type", "string") != "string"):
+        return
+    rules = {key: value for key, value in names.items() if key != "type" and key not in _NOTES}
+    others = part.get("additionalProperties", True)
+    if not rules:
+        pass
+    elif rules.keys() == {"pattern"} and not part.keys() & {"properties", "patternProperties"}:
+        part["patternProperties"] = {rules["pattern"]: others}
+        part["additionalProperties"] = False
+    elif len(rules) == 1 and rules.keys() <= {"enum", "const"} and "patternProperties" not in part:
+        allowed = rules["enum"] if "enum" in rules else [rules["const"]]
+        known = part.get("properties", {})
+        other = _shared(root, others)
+        part["properties"] = {
+            name: known.get(name, other) for name in allowed if isinstance(name, str)
+        }
+        part["additionalProperties"] = False
+    else:
+        return
+    del part["propertyNames"]
+
+
+def _shared(root: dict[str, Any], schema: Any) -> Any:
+    """Return what stands for `schema` in many places, without being as long."""
+    if not isinstance(schema, dict):
+        return schema
+    definitions = root.setdefault("$defs", {})
+    name = f"values {len(definitions)}"
+    while name in definitions:
+        name += "'"
+    definitions[name] = schema
+    return {"$ref": "#/$defs/" + name.replace(" ", "%20").replace("'", "%27")}
