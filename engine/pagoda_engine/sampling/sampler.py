@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from pagoda_engine.sampling.likeliest_tokens import likeliest_tokens
 from pagoda_engine.sampling.row_plan import Masks, Penalties, RowPlan, SampleRow
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_kernels import largest_tokens, penalise_logits, sample_tokens
@@ -63,11 +64,12 @@ def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
     if plan.logprobs is None:
         return [chosen]
     rows = plan.logprobs.rows
-    logprobs = torch.log_softmax(logits.index_select(0, rows).float(), dim=-1)
+    wide = logits.index_select(0, rows).float()
+    top_ids = likeliest_tokens(wide, plan.logprobs.num_top)
+    logprobs = torch.log_softmax(wide, dim=-1)
     logprobs.clamp_(min=MIN_LOGPROB)
     own = logprobs.gather(1, token_ids.index_select(0, rows)[:, None])[:, 0]
-    top = logprobs.topk(plan.logprobs.num_top, dim=-1)
-    tensors = [chosen, own, top.indices, top.values]
+    tensors = [chosen, own, top_ids, logprobs.gather(1, top_ids)]
     if plan.logprobs.token_ids is not None:
         tensors.append(logprobs.gather(1, plan.logprobs.token_ids))
     return tensors

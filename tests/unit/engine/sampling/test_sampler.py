@@ -360,6 +360,27 @@ def test_result_does_not_depend_on_batch_neighbours(vocab_size: int) -> None:
         assert [s.token_id for s in together] == [s.token_id for s in alone]
 
 
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 3000])
+def test_alternatives_do_not_depend_on_batch_neighbours(vocab_size: int) -> None:
+    """In bf16 many logits are equal, and which of them are listed is a matter of their ids."""
+    nums = [5, 0, 20, 1, 11]
+    for round_ in range(10):
+        logits = make_logits(seed=round_, rows=len(nums), vocab_size=vocab_size).bfloat16()
+        rows = [make_row(num_logprobs=num, vocab_size=vocab_size) for num in nums]
+        alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+        assert sample(logits, rows) == alone
+
+
+def test_the_first_alternative_is_what_greedy_search_takes() -> None:
+    logits = make_logits(rows=30, vocab_size=1000).bfloat16()
+    logits[:, [800, 70, 400]] = 20.0
+    rows = [make_row(temperature=0.0, num_logprobs=2, vocab_size=1000) for _ in logits]
+    for sampled in sample(logits, rows):
+        assert sampled.logprobs is not None
+        assert sampled.token_id == sampled.logprobs.top[0][0] == 70
+        assert sampled.logprobs.top[1][0] == 400
+
+
 def test_bfloat16_logits() -> None:
     logits = make_logits(rows=2).bfloat16()
     sampled = sample(logits, [make_row(temperature=0.0, num_logprobs=1), make_row(top_p=0.9)])
