@@ -56,6 +56,7 @@ from pagoda_kernels.sampling.sample_tokens import (
     penalise_logits,
     sample_tokens,
 )
+from pagoda_kernels.sampling.seen_tokens import SeenTokens
 
 __all__ = [
     "DIGEST_BYTES",
@@ -69,6 +70,7 @@ __all__ = [
     "Sampled",
     "SamplingColumn",
     "SamplingRows",
+    "SeenTokens",
     "VarlenBatch",
     "add_lora",
     "add_rms_norm",

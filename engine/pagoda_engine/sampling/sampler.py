@@ -60,6 +60,10 @@ def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
     if plan.penalties is not None:
         for row, counts in zip(plan.penalties.rows, plan.penalties.counts, strict=True):
             counts.add(token_ids.index_select(0, row[None]))
+    if plan.seen:
+        on_host = token_ids.tolist()
+        for index, seen in plan.seen:
+            seen.add(on_host[index])
     chosen = token_ids.masked_fill(is_valid.logical_not(), INVALID)
     if plan.logprobs is None:
         return [chosen]
@@ -102,6 +106,8 @@ def _adjust(logits: torch.Tensor, plan: RowPlan) -> torch.Tensor:
     if plan.penalties is not None:
         rows = plan.penalties.rows
         adjusted.index_copy_(0, rows, _penalise(adjusted.index_select(0, rows), plan.penalties))
+    for row, seen in plan.seen:
+        seen.penalise(adjusted[row].numpy())
     for row, token_ids, biases in plan.biased:  # one by one: nothing is joined at each step
         adjusted[row].scatter_add_(0, token_ids, biases)
     if plan.repeated is not None:

@@ -1,4 +1,5 @@
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from pagoda_engine.sampling import (
     SampleRow,
     SamplingState,
     TokenCounts,
+    count_tokens,
     plan_rows,
     to_tokens,
 )
@@ -37,7 +39,7 @@ def make_row(
         eos_token_ids={EOS},
     )
     if state.has_penalties:
-        state.counts = TokenCounts(prompt, output, vocab_size, CPU)
+        state.counts = count_tokens(state.params, prompt, output, vocab_size, CPU)
     words = None if allowed is None else token_bits(allowed, vocab_size)
     changes = state.repeat_changes([*prompt, *output], vocab_size)
     return SampleRow(state, len(output), words, changes)
@@ -207,6 +209,31 @@ def test_penalties_match_counting_from_the_start() -> None:
         assert token == greedy(logits, prompt=(3, 4), output=tuple(output), **params)
         output.append(token)
     assert len(set(output)) > 5
+
+
+def test_counts_on_the_device_choose_the_same_tokens() -> None:
+    """What a GPU has: vectors of the vocabulary's size."""
+    rng = random.Random(5)
+    logits = make_logits(rows=30).bfloat16()
+    rows, twins = [], []
+    for seed in range(30):
+        prompt, output = rng.choices(range(VOCAB_SIZE), k=6), rng.choices(range(6), k=9)
+        params = {
+            "seed": seed,
+            "num_logprobs": 1,
+            "repetition_penalty": rng.choice([1.0, 1.7, 0.6]),
+            "frequency_penalty": rng.uniform(-0.5, 1),
+            "presence_penalty": rng.choice([0.0, 0.9]),
+        }
+        row = make_row(prompt, output, **params)
+        twin = SampleRow(SamplingState(row.state.params, eos_token_ids={EOS}), row.index)
+        twin.state.counts = TokenCounts(prompt, output, VOCAB_SIZE, CPU)
+        rows.append(row)
+        twins.append(twin)
+    for index in range(9, 25):
+        for row in (*rows, *twins):
+            row.index = index
+        assert sample(logits, rows) == sample(logits, twins)
 
 
 def test_a_mask_leaves_the_likeliest_allowed_token() -> None:
