@@ -13,7 +13,7 @@ import torch
 from pagoda_engine.sampling.repeat_penalties import Changes
 from pagoda_engine.sampling.sampling_state import SamplingState, TokenCounts
 from pagoda_engine.token_mask import TokenBits
-from pagoda_kernels import SamplingRows, SeenTokens, plan_sampling
+from pagoda_kernels import LogitBias, SamplingRows, SeenTokens, plan_sampling
 from pagoda_kernels.host_copy import to_device
 
 
@@ -105,7 +105,7 @@ class RowPlan:
         penalties: None if no row has any of which the device counts the tokens.
         seen: of each row whose tokens the host counts (row, its tokens), to which the step adds
             the one it chooses.
-        biased: of each row with a bias (row, token ids, biases), which its sequence holds.
+        biased: of each row with a bias (row, bias), which its sequence holds.
         repeated: (row, token, penalty), each ``[R]``; None if no row has repeated itself.
         forbidden: (row, token), each ``[F]``, that get no chance; None if there are none.
         masks: None if no row has one.
@@ -115,7 +115,7 @@ class RowPlan:
     draw: SamplingRows | None = None
     penalties: Penalties | None = None
     seen: tuple[tuple[int, SeenTokens], ...] = ()
-    biased: tuple[tuple[int, torch.Tensor, torch.Tensor], ...] = ()
+    biased: tuple[tuple[int, LogitBias], ...] = ()
     repeated: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     forbidden: tuple[torch.Tensor, torch.Tensor] | None = None
     masks: Masks | None = None
@@ -124,8 +124,13 @@ class RowPlan:
     @property
     def changes_logits(self) -> bool:
         """Whether the tokens come from other logits than the model's."""
+        return bool(self.seen or self.biased) or self.needs_copy
+
+    @property
+    def needs_copy(self) -> bool:
+        """Whether something else than biases and tokens that the host counts changes them."""
         changes = (self.penalties, self.repeated, self.forbidden, self.masks)
-        return bool(self.seen or self.biased) or any(change is not None for change in changes)
+        return any(change is not None for change in changes)
 
 
 _PLAIN = RowPlan()
@@ -160,11 +165,9 @@ def plan_guesses(rows: Sequence[SampleRow], device: torch.device) -> RowPlan:
     return RowPlan(draw=_draw(rows, device), biased=_biased(rows, device))
 
 
-def _biased(
-    rows: Sequence[SampleRow], device: torch.device
-) -> tuple[tuple[int, torch.Tensor, torch.Tensor], ...]:
+def _biased(rows: Sequence[SampleRow], device: torch.device) -> tuple[tuple[int, LogitBias], ...]:
     return tuple(
-        (i, *row.state.bias(device)) for i, row in enumerate(rows) if row.state.params.logit_bias
+        (i, row.state.bias(device)) for i, row in enumerate(rows) if row.state.params.logit_bias
     )
 
 

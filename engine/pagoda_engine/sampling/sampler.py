@@ -16,7 +16,13 @@ import torch
 from pagoda_engine.sampling.likeliest_tokens import likeliest_tokens
 from pagoda_engine.sampling.row_plan import Masks, Penalties, RowPlan, SampleRow
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
-from pagoda_kernels import largest_tokens, penalise_logits, sample_tokens
+from pagoda_kernels import (
+    Sampled,
+    largest_tokens,
+    penalise_logits,
+    sample_changed,
+    sample_tokens,
+)
 
 MIN_LOGPROB = -9999.0
 """Reported in place of minus infinity, which JSON cannot carry."""
@@ -52,11 +58,7 @@ def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
         chosen tokens, int64 and float32 ``[L, num_top]`` of the likeliest, and if a row asks for
         tokens of its own float32 ``[L, K]`` of those.
     """
-    adjusted = _adjust(logits, plan) if plan.changes_logits else logits
-    if plan.draw is None:
-        token_ids, is_valid = largest_tokens(adjusted)
-    else:
-        token_ids, is_valid = sample_tokens(adjusted, plan.draw)
+    token_ids, is_valid = _choose(logits, plan)
     if plan.penalties is not None:
         for row, counts in zip(plan.penalties.rows, plan.penalties.counts, strict=True):
             counts.add(token_ids.index_select(0, row[None]))
@@ -101,6 +103,15 @@ def to_tokens(tensors: Sequence[torch.Tensor], rows: Sequence[SampleRow]) -> lis
     return sampled
 
 
+def _choose(logits: torch.Tensor, plan: RowPlan) -> Sampled:
+    if plan.changes_logits and not plan.needs_copy:
+        sampled = sample_changed(logits, plan.draw, biased=plan.biased, seen=plan.seen)
+        if sampled is not None:
+            return sampled
+    adjusted = _adjust(logits, plan) if plan.changes_logits else logits
+    return largest_tokens(adjusted) if plan.draw is None else sample_tokens(adjusted, plan.draw)
+
+
 def _adjust(logits: torch.Tensor, plan: RowPlan) -> torch.Tensor:
     adjusted = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     if plan.penalties is not None:
@@ -108,8 +119,8 @@ def _adjust(logits: torch.Tensor, plan: RowPlan) -> torch.Tensor:
         adjusted.index_copy_(0, rows, _penalise(adjusted.index_select(0, rows), plan.penalties))
     for row, seen in plan.seen:
         seen.penalise(adjusted[row].numpy())
-    for row, token_ids, biases in plan.biased:  # one by one: nothing is joined at each step
-        adjusted[row].scatter_add_(0, token_ids, biases)
+    for row, bias in plan.biased:  # one by one: nothing is joined at each step
+        bias.add_to(adjusted[row])
     if plan.repeated is not None:
         row_ids, token_ids, penalties = plan.repeated  # no pair of row and token comes twice
         adjusted.view(-1).scatter_add_(0, row_ids * adjusted.shape[1] + token_ids, penalties)

@@ -12,7 +12,7 @@ import torch
 from pagoda_engine.sampling.repeat_penalties import Changes, RepeatPenalties
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.token_mask import TokenBits, token_bits
-from pagoda_kernels import SeenTokens, sampling_column
+from pagoda_kernels import LogitBias, SeenTokens, sampling_column
 from pagoda_kernels.host_copy import to_device
 
 
@@ -77,7 +77,7 @@ class SamplingState:
         )
         self.counts: TokenCounts | SeenTokens | None = None
         self._allowed: TokenBits | None = None
-        self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._bias: LogitBias | None = None
         self._stops: torch.Tensor | None = None
         self._repeats: RepeatPenalties | None = None
 
@@ -88,13 +88,10 @@ class SamplingState:
             self._allowed = token_bits(token_ids, vocab_size)
         return self._allowed
 
-    def bias(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``logit_bias`` as int64 ids and float32 biases, copied there at the first call."""
+    def bias(self, device: torch.device) -> LogitBias:
+        """Return ``logit_bias``, copied there at the first call."""
         if self._bias is None:
-            bias = self.params.logit_bias
-            arrays = np.fromiter(bias, np.int64), np.fromiter(bias.values(), np.float32)
-            ids, values = to_device(arrays, device)
-            self._bias = ids, values
+            self._bias = LogitBias(self.params.logit_bias, device)
         return self._bias
 
     def stops(self, device: torch.device) -> torch.Tensor:

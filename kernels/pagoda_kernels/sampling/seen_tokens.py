@@ -3,6 +3,7 @@
 Knows one sequence's tokens and penalties. Knows nothing of the vocabulary's size.
 """
 
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,9 +11,22 @@ from numpy.typing import NDArray
 
 
 class SeenTokens:
-    """Tokens of prompt and output, none twice, how often the output has each, and penalties."""
+    """Tokens of prompt and output, none twice, how often the output has each, and penalties.
 
-    __slots__ = ("_counts", "_factors", "_num", "_places", "_token_ids")
+    Attributes:
+        end: all token ids are below it.
+    """
+
+    __slots__ = (
+        "_addresses",
+        "_counts",
+        "_factors",
+        "_num",
+        "_packed_factors",
+        "_places",
+        "_token_ids",
+        "end",
+    )
 
     def __init__(
         self,
@@ -31,6 +45,9 @@ class SeenTokens:
             repetition: > 0, as the others rounded to float32; 1 = off.
             frequency: 0 = off.
             presence: 0 = off.
+
+        Raises:
+            ValueError: a token id is negative.
         """
         prompt = np.array(prompt_token_ids, np.int64)
         output, counts = np.unique(np.array(output_token_ids, np.int64), return_counts=True)
@@ -40,6 +57,11 @@ class SeenTokens:
         self._num = len(self._token_ids)
         self._places = {token_id: i for i, token_id in enumerate(self._token_ids.tolist())}
         self._factors = np.array([repetition, frequency, presence], np.float32)
+        self._packed_factors = struct.pack("3f4x", *self._factors)
+        self._addresses = self._token_ids.ctypes.data, self._counts.ctypes.data
+        self.end = int(self._token_ids.max(initial=-1)) + 1
+        if self._num and self._token_ids[0] < 0:
+            raise ValueError(f"token ids: expected 0 or more, got {self._token_ids[0]}")
 
     @property
     def token_ids(self) -> NDArray[np.int64]:
@@ -51,6 +73,11 @@ class SeenTokens:
         """``[N]``: of each in the output; 0 = it is in the prompt alone. A view, too."""
         return self._counts[: self._num]
 
+    @property
+    def record(self) -> bytes:
+        """Of `native.structures`, as the library reads it; the next `add` makes it out of date."""
+        return struct.pack("QQq", *self._addresses, self._num) + self._packed_factors
+
     def add(self, token_id: int) -> None:
         """Count one output token."""
         place = self._places.setdefault(token_id, self._num)
@@ -59,8 +86,10 @@ class SeenTokens:
                 room = max(64, place)
                 self._token_ids = np.append(self._token_ids, np.zeros(room, np.int64))
                 self._counts = np.append(self._counts, np.zeros(room, np.float32))
+                self._addresses = self._token_ids.ctypes.data, self._counts.ctypes.data
             self._token_ids[place] = token_id
             self._num += 1
+            self.end = max(self.end, token_id + 1)
         self._counts[place] += 1
 
     def penalise(self, logits: NDArray[np.float32]) -> None:
