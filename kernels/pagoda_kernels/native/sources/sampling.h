@@ -288,21 +288,25 @@ static inline __attribute__((always_inline)) int64_t draw_token(
 
 // A float32 copy of a row with its penalties and biases; NULL if it has none.
 static float *changed_row(const SampleJob *job, long index, const void *row, float *changed) {
-    const SeenTokens none_seen = {0}, *seen = job->seen ? job->seen + index : &none_seen;
-    const Biases no_biases = {0}, *biases = job->biases ? job->biases + index : &no_biases;
-    if (!seen->count && !biases->count) return NULL;
+    const SeenTokens none_seen = {0}, seen = job->seen ? job->seen[index] : none_seen;
+    const Biases no_biases = {0}, biases = job->biases ? job->biases[index] : no_biases;
+    const long vocab_size = job->vocab_size;
+    const int is_bf16 = job->is_bf16;
+    if (!seen.count && !biases.count) return NULL;
     long i = 0;
-    for (; i + LANES <= job->vocab_size; i += LANES) vstore(changed + i, vload_any(row, i, job->is_bf16));
-    for (; i < job->vocab_size; i++) changed[i] = load_any(row, i, job->is_bf16);
-    for (i = 0; i < seen->count; i++) {
-        float *logit = changed + seen->token_ids[i];
-        const float repeated = *logit > 0 ? *logit / seen->repetition : *logit * seen->repetition;
-        *logit = repeated - seen->frequency * seen->counts[i] - (seen->counts[i] > 0 ? seen->presence : 0);
+    for (; i + LANES <= vocab_size; i += LANES) vstore(changed + i, vload_any(row, i, is_bf16));
+    for (; i < vocab_size; i++) changed[i] = load_any(row, i, is_bf16);
+    for (i = 0; i < seen.count; i++) {
+        float *logit = changed + seen.token_ids[i];
+        const float repeated = *logit > 0 ? *logit / seen.repetition : *logit * seen.repetition;
+        *logit = repeated - seen.frequency * seen.counts[i] - (seen.counts[i] > 0 ? seen.presence : 0);
     }
-    if (biases->token_ids)
-        for (i = 0; i < biases->count; i++) changed[biases->token_ids[i]] += biases->biases[i];
-    else
-        for (i = 0; i < biases->count; i++) changed[i] += biases->biases[i];
+    if (biases.token_ids) {
+        for (i = 0; i < biases.count; i++) changed[biases.token_ids[i]] += biases.biases[i];
+        return changed;
+    }
+    for (i = 0; i + LANES <= biases.count; i += LANES) vstore(changed + i, vload(changed + i) + vload(biases.biases + i));
+    for (; i < biases.count; i++) changed[i] += biases.biases[i];
     return changed;
 }
 
