@@ -44,6 +44,7 @@ from pagoda_kernels.moe.routing import route_topk
 from pagoda_kernels.norm.rms_norm import add_rms_norm, rms_norm
 from pagoda_kernels.norm.rms_norm_quantised import add_rms_norm_quantised, rms_norm_quantised
 from pagoda_kernels.rope.apply_rope import apply_rope
+from pagoda_kernels.sampling.logit_bias import LogitBias
 from pagoda_kernels.sampling.rows import (
     SamplingColumn,
     SamplingRows,
@@ -54,8 +55,10 @@ from pagoda_kernels.sampling.sample_tokens import (
     Sampled,
     largest_tokens,
     penalise_logits,
+    sample_changed,
     sample_tokens,
 )
+from pagoda_kernels.sampling.seen_tokens import SeenTokens
 
 __all__ = [
     "DIGEST_BYTES",
@@ -65,10 +68,12 @@ __all__ = [
     "Fp8Weight",
     "Int4Weight",
     "Int8Weight",
+    "LogitBias",
     "QuantWeight",
     "Sampled",
     "SamplingColumn",
     "SamplingRows",
+    "SeenTokens",
     "VarlenBatch",
     "add_lora",
     "add_rms_norm",
@@ -101,6 +106,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_quantised",
     "route_topk",
+    "sample_changed",
     "sample_tokens",
     "sampling_column",
     "scatter_blocks",

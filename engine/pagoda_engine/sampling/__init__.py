@@ -7,7 +7,7 @@ which sequences share a batch.
 from pagoda_engine.sampling.prompt_scores import ScoredRows, score, to_prompt_logprobs
 from pagoda_engine.sampling.row_plan import RowPlan, SampleRow, plan_guesses, plan_rows
 from pagoda_engine.sampling.sampler import SampledToken, sample, to_tokens
-from pagoda_engine.sampling.sampling_state import SamplingState, TokenCounts
+from pagoda_engine.sampling.sampling_state import SamplingState, TokenCounts, count_tokens
 
 __all__ = [
     "RowPlan",
@@ -16,6 +16,7 @@ __all__ = [
     "SamplingState",
     "ScoredRows",
     "TokenCounts",
+    "count_tokens",
     "plan_guesses",
     "plan_rows",
     "sample",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pagoda_engine.sampling.likeliest_tokens import likeliest_tokens
 from pagoda_engine.sampling.sampler import MIN_LOGPROB
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_kernels.host_copy import to_device
@@ -61,12 +62,13 @@ def score(
     parts = []
     for start in range(0, len(hidden), max_rows):
         some = slice(start, start + max_rows)
-        logprobs = torch.log_softmax(logits_of(hidden[some]).float(), dim=-1)
+        wide = logits_of(hidden[some]).float()
+        top_ids = likeliest_tokens(wide, max(rows.nums))
+        logprobs = torch.log_softmax(wide, dim=-1)
         logprobs.clamp_(min=MIN_LOGPROB)
         own = logprobs.gather(1, rows.on_device[some, None])
         ranks = (logprobs > own).sum(dim=-1) + 1
-        top = logprobs.topk(max(rows.nums), dim=-1)
-        parts.append((own[:, 0], ranks, top.indices, top.values))
+        parts.append((own[:, 0], ranks, top_ids, logprobs.gather(1, top_ids)))
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 

@@ -13,7 +13,7 @@ import torch
 from pagoda_engine.sampling.repeat_penalties import Changes
 from pagoda_engine.sampling.sampling_state import SamplingState, TokenCounts
 from pagoda_engine.token_mask import TokenBits
-from pagoda_kernels import SamplingRows, plan_sampling
+from pagoda_kernels import LogitBias, SamplingRows, SeenTokens, plan_sampling
 from pagoda_kernels.host_copy import to_device
 
 
@@ -53,7 +53,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Rows with penalties.
+    """Rows with penalties whose tokens are counted on the device.
 
     Attributes:
         rows: int64 ``[P]``.
@@ -102,8 +102,10 @@ class RowPlan:
 
     Attributes:
         draw: None if every row is greedy.
-        penalties: None if no row has any.
-        biased: of each row with a bias (row, token ids, biases), which its sequence holds.
+        penalties: None if no row has any of which the device counts the tokens.
+        seen: of each row whose tokens the host counts (row, its tokens), to which the step adds
+            the one it chooses.
+        biased: of each row with a bias (row, bias), which its sequence holds.
         repeated: (row, token, penalty), each ``[R]``; None if no row has repeated itself.
         forbidden: (row, token), each ``[F]``, that get no chance; None if there are none.
         masks: None if no row has one.
@@ -112,7 +114,8 @@ class RowPlan:
 
     draw: SamplingRows | None = None
     penalties: Penalties | None = None
-    biased: tuple[tuple[int, torch.Tensor, torch.Tensor], ...] = ()
+    seen: tuple[tuple[int, SeenTokens], ...] = ()
+    biased: tuple[tuple[int, LogitBias], ...] = ()
     repeated: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     forbidden: tuple[torch.Tensor, torch.Tensor] | None = None
     masks: Masks | None = None
@@ -121,8 +124,13 @@ class RowPlan:
     @property
     def changes_logits(self) -> bool:
         """Whether the tokens come from other logits than the model's."""
+        return bool(self.seen or self.biased) or self.needs_copy
+
+    @property
+    def needs_copy(self) -> bool:
+        """Whether something else than biases and tokens that the host counts changes them."""
         changes = (self.penalties, self.repeated, self.forbidden, self.masks)
-        return bool(self.biased) or any(change is not None for change in changes)
+        return any(change is not None for change in changes)
 
 
 _PLAIN = RowPlan()
@@ -139,6 +147,7 @@ def plan_rows(rows: Sequence[SampleRow], device: torch.device) -> RowPlan:
     return RowPlan(
         draw=draw,
         penalties=_penalties(rows, device),
+        seen=_seen(rows),
         biased=_biased(rows, device),
         repeated=_repeated(rows, device),
         forbidden=_forbidden(rows, device),
@@ -156,11 +165,9 @@ def plan_guesses(rows: Sequence[SampleRow], device: torch.device) -> RowPlan:
     return RowPlan(draw=_draw(rows, device), biased=_biased(rows, device))
 
 
-def _biased(
-    rows: Sequence[SampleRow], device: torch.device
-) -> tuple[tuple[int, torch.Tensor, torch.Tensor], ...]:
+def _biased(rows: Sequence[SampleRow], device: torch.device) -> tuple[tuple[int, LogitBias], ...]:
     return tuple(
-        (i, *row.state.bias(device)) for i, row in enumerate(rows) if row.state.params.logit_bias
+        (i, row.state.bias(device)) for i, row in enumerate(rows) if row.state.params.logit_bias
     )
 
 
@@ -172,20 +179,25 @@ def _draw(rows: Sequence[SampleRow], device: torch.device) -> SamplingRows | Non
 
 
 def _penalties(rows: Sequence[SampleRow], device: torch.device) -> Penalties | None:
-    chosen = [i for i, row in enumerate(rows) if row.state.has_penalties]
+    counted = [(i, row.state.counts) for i, row in enumerate(rows) if row.state.has_penalties]
+    assert all(counts is not None for _, counts in counted)
+    chosen = [(i, counts) for i, counts in counted if isinstance(counts, TokenCounts)]
     if not chosen:
         return None
-    params = [rows[i].state.params for i in chosen]
+    params = [rows[i].state.params for i, _ in chosen]
     factors = [
         [p.repetition_penalty for p in params],
         [p.frequency_penalty for p in params],
         [p.presence_penalty for p in params],
     ]
-    counts = tuple(c for i in chosen if (c := rows[i].state.counts) is not None)
-    assert len(counts) == len(chosen)
-    arrays = np.array(chosen, np.int64), np.array(factors, np.float32)
+    arrays = np.array([i for i, _ in chosen], np.int64), np.array(factors, np.float32)
     row_tensor, factor_tensor = to_device(arrays, device)
-    return Penalties(row_tensor, factor_tensor, counts)
+    return Penalties(row_tensor, factor_tensor, tuple(counts for _, counts in chosen))
+
+
+def _seen(rows: Sequence[SampleRow]) -> tuple[tuple[int, SeenTokens], ...]:
+    counted = ((i, row.state.counts) for i, row in enumerate(rows) if row.state.has_penalties)
+    return tuple((i, counts) for i, counts in counted if isinstance(counts, SeenTokens))
 
 
 def _repeated(

@@ -13,9 +13,16 @@ from typing import NamedTuple
 
 import torch
 
+from pagoda_engine.sampling.likeliest_tokens import likeliest_tokens
 from pagoda_engine.sampling.row_plan import Masks, Penalties, RowPlan, SampleRow
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
-from pagoda_kernels import largest_tokens, penalise_logits, sample_tokens
+from pagoda_kernels import (
+    Sampled,
+    largest_tokens,
+    penalise_logits,
+    sample_changed,
+    sample_tokens,
+)
 
 MIN_LOGPROB = -9999.0
 """Reported in place of minus infinity, which JSON cannot carry."""
@@ -51,23 +58,24 @@ def sample(logits: torch.Tensor, plan: RowPlan) -> list[torch.Tensor]:
         chosen tokens, int64 and float32 ``[L, num_top]`` of the likeliest, and if a row asks for
         tokens of its own float32 ``[L, K]`` of those.
     """
-    adjusted = _adjust(logits, plan) if plan.changes_logits else logits
-    if plan.draw is None:
-        token_ids, is_valid = largest_tokens(adjusted)
-    else:
-        token_ids, is_valid = sample_tokens(adjusted, plan.draw)
+    token_ids, is_valid = _choose(logits, plan)
     if plan.penalties is not None:
         for row, counts in zip(plan.penalties.rows, plan.penalties.counts, strict=True):
             counts.add(token_ids.index_select(0, row[None]))
+    if plan.seen:
+        on_host = token_ids.tolist()
+        for index, seen in plan.seen:
+            seen.add(on_host[index])
     chosen = token_ids.masked_fill(is_valid.logical_not(), INVALID)
     if plan.logprobs is None:
         return [chosen]
     rows = plan.logprobs.rows
-    logprobs = torch.log_softmax(logits.index_select(0, rows).float(), dim=-1)
+    wide = logits.index_select(0, rows).float()
+    top_ids = likeliest_tokens(wide, plan.logprobs.num_top)
+    logprobs = torch.log_softmax(wide, dim=-1)
     logprobs.clamp_(min=MIN_LOGPROB)
     own = logprobs.gather(1, token_ids.index_select(0, rows)[:, None])[:, 0]
-    top = logprobs.topk(plan.logprobs.num_top, dim=-1)
-    tensors = [chosen, own, top.indices, top.values]
+    tensors = [chosen, own, top_ids, logprobs.gather(1, top_ids)]
     if plan.logprobs.token_ids is not None:
         tensors.append(logprobs.gather(1, plan.logprobs.token_ids))
     return tensors
@@ -95,13 +103,24 @@ def to_tokens(tensors: Sequence[torch.Tensor], rows: Sequence[SampleRow]) -> lis
     return sampled
 
 
+def _choose(logits: torch.Tensor, plan: RowPlan) -> Sampled:
+    if plan.changes_logits and not plan.needs_copy:
+        sampled = sample_changed(logits, plan.draw, biased=plan.biased, seen=plan.seen)
+        if sampled is not None:
+            return sampled
+    adjusted = _adjust(logits, plan) if plan.changes_logits else logits
+    return largest_tokens(adjusted) if plan.draw is None else sample_tokens(adjusted, plan.draw)
+
+
 def _adjust(logits: torch.Tensor, plan: RowPlan) -> torch.Tensor:
     adjusted = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     if plan.penalties is not None:
         rows = plan.penalties.rows
         adjusted.index_copy_(0, rows, _penalise(adjusted.index_select(0, rows), plan.penalties))
-    for row, token_ids, biases in plan.biased:  # one by one: nothing is joined at each step
-        adjusted[row].scatter_add_(0, token_ids, biases)
+    for row, seen in plan.seen:
+        seen.penalise(adjusted[row].numpy())
+    for row, bias in plan.biased:  # one by one: nothing is joined at each step
+        bias.add_to(adjusted[row])
     if plan.repeated is not None:
         row_ids, token_ids, penalties = plan.repeated  # no pair of row and token comes twice
         adjusted.view(-1).scatter_add_(0, row_ids * adjusted.shape[1] + token_ids, penalties)

@@ -1,6 +1,6 @@
 """What sampling must know of one sequence from token to token.
 
-Knows parameters and, for the penalties, token counts on the device and repetitions on the host.
+Knows parameters and, for the penalties, token counts and repetitions.
 Knows nothing of logits or of other sequences.
 """
 
@@ -12,7 +12,7 @@ import torch
 from pagoda_engine.sampling.repeat_penalties import Changes, RepeatPenalties
 from pagoda_engine.sampling_params import SamplingParams
 from pagoda_engine.token_mask import TokenBits, token_bits
-from pagoda_kernels import sampling_column
+from pagoda_kernels import LogitBias, SeenTokens, sampling_column
 from pagoda_kernels.host_copy import to_device
 
 
@@ -75,9 +75,9 @@ class SamplingState:
             xtc_threshold=params.xtc_threshold,
             xtc_probability=params.xtc_probability,
         )
-        self.counts: TokenCounts | None = None
+        self.counts: TokenCounts | SeenTokens | None = None
         self._allowed: TokenBits | None = None
-        self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._bias: LogitBias | None = None
         self._stops: torch.Tensor | None = None
         self._repeats: RepeatPenalties | None = None
 
@@ -88,13 +88,10 @@ class SamplingState:
             self._allowed = token_bits(token_ids, vocab_size)
         return self._allowed
 
-    def bias(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``logit_bias`` as int64 ids and float32 biases, copied there at the first call."""
+    def bias(self, device: torch.device) -> LogitBias:
+        """Return ``logit_bias``, copied there at the first call."""
         if self._bias is None:
-            bias = self.params.logit_bias
-            arrays = np.fromiter(bias, np.int64), np.fromiter(bias.values(), np.float32)
-            ids, values = to_device(arrays, device)
-            self._bias = ids, values
+            self._bias = LogitBias(self.params.logit_bias, device)
         return self._bias
 
     def stops(self, device: torch.device) -> torch.Tensor:
@@ -121,8 +118,31 @@ class SamplingState:
         self.counts = self._bias = self._stops = self._repeats = None
 
 
+def count_tokens(
+    params: SamplingParams,
+    prompt_token_ids: Sequence[int],
+    output_token_ids: Sequence[int],
+    vocab_size: int,
+    device: torch.device,
+) -> "TokenCounts | SeenTokens":
+    """Count a sequence's tokens for its penalties, in the form that sampling on `device` wants.
+
+    A GPU takes vectors of the vocabulary's size, which no step waits for. On a CPU they cost
+    several times the draw where the vocabulary is large.
+    """
+    if device.type != "cpu":
+        return TokenCounts(prompt_token_ids, output_token_ids, vocab_size, device)
+    return SeenTokens(
+        prompt_token_ids,
+        output_token_ids,
+        repetition=params.repetition_penalty,
+        frequency=params.frequency_penalty,
+        presence=params.presence_penalty,
+    )
+
+
 class TokenCounts:
-    """How often each token is in the output, and which are in the prompt.
+    """How often each token is in the output, and which are in the prompt: vectors for a GPU.
 
     Made by the step loop, afterwards used by steps' work alone: each step counts what it sampled
     itself, on the device, so the next one need not wait for the host to know the token.

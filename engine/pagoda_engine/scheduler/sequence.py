@@ -234,8 +234,8 @@ class Sequence:
             or sampling_state.penalises_repeats
         )
         self.has_plain_rows = (
-            sampling_state.is_plain
-            and self.is_plain
+            self.is_plain
+            and not (sampling_state.has_penalties or sampling_state.penalises_repeats)
             and not (sampling.min_tokens or sampling.allowed_token_ids or sampling.bad_words)
         )
         self.greedy_row: SampleRow | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 
 from pagoda_engine.errors import TokenMaskError
 from pagoda_engine.models.model_folder import LoadedModel
-from pagoda_engine.sampling import SampleRow, SamplingState, TokenCounts
+from pagoda_engine.sampling import SampleRow, SamplingState, count_tokens
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.token_mask import TokenBits, token_bits
 
@@ -19,7 +19,7 @@ def drawn_row(sequence: Sequence) -> SampleRow:
 
 
 def sample_rows(sequence: Sequence, num_rows: int, model: LoadedModel) -> list[SampleRow]:
-    """Return rows for the next tokens; puts token counts on the device where they are missing.
+    """Return rows for the next tokens; counts tokens for penalties where they are not counted.
 
     Args:
         sequence: that samples.
@@ -34,7 +34,7 @@ def sample_rows(sequence: Sequence, num_rows: int, model: LoadedModel) -> list[S
     state, num_prompt = sequence.sampling_state, sequence.num_prompt_tokens
     if state.has_penalties and state.counts is None:
         prompt, output = sequence.token_ids[:num_prompt], sequence.output_token_ids
-        state.counts = TokenCounts(prompt, output, model.vocab_size, model.device)
+        state.counts = count_tokens(state.params, prompt, output, model.vocab_size, model.device)
     index = sequence.num_tokens - num_prompt
     changes = state.repeat_changes(sequence.token_ids, model.vocab_size)
     if num_rows > 1 and sequence.request.token_mask is not None:

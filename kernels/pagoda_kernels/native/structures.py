@@ -1,7 +1,7 @@
 """What the C sources are handed, field by field as `sources/` declares it."""
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int32, c_int64, c_void_p
 
 
 class Linear(ctypes.Structure):
@@ -219,5 +219,7 @@ class SampleJob(ctypes.Structure):
         ("parameters", c_void_p),
         ("token_ids", c_void_p),
         ("is_valid", c_void_p),
+        ("biases", c_char_p),  # records of `LogitBias`
+        ("seen", c_char_p),  # records of `SeenTokens`
         ("is_bf16", c_int32),
     )

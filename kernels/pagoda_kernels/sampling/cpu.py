@@ -8,16 +8,18 @@ a row keeps is mostly a few tokens, so what comes after truncation works on thos
 once: their masses are added up in one line, modulo 2**64, which differences do not show.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pagoda_kernels.native.library import native_library
+from pagoda_kernels.sampling.logit_bias import LogitBias
 from pagoda_kernels.sampling.native import can_sample, sample_rows
 from pagoda_kernels.sampling.philox import UNIFORM_BITS, philox_mantissa
 from pagoda_kernels.sampling.rows import MASS_ONE, NO_XTC, SamplingRows
+from pagoda_kernels.sampling.seen_tokens import SeenTokens
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -57,6 +59,21 @@ def largest_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         token_ids, _, is_valid = _largest(logits.float().numpy())
         return torch.from_numpy(token_ids), torch.from_numpy(is_valid)
     return sample_rows(library, logits, None)
+
+
+def sample_changed(
+    logits: torch.Tensor,
+    rows: SamplingRows | None,
+    biased: Sequence[tuple[int, LogitBias]],
+    seen: Sequence[tuple[int, SeenTokens]],
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """(token ids, whether valid); arguments as the operator."""
+    library = native_library()
+    if library is None or not can_sample(library, logits):
+        return None
+    if rows is not None and rows.truncates_more:  # numpy's, for which all is changed before
+        return None
+    return sample_rows(library, logits, rows, biased, seen)
 
 
 def sample_by_numpy(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,13 +4,16 @@ Every row's token is a function of its own logits, parameters, seed and output i
 and the device's grid do not matter. Knows nothing of sequences or of when they end.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from pagoda_kernels.checks import check_float, check_fp32, check_last_dim_dense, check_shape
 from pagoda_kernels.sampling import cpu as cpu_sampling
+from pagoda_kernels.sampling.logit_bias import LogitBias
 from pagoda_kernels.sampling.rows import SamplingRows
+from pagoda_kernels.sampling.seen_tokens import SeenTokens
 
 
 class Sampled(NamedTuple):
@@ -76,6 +79,41 @@ def largest_tokens(logits: torch.Tensor) -> Sampled:
     values, token_ids = logits.max(dim=-1)
     is_valid = values - values == 0  # a third of the operators of `isfinite`
     return Sampled(token_ids.masked_fill(is_valid.logical_not(), 0), is_valid)
+
+
+def sample_changed(
+    logits: torch.Tensor,
+    rows: SamplingRows | None,
+    *,
+    biased: Sequence[tuple[int, LogitBias]],
+    seen: Sequence[tuple[int, SeenTokens]],
+) -> Sampled | None:
+    """Choose a token for each row, of logits that are changed as they are read, not in a copy.
+
+    Penalties come first, then biases; the tokens are those that the changed logits would give.
+
+    Args:
+        logits: ``[S, V]`` fp32, fp16 or bf16; rows dense. Unchanged.
+        rows: from `plan_sampling` on the device of logits; None takes each row's largest.
+        biased: (row, what is added to its logits), no row twice.
+        seen: (row, tokens for its penalties), no row twice.
+
+    Returns:
+        None where that cannot be: on a GPU, without the native library, of fp16, or where a row has
+        top-n-sigma, typical-p or XTC.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit, or a token is beyond the vocabulary.
+    """
+    check_shape("logits", logits, (None, None))
+    check_float("logits", logits)
+    check_last_dim_dense("logits", logits)
+    if rows is not None:
+        check_shape("rows.seeds", rows.seeds, (logits.shape[0],))
+    if logits.is_cuda:
+        return None
+    sampled = cpu_sampling.sample_changed(logits, rows, biased, seen)
+    return None if sampled is None else Sampled(*sampled)
 
 
 def penalise_logits(

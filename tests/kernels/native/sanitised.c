@@ -249,7 +249,21 @@ static void others_come_and_go(Threads *threads) {
     if (threads->num_threads > 1 && threads->limit != (share ? share : 1)) abort();
 }
 
-// Rows of a random vocabulary, greedy and drawn, of scratch memory of exactly their size.
+// Tokens of a vocabulary, none twice, and a number for each.
+static int64_t *some_tokens(long vocab_size, float **numbers_of, int64_t *count) {
+    int64_t *token_ids = malloc((size_t)vocab_size * sizeof *token_ids);
+    const long step = between(1, 3);
+    *numbers_of = malloc((size_t)vocab_size * sizeof **numbers_of);
+    *count = 0;
+    for (long i = between(0, 2); i < vocab_size; i += step) {
+        token_ids[*count] = i;
+        (*numbers_of)[(*count)++] = (float)between(0, 3);
+    }
+    return token_ids;
+}
+
+// Rows of a random vocabulary, greedy and drawn, some with biases and penalties, of scratch memory of exactly
+// their size.
 static void some_rows(int num_threads) {
     const long vocab_size = between(1, 700), num_rows = between(1, 5), stride = vocab_size + between(0, 9);
     const int is_bf16 = (int)between(0, 1);
@@ -267,11 +281,26 @@ static void some_rows(int num_threads) {
         parameters[SEED * num_rows + row] = (int64_t)draw();
         parameters[INDEX * num_rows + row] = between(0, 99);
     }
-    const SampleJob job = {logits, stride, num_rows, vocab_size, draw() % 4 ? parameters : NULL, token_ids, is_valid, is_bf16};
+    Biases biases = {0}, biases_of[5] = {0};
+    SeenTokens seen = {.repetition = 1.5f, .frequency = 0.5f, .presence = -0.5f}, seen_of[5] = {0};
+    float *added, *counts;
+    int64_t *biased_ids = some_tokens(vocab_size, &added, &biases.count);
+    int64_t *seen_ids = some_tokens(vocab_size, &counts, &seen.count);
+    biases.token_ids = draw() % 2 ? biased_ids : NULL, biases.biases = added;
+    seen.token_ids = seen_ids, seen.counts = counts;
+    for (long row = 0; row < num_rows; row++) {
+        if (draw() % 2) biases_of[row] = biases;
+        if (draw() % 2) seen_of[row] = seen;
+    }
+    const SampleJob job = {
+        logits, stride, num_rows, vocab_size, draw() % 4 ? parameters : NULL, token_ids, is_valid,
+        draw() % 2 ? biases_of : NULL, draw() % 2 ? seen_of : NULL, is_bf16,
+    };
     pagoda_sample(threads, &job);
     for (long row = 0; row < num_rows; row++)
         if (!is_valid[row] || token_ids[row] < 0 || token_ids[row] >= vocab_size) abort();
     free(logits), free(parameters), free(token_ids), free(is_valid);
+    free(biased_ids), free(added), free(seen_ids), free(counts);
     pagoda_close_threads(threads);
 }
 

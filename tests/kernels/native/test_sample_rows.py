@@ -1,13 +1,17 @@
 """The library's sampler, on every instruction set: large vocabularies, few and many threads."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
 from support.sampling_rows import rows_of
 
 from pagoda_kernels.native.library import SCRATCH_BYTES, NativeLibrary
+from pagoda_kernels.sampling.logit_bias import LogitBias
 from pagoda_kernels.sampling.native import can_sample, sample_rows
 from pagoda_kernels.sampling.philox import UNIFORM_BITS, philox_mantissa
+from pagoda_kernels.sampling.seen_tokens import SeenTokens
 
 CPU = torch.device("cpu")
 EDGE = 1e-4  # of cumulative probability: what float32 may shift, and one token of 33,000
@@ -84,6 +88,52 @@ def test_equals_everywhere_are_all_kept(library: NativeLibrary) -> None:
         token_ids, _ = sample_rows(library, logits, rows)
         assert token_ids.max() < 2000
         assert len(token_ids.unique()) > 300
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("vocab_size", [15, 129, 5001])
+@pytest.mark.parametrize("is_drawn", [False, True], ids=["greedy", "drawn"])
+def test_what_is_changed_in_passing_gives_the_tokens_of_a_changed_copy(
+    library: NativeLibrary, vocab_size: int, dtype: torch.dtype, is_drawn: bool
+) -> None:
+    """Few biases and many, of tokens with a penalty and others, in some rows."""
+    rng, num_rows = random.Random(vocab_size), 40
+    logits = (2 * torch.randn(num_rows, vocab_size + 7)).to(dtype)[:, 3 : vocab_size + 3]
+    rows = rows_of(num_rows, CPU, top_p=[0.7, 1.0] * 20, seed=range(num_rows)) if is_drawn else None
+    some = max(1, vocab_size // 20)
+    biased, seen = [], []
+    copy = logits.float().clone()
+    for row in range(num_rows):
+        if row % 3:
+            known = (rng.choices(range(vocab_size), k=some) for _ in range(2))
+            seen.append((row, SeenTokens(*known, repetition=1.7, frequency=0.6, presence=-0.8)))
+            seen[-1][1].penalise(copy[row].numpy())
+        if row % 4:
+            token_ids = rng.sample(range(vocab_size), some if row % 4 == 1 else vocab_size // 2)
+            bias = {token_id: rng.uniform(-4, 4) for token_id in token_ids}
+            biased.append((row, LogitBias(bias, CPU)))
+            for token_id, added in bias.items():
+                copy[row, token_id] += added
+    before = logits.clone()
+    got, is_valid = sample_rows(library, logits, rows, biased, seen)
+    assert is_valid.all()
+    assert got.tolist() == sample_rows(library, copy, rows)[0].tolist()
+    assert torch.equal(logits, before)
+    assert got.tolist() != sample_rows(library, logits, rows)[0].tolist()
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(library: NativeLibrary) -> None:
+    logits = torch.zeros(2, 9)
+    with pytest.raises(ValueError, match="expected below 9, got 9"):
+        sample_rows(library, logits, None, biased=[(1, LogitBias({3: 1.0, 9: 1.0}, CPU))])
+    seen = SeenTokens([1], [], repetition=2.0, frequency=0.0, presence=0.0)
+    seen.add(12)
+    with pytest.raises(ValueError, match="expected below 9, got 12"):
+        sample_rows(library, logits, None, seen=[(0, seen)])
+    with pytest.raises(ValueError, match="expected 0 or more, got -1"):
+        LogitBias({5: 1.0, -1: 1.0}, CPU)
+    with pytest.raises(ValueError, match="expected 0 or more, got -2"):
+        SeenTokens([-2], [3], repetition=2.0, frequency=0.0, presence=0.0)
 
 
 def test_the_largest_of_every_row(library: NativeLibrary) -> None:

@@ -19,6 +19,19 @@
 enum { TEMPERATURE, MIN_P, TOP_N_SIGMA, XTC_THRESHOLD, TOP_K, TOP_P, TYPICAL_P, SEED, INDEX };  // see SamplingRows
 
 typedef struct {
+    const int64_t *token_ids;  // none twice; NULL: the first `count`
+    const float *biases;       // added to their logits
+    int64_t count;
+} Biases;
+
+typedef struct {
+    const int64_t *token_ids;  // none twice
+    const float *counts;       // in the output; 0: in the prompt alone
+    int64_t count;
+    float repetition, frequency, presence;  // see penalise_logits in sample_tokens.py
+} SeenTokens;
+
+typedef struct {
     const void *logits;         // [S, V]
     int64_t row_stride;         // elements
     int64_t num_rows;           // S
@@ -26,6 +39,8 @@ typedef struct {
     const int64_t *parameters;  // [9, S], the first four float64; NULL: every row takes its largest
     int64_t *token_ids;         // [S]; 0 where not valid
     uint8_t *is_valid;          // [S]: the largest is finite and no logit is NaN
+    const Biases *biases;       // [S]; NULL: no row has any
+    const SeenTokens *seen;     // [S]; NULL: no row has penalties
     int32_t is_bf16;
 } SampleJob;
 
@@ -41,7 +56,7 @@ static inline long whole_chunks(long vocab_size) { return (vocab_size + CHUNK - 
 // Bytes of scratch memory for rows of V tokens.
 int64_t pagoda_sample_bytes(int64_t vocab_size) {
     const int64_t size = whole_chunks(vocab_size);
-    return (2 * size + size / CHUNK * LANES) * (int64_t)sizeof(float);
+    return (3 * size + size / CHUNK * LANES) * (int64_t)sizeof(float);
 }
 
 static inline __attribute__((always_inline)) vfloat load_logits(const void *row, long i, long vocab_size, const int is_bf16) {
@@ -271,9 +286,33 @@ static inline __attribute__((always_inline)) int64_t draw_token(
     }
 }
 
-static inline __attribute__((always_inline)) void sample_row(const SampleJob *job, long index, void *scratch, const int is_bf16) {
+// A float32 copy of a row with its penalties and biases; NULL if it has none.
+static float *changed_row(const SampleJob *job, long index, const void *row, float *changed) {
+    const SeenTokens none_seen = {0}, seen = job->seen ? job->seen[index] : none_seen;
+    const Biases no_biases = {0}, biases = job->biases ? job->biases[index] : no_biases;
+    const long vocab_size = job->vocab_size;
+    const int is_bf16 = job->is_bf16;
+    if (!seen.count && !biases.count) return NULL;
+    long i = 0;
+    for (; i + LANES <= vocab_size; i += LANES) vstore(changed + i, vload_any(row, i, is_bf16));
+    for (; i < vocab_size; i++) changed[i] = load_any(row, i, is_bf16);
+    for (i = 0; i < seen.count; i++) {
+        float *logit = changed + seen.token_ids[i];
+        const float repeated = *logit > 0 ? *logit / seen.repetition : *logit * seen.repetition;
+        *logit = repeated - seen.frequency * seen.counts[i] - (seen.counts[i] > 0 ? seen.presence : 0);
+    }
+    if (biases.token_ids) {
+        for (i = 0; i < biases.count; i++) changed[biases.token_ids[i]] += biases.biases[i];
+        return changed;
+    }
+    for (i = 0; i + LANES <= biases.count; i += LANES) vstore(changed + i, vload(changed + i) + vload(biases.biases + i));
+    for (; i < biases.count; i++) changed[i] += biases.biases[i];
+    return changed;
+}
+
+static inline __attribute__((always_inline)) void sample_row(
+    const SampleJob *job, long index, const void *row, void *scratch, const int is_bf16) {
     const long size = whole_chunks(job->vocab_size);
-    const void *row = at(job->logits, index * job->row_stride, is_bf16);
     const float best = largest_logit(row, job->vocab_size, is_bf16);
     job->is_valid[index] = isfinite(best);
     job->token_ids[index] = 0;
@@ -296,9 +335,13 @@ typedef struct {
 
 static void sample_task(const void *argument, long task, int thread) {
     const SampleTasks *tasks = argument;
-    void *scratch = scratch_of(tasks->threads, thread);
-    if (tasks->job->is_bf16) sample_row(tasks->job, task, scratch, 1);
-    else sample_row(tasks->job, task, scratch, 0);
+    const SampleJob *job = tasks->job;
+    float *scratch = scratch_of(tasks->threads, thread);
+    const long size = whole_chunks(job->vocab_size);
+    const void *row = at(job->logits, task * job->row_stride, job->is_bf16);
+    const float *changed = changed_row(job, task, row, scratch + 2 * size + size / CHUNK * LANES);
+    if (job->is_bf16 && !changed) sample_row(job, task, row, scratch, 1);
+    else sample_row(job, task, changed ? changed : row, scratch, 0);
 }
 
 void pagoda_sample(Threads *threads, const SampleJob *job) {

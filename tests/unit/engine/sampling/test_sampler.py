@@ -1,4 +1,5 @@
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from pagoda_engine.sampling import (
     SampleRow,
     SamplingState,
     TokenCounts,
+    count_tokens,
     plan_rows,
     to_tokens,
 )
@@ -37,7 +39,7 @@ def make_row(
         eos_token_ids={EOS},
     )
     if state.has_penalties:
-        state.counts = TokenCounts(prompt, output, vocab_size, CPU)
+        state.counts = count_tokens(state.params, prompt, output, vocab_size, CPU)
     words = None if allowed is None else token_bits(allowed, vocab_size)
     changes = state.repeat_changes([*prompt, *output], vocab_size)
     return SampleRow(state, len(output), words, changes)
@@ -209,6 +211,31 @@ def test_penalties_match_counting_from_the_start() -> None:
     assert len(set(output)) > 5
 
 
+def test_counts_on_the_device_choose_the_same_tokens() -> None:
+    """What a GPU has: vectors of the vocabulary's size."""
+    rng = random.Random(5)
+    logits = make_logits(rows=30).bfloat16()
+    rows, twins = [], []
+    for seed in range(30):
+        prompt, output = rng.choices(range(VOCAB_SIZE), k=6), rng.choices(range(6), k=9)
+        params = {
+            "seed": seed,
+            "num_logprobs": 1,
+            "repetition_penalty": rng.choice([1.0, 1.7, 0.6]),
+            "frequency_penalty": rng.uniform(-0.5, 1),
+            "presence_penalty": rng.choice([0.0, 0.9]),
+        }
+        row = make_row(prompt, output, **params)
+        twin = SampleRow(SamplingState(row.state.params, eos_token_ids={EOS}), row.index)
+        twin.state.counts = TokenCounts(prompt, output, VOCAB_SIZE, CPU)
+        rows.append(row)
+        twins.append(twin)
+    for index in range(9, 25):
+        for row in (*rows, *twins):
+            row.index = index
+        assert sample(logits, rows) == sample(logits, twins)
+
+
 def test_a_mask_leaves_the_likeliest_allowed_token() -> None:
     logits = make_logits(rows=2)
     allowed = [4, 9]
@@ -358,6 +385,27 @@ def test_result_does_not_depend_on_batch_neighbours(vocab_size: int) -> None:
         rows = [make_row(seed=round_, vocab_size=vocab_size, **params) for params in MIXED]
         together = sample(logits, rows)
         assert [s.token_id for s in together] == [s.token_id for s in alone]
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 3000])
+def test_alternatives_do_not_depend_on_batch_neighbours(vocab_size: int) -> None:
+    """In bf16 many logits are equal, and which of them are listed is a matter of their ids."""
+    nums = [5, 0, 20, 1, 11]
+    for round_ in range(10):
+        logits = make_logits(seed=round_, rows=len(nums), vocab_size=vocab_size).bfloat16()
+        rows = [make_row(num_logprobs=num, vocab_size=vocab_size) for num in nums]
+        alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+        assert sample(logits, rows) == alone
+
+
+def test_the_first_alternative_is_what_greedy_search_takes() -> None:
+    logits = make_logits(rows=30, vocab_size=1000).bfloat16()
+    logits[:, [800, 70, 400]] = 20.0
+    rows = [make_row(temperature=0.0, num_logprobs=2, vocab_size=1000) for _ in logits]
+    for sampled in sample(logits, rows):
+        assert sampled.logprobs is not None
+        assert sampled.token_id == sampled.logprobs.top[0][0] == 70
+        assert sampled.logprobs.top[1][0] == 400
 
 
 def test_bfloat16_logits() -> None:

@@ -1,6 +1,8 @@
 """Beams in steps: what they share, and what befalls a search as a whole."""
 
+import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from pagoda_engine import (
     KvSource,
     LoadedModel,
     SamplingParams,
+    load_model,
 )
 
 
@@ -157,3 +160,17 @@ def test_logits_that_are_not_finite_end_the_search(
     driver.run()
     assert driver.sequences["a"].finish_reason is FinishReason.ERROR
     assert driver.engine.num_free_blocks == 32
+
+
+def test_outputs_do_not_depend_on_how_many_alternatives_a_neighbour_asks_for(
+    tiny_folder: Path,
+) -> None:
+    """In bf16 many logits are equal, and a search takes the likeliest few."""
+    model = load_model(tiny_folder, EngineConfig(dtype="bfloat16", max_model_len=100))
+    for seed in range(20):
+        prompt = random.Random(seed).choices(range(256), k=12)
+        driver = make_driver(model, dtype="bfloat16", num_blocks=64)
+        driver.add("a", prompt, sampling=searched(width=4, max_tokens=24))
+        driver.add("b", OTHER, sampling=greedy(24, num_logprobs=20))
+        expected = alone(model, prompt, width=4, max_tokens=24)
+        assert driver.run()["a"].hypotheses == expected

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from pagoda_engine import (
     KvSource,
     LoadedModel,
     TokenLogprobs,
+    load_model,
 )
 from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_kernels import plan_attention
@@ -148,3 +150,17 @@ def test_kv_from_elsewhere_has_no_logits(tiny_model: LoadedModel, fields: dict) 
     driver = make_driver(tiny_model)
     with pytest.raises(InvalidSequenceError, match="num_prompt_logprobs is 1"):
         driver.add("a", PROMPT, sampling=greedy(num_prompt_logprobs=1), **fields)
+
+
+def test_alternatives_do_not_depend_on_batch_neighbours(tiny_folder: Path) -> None:
+    model = load_model(tiny_folder, EngineConfig(dtype="bfloat16", max_model_len=100))
+    asked = greedy(num_logprobs=5, num_prompt_logprobs=5)
+    for round_ in range(4):
+        alone, together = (make_driver(model, dtype="bfloat16", num_blocks=64) for _ in range(2))
+        prompt = random.Random(round_).choices(range(256), k=40)
+        for driver in (alone, together):
+            driver.add("a", prompt, sampling=asked)
+        together.add("b", OTHER, sampling=greedy(num_logprobs=20, num_prompt_logprobs=20))
+        found, wanted = together.run()["a"], alone.run()["a"]
+        assert found.logprobs == wanted.logprobs
+        assert found.prompt_logprobs == wanted.prompt_logprobs
