@@ -65,9 +65,8 @@ class Admission:
         if not queues.waiting:
             return ()
         if not queues.has_seats():
-            for state in queues.flows.states:
-                if state.num_waiting:
-                    _lacks(next(iter(queues.line(state.flow))), SEATS)
+            for sequence in queues.firsts():
+                _lacks(sequence, SEATS)
             return ()
         if not queues.flows.are_several:
             return [flow for flow in queues.flows if flow not in closed]

@@ -113,6 +113,16 @@ class Queues:
             return iter(self.waiting)
         return (sequence for sequence in self.waiting if sequence.flow == flow)
 
+    def firsts(self) -> Iterator[Sequence]:
+        """Yield the first of each flow that waits."""
+        flows = {state.flow for state in self.flows.states if state.num_waiting}
+        for sequence in self.waiting:
+            if sequence.flow in flows:
+                yield sequence
+                flows.remove(sequence.flow)
+                if not flows:
+                    return
+
     def has_seats(self, num_seats: int = 1) -> bool:
         """Tell whether so many more would have a seat."""
         return self.num_taken_seats + num_seats <= self.max_num_seqs

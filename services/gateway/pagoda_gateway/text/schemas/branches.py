@@ -4,7 +4,6 @@ Knows types, constants, and properties that both branches require. What it canno
 llguidance, which knows some more.
 """
 
-from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
@@ -36,41 +35,31 @@ class Branches:
     def _are_disjoint(self, a: Any, b: Any, depth: int) -> bool:
         if a is False or b is False:
             return True
-        all_a, all_b = list(self._conjuncts(a)), list(self._conjuncts(b))
-        if _are_apart(_values(all_a), _values(all_b)):
+        a, b = self._meant(a), self._meant(b)
+        if _are_apart(_values(a), _values(b)):
             return True
-        common = _types(all_a) & _types(all_b)
+        common = _types(a) & _types(b)
         if common != {"object"} or not depth:
             return not common
-        both = _required(all_a) & _required(all_b)
-        return any(
-            self._are_disjoint(first, second, depth - 1)
-            for name in sorted(both)
-            for first in _property(all_a, name)
-            for second in _property(all_b, name)
-        )
+        ours, theirs = a.get("properties", {}), b.get("properties", {})
+        both = {*a.get("required", ())} & {*b.get("required", ())} & ours.keys() & theirs.keys()
+        return any(self._are_disjoint(ours[name], theirs[name], depth - 1) for name in sorted(both))
 
-    def _conjuncts(self, part: Any) -> Iterator[dict[str, Any]]:
-        """Yield schemas that all hold where `part` does: it, and what it refers to."""
+    def _meant(self, part: Any) -> dict[str, Any]:
+        """Return the schema that a part is or refers to; an empty one: it is not known."""
         for _ in range(_MAX_DEPTH):
             if not isinstance(part, dict):
-                return
+                break
             if "$ref" not in part:
-                yield part
-                return
+                return part
             # Beside `$ref`, older dialects read nothing; so nothing there is relied on.
             part = target_of(self._root, part)
+        return {}
 
 
-def _values(parts: list[dict[str, Any]]) -> list[Any] | None:
-    """Return values of which it must be one; None: nobody names them."""
-    for part in parts:
-        if "const" in part:
-            return [part["const"]]
-        if "enum" in part:
-            values: list[Any] = part["enum"]
-            return values
-    return None
+def _values(part: dict[str, Any]) -> list[Any] | None:
+    """Return values of which it must be one; None: it names none."""
+    return [part["const"]] if "const" in part else part.get("enum")
 
 
 def _are_apart(a: list[Any] | None, b: list[Any] | None) -> bool:
@@ -86,20 +75,11 @@ def _key(value: Any) -> tuple[str, Any] | None:
     return None if kind in ("object", "array") else (kind, value)
 
 
-def _types(parts: list[dict[str, Any]]) -> frozenset[str]:
+def _types(part: dict[str, Any]) -> frozenset[str]:
     """Return the types that a value may have; an integer is a number."""
     found = _TYPES
-    for part in parts:
-        if "type" in part:
-            names = [part["type"]] if isinstance(part["type"], str) else part["type"]
-            found &= frozenset("number" if name == "integer" else name for name in names)
-    values = _values(parts)
+    if "type" in part:
+        names = [part["type"]] if isinstance(part["type"], str) else part["type"]
+        found &= frozenset("number" if name == "integer" else name for name in names)
+    values = _values(part)
     return found if values is None else found & {_TYPE_OF[type(value)] for value in values}
-
-
-def _required(parts: list[dict[str, Any]]) -> set[str]:
-    return {name for part in parts for name in part.get("required", ())}
-
-
-def _property(parts: list[dict[str, Any]], name: str) -> list[Any]:
-    return [part["properties"][name] for part in parts if name in part.get("properties", ())]
