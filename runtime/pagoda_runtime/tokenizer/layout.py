@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
+MAX_TOKEN_CHARS = 4096
+"""Of a token that merges are made for, which takes time by its square."""
 SPACE = "\u2581"
 """What SentencePiece writes for a space."""
 

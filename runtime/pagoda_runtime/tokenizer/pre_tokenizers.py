@@ -154,3 +154,14 @@ PRE_TOKENIZERS = {
     "codeshell": _DIGITS,
     "command-r": PreTokenizer(digits_apart=True, normalises=True),
 }
+
+
+def _byte_chars() -> dict[int, str]:
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    shifted = {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return {byte: shifted.get(byte, chr(byte)) for byte in range(256)}
+
+
+BYTE_CHARS = _byte_chars()
+"""The character that stands for each byte where tokens are of bytes, as GPT-2 has it."""

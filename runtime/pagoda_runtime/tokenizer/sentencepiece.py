@@ -14,6 +14,7 @@ from pagoda_runtime.errors import ModelFolderError
 from pagoda_runtime.tokenizer.files import SAVE_IT
 from pagoda_runtime.tokenizer.folder_tokens import AddedToken, FolderTokens
 from pagoda_runtime.tokenizer.layout import (
+    MAX_TOKEN_CHARS,
     SPACE,
     all_merges,
     around,
@@ -170,6 +171,11 @@ class _Conversion:
     def _check_pieces(self) -> None:
         if self._of_type(UNUSED):
             raise self._refused(f"piece {self._of_type(UNUSED)[0].text!r} is of the type unused")
+        if longest := [p for p in self._pieces if len(p.text) > MAX_TOKEN_CHARS]:
+            size = len(longest[0].text)
+            raise self._refused(
+                f"a piece has {size} characters, must have {MAX_TOKEN_CHARS} at most"
+            )
         if len(self._of_type(UNKNOWN)) != 1:
             raise self._refused("it must have one piece of the type unknown")
         codes = {piece.text for piece in self._of_type(BYTE)}

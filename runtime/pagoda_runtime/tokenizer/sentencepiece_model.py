@@ -119,6 +119,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
     while at < len(data):
         tag, at = _varint(data, at)
         kind = tag & 7
+        if not tag >> 3:
+            raise WireError(f"byte {at}: no field has the number 0")
         if kind == _VARINT:
             value, at = _varint(data, at)
             yield tag >> 3, value

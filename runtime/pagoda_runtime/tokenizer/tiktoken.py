@@ -14,8 +14,15 @@ from pathlib import Path
 from pagoda_runtime.errors import ModelFolderError
 from pagoda_runtime.tokenizer.files import SAVE_IT
 from pagoda_runtime.tokenizer.folder_tokens import AddedToken, FolderTokens
-from pagoda_runtime.tokenizer.layout import all_merges, around, bpe, document
+from pagoda_runtime.tokenizer.layout import (
+    MAX_TOKEN_CHARS,
+    all_merges,
+    around,
+    bpe,
+    document,
+)
 from pagoda_runtime.tokenizer.pre_tokenizers import (
+    BYTE_CHARS,
     CL100K,
     PRE_TOKENIZERS,
     PreTokenizer,
@@ -157,25 +164,20 @@ def _ranks(path: Path, data: bytes) -> dict[str, int]:
         try:
             if found is None:
                 raise ValueError("it must be base64, a space and a number")
-            token = base64.b64decode(found[1], validate=True).decode("latin-1").translate(_CHARS)
+            token = base64.b64decode(found[1], validate=True).decode("latin-1")
         except (ValueError, binascii.Error) as error:
             raise ModelFolderError(f"{path}: line {number}: {error}") from error
+        if len(token) > MAX_TOKEN_CHARS:
+            raise ModelFolderError(
+                f"{path}: line {number}: its token has {len(token)} bytes, must have "
+                f"{MAX_TOKEN_CHARS} or fewer"
+            )
+        token = token.translate(BYTE_CHARS)
         if token in ids:
             raise ModelFolderError(f"{path}: line {number}: its token was there before")
         ids[token] = int(found[2])
     if sorted(ids.values()) != list(range(len(ids))):
         raise ModelFolderError(f"{path}: its ranks must be all numbers below {len(ids)}")
-    if missing := [byte for byte, char in _CHARS.items() if char not in ids]:
+    if missing := [byte for byte, char in BYTE_CHARS.items() if char not in ids]:
         raise ModelFolderError(f"{path}: byte {missing[0]} is no token, as every byte must be")
     return ids
-
-
-def _characters() -> dict[int, str]:
-    """Return the character that stands for each byte, as GPT-2 has it."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = [byte for byte in range(256) if byte not in printable]
-    shifted = {byte: chr(256 + i) for i, byte in enumerate(others)}
-    return {byte: shifted.get(byte, chr(byte)) for byte in range(256)}
-
-
-_CHARS = _characters()

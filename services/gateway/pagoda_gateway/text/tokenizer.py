@@ -25,6 +25,7 @@ from pagoda_runtime.errors import ModelFolderError
 from pagoda_runtime.grammar import GrammarCompiler
 from pagoda_runtime.tokenizer.files import read_object
 from pagoda_runtime.tokenizer.gguf import tokenizer_config as gguf_tokenizer_config
+from pagoda_runtime.tokenizer.pre_tokenizers import BYTE_CHARS
 from pagoda_runtime.tokenizer.text import tokenizer_file, tokenizer_text
 
 FREE_IDS = 1 << 16  # ids without a token that any tokenizer may have, beside one for each token
@@ -220,15 +221,7 @@ def _is_byte_level(decoder: dict[str, Any]) -> bool:
     return decoder.get("type") == "ByteLevel"
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's mapping of printable characters to bytes."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    return alphabet | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
+_BYTES = {char: byte for byte, char in BYTE_CHARS.items()}
 
 
 def _byte_level_bytes(piece: str) -> bytes:

@@ -187,9 +187,14 @@ def test_a_character_that_is_only_in_pieces_is_its_bytes_token(tmp_path: Path) -
 
 def piece(text: str, score: float, kind: int = 1) -> bytes:
     raw = text.encode()
-    inner = b"\x0a" + bytes([len(raw)]) + raw + b"\x15" + struct.pack("<f", score)
+    inner = b"\x0a" + varint(len(raw)) + raw + b"\x15" + struct.pack("<f", score)
     inner += b"\x18" + bytes([kind])
-    return b"\x0a" + bytes([len(inner)]) + inner
+    return b"\x0a" + varint(len(inner)) + inner
+
+
+def varint(number: int) -> bytes:
+    """Return a number below 2**14 as protobuf writes it."""
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128, number >> 7])
 
 
 def edited(model: bytes, old: str, new: str) -> bytes:
@@ -224,6 +229,8 @@ def test_runs_of_one_score(lengths: Sequence[int], tmp_path: Path) -> None:
     [
         (b"nonsense", "is neither a sentencepiece model nor a file of tiktoken's: byte"),
         (b"", "it has no pieces"),
+        (UNK + bytes(9), "no field has the number 0"),
+        (UNK + piece("a" * 4097, 0) + TRAINER_BPE, "a piece has 4097 characters"),
         (UNK[:-3], "goes beyond the end"),
         (UNK, "it has no trainer_spec: is it cut off"),
         (UNK + b"\x12\x02\x18\x04", "it is neither of the kind unigram nor bpe"),

@@ -146,6 +146,12 @@ def test_cuts_differ_where_the_names_do(tmp_path: Path) -> None:
         ("tokenizer.model", b"", {}, r"Llama 3 where added_tokens_decoder has <\|beg"),
         ("qwen.tiktoken", b"nonsense\n", {}, "line 1501: it must be base64, a space and a n"),
         ("qwen.tiktoken", b"abc 9\n", {}, "line 1501: .*padding"),
+        (
+            "qwen.tiktoken",
+            base64.b64encode(b"q" * 4097) + b" 1500\n",
+            {},
+            "line 1501: its token has 4097 bytes",
+        ),
         ("qwen.tiktoken", b"YQ== 1500\n", {}, "line 1501: its token was there before"),
         (
             "qwen.tiktoken",
