@@ -246,6 +246,7 @@ async def open_gateway(
         )
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(grammar_threads.close)
+            stack.push_async_callback(gateway.responses.background.close)
             for subscription in (
                 await frames.subscribe(bus, gateway_id),
                 await directory.subscribe(bus, Role.ROLE_DECODE, Role.ROLE_ROUTER),

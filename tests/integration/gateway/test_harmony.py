@@ -100,6 +100,8 @@ async def test_a_call_is_read_whole_and_streamed(saying: Any) -> None:
     assert len(pieces) > 3, "arguments come as they are written"
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert [item["type"] for item in response["output"]] == ["reasoning", "function_call"]
+    details = response["usage"]["output_tokens_details"]
+    assert details == {"reasoning_tokens": len("Where to?")}  # a letter is a token here
     assert response["output"][1]["arguments"] == '{"where": "up"}'
 
 

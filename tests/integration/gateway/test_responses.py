@@ -233,6 +233,20 @@ async def test_reasoning_is_an_item_of_its_own(nats_common: Any, bus: Any, tmp_p
     worker = says(bus, folder, "<think>\nhm\n</think>\n\nyes")
     async with running_gateway(nats_common, bus, folder, worker) as running:
         events = await events_of(running, max_output_tokens=60)
+        chat = (await running.chat(max_tokens=60)).json()
+        silent = (await running.chat(max_tokens=60, include_reasoning=False)).json()
+        streamed = await running.events(
+            max_tokens=60, include_reasoning=False, stream_options={"include_usage": True}
+        )
+    num_thoughts = len("\nhm\n")  # a letter is a token here
+    usage = events[-1]["response"]["usage"]
+    assert usage["output_tokens_details"] == {"reasoning_tokens": num_thoughts}
+    for whole in (chat, silent, streamed[-1]):
+        assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_thoughts}
+    assert chat["choices"][0]["message"]["reasoning_content"].strip() == "hm"
+    assert "reasoning_content" not in silent["choices"][0]["message"]
+    assert silent["choices"][0]["message"]["content"] == "yes"
+    assert not any("reasoning_content" in str(chunk) for chunk in streamed)
     thought, said = events[-1]["response"]["output"]
     assert (thought["type"], thought["summary"]) == ("reasoning", [])
     assert thought["content"][0]["text"].strip() == "hm"
@@ -262,7 +276,6 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
         ({"input": [{"role": "poet", "content": "x"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "function_call"),
-        ({"background": True}, "background"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
         ({"tools": [{"type": "web_search"}]}, "web_search"),
         ({"tools": [{"type": "function"}]}, "name"),

@@ -1,16 +1,22 @@
 """Which family's format a model writes, and what it takes to read and to force it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from pagoda_gateway.dialects import reasoning
 from pagoda_gateway.dialects.grammar import Calls, Tool
-from pagoda_gateway.dialects.harmony import CHANNEL, Harmony
+from pagoda_gateway.dialects.harmony import CHANNEL, Harmony, unfinished
 from pagoda_gateway.dialects.hermes import Hermes
 from pagoda_gateway.dialects.llama3 import Llama3
 from pagoda_gateway.dialects.mistral import ARGS, Mistral
-from pagoda_gateway.dialects.parts import CallsOnly, OutputParser
+from pagoda_gateway.dialects.parts import ContentText, OutputParser, ReasoningText, Without
+from pagoda_gateway.dialects.reasoning_tokens import (
+    Decode,
+    num_analysis_tokens,
+    num_thought_tokens,
+)
 from pagoda_gateway.dialects.stream_parser import ContentParser
 
 NAMES = ("harmony", "hermes", "llama3", "mistral")
@@ -84,6 +90,34 @@ class Dialect:
             return ""
         return reasoning.rules(inside=self.opens_reasoning(prompt), token_ids=token_ids)
 
+    def reasoning_counter(
+        self, prompt: str, token_ids: Mapping[str, int], decode: Decode
+    ) -> Callable[[Sequence[int]], int] | None:
+        """Return what counts the tokens of an output's reasoning; None if it has none.
+
+        Args:
+            prompt: which the output goes on from, or the end of it.
+            token_ids: as in `Calls`.
+            decode: returns the text of tokens, special ones included.
+        """
+        if isinstance(self._family, Harmony):
+            header, is_inside = unfinished(prompt)
+            return partial(
+                num_analysis_tokens,
+                header=header,
+                inside=is_inside,
+                token_ids=token_ids,
+                decode=decode,
+            )
+        if not self.reasons or prompt.rstrip().endswith(reasoning.CLOSE):
+            return None
+        return partial(
+            num_thought_tokens,
+            inside=self.opens_reasoning(prompt),
+            token_ids=token_ids,
+            decode=decode,
+        )
+
     def text_opening(self, prompt: str, token_ids: Mapping[str, int]) -> str:
         """Return llguidance's words for what comes before an answer's text; empty if nothing does.
 
@@ -94,7 +128,12 @@ class Dialect:
         return ""
 
     def parser(
-        self, tools: Sequence[Tool], *, prompt: str = "", calls_only: bool = False
+        self,
+        tools: Sequence[Tool],
+        *,
+        prompt: str = "",
+        calls_only: bool = False,
+        hides_reasoning: bool = False,
     ) -> OutputParser:
         """Return a parser of one output.
 
@@ -102,16 +141,17 @@ class Dialect:
             tools: what the model may call; none: calls are not looked for.
             prompt: which the output goes on from, or the end of it.
             calls_only: the grammar leaves no room for text.
+            hides_reasoning: it is read, and not among the parts.
         """
         if isinstance(self._family, Harmony):
             answer = self._family.parser(tools, prompt)
         else:
             answer = self._family.parser(tools) if tools else ContentParser()
         if calls_only:
-            answer = CallsOnly(answer)
-        if not self.reasons:
-            return answer
-        return reasoning.ReasoningParser(answer, inside=self.opens_reasoning(prompt))
+            answer = Without(ContentText, answer)
+        if self.reasons:
+            answer = reasoning.ReasoningParser(answer, inside=self.opens_reasoning(prompt))
+        return Without(ReasoningText, answer) if hides_reasoning else answer
 
     def calls_grammar(self, calls: Calls) -> str:
         """Return llguidance's rules for an answer that `parser` reads as these calls.

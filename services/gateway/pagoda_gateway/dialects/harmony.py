@@ -36,11 +36,11 @@ class Harmony:
 
     def parser(self, tools: Sequence[Tool], prompt: str = "") -> OutputParser:
         """Return a parser of one output, which goes on where the prompt ends."""
-        return _Parser(frozenset(tool.name for tool in tools), *_unfinished(prompt))
+        return _Parser(frozenset(tool.name for tool in tools), *unfinished(prompt))
 
     def prefix_rules(self, prompt: str, token_ids: Mapping[str, int]) -> str:
         """Return `prefix`, messages of analysis; empty inside a message of the prompt's."""
-        header, is_inside = _unfinished(prompt)
+        header, is_inside = unfinished(prompt)
         if is_inside:
             return ""
         channel, message, end, start = _marks((CHANNEL, MESSAGE, END, START), token_ids)
@@ -55,7 +55,7 @@ class Harmony:
 
     def text_opening(self, prompt: str, token_ids: Mapping[str, int]) -> str:
         """Return the rules' words for what comes before the text of an answer."""
-        if _unfinished(prompt)[1]:
+        if unfinished(prompt)[1]:
             return ""
         channel, message = _marks((CHANNEL, MESSAGE), token_ids)
         return f'{channel} "final" {message}'
@@ -94,7 +94,7 @@ def _marks(marks: Sequence[str], token_ids: Mapping[str, int]) -> list[str]:
     return [mark(text, token_ids) for text in marks]
 
 
-def _unfinished(prompt: str) -> tuple[str, bool]:
+def unfinished(prompt: str) -> tuple[str, bool]:
     """Return the header of the message that a prompt's end has begun, and whether it goes on in it.
 
     Otherwise it goes on in the header. `prompt` may be the end of a longer one.

@@ -51,10 +51,14 @@ class OutputParser(Protocol):
         """Return what was held back; the output has ended."""
 
 
-class CallsOnly:
-    """Reads an output that has no content: what looks like it is a call cut before its name."""
+class Without:
+    """Reads an output whose parts of one kind nobody wants.
 
-    def __init__(self, parser: OutputParser) -> None:
+    An answer that must be a call has no content: what looks like it is a call cut before its name.
+    """
+
+    def __init__(self, kind: type[ContentText | ReasoningText], parser: OutputParser) -> None:
+        self._kind = kind
         self._parser = parser
 
     @property
@@ -64,18 +68,17 @@ class CallsOnly:
 
     def push(self, text: str) -> list[Part]:
         """Take more text; return the parts that are certain now."""
-        return _without_content(self._parser.push(text))
+        return self._wanted(self._parser.push(text))
 
     def flush(self) -> list[Part]:
         """Return what was held back; the output has ended."""
-        return _without_content(self._parser.flush())
+        return self._wanted(self._parser.flush())
+
+    def _wanted(self, parts: list[Part]) -> list[Part]:
+        return [part for part in parts if not isinstance(part, self._kind)]
 
 
 def read_parts(parser: OutputParser, text: str, *, is_last: bool) -> list[Part]:
     """Return what more text makes certain, and at the end all the rest."""
     parts = parser.push(text) if text else []
     return [*parts, *parser.flush()] if is_last else parts
-
-
-def _without_content(parts: list[Part]) -> list[Part]:
-    return [part for part in parts if not isinstance(part, ContentText)]

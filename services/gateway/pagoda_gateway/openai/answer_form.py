@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pagoda_gateway.dialects import Calls, Dialect, OutputParser, Tool, new_call_id
 from pagoda_gateway.errors import InvalidRequestError, UnfollowableError
@@ -33,6 +34,7 @@ class AnswerForm:
         calls_reason: why an answer with calls has finished.
         call_id_chars: see `Dialect`.
         ignored: parts of the body that bind nothing here, though they could.
+        count_reasoning: counts the tokens of an output's reasoning; None: it has none.
     """
 
     grammar: str = ""
@@ -41,6 +43,11 @@ class AnswerForm:
     calls_reason: str = "tool_calls"
     call_id_chars: int | None = None
     ignored: tuple[str, ...] = ()
+    count_reasoning: Callable[[Sequence[int]], int] | None = None
+
+    def num_reasoning_tokens(self, output: Sequence[int]) -> int:
+        """Return how many tokens of an output are reasoning."""
+        return 0 if self.count_reasoning is None else self.count_reasoning(output)
 
     def new_call_id(self, prefix: str) -> str:
         """Return an id for a call, with this prefix where the model's format allows it."""
@@ -54,6 +61,7 @@ class AnswerForms:
         self, dialect: Dialect, tokenizer: ModelTokenizer, checker: GrammarChecker
     ) -> None:
         self._dialect = dialect
+        self._decode = partial(tokenizer.decode, skip_special_tokens=False)
         self._mark_ids = tokenizer.mark_ids(dialect.marks)
         self._checker = checker
 
@@ -87,11 +95,18 @@ class AnswerForms:
         grammar, ignored = await self._chat_grammar(_wanted(body), use, prompt)
         return AnswerForm(
             grammar=grammar,
-            new_parser=lambda: dialect.parser(tools, prompt=prompt, calls_only=use.is_required),
+            new_parser=partial(
+                dialect.parser,
+                tools,
+                prompt=prompt,
+                calls_only=use.is_required,
+                hides_reasoning=body.include_reasoning is False,
+            ),
             kept_token_ids=frozenset(self._mark_ids.values()),
             calls_reason="stop" if use.is_named else "tool_calls",
             call_id_chars=dialect.call_id_chars,
             ignored=ignored,
+            count_reasoning=dialect.reasoning_counter(prompt, self._mark_ids, self._decode),
         )
 
     async def _chat_grammar(

@@ -154,13 +154,18 @@ class ChoiceSerializer(Serializer):
         """Return token counts so far."""
         generation = self._generation
         num_prompt = generation.num_prompt_tokens
-        num_output = sum(len(sequence.token_ids) for sequence in generation.sequences)
-        return {
+        outputs = [sequence.token_ids for sequence in generation.sequences]
+        num_output = sum(map(len, outputs))
+        usage: dict[str, Any] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": generation.cached_tokens()[0]},
         }
+        if self._form.count_reasoning is not None:
+            num_reasoning = sum(map(self._form.count_reasoning, outputs))
+            usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
+        return usage
 
     def _head(self, object_name: str) -> dict[str, Any]:
         generation = self._generation

@@ -37,7 +37,7 @@ class OutputItem(BaseModel):
 class ReasoningDetails(BaseModel):
     """What reasoning took."""
 
-    reasoning_tokens: Literal[0] = Field(description="Not counted apart from the others.")
+    reasoning_tokens: int
 
 
 class InputDetails(CachedDetails):
@@ -64,7 +64,7 @@ class ResponseUsage(BaseModel):
 
 
 class ResponseFailure(BaseModel):
-    """Why a response that had begun has failed."""
+    """Why a response that had begun, or runs in the background, has failed."""
 
     code: Literal["server_error", "rate_limit_exceeded"]
     message: str
@@ -82,8 +82,8 @@ class ResponseAnswer(BaseModel):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    background: Literal[False]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None

@@ -1,17 +1,18 @@
 """POST /v1/responses: OpenAI's newer way to ask for a chat, and what is kept of the answers."""
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, Literal
 
-from pagoda_gateway.errors import InvalidRequestError, NotFoundError, shorten
+from pagoda_gateway.errors import InternalError, InvalidRequestError, NotFoundError, shorten
 from pagoda_gateway.openai.chat import ChatProcessor
 from pagoda_gateway.openai.endpoint import Endpoint, Translated
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.tools import function_tool, tool_use
+from pagoda_gateway.responses.background import BackgroundResponses
 from pagoda_gateway.responses.conversation import chat_messages, input_items
 from pagoda_gateway.responses.input_items import item_page, with_ids
 from pagoda_gateway.responses.schemas import FunctionTool, ResponsesBody, TextFormat
-from pagoda_gateway.responses.serializer import ResponseSerializer
+from pagoda_gateway.responses.serializer import ResponseSerializer, failed
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.tenant_values import TenantValues
 
@@ -45,12 +46,11 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         super().__init__(chats)
         self._chats = chats
         self._store = store
+        self.background = BackgroundResponses()
 
     def translate(self, sent: ResponsesBody, tenant: str) -> Translated[ChatBody]:
         """Return the chat that the body asks for, after the conversation that it goes on with."""
-        previous: list[Any] = []
-        if sent.previous_response_id:
-            previous = self._kept(tenant, sent.previous_response_id)["items"]
+        previous = self._previous(tenant, sent.previous_response_id)
         items = [*previous, *input_items(sent.input)]
         body = _Chat.model_construct(
             model=sent.model,
@@ -72,7 +72,11 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         )
 
         def keep(response: dict[str, Any]) -> None:
-            if sent.store is not False:
+            # One in the background that was cancelled or deleted meanwhile stays so.
+            is_wanted = response["status"] == "queued" or not sent.background
+            if sent.store is not False and (
+                is_wanted or self.background.is_running(tenant, response["id"])
+            ):
                 new = with_ids(previous, items[len(previous) :], response["id"])
                 value = {"response": response, "items": [*previous, *new, *response["output"]]}
                 self._store.put(tenant, response["id"], value)
@@ -83,6 +87,43 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                 generation, processed.form, sent, keep
             ),
         )
+
+    def run_behind(
+        self, tenant: str, serializer: ResponseSerializer, answer: Coroutine[Any, Any, None]
+    ) -> dict[str, Any]:
+        """Have `answer` write with `serializer` while nobody waits; return what is found first."""
+        response = serializer.queued()
+        work = self._run(tenant, response["id"], answer)
+        self.background.start(tenant, serializer.generation, work)
+        return response
+
+    async def _run(self, tenant: str, response_id: str, answer: Coroutine[Any, Any, None]) -> None:
+        try:
+            await answer
+        finally:
+            kept = self._store.get(tenant, response_id)
+            if kept is not None and kept["response"]["status"] == "queued":  # a defect's
+                kept["response"] |= failed(InternalError("the gateway failed; its log says why"))
+                self._store.put(tenant, response_id, kept)
+
+    def cancel(self, tenant: str, response_id: str) -> dict[str, Any]:
+        """End a tenant's response that runs in the background; return what is found from now on.
+
+        Raises:
+            NotFoundError: see `find`.
+            InvalidRequestError: it does not run in the background.
+        """
+        kept = self._kept(tenant, response_id)
+        response: dict[str, Any] = kept["response"]
+        if not response["background"]:
+            raise InvalidRequestError(
+                "Cannot cancel a synchronous response: close the connection of one that runs"
+            )
+        if self.background.is_running(tenant, response_id):
+            self.background.stop(tenant, response_id)
+            response["status"] = "cancelled"
+            self._store.put(tenant, response_id, kept)
+        return response
 
     async def count_tokens(self, sent: ResponsesBody, tenant: str, model: ServedModel) -> int:
         """Return how many tokens the input has as a prompt.
@@ -102,6 +143,8 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             NotFoundError: it is not here, or no longer.
         """
         response: dict[str, Any] = self._kept(tenant, response_id)["response"]
+        if response["status"] == "queued" and self.background.has_begun(tenant, response_id):
+            response["status"] = "in_progress"
         return response
 
     def input_page(
@@ -130,7 +173,22 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             NotFoundError: see `find`.
         """
         self._kept(tenant, response_id)
+        self.background.stop(tenant, response_id)
         self._store.delete(tenant, response_id)
+
+    def _previous(self, tenant: str, response_id: str | None) -> list[Any]:
+        """Return the items of the conversation that a response ends."""
+        if not response_id:
+            return []
+        kept = self._kept(tenant, response_id)
+        if kept["response"]["status"] == "queued":
+            raise InvalidRequestError(
+                f"'previous_response_id' is {shorten(response_id)}, which has not ended; wait for "
+                "its status to change",
+                param="previous_response_id",
+            )
+        items: list[Any] = kept["items"]
+        return items
 
     def _kept(self, tenant: str, response_id: str) -> Any:
         kept = self._store.get(tenant, response_id)

@@ -98,8 +98,8 @@ class ResponsesBody(RequestBody):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
-    # Known, and refused when they would change the answer.
     background: bool | None = None
+    # Known, and refused when they would change the answer.
     include: Names = None
     truncation: str | None = None
     conversation: Any = None
@@ -115,8 +115,14 @@ class ResponsesBody(RequestBody):
 
     @field_validator("background")
     @classmethod
-    def _refuse_background(cls, value: bool | None) -> bool | None:
-        checks.refuse("background", value, hint="; wait for the answer or ask for a stream")
+    def _check_background(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        if info.data.get("stream"):
+            checks.refuse("background", value, hint=" with stream: true; ask for the response's id")
+        if value and info.data.get("store") is False:
+            raise InvalidRequestError(
+                "'background' is true and 'store' false: nobody could find the response",
+                param="background",
+            )
         return value
 
     @field_validator("include")

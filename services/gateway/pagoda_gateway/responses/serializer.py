@@ -18,8 +18,19 @@ from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
 _CUTS = {"length": "max_output_tokens", CONTENT_FILTER: CONTENT_FILTER}
 
 
+def failed(error: GatewayError) -> dict[str, Any]:
+    """Return what differs in a response that has failed."""
+    code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+    return {"status": "failed", "error": {"code": code, "message": str(error)}}
+
+
 class ResponseSerializer(Serializer):
-    """Writes the response that one sequence makes."""
+    """Writes the response that one sequence makes.
+
+    Attributes:
+        generation: whose answer this is.
+        is_background: nobody waits for it.
+    """
 
     def __init__(
         self,
@@ -34,15 +45,23 @@ class ResponseSerializer(Serializer):
             generation: whose answer this is.
             form: of the answer.
             sent: what it answers; much of it is repeated.
-            keep: gets a response that is whole.
+            keep: gets a response that is whole, and what one in the background has become.
         """
         assert form.new_parser is not None, "a chat's answers are read by a parser"
         (self._sequence,) = generation.sequences
-        self._generation = generation
+        self.generation = generation
+        self._form = form
         self._output = BlockReader(form.new_parser(), partial(form.new_call_id, "call_"))
         self._sent = sent
         self._keep = keep
         self._num_events = 0
+        self.is_background = bool(sent.background)
+
+    def queued(self) -> dict[str, Any]:
+        """Return the response before it has begun; it is kept."""
+        response = self._response("queued")
+        self._keep(response)
+        return response
 
     def body(self) -> dict[str, Any]:
         """Return the whole response."""
@@ -59,7 +78,7 @@ class ResponseSerializer(Serializer):
         for change in self._output.read(delta.text, is_last=delta.finish_reason is not None):
             index = change.block.index
             status = self._item_status(index) if change.kind == "end" else "in_progress"
-            events += item_events(change, self._generation.identity.request_id, status)
+            events += item_events(change, self.generation.identity.request_id, status)
         return [self._numbered(event) for event in events]
 
     def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
@@ -70,9 +89,14 @@ class ResponseSerializer(Serializer):
 
     def failure_events(self, error: GatewayError) -> list[bytes]:
         """Return the response so far, and why there is no more of it."""
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        response = self._response("failed") | {"error": {"code": code, "message": str(error)}}
+        response = self._response("in_progress") | failed(error)
         return [self._numbered({"type": "response.failed", "response": response})]
+
+    def error_body(self, error: GatewayError) -> dict[str, Any]:
+        """Return the error; of a response in the background it is all that will be found."""
+        if self.is_background:
+            self._keep(self._response("queued") | failed(error))
+        return error.body()
 
     def _numbered(self, event: dict[str, Any]) -> bytes:
         number = self._num_events
@@ -81,7 +105,7 @@ class ResponseSerializer(Serializer):
 
     def _ended(self) -> dict[str, Any]:
         cause = _CUTS.get(self._sequence.finish_reason or "")
-        request_id = self._generation.identity.request_id
+        request_id = self.generation.identity.request_id
         response = self._response("incomplete" if cause else "completed") | {
             "incomplete_details": {"reason": cause} if cause else None,
             "output": [
@@ -101,14 +125,14 @@ class ResponseSerializer(Serializer):
 
     def _response(self, status: str) -> dict[str, Any]:
         """Return a response without output."""
-        generation, sent = self._generation, self._sent
+        generation, sent = self.generation, self._sent
         form = sent.text.format if sent.text else None
         return {
             "id": generation.identity.object_id,
             "object": "response",
             "created_at": int(generation.identity.arrived_unix_seconds),
             "status": status,
-            "background": False,
+            "background": self.is_background,
             "error": None,
             "incomplete_details": None,
             "instructions": sent.instructions,
@@ -134,13 +158,15 @@ class ResponseSerializer(Serializer):
         }
 
     def _usage(self) -> dict[str, Any]:
-        num_prompt = self._generation.num_prompt_tokens
-        num_output = len(self._sequence.token_ids)
-        num_cached, _ = self._generation.cached_tokens()
+        num_prompt = self.generation.num_prompt_tokens
+        token_ids = self._sequence.token_ids
+        num_cached, _ = self.generation.cached_tokens()
         return {
             "input_tokens": num_prompt,
             "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
-            "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": 0},  # nobody counts them apart
-            "total_tokens": num_prompt + num_output,
+            "output_tokens": len(token_ids),
+            "output_tokens_details": {
+                "reasoning_tokens": self._form.num_reasoning_tokens(token_ids)
+            },
+            "total_tokens": num_prompt + len(token_ids),
         }

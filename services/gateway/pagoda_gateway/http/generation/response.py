@@ -59,7 +59,7 @@ class GenerationResponse(Response):
         self._gateway = gateway
         self._caller = caller
         self._generation = generation
-        self._serializer = serializer
+        self.serializer = serializer
         self._prefix = prefix
         self._is_stream = is_stream
         self._include_receipt = include_receipt or not is_stream
@@ -72,7 +72,7 @@ class GenerationResponse(Response):
             pipe = BodyPipe.of(scope)
             writer = GenerationWriter(
                 self._generation,
-                self._serializer,
+                self.serializer,
                 send,
                 pipe,
                 after_step=self._gateway.after_step,

@@ -1,9 +1,11 @@
 """POST /v1/responses, and what is kept of the answers: OpenAI's Responses API."""
 
+import asyncio
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
@@ -20,6 +22,7 @@ from pagoda_gateway.responses.answers import (
 )
 from pagoda_gateway.responses.input_items import DEFAULT_ITEMS, MAX_ITEMS
 from pagoda_gateway.responses.schemas import ResponsesBody
+from pagoda_gateway.responses.serializer import ResponseSerializer
 
 PATH = "/v1/responses"
 
@@ -36,7 +39,14 @@ def make_router(gateway: Gateway) -> APIRouter:
     )
     async def responses(request: Request) -> Response:
         """Answer items, after those of a kept response if one is named."""
-        return await handler.handle(request)
+        answer = await handler.handle(request)
+        serializer = answer.serializer
+        assert isinstance(serializer, ResponseSerializer), "responses are written by nothing else"
+        if not serializer.is_background:
+            return answer
+        tenant = caller_of(request).key.tenant
+        work = answer({"type": "http"}, _say_nothing, _drop)
+        return JSONResponse(gateway.responses.run_behind(tenant, serializer, work))
 
     @router.post(
         f"{PATH}/input_tokens", openapi_extra=described(InputTokenCount, body=ResponsesBody)
@@ -82,10 +92,17 @@ def make_router(gateway: Gateway) -> APIRouter:
 
     @router.post(f"{PATH}/{{response_id}}/cancel", openapi_extra=described(ResponseAnswer))
     async def cancel_response(response_id: str, request: Request) -> dict[str, Any]:
-        """Refuse: only what runs in the background could be cancelled."""
-        gateway.responses.find(caller_of(request).key.tenant, response_id)
-        raise InvalidRequestError(
-            "Cannot cancel a synchronous response: close the connection of one that runs"
-        )
+        """End a response that runs in the background; one that has ended is returned as it is."""
+        return gateway.responses.cancel(caller_of(request).key.tenant, response_id)
 
     return router
+
+
+async def _say_nothing() -> Message:
+    """Wait as a client that stays, and sends no more."""
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets it")
+
+
+async def _drop(_message: Message) -> None:
+    """Take what nobody waits for: it is kept."""

@@ -60,6 +60,12 @@ class CachedDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionDetails(BaseModel):
+    """What completion tokens were."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens used, each prompt counted once."""
 
@@ -67,6 +73,9 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedDetails
+    completion_tokens_details: CompletionDetails | None = Field(
+        None, description="Of a model that reasons before it answers."
+    )
 
 
 class _Choice(BaseModel):

@@ -1,0 +1,121 @@
+"""Responses in the background, with OpenAI's official client: found, cancelled, billed."""
+
+from typing import Any
+
+import openai
+import pytest
+from support.running_gateway import Running, Start
+from support.scripted_worker import ScriptedWorker
+
+from pagoda_gateway.sequences.generation import Generation
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+ASKED: dict[str, Any] = {
+    "model": "tiny", "input": "hello", "max_output_tokens": 8, "background": True,
+}  # fmt: skip
+
+
+async def ended(running: Running) -> None:
+    """Wait until no request holds a slot: what was started has been written and settled."""
+    assert await running.gateway.admission.drain(30)
+
+
+async def test_it_is_queued_then_in_progress_then_found(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, gate_index=3)
+    async with start(worker) as running, running.sdk() as client:
+        first = await client.responses.create(**ASKED)
+        with pytest.raises(openai.BadRequestError, match="has not ended"):
+            await client.responses.create(**ASKED, previous_response_id=first.id)
+        await running.tokens_arrived(3)
+        during = await client.responses.retrieve(first.id)
+        worker.open_gate()
+        await ended(running)
+        found = await client.responses.retrieve(first.id)
+        whole = await client.responses.create(**{**ASKED, "background": False}, temperature=0)
+        more = await client.responses.create(
+            **{**ASKED, "background": False}, previous_response_id=first.id
+        )
+        receipt = await running.http.get(f"/v1/receipts/{first.id.removeprefix('resp_')}")
+    assert (first.status, first.background, first.output) == ("queued", True, [])
+    assert (during.status, during.output_text) == ("in_progress", "")
+    assert (found.id, found.status, found.background) == (first.id, "incomplete", True)
+    assert len(found.output_text) == len(whole.output_text) == 8
+    assert found.usage is not None
+    assert found.usage.output_tokens == 8
+    assert more.previous_response_id == first.id
+    assert (receipt.json()["outcome"], receipt.json()["output_tokens"]) == ("finished", 8)
+
+
+async def test_cancelling_ends_it_at_once(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, gate_index=3)
+    async with start(worker) as running, running.sdk() as client:
+        first = await client.responses.create(**ASKED)
+        await running.tokens_arrived(3)
+        cancelled = await client.responses.cancel(first.id)
+        again = await client.responses.cancel(first.id)
+        await ended(running)
+        await worker.wait_until(lambda: worker.num_running == 0)
+        found = await client.responses.retrieve(first.id)
+        receipt = await running.http.get(f"/v1/receipts/{first.id.removeprefix('resp_')}")
+    assert cancelled.status == again.status == found.status == "cancelled"
+    assert [cancel.request_id for cancel in worker.cancels] == [first.id.removeprefix("resp_")]
+    assert receipt.json()["outcome"] == "disconnected"
+
+
+async def test_one_that_has_ended_is_not_cancelled_any_more(running: Running) -> None:
+    async with running.sdk() as client:
+        first = await client.responses.create(**ASKED)
+        await ended(running)
+        assert (await client.responses.cancel(first.id)).status == "incomplete"
+
+
+async def test_deleting_ends_it_and_it_does_not_come_back(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, gate_index=3)
+    async with start(worker) as running, running.sdk() as client:
+        first = await client.responses.create(**ASKED)
+        await running.tokens_arrived(3)
+        await client.responses.delete(first.id)
+        await ended(running)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(first.id)
+
+
+async def test_a_failure_is_found(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, gate_index=3)
+    async with start(worker, max_attempts=1) as running, running.sdk() as client:
+        first = await client.responses.create(**ASKED)
+        await running.tokens_arrived(3)
+        worker.fail("broken")
+        await ended(running)
+        found = await client.responses.retrieve(first.id)
+    assert found.status == "failed"
+    assert found.error is not None
+    assert found.error.code == "server_error"
+
+
+async def test_a_defect_is_found_as_a_failure(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: Any) -> None:
+        raise RuntimeError("a defect")
+
+    async with running.sdk() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(Generation, "run", run)
+            first = await client.responses.create(**ASKED)
+            await ended(running)
+        found = await client.responses.retrieve(first.id)
+    assert found.status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"), [({"stream": True}, "stream"), ({"store": False}, "store")]
+)
+async def test_what_cannot_be_found_is_refused(
+    running: Running, fields: dict[str, Any], said: str
+) -> None:
+    answer = await running.http.post("/v1/responses", json={**ASKED, **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "background"
+    assert said in answer.json()["error"]["message"]
