@@ -10,7 +10,8 @@ BOS, EOS = "<|bos|>", "<|end|>"
 BOS_ID, EOS_ID = 0, 1
 SPECIALS = [BOS, EOS, "<|user|>", "<|assistant|>", "<|system|>"]
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
+    "{{ bos_token }}{% for tool in tools or [] %}"
+    "<|system|>{{ tool.function.name }}{{ eos_token }}{% endfor %}{% for message in messages %}"
     "{% if message.role not in ['system', 'user', 'assistant', 'tool'] %}"
     "{{ raise_exception('no role ' ~ message.role) }}{% endif %}"
     "<|{{ message.role if message.role != 'tool' else 'user' }}|>"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pagoda_gateway.dialects import Dialect
 from pagoda_gateway.openai.answer_form import AnswerForms
-from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.grammar_checker import GrammarChecker, GrammarThreads
 from pagoda_gateway.text.prompts import PromptMaker, large_places
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.configuration.model_folder import find_model
 from pagoda_runtime.errors import GrammarError, ModelFolderError
@@ -49,6 +49,8 @@ class ModelText:
         tokenizer = ModelTokenizer.load(folder)
         template = ChatTemplate.load(folder, tokenizer.special_tokens)
         dialect = Dialect.of(template.with_tools.source if template else "", tool_format)
+        if template is not None and dialect.name != "hermes":
+            template.leave_tools_alone()
         checker = GrammarChecker(_compiler(folder, tokenizer), threads)
         return cls(
             PromptMaker(tokenizer, template, large), AnswerForms(dialect, tokenizer, checker)

@@ -118,7 +118,8 @@ async def test_system_blocks_history_and_results_reach_the_template(running: Run
                 {"role": "assistant", "content": "b", "tool_calls": [call]},
                 {"role": "tool", "content": "warm", "tool_call_id": "toolu_1"},
                 {"role": "user", "content": "c"},
-            ]
+            ],
+            "tools": [{"type": "function", "function": {"name": "weather"}}],
         },
     )
     assert count.json() == {"input_tokens": same.json()["count"]}

@@ -116,8 +116,8 @@ async def test_a_call_and_its_answer(start: Start, bus: Any, model_folder: Any) 
         assert (called.name, orjson.loads(called.arguments)) == ("weather", {"city": "Rome"})
     assert "response.function_call_arguments.delta" in kinds
     assert "response.function_call_arguments.done" in kinds
-    asked, called_text, warm = prompt.split("<|end|>")[:3]
-    assert asked == "<|bos|><|user|>hello world"
+    offered, asked, called_text, warm = prompt.split("<|end|>")[:4]
+    assert (offered, asked) == ("<|bos|><|system|>weather", "<|user|>hello world")
     assert called_text.startswith("<|assistant|>Look:")
     assert call.call_id in called_text
     assert warm == "<|user|>warm"

@@ -6,7 +6,7 @@ import numpy as np
 
 from pagoda_gateway.accounts.prefixes.explanation import CacheKey, Compared
 from pagoda_gateway.accounts.prefixes.outline import Outline, Part
-from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime import block_hash
 from support.demo import DEMO_MODEL

@@ -9,8 +9,8 @@ from support.tiny_tokenizer import write_model_folder
 
 from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.served_model import ServedModel
-from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.prompts import PromptMaker
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 

@@ -7,9 +7,10 @@ from pagoda_gateway.errors import InvalidRequestError, joined, shorten
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.openai.tool_history import ToolHistory
 from pagoda_gateway.served_model import ServedModel
-from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.prompts import ChatTokens, PromptMaker
-from pagoda_gateway.text.template_shape import TemplateShape
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
+from pagoda_gateway.text.templates.fitting import fitted_messages, fitted_tools
+from pagoda_gateway.text.templates.shape import TemplateShape
 
 MAX_NAMED_MESSAGES = 16  # of those that are wrong
 _MAY_BE_EMPTY = ("assistant", "tool", "function")
@@ -39,10 +40,12 @@ async def conversation_tokens(
             "'continue_final_message' needs add_generation_prompt: false",
             param="continue_final_message",
         )
+    habits = template.habits
+    shown = fitted_tools(tools, habits) if tools else None
     return await prompts.chat_tokens(
-        _template_messages(messages, template),
+        fitted_messages(_template_messages(messages, template), tools, habits),
         model,
-        tools=_described(tools) if tools and template.shape.tool_descriptions else tools,
+        tools=shown,
         add_generation_prompt=(
             not continues if add_generation_prompt is None else add_generation_prompt
         ),
@@ -55,17 +58,6 @@ async def conversation_tokens(
 def content_text(message: Message) -> str:
     """Return the text of a message that has been rendered."""
     return "\n".join(_content_texts("messages[-1]", message))
-
-
-def _described(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return tools each with a description, which may be empty."""
-    described = []
-    for tool in tools:
-        function = tool.get("function")
-        if isinstance(function, dict) and not function.get("description"):
-            tool = {**tool, "function": {**function, "description": ""}}
-        described.append(tool)
-    return described
 
 
 def _template_messages(messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
@@ -91,7 +83,7 @@ def _template_message(
     """Return what the template sees of one message."""
     where = f"messages[{index}]"
     role: str = message.role
-    if role == "developer" and not template.knows_developer:
+    if role == "developer" and not template.habits.knows_developer:
         role = "system"  # OpenAI's newer word for it
     if role == "function":
         role = "tool"  # as the call that it answers became one of a tool
@@ -114,7 +106,7 @@ def _template_message(
 
 def _content(texts: list[str], message: Message, shape: TemplateShape) -> Any:
     """Return content as the template reads it; parts as they were sent, if it can."""
-    sent_parts = isinstance(message.content, list) and message.role != "tool"
+    sent_parts = isinstance(message.content, list) and message.role == "user"
     if shape.content_parts and (sent_parts or not shape.content_text):
         return [{"type": "text", "text": text} for text in texts]
     return "\n".join(texts)

@@ -8,7 +8,7 @@ import orjson
 from pagoda_gateway.dialects import fitting_call_id
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.messages import Message
-from pagoda_gateway.text.template_shape import TemplateShape
+from pagoda_gateway.text.templates.shape import TemplateShape
 
 RESULT_ROLES = ("tool", "function")
 MAX_VALUES = 65_536  # in the arguments of all calls: each becomes an object on the event loop

@@ -15,8 +15,8 @@ import orjson
 from pagoda_gateway.errors import ContextLengthError, InvalidRequestError
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.bad_words import bad_word_tokens
-from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.sequence_breakers import SequenceBreakers
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime import block_hash
 

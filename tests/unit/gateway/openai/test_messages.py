@@ -8,8 +8,8 @@ from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.messages import MAX_NAMED_MESSAGES, conversation_tokens
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.served_model import ServedModel
-from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.prompts import PromptMaker
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 MODEL = ServedModel(

@@ -11,8 +11,8 @@ from pagoda_gateway.openai.messages import conversation_tokens
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.openai.tool_history import MAX_VALUES
 from pagoda_gateway.served_model import ServedModel
-from pagoda_gateway.text.chat_template import ChatTemplate
 from pagoda_gateway.text.prompts import PromptMaker
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 # Asks whether content holds reasoning, as Qwen 3 does: none is not iterable.
@@ -55,6 +55,11 @@ GLM = (
 VISION = (
     "{% for m in messages %}[{{ m.role }}]{% if m.content[0].type == 'image' %}!{% endif %}"
     "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part.text }}"
+    "{% endfor %}{% endfor %}"
+)
+VISION_CALLS = (
+    VISION.removesuffix("{% endfor %}")
+    + "{% for call in m.tool_calls %}<call>{{ call.function.arguments.city }}</call>"
     "{% endfor %}{% endfor %}"
 )
 CALL = {
@@ -109,7 +114,7 @@ def model(model: ServedModel) -> ServedModel:
             "[tool]sun[tool]rain[user]a\nb",
         ),
         (GLM, "[assistant]", "look city=Paris", "[tool]sun[tool]rain[user]<a><b>"),
-        (VISION, "[assistant]", "", "[tool]sun[tool]rain[user]ab"),
+        (VISION_CALLS, "[assistant]", "<call>Paris</call>", "[tool]sun[tool]rain[user]ab"),
     ],
 )  # fmt: skip
 async def test_every_family_renders(

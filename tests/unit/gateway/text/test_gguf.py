@@ -7,7 +7,7 @@ from support.demo import DEMO_MODEL
 from support.gguf_bytes import STRING, field, head, text, written
 from support.gguf_files import write_gguf
 
-from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.errors import ModelFolderError
 from pagoda_worker.grammars import Grammars

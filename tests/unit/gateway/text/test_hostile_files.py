@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.tiny_tokenizer import byte_level_tokenizer, write_model_folder
 
-from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.errors import ModelFolderError
 

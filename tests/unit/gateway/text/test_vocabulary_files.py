@@ -14,7 +14,7 @@ from support.vocabularies import (
     write_folder,
 )
 
-from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.errors import ModelFolderError
 from pagoda_worker.grammars import Grammars

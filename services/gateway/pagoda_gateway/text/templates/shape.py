@@ -21,7 +21,6 @@ class TemplateShape:
         arguments_text: the arguments of calls are JSON text, not an object.
         call_id_chars: how long a call's id must be; None: it is not asked for.
         thinking: reasoning is read from a message's `thinking`, as gpt-oss calls it.
-        tool_descriptions: a tool's is added to text, which fails where there is none.
     """
 
     content_text: bool
@@ -29,7 +28,6 @@ class TemplateShape:
     arguments_text: bool
     call_id_chars: int | None
     thinking: bool
-    tool_descriptions: bool
 
 
 def template_shape(tree: nodes.Template) -> TemplateShape:
@@ -45,9 +43,8 @@ def template_shape(tree: nodes.Template) -> TemplateShape:
         for owner in owners
     )
     arguments = _Field("arguments", tree)
-    added = [side for add in tree.find_all(nodes.Add) for side in (add.left, add.right)]
     written = [
-        *added,
+        *(side for add in tree.find_all(nodes.Add) for side in (add.left, add.right)),
         *(side for join in tree.find_all(nodes.Concat) for side in join.nodes),
         *(side for output in tree.find_all(nodes.Output) for side in output.nodes),
     ]
@@ -58,7 +55,6 @@ def template_shape(tree: nodes.Template) -> TemplateShape:
         and not arguments.is_tested(tree, "string", "mapping"),
         call_id_chars=_call_id_chars(tree),
         thinking=any(map(_Field("thinking", tree).is_member, members)),
-        tool_descriptions=any(map(_Field("description", tree).is_member, added)),
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
 
 LOOP = "{% for m in messages %}"
 END = "{% endfor %}"
@@ -27,19 +27,15 @@ def test_content(source: str, text: bool, parts: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "thinking", "descriptions"),
+    ("source", "thinking"),
     [
-        ("{{ m.content }}{{ thinking }}{{ m.reasoning_content }}", False, False),
-        ("{% if 'thinking' in m %}{{ m.thinking }}{% endif %}", True, False),
-        ("{{ m['thinking'] }}{{ t.description }}{{ t | tojson }}", True, False),
-        ("{{ '// ' + t.function.description + 'x' }}", False, True),
+        ("{{ m.content }}{{ thinking }}{{ m.reasoning_content }}", False),
+        ("{% if 'thinking' in m %}{{ m.thinking }}{% endif %}", True),
+        ("{{ m['thinking'] }}", True),
     ],
 )
-def test_names_of_reasoning_and_tools_descriptions(
-    source: str, thinking: bool, descriptions: bool
-) -> None:
-    shape = ChatTemplate(LOOP + source + END, {}).shape
-    assert (shape.thinking, shape.tool_descriptions) == (thinking, descriptions)
+def test_names_of_reasoning(source: str, thinking: bool) -> None:
+    assert ChatTemplate(LOOP + source + END, {}).shape.thinking == thinking
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from support.tiny_tokenizer import write_model_folder
 from transformers import PreTrainedTokenizerFast
 
 from pagoda_gateway.errors import InvalidRequestError
-from pagoda_gateway.text.chat_template import ChatTemplate
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.errors import ModelFolderError
 
@@ -163,7 +163,7 @@ def test_variables_and_date() -> None:
 def test_template_without_end_is_a_clean_error(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagoda_gateway.text.template_sandbox.MAX_STEPS", 20_000)
+    monkeypatch.setattr("pagoda_gateway.text.templates.sandbox.MAX_STEPS", 20_000)
     with pytest.raises(InvalidRequestError):
         ChatTemplate(source, {}).render(CHAT)
 

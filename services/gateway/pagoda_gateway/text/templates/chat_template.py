@@ -5,6 +5,7 @@ Renders as Hugging Face does. Knows no tokens. What a template sees is plain JSO
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from jinja2.parser import Parser
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.text.model_files import naming, read_text
-from pagoda_gateway.text.template_sandbox import MAX_TEXT_CHARS, BudgetedEnvironment, budgeted
-from pagoda_gateway.text.template_shape import template_shape
+from pagoda_gateway.text.templates.habits import TemplateHabits, template_habits
+from pagoda_gateway.text.templates.sandbox import MAX_TEXT_CHARS, BudgetedEnvironment, budgeted
+from pagoda_gateway.text.templates.shape import template_shape
 from pagoda_gateway.text.tokenizer import read_tokenizer_config
 
 _TEMPLATE_ERRORS = (
@@ -44,6 +46,8 @@ class ChatTemplate:
     """One model's chat template.
 
     Attributes:
+        shape: what it expects of messages, by its syntax.
+        habits: what it shows of them.
         with_tools: what renders a conversation in which tools are offered; mostly itself.
     """
 
@@ -65,7 +69,7 @@ class ChatTemplate:
         self._template = environment.from_string(tree)
         self._special_tokens = dict(special_tokens)
         self.source = source
-        self.knows_developer = "developer" in source
+        self.habits = self._habits(is_for_tools=False)
         self.with_tools = self
 
     @classmethod
@@ -95,7 +99,21 @@ class ChatTemplate:
             template = cls(named["default"], special_tokens)
             if named.get(_OF_TOOLS):
                 template.with_tools = cls(named[_OF_TOOLS], special_tokens)
+                template.with_tools.habits = template.with_tools._habits(is_for_tools=True)
             return template
+
+    def leave_tools_alone(self) -> None:
+        """Say nothing of tools that the template does not: their format is known to somebody."""
+        for template in {self, self.with_tools}:
+            template.habits = replace(template.habits, shows_tools=True, writes_calls=True)
+
+    def _habits(self, *, is_for_tools: bool) -> TemplateHabits:
+        return template_habits(
+            self.render,
+            self.shape,
+            has_developer="developer" in self.source,
+            is_for_tools=is_for_tools,
+        )
 
     def render(
         self,

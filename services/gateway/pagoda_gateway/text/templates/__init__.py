@@ -1,0 +1,1 @@
+"""Chat templates: rendered in a sandbox, and told what they can show."""
