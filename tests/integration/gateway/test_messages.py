@@ -7,7 +7,8 @@ import orjson
 import pytest
 from support.running_gateway import API_KEY, Running, Start, running_gateway
 from support.scripted_worker import ScriptedWorker, spell
-from support.tiny_tokenizer import EOS_ID, TEMPLATE, write_model_folder
+from support.tiny_tokenizer import EOS_ID, TEMPLATE, byte_level_tokenizer, write_model_folder
+from tokenizers import AddedToken
 
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
@@ -193,6 +194,27 @@ async def test_thinking_has_blocks_of_its_own(nats_common: Any, bus: Any, tmp_pa
     assert thought["thinking"].strip() == "hm"
     assert said == {"type": "text", "text": "yes"}
     assert [block.model_dump(exclude_none=True) for block in final.content] == whole["content"]
+
+
+async def test_a_budget_of_thinking_is_held_where_its_end_is_a_token(
+    nats_common: Any, bus: Any, tmp_path: Any
+) -> None:
+    template = TEMPLATE + "{# a model that writes </think> #}"
+    body = {**ASKED, "thinking": {"type": "enabled", "budget_tokens": 5}}
+    for marks, ignored in (([], "thinking.budget_tokens"), (["<think>", "</think>"], None)):
+        tokenizer = byte_level_tokenizer()
+        tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
+        folder = write_model_folder(tmp_path / "m", tokenizer, chat_template=template)
+        worker = ScriptedWorker(bus)
+        async with running_gateway(nats_common, bus, folder, worker) as running:
+            message = await running.http.post(PATH, json=body)
+            chat = await running.chat(thinking_token_budget=5)
+            bad = await running.chat(thinking_token_budget=-1)
+        assert message.headers.get("x-pagoda-ignored") == ignored
+        assert ("x-pagoda-ignored" in chat.headers) is (ignored is not None)
+        grammars = [request.sampling.grammar for request in worker.requests]
+        assert ["max_tokens=5" in grammar for grammar in grammars] == [ignored is None] * 2
+        assert bad.json()["error"]["param"] == "thinking_token_budget"
 
 
 async def test_a_silent_stream_is_pinged(start: Start, bus: Any) -> None:

@@ -19,6 +19,11 @@ class _Chat(ChatBody):
         """Name of the field that has the schema of the text."""
         return "output_config.format.schema"
 
+    @property
+    def thinking_budget_field(self) -> str:
+        """Name of the field that bounds the reasoning."""
+        return "thinking.budget_tokens"
+
 
 class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):
     """Messages in front of chat."""
@@ -78,6 +83,7 @@ def _conversation(sent: CountTokensBody) -> dict[str, Any]:
         "response_format": form
         and {"type": "json_schema", "json_schema": {"schema": form.schema_}},
         "chat_template_kwargs": {"enable_thinking": False} if is_silent else None,
+        "thinking_token_budget": sent.thinking.budget_tokens if sent.thinking else None,
     }
 
 

@@ -14,6 +14,7 @@ from pagoda_gateway.openai.schemas.base import (
     RequestBody,
     RequestModel,
 )
+from pagoda_gateway.openai.schemas.chat import MAX_THINKING_TOKENS
 from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS, StreamOptions
 from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS
 
@@ -66,9 +67,10 @@ class Choice(RequestModel):
 
 
 class Thinking(RequestModel):
-    """Whether the model thinks; a budget of it is not kept."""
+    """Whether the model thinks, and in how many tokens at most."""
 
     type: str
+    budget_tokens: int | None = Field(None, ge=0, le=MAX_THINKING_TOKENS)
 
 
 class JsonFormat(RequestModel):

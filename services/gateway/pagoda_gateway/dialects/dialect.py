@@ -79,16 +79,38 @@ class Dialect:
         """Return whether the output goes on inside reasoning that the prompt's end has opened."""
         return self.reasons and prompt.rstrip().endswith(reasoning.OPEN)
 
-    def reasoning_grammar(self, prompt: str, token_ids: Mapping[str, int]) -> str:
+    def reasoning_grammar(
+        self, prompt: str, token_ids: Mapping[str, int], budget: int | None = None
+    ) -> str:
         """Return llguidance's rules of reasoning before an answer, the first named `prefix`.
 
-        Empty if there can be none. `token_ids`: as in `Calls`.
+        Empty if there can be none. `token_ids`: as in `Calls`. `budget`: the most tokens that it
+        has, where `bounds_reasoning` says that it can be held.
         """
         if isinstance(self._family, Harmony):
-            return self._family.prefix_rules(prompt, token_ids)
-        if not self.reasons or prompt.rstrip().endswith(reasoning.CLOSE):
+            return self._family.prefix_rules(prompt, token_ids, budget)
+        if not self._may_reason(prompt):
             return ""
-        return reasoning.rules(inside=self.opens_reasoning(prompt), token_ids=token_ids)
+        inside = self.opens_reasoning(prompt)
+        return reasoning.rules(inside=inside, token_ids=token_ids, budget=budget)
+
+    def bounds_reasoning(self, prompt: str, token_ids: Mapping[str, int]) -> bool:
+        """Return whether there can be reasoning, and a grammar can hold it to a number of tokens.
+
+        It can where the mark of its end is a token.
+        """
+        if isinstance(self._family, Harmony):
+            return self._family.bounds_reasoning(prompt, token_ids)
+        return self._may_reason(prompt) and reasoning.CLOSE in token_ids
+
+    def free_answer(self, token_ids: Mapping[str, int]) -> str:
+        """Return llguidance's rules of any answer, named `calls`: it does not reason again."""
+        if isinstance(self._family, Harmony):
+            return self._family.free_answer(token_ids)
+        return reasoning.free_answer(token_ids)
+
+    def _may_reason(self, prompt: str) -> bool:
+        return self.reasons and not prompt.rstrip().endswith(reasoning.CLOSE)
 
     def reasoning_counter(
         self, prompt: str, token_ids: Mapping[str, int], decode: Decode
@@ -109,7 +131,7 @@ class Dialect:
                 token_ids=token_ids,
                 decode=decode,
             )
-        if not self.reasons or prompt.rstrip().endswith(reasoning.CLOSE):
+        if not self._may_reason(prompt):
             return None
         return partial(
             num_thought_tokens,

@@ -70,3 +70,15 @@ def object_rules(tools: Sequence[Tool], key: str) -> list[str]:
         head = f'{{"name": {json_text(tool.name)}, "{key}": '
         rules.append(f'call_{i}: {json_text(head)} %json {json_text(tool.arguments)} "}}"')
     return rules
+
+
+def bounded(name: str, budget: int | None) -> tuple[str, str]:
+    """Return words for any text of at most `budget` tokens (None: of any length), and their rule.
+
+    The rule, which has this name, begins on a line of its own; there may be none.
+    """
+    if budget is None:
+        return "/(?s:.*)/", ""
+    if budget == 0:
+        return "", ""
+    return name, f"\n{name}[max_tokens={budget}]: /(?s:.*)/"

@@ -8,7 +8,7 @@ message's `<|start|>assistant` is the prompt's end; `<|return|>` and `<|call|>` 
 import re
 from collections.abc import Mapping, Sequence
 
-from pagoda_gateway.dialects.grammar import Calls, Tool, json_text, mark
+from pagoda_gateway.dialects.grammar import Calls, Tool, bounded, json_text, mark
 from pagoda_gateway.dialects.parts import ContentText, OutputParser, ReasoningText
 from pagoda_gateway.dialects.source import Reading, Sink
 from pagoda_gateway.dialects.stream_parser import StreamParser
@@ -38,20 +38,42 @@ class Harmony:
         """Return a parser of one output, which goes on where the prompt ends."""
         return _Parser(frozenset(tool.name for tool in tools), *unfinished(prompt))
 
-    def prefix_rules(self, prompt: str, token_ids: Mapping[str, int]) -> str:
-        """Return `prefix`, messages of analysis; empty inside a message of the prompt's."""
+    def prefix_rules(
+        self, prompt: str, token_ids: Mapping[str, int], budget: int | None = None
+    ) -> str:
+        """Return `prefix`, messages of analysis; empty inside a message of the prompt's.
+
+        `budget`: there is one message at most, of so many tokens.
+        """
         header, is_inside = unfinished(prompt)
         if is_inside:
             return ""
         channel, message, end, start = _marks((CHANNEL, MESSAGE, END, START), token_ids)
         begin = "" if header else f'({start} "assistant")? '
         again = f'{start} "assistant"'
+        if budget is not None:
+            thoughts, rule = bounded("thought_words", budget)
+            return (
+                f"prefix: {begin}thought?\n"
+                f'thought: {channel} "analysis" {message} {thoughts} {end} {again}{rule}'
+            )
         lazy = "" if END in token_ids else "[lazy]"  # text would run over a mark that is text
         return (
             f"prefix: {begin}thought*\n"
             f'thought: {channel} "analysis" {message} thought_text {again}\n'
             f"thought_text{lazy}: /(?s:.*)/ {end}"
         )
+
+    def bounds_reasoning(self, prompt: str, token_ids: Mapping[str, int]) -> bool:
+        """Return whether a grammar can bound the analysis of an output."""
+        is_inside = unfinished(prompt)[1]
+        return not is_inside and all(m in token_ids for m in (CHANNEL, MESSAGE, END, START))
+
+    def free_answer(self, token_ids: Mapping[str, int]) -> str:
+        """Return `calls`, any answer that begins with a message that is no analysis."""
+        channel = mark(CHANNEL, token_ids)
+        early = f'" to=" /[^<]*/ {channel} "commentary"'
+        return f'calls: ({channel} ("final" | "commentary") | {early}) <[*]>*'
 
     def text_opening(self, prompt: str, token_ids: Mapping[str, int]) -> str:
         """Return the rules' words for what comes before the text of an answer."""

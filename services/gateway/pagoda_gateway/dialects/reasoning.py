@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from pagoda_gateway.dialects.grammar import mark
+from pagoda_gateway.dialects.grammar import bounded, mark
 from pagoda_gateway.dialects.parts import OutputParser, ReasoningText
 from pagoda_gateway.dialects.source import Reading
 from pagoda_gateway.dialects.stream_parser import StreamParser
@@ -12,15 +12,25 @@ OPEN, CLOSE = "<think>", "</think>"
 _NO_NEWLINE = re.compile(r"[^\n]")
 
 
-def rules(*, inside: bool, token_ids: Mapping[str, int]) -> str:
-    """Return `prefix`, reasoning that the prompt has opened (`inside`) or that may come."""
+def rules(*, inside: bool, token_ids: Mapping[str, int], budget: int | None = None) -> str:
+    """Return `prefix`, reasoning that the prompt has opened (`inside`) or that may come.
+
+    `budget`: the most tokens that it has, where its end is a token.
+    """
     thinking = "think_text" if inside else f"({mark(OPEN, token_ids)} think_text)?"
     if CLOSE in token_ids:
-        text = rf"think_text: /(?s:.*)/ {mark(CLOSE, token_ids)} /\n{{0,2}}/"
+        thoughts, rule = bounded("thoughts", budget)
+        text = rf"think_text: {thoughts} {mark(CLOSE, token_ids)} /\n{{0,2}}/{rule}"
     else:
         text = rf"""think_text: think /\n{{0,2}}/
 think[suffix="{CLOSE}"]: /(?s:.*)/"""
     return f"prefix: {thinking}\n{text}"
+
+
+def free_answer(token_ids: Mapping[str, int]) -> str:
+    """Return `calls`, any answer that does not begin to reason again."""
+    others = f"<[^{token_ids[OPEN]}]>" if OPEN in token_ids else "<[*]>"
+    return f"calls: {others}*"
 
 
 class ReasoningParser(StreamParser):

@@ -92,7 +92,11 @@ class AnswerForms:
         """
         dialect = self._dialect
         tools = [Tool(tool["function"]["name"]) for tool in use.callable]
-        grammar, ignored = await self._chat_grammar(_wanted(body), use, prompt)
+        budget = body.thinking_token_budget
+        not_held: tuple[str, ...] = ()
+        if budget is not None and not dialect.bounds_reasoning(prompt, self._mark_ids):
+            budget, not_held = None, (body.thinking_budget_field,)
+        grammar, ignored = await self._chat_grammar(_wanted(body), use, prompt, budget)
         return AnswerForm(
             grammar=grammar,
             new_parser=partial(
@@ -105,12 +109,12 @@ class AnswerForms:
             kept_token_ids=frozenset(self._mark_ids.values()),
             calls_reason="stop" if use.is_named else "tool_calls",
             call_id_chars=dialect.call_id_chars,
-            ignored=ignored,
+            ignored=not_held + ignored,
             count_reasoning=dialect.reasoning_counter(prompt, self._mark_ids, self._decode),
         )
 
     async def _chat_grammar(
-        self, wanted: Wanted | None, use: ToolUse, prompt: str
+        self, wanted: Wanted | None, use: ToolUse, prompt: str, budget: int | None
     ) -> tuple[str, tuple[str, ...]]:
         """Return the grammar of reasoning and then of calls or of text, and what it leaves out.
 
@@ -121,22 +125,31 @@ class AnswerForms:
         if use.is_required:
             wanted = None  # there is no text
         elif wanted is None and not use.is_strict:
-            return "", ignored
+            if budget is None:
+                return "", ignored
+            prefix = self._dialect.reasoning_grammar(prompt, self._mark_ids, budget)
+            free = self._dialect.free_answer(self._mark_ids)
+            return whole_grammar(calls=free, prefix=prefix), ignored
         text = None if wanted is None else await _format_source(wanted)
         tools = bound_tools(use)
         try:
-            grammar = await self._checked(text, tools, use, prompt)
+            grammar = await self._checked(text, tools, use, prompt, budget)
         except UnfollowableError as error:
             num_texts = 0 if text is None else 1
             loose = loosened(tools, [index - num_texts for index in error.at_fault])
             if loose is None:
                 raise
             tools = loose
-            grammar = await self._checked(text, tools, use, prompt)
+            grammar = await self._checked(text, tools, use, prompt, budget)
         return grammar, ignored + tuple(tool.place for tool in tools if tool.is_loose)
 
     async def _checked(
-        self, text: Source | None, tools: Sequence[BoundTool], use: ToolUse, prompt: str
+        self,
+        text: Source | None,
+        tools: Sequence[BoundTool],
+        use: ToolUse,
+        prompt: str,
+        budget: int | None,
     ) -> str:
         """Return the grammar of an answer, if it can be followed."""
         calls = ""
@@ -152,7 +165,7 @@ class AnswerForms:
         grammar = whole_grammar(
             None if text is None else text.rules,
             calls=calls,
-            prefix=self._dialect.reasoning_grammar(prompt, self._mark_ids),
+            prefix=self._dialect.reasoning_grammar(prompt, self._mark_ids, budget),
             opening=self._dialect.text_opening(prompt, self._mark_ids),
         )
         texts = [] if text is None else [text]

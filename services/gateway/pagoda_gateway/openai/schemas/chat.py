@@ -11,6 +11,7 @@ from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBod
 from pagoda_gateway.openai.schemas.messages import Message
 
 MAX_DOCUMENTS = 1024
+MAX_THINKING_TOKENS = 1 << 20
 
 
 class ChatBody(GenerationBody):
@@ -27,6 +28,7 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=MAX_THINKING_TOKENS)
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     # OpenAI's former tools; known, and refused when set.
@@ -42,6 +44,11 @@ class ChatBody(GenerationBody):
     def prompt_field(self) -> str:
         """Name of the field that has the prompt."""
         return "messages"
+
+    @property
+    def thinking_budget_field(self) -> str:
+        """Name of the field that bounds the reasoning."""
+        return "thinking_token_budget"
 
     @field_validator("max_completion_tokens")
     @classmethod
