@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.running_gateway import Running, Start
+from support.running_gateway import Running, Start, running_gateway
 from support.scripted_worker import ScriptedWorker, spell
+from support.tiny_tokenizer import TEMPLATE, write_model_folder
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_gateway.text import grammar_checker
@@ -299,3 +300,31 @@ async def test_text_beside_tools_is_text(saying: Any, bus: Any) -> None:
     assert choice["finish_reason"] == "stop"
     assert choice["message"]["content"] == "No need to look."
     assert "tool_calls" not in choice["message"]
+
+
+async def test_parameters_one_by_one_become_arguments(
+    nats_common: Any, bus: Any, tmp_path: Path
+) -> None:
+    template = TEMPLATE + "{# <tool_call> <function= <parameter= #}"
+    folder = write_model_folder(tmp_path / "coder", chat_template=template)
+    parameter = "<parameter=where>\nup\n</parameter>\n"
+    said = f"<tool_call>\n<function=look>\n{parameter}</function>\n</tool_call>"
+    ids = ModelTokenizer.load(folder).encode(said, add_special_tokens=False)
+    worker = ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]))
+    schema = {"type": "object", "anyOf": [{"required": ["where"]}]}
+    odd = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    strict = {"type": "function", "function": {**odd["function"], "strict": True}}
+    async with running_gateway(nats_common, bus, folder, worker) as running:
+        options = {"tools": [LOOK], "max_tokens": 200}
+        (whole,) = (await running.chat(**options)).json()["choices"]
+        chunks = await running.events(**options)
+        loose = await running.chat(tools=[odd], tool_choice="required", max_tokens=200)
+        refused = await running.chat(tools=[strict], tool_choice="required")
+    (call,) = whole["message"]["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": '{"where": "up"}'}
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == '{"where": "up"}'
+    assert len(pieces) > 3
+    assert loose.headers["x-pagoda-ignored"] == "tools[0]"
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")

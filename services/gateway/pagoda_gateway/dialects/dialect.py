@@ -12,6 +12,7 @@ from pagoda_gateway.dialects.hermes import Hermes
 from pagoda_gateway.dialects.llama3 import Llama3
 from pagoda_gateway.dialects.mistral import ARGS, Mistral
 from pagoda_gateway.dialects.parts import ContentText, OutputParser, ReasoningText, Without
+from pagoda_gateway.dialects.qwen3_coder import FUNCTION, PARAMETER, Qwen3Coder
 from pagoda_gateway.dialects.reasoning_tokens import (
     Decode,
     num_analysis_tokens,
@@ -19,7 +20,7 @@ from pagoda_gateway.dialects.reasoning_tokens import (
 )
 from pagoda_gateway.dialects.stream_parser import ContentParser
 
-NAMES = ("harmony", "hermes", "llama3", "mistral")
+NAMES = ("harmony", "hermes", "llama3", "mistral", "qwen3_coder")
 
 
 class _Family(Protocol):
@@ -192,6 +193,8 @@ def _found(source: str) -> str:
         return "harmony"
     if "[TOOL_CALLS]" in source:
         return "mistral"
+    if FUNCTION in source and PARAMETER in source:
+        return "qwen3_coder"
     if "<|start_header_id|>" in source and '"parameters"' in source:
         return "llama3"
     return "hermes"
@@ -202,4 +205,6 @@ def _family(source: str, name: str) -> _Family | Harmony:
         return Harmony()
     if name == "llama3":
         return Llama3()
+    if name == "qwen3_coder":
+        return Qwen3Coder()
     return Mistral(named=ARGS in source) if name == "mistral" else Hermes()

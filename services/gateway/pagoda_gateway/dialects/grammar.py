@@ -17,7 +17,8 @@ class Tool:
 
     Attributes:
         name: what a call says.
-        arguments: JSON schema of an object, as llguidance takes it; only grammars need it.
+        arguments: JSON schema of an object: for grammars as llguidance takes it, for parsers as the
+            client sent it.
     """
 
     name: str

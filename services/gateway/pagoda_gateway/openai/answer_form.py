@@ -91,7 +91,8 @@ class AnswerForms:
             InvalidRequestError: nothing can follow what the body asks for.
         """
         dialect = self._dialect
-        tools = [Tool(tool["function"]["name"]) for tool in use.callable]
+        functions = [tool["function"] for tool in use.callable]
+        tools = [Tool(f["name"], f.get("parameters") or {}) for f in functions]
         budget = body.thinking_token_budget
         not_held: tuple[str, ...] = ()
         if budget is not None and not dialect.bounds_reasoning(prompt, self._mark_ids):
@@ -152,23 +153,26 @@ class AnswerForms:
         budget: int | None,
     ) -> str:
         """Return the grammar of an answer, if it can be followed."""
+        texts = [] if text is None else [text]
         calls = ""
         if tools:
-            calls = self._dialect.calls_grammar(
-                Calls(
-                    [tool.tool for tool in tools],
-                    at_least_one=use.is_required or text is not None,
-                    parallel=use.is_parallel,
-                    token_ids=self._mark_ids,
-                )
+            wanted = Calls(
+                [tool.tool for tool in tools],
+                at_least_one=use.is_required or text is not None,
+                parallel=use.is_parallel,
+                token_ids=self._mark_ids,
             )
+            try:
+                calls = self._dialect.calls_grammar(wanted)
+            except UnfollowableError as error:
+                error.at_fault = [len(texts) + index for index in error.at_fault]
+                raise
         grammar = whole_grammar(
             None if text is None else text.rules,
             calls=calls,
             prefix=self._dialect.reasoning_grammar(prompt, self._mark_ids, budget),
             opening=self._dialect.text_opening(prompt, self._mark_ids),
         )
-        texts = [] if text is None else [text]
         await self._checker.check(grammar, [*texts, *(tool.source for tool in tools)])
         return grammar
 

@@ -36,7 +36,8 @@ PLAIN = [
 ]
 ODD = [Tool(ODD_NAME, arguments_schema(SCHEMA)), Tool("look", arguments_schema({}))]
 TEMPLATES = {
-    "hermes": "<tool_call>", "llama3": "", "mistral": "", "mistral, named": "[ARGS]"
+    "hermes": "<tool_call>", "llama3": "", "mistral": "", "mistral, named": "[ARGS]",
+    "qwen3_coder": "",
 }  # fmt: skip
 MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]"]
 ENDING = set(b'"}]') | {EOS_ID}
@@ -57,13 +58,17 @@ def dialect(name: str) -> Dialect:
     return Dialect.of(TEMPLATES[name], name.split(",")[0])
 
 
-def walk(tokenizer: LLTokenizer, rules: str, seed: int) -> str:
-    """Write at random within the grammar, to an end where one is allowed."""
+def walk(tokenizer: LLTokenizer, rules: str, seed: int, end: str = "") -> str:
+    """Write at random within the grammar, to an end where one is allowed; `end` ends texts."""
+    tag = tokenizer.tokenize_str(end)
     draw = random.Random(seed)
     matcher = LLMatcher(tokenizer, f"start: calls\n{rules}")
     assert not matcher.is_error(), matcher.get_error()
     written: list[int] = []
     while len(written) < MAX_TOKENS:
+        if tag and draw.random() < 0.2 and matcher.validate_tokens(tag) == len(tag):
+            written += tag
+            assert matcher.consume_tokens(tag)
         allowed = [i for i, bias in enumerate(matcher.compute_logit_bias()) if bias]
         ending = [i for i in allowed if i == EOS_ID or set(tokenizer.decode_bytes([i])) <= ENDING]
         token = draw.choice(ending if ending and draw.random() < 0.4 else allowed)
@@ -79,7 +84,7 @@ def walk(tokenizer: LLTokenizer, rules: str, seed: int) -> str:
 @pytest.mark.parametrize("tools", [PLAIN, ODD])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_walks_are_calls(name: str, tools: list[Tool], parallel: bool, marks: bool) -> None:
-    if tools is ODD and name == "mistral, named":
+    if tools is ODD and name in ("mistral, named", "qwen3_coder"):
         tools = PLAIN
     tokenizer, ids = tokens(marks=marks)
     found = dialect(name)
@@ -87,7 +92,7 @@ def test_walks_are_calls(name: str, tools: list[Tool], parallel: bool, marks: bo
     schemas = {tool.name: tool.arguments for tool in tools}
     counts = set()
     for seed in range(12):
-        text = walk(tokenizer, rules, seed)
+        text = walk(tokenizer, rules, seed, "</parameter>" * (name == "qwen3_coder"))
         print(f"seed {seed}: {text!r}")
         content, _, calls = reading(parts_of(found.parser(tools), text))
         assert content == ""
@@ -107,6 +112,8 @@ def test_text_may_come_before_or_instead(name: str, marks: bool) -> None:
         "llama3": '{"name": "go_2", "parameters": {"ok": %s}}',
         "mistral": '[TOOL_CALLS][{"name": "go_2", "arguments": {"ok": %s}}]',
         "mistral, named": '[TOOL_CALLS]go_2[ARGS]{"ok": %s}',
+        "qwen3_coder": "<tool_call>\n<function=go_2>\n<parameter=ok>\n%s\n</parameter>\n"
+        "</function>\n</tool_call>",
     }[name]
 
     def accepts(text: str) -> bool:
@@ -125,9 +132,10 @@ def test_text_may_come_before_or_instead(name: str, marks: bool) -> None:
         assert not accepts("Hello\n" + call % "5")
 
 
-def test_a_name_that_the_format_cannot_hold() -> None:
+@pytest.mark.parametrize("name", ["mistral, named", "qwen3_coder"])
+def test_a_name_that_the_format_cannot_hold(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="letters, digits") as caught:
-        dialect("mistral, named").calls_grammar(Calls(ODD, True, False, {}))
+        dialect(name).calls_grammar(Calls(ODD, True, False, {}))
     assert caught.value.param == "tools"
 
 
