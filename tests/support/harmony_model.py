@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 
-from pagoda_gateway.dialects.harmony import Harmony
+from pagoda_gateway.dialects.families.harmony import Harmony
 from support.tiny_tokenizer import byte_level_tokenizer, write_model_folder
 
 TEMPLATE = (

@@ -66,7 +66,9 @@ class GatewaySettings(ServiceSettings):
         description="Open connections; one more closes the one that has waited longest without a "
         "request.",
     )
-    tool_format: Literal["auto", "harmony", "hermes", "llama3", "mistral", "qwen3_coder"] = Field(
+    tool_format: Literal[
+        "auto", "gemma4", "harmony", "hermes", "llama3", "mistral", "qwen3_coder"
+    ] = Field(
         "auto",
         description="How PAGODA_MODEL writes tool calls; auto, and other models: as the chat "
         "template shows.",

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from pagoda_gateway.dialects import reasoning
+from pagoda_gateway.dialects.families import gemma4
+from pagoda_gateway.dialects.families.gemma4 import Gemma4
+from pagoda_gateway.dialects.families.harmony import CHANNEL, Harmony, unfinished
+from pagoda_gateway.dialects.families.hermes import Hermes
+from pagoda_gateway.dialects.families.llama3 import Llama3
+from pagoda_gateway.dialects.families.mistral import ARGS, Mistral
+from pagoda_gateway.dialects.families.qwen3_coder import FUNCTION, PARAMETER, Qwen3Coder
 from pagoda_gateway.dialects.grammar import Calls, Tool
-from pagoda_gateway.dialects.harmony import CHANNEL, Harmony, unfinished
-from pagoda_gateway.dialects.hermes import Hermes
-from pagoda_gateway.dialects.llama3 import Llama3
-from pagoda_gateway.dialects.mistral import ARGS, Mistral
 from pagoda_gateway.dialects.parts import ContentText, OutputParser, ReasoningText, Without
-from pagoda_gateway.dialects.qwen3_coder import FUNCTION, PARAMETER, Qwen3Coder
+from pagoda_gateway.dialects.reasoning import ReasoningMarks, ReasoningParser
 from pagoda_gateway.dialects.reasoning_tokens import (
     Decode,
     num_analysis_tokens,
@@ -20,7 +22,7 @@ from pagoda_gateway.dialects.reasoning_tokens import (
 )
 from pagoda_gateway.dialects.stream_parser import ContentParser
 
-NAMES = ("harmony", "hermes", "llama3", "mistral", "qwen3_coder")
+NAMES = ("gemma4", "harmony", "hermes", "llama3", "mistral", "qwen3_coder")
 
 
 class _Family(Protocol):
@@ -45,13 +47,13 @@ class Dialect:
     Attributes:
         name: the family of its tool calls; hermes where the template shows none.
         marks: texts that parsers look for; where they are special tokens, detokenising keeps them.
-        reasons: whether an output may begin with reasoning in `<think>`.
+        reasoning: the marks of reasoning that an output may begin with; None: there is none.
         call_id_chars: letters and digits of a call's id; None: any id will do.
     """
 
     name: str
     marks: tuple[str, ...]
-    reasons: bool
+    reasoning: ReasoningMarks | None
     call_id_chars: int | None
     _family: _Family | Harmony
 
@@ -67,18 +69,18 @@ class Dialect:
             raise ValueError(f"no tool call format is named {name!r}; it must be one of {known}")
         family = _family(template_source, _found(template_source) if name == "auto" else name)
         in_messages = isinstance(family, Harmony)  # reasoning is one of them
-        reasons = reasoning.CLOSE in template_source and not in_messages
+        reasoning = None if in_messages else ReasoningMarks.shown_by(template_source)
         return cls(
             name=family.name,
-            marks=family.marks + ((reasoning.OPEN, reasoning.CLOSE) if reasons else ()),
-            reasons=reasons,
+            marks=family.marks + ((reasoning.open, reasoning.close) if reasoning else ()),
+            reasoning=reasoning,
             call_id_chars=family.call_id_chars,
             _family=family,
         )
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Return whether the output goes on inside reasoning that the prompt's end has opened."""
-        return self.reasons and prompt.rstrip().endswith(reasoning.OPEN)
+        return self.reasoning is not None and self.reasoning.are_opened_by(prompt)
 
     def reasoning_grammar(
         self, prompt: str, token_ids: Mapping[str, int], budget: int | None = None
@@ -90,9 +92,10 @@ class Dialect:
         """
         if isinstance(self._family, Harmony):
             return self._family.prefix_rules(prompt, token_ids, budget)
-        if not self._may_reason(prompt):
+        reasoning = self._reasoning_after(prompt)
+        if reasoning is None:
             return ""
-        inside = self.opens_reasoning(prompt)
+        inside = reasoning.are_opened_by(prompt)
         return reasoning.rules(inside=inside, token_ids=token_ids, budget=budget)
 
     def bounds_reasoning(self, prompt: str, token_ids: Mapping[str, int]) -> bool:
@@ -102,16 +105,20 @@ class Dialect:
         """
         if isinstance(self._family, Harmony):
             return self._family.bounds_reasoning(prompt, token_ids)
-        return self._may_reason(prompt) and reasoning.CLOSE in token_ids
+        reasoning = self._reasoning_after(prompt)
+        return reasoning is not None and reasoning.close in token_ids
 
     def free_answer(self, token_ids: Mapping[str, int]) -> str:
         """Return llguidance's rules of any answer, named `calls`: it does not reason again."""
         if isinstance(self._family, Harmony):
             return self._family.free_answer(token_ids)
-        return reasoning.free_answer(token_ids)
+        assert self.reasoning is not None, "asked where reasoning is bounded"
+        return self.reasoning.free_answer(token_ids)
 
-    def _may_reason(self, prompt: str) -> bool:
-        return self.reasons and not prompt.rstrip().endswith(reasoning.CLOSE)
+    def _reasoning_after(self, prompt: str) -> ReasoningMarks | None:
+        """Return the marks of reasoning that may come after a prompt, or goes on."""
+        reasoning = self.reasoning
+        return None if reasoning is None or reasoning.are_closed_by(prompt) else reasoning
 
     def reasoning_counter(
         self, prompt: str, token_ids: Mapping[str, int], decode: Decode
@@ -132,11 +139,13 @@ class Dialect:
                 token_ids=token_ids,
                 decode=decode,
             )
-        if not self._may_reason(prompt):
+        reasoning = self._reasoning_after(prompt)
+        if reasoning is None:
             return None
         return partial(
             num_thought_tokens,
-            inside=self.opens_reasoning(prompt),
+            marks=reasoning,
+            inside=reasoning.are_opened_by(prompt),
             token_ids=token_ids,
             decode=decode,
         )
@@ -172,8 +181,9 @@ class Dialect:
             answer = self._family.parser(tools) if tools else ContentParser()
         if calls_only:
             answer = Without(ContentText, answer)
-        if self.reasons:
-            answer = reasoning.ReasoningParser(answer, inside=self.opens_reasoning(prompt))
+        if self.reasoning is not None:
+            inside = self.opens_reasoning(prompt)
+            answer = ReasoningParser(self.reasoning, answer, inside=inside)
         return Without(ReasoningText, answer) if hides_reasoning else answer
 
     def calls_grammar(self, calls: Calls) -> str:
@@ -193,6 +203,8 @@ def _found(source: str) -> str:
         return "harmony"
     if "[TOOL_CALLS]" in source:
         return "mistral"
+    if gemma4.OPEN + gemma4.CALL in source:
+        return "gemma4"
     if FUNCTION in source and PARAMETER in source:
         return "qwen3_coder"
     if "<|start_header_id|>" in source and '"parameters"' in source:
@@ -205,6 +217,8 @@ def _family(source: str, name: str) -> _Family | Harmony:
         return Harmony()
     if name == "llama3":
         return Llama3()
+    if name == "gemma4":
+        return Gemma4()
     if name == "qwen3_coder":
         return Qwen3Coder()
     return Mistral(named=ARGS in source) if name == "mistral" else Hermes()

@@ -1,44 +1,79 @@
-"""Reasoning before the answer: `<think>...</think>`. Knows no tools."""
+"""Reasoning before the answer, between two marks: `<think>...</think>`. Knows no tools."""
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from pagoda_gateway.dialects.grammar import bounded, mark
+from pagoda_gateway.dialects.grammar import bounded, json_text, mark
 from pagoda_gateway.dialects.parts import OutputParser, ReasoningText
 from pagoda_gateway.dialects.source import Reading
 from pagoda_gateway.dialects.stream_parser import StreamParser
 
-OPEN, CLOSE = "<think>", "</think>"
 _NO_NEWLINE = re.compile(r"[^\n]")
 
 
-def rules(*, inside: bool, token_ids: Mapping[str, int], budget: int | None = None) -> str:
-    """Return `prefix`, reasoning that the prompt has opened (`inside`) or that may come.
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    """What reasoning is between.
 
-    `budget`: the most tokens that it has, where its end is a token.
+    Attributes:
+        open, close: marks.
+        label: text after the first one, which belongs to it.
     """
-    thinking = "think_text" if inside else f"({mark(OPEN, token_ids)} think_text)?"
-    if CLOSE in token_ids:
-        thoughts, rule = bounded("thoughts", budget)
-        text = rf"think_text: {thoughts} {mark(CLOSE, token_ids)} /\n{{0,2}}/{rule}"
-    else:
-        text = rf"""think_text: think /\n{{0,2}}/
-think[suffix="{CLOSE}"]: /(?s:.*)/"""
-    return f"prefix: {thinking}\n{text}"
+
+    open: str
+    close: str
+    label: str = ""
+
+    @classmethod
+    def shown_by(cls, template_source: str) -> "ReasoningMarks | None":
+        """Return the marks that a chat template shows; None: it shows none."""
+        return next((marks for marks in _KNOWN if marks.close in template_source), None)
+
+    def are_opened_by(self, prompt: str) -> bool:
+        """Return whether an output goes on inside reasoning that the prompt's end has opened."""
+        return prompt.rstrip().endswith(self.open + self.label)
+
+    def are_closed_by(self, prompt: str) -> bool:
+        """Return whether the prompt's end has closed it, so that no more comes."""
+        return prompt.rstrip().endswith(self.close)
+
+    def rules(self, *, inside: bool, token_ids: Mapping[str, int], budget: int | None) -> str:
+        """Return `prefix`, reasoning that the prompt has opened (`inside`) or that may come.
+
+        `budget`: the most tokens that it has, where its end is a token.
+        """
+        label = json_text(self.label + "\n") if self.label else ""
+        opening = f"{mark(self.open, token_ids)} {label}"
+        thinking = "think_text" if inside else f"({opening} think_text)?"
+        if self.close in token_ids:
+            thoughts, rule = bounded("thoughts", budget)
+            text = rf"think_text: {thoughts} {mark(self.close, token_ids)} /\n{{0,2}}/{rule}"
+        else:
+            text = rf"""think_text: think /\n{{0,2}}/
+think[suffix="{self.close}"]: /(?s:.*)/"""
+        return f"prefix: {thinking}\n{text}"
+
+    def free_answer(self, token_ids: Mapping[str, int]) -> str:
+        """Return `calls`, any answer that does not begin to reason again."""
+        others = f"<[^{token_ids[self.open]}]>" if self.open in token_ids else "<[*]>"
+        return f"calls: {others}*"
 
 
-def free_answer(token_ids: Mapping[str, int]) -> str:
-    """Return `calls`, any answer that does not begin to reason again."""
-    others = f"<[^{token_ids[OPEN]}]>" if OPEN in token_ids else "<[*]>"
-    return f"calls: {others}*"
+THINK = ReasoningMarks("<think>", "</think>")
+THOUGHT_CHANNEL = ReasoningMarks("<|channel>", "<channel|>", "thought")
+"""Gemma 4's."""
+
+_KNOWN = (THINK, THOUGHT_CHANNEL)
 
 
 class ReasoningParser(StreamParser):
     """Splits the reasoning off; what follows it is for the parser of answers."""
 
-    def __init__(self, answer: OutputParser, *, inside: bool) -> None:
-        """Begin before a `<think>` that may come, or `inside` one that the prompt has opened."""
+    def __init__(self, marks: ReasoningMarks, answer: OutputParser, *, inside: bool) -> None:
+        """Begin before a mark that may come, or `inside` what the prompt has opened."""
         super().__init__()
+        self._marks = marks
         self._answer = answer
         self._inside = inside
 
@@ -49,11 +84,14 @@ class ReasoningParser(StreamParser):
 
     def _read(self) -> Reading[None]:
         space = yield from self._source.whitespace()
-        opened = yield from self._source.mark(OPEN)  # some models repeat what the prompt has
+        marks = self._marks
+        opened = yield from self._source.mark(marks.open)  # some repeat what the prompt has
+        if opened and marks.label:
+            yield from self._source.mark(marks.label)
         if opened or self._inside:
             if not opened:
                 self._reasoning(space)
-            yield from self._source.until(CLOSE, self._reasoning)
+            yield from self._source.until(marks.close, self._reasoning)
             yield from self._source.while_not(_NO_NEWLINE, lambda _: None)
         else:
             self._answer_text(space)

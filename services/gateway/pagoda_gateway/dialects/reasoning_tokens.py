@@ -6,8 +6,8 @@ Marks are looked for as tokens where they are tokens, else in the text.
 import bisect
 from collections.abc import Callable, Mapping, Sequence
 
-from pagoda_gateway.dialects import reasoning
-from pagoda_gateway.dialects.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, START
+from pagoda_gateway.dialects.families.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, START
+from pagoda_gateway.dialects.reasoning import ReasoningMarks
 from pagoda_gateway.dialects.source import WHITESPACE
 
 Decode = Callable[[Sequence[int]], str]
@@ -17,23 +17,29 @@ _ANALYSIS = "analysis"
 
 
 def num_thought_tokens(
-    output: Sequence[int], *, inside: bool, token_ids: Mapping[str, int], decode: Decode
+    output: Sequence[int],
+    *,
+    marks: ReasoningMarks,
+    inside: bool,
+    token_ids: Mapping[str, int],
+    decode: Decode,
 ) -> int:
-    """Return how many tokens of an output are in `<think>`, which the prompt may have opened.
+    """Return how many tokens of an output are between marks, which the prompt may have opened.
 
     Args:
         output: token ids.
+        marks: of the model.
         inside: the prompt's end has opened it.
         token_ids: of marks that are one token each.
         decode: of the model.
     """
     begin = 0
-    opened = _place(reasoning.OPEN, output, token_ids, decode)
+    opened = _place(marks.open, output, token_ids, decode)
     if opened is not None and not decode(output[: opened[0]]).strip(WHITESPACE):
         begin = opened[1]
     elif not inside:  # what comes after text is text
         return 0
-    closed = _place(reasoning.CLOSE, output, token_ids, decode)
+    closed = _place(marks.close, output, token_ids, decode)
     return (len(output) if closed is None else closed[0]) - begin
 
 

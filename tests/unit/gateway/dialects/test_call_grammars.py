@@ -37,9 +37,9 @@ PLAIN = [
 ODD = [Tool(ODD_NAME, arguments_schema(SCHEMA)), Tool("look", arguments_schema({}))]
 TEMPLATES = {
     "hermes": "<tool_call>", "llama3": "", "mistral": "", "mistral, named": "[ARGS]",
-    "qwen3_coder": "",
+    "qwen3_coder": "", "gemma4": "",
 }  # fmt: skip
-MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]"]
+MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|tool_call>", "<tool_call|>"]
 ENDING = set(b'"}]') | {EOS_ID}
 MAX_TOKENS = 1500
 
@@ -84,7 +84,7 @@ def walk(tokenizer: LLTokenizer, rules: str, seed: int, end: str = "") -> str:
 @pytest.mark.parametrize("tools", [PLAIN, ODD])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_walks_are_calls(name: str, tools: list[Tool], parallel: bool, marks: bool) -> None:
-    if tools is ODD and name in ("mistral, named", "qwen3_coder"):
+    if tools is ODD and name in ("mistral, named", "qwen3_coder", "gemma4"):
         tools = PLAIN
     tokenizer, ids = tokens(marks=marks)
     found = dialect(name)
@@ -114,6 +114,7 @@ def test_text_may_come_before_or_instead(name: str, marks: bool) -> None:
         "mistral, named": '[TOOL_CALLS]go_2[ARGS]{"ok": %s}',
         "qwen3_coder": "<tool_call>\n<function=go_2>\n<parameter=ok>\n%s\n</parameter>\n"
         "</function>\n</tool_call>",
+        "gemma4": '<|tool_call>call:go_2{"ok": %s}<tool_call|>',
     }[name]
 
     def accepts(text: str) -> bool:
@@ -132,7 +133,7 @@ def test_text_may_come_before_or_instead(name: str, marks: bool) -> None:
         assert not accepts("Hello\n" + call % "5")
 
 
-@pytest.mark.parametrize("name", ["mistral, named", "qwen3_coder"])
+@pytest.mark.parametrize("name", ["mistral, named", "qwen3_coder", "gemma4"])
 def test_a_name_that_the_format_cannot_hold(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="letters, digits") as caught:
         dialect(name).calls_grammar(Calls(ODD, True, False, {}))

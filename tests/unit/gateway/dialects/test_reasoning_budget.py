@@ -9,7 +9,7 @@ from support.tiny_tokenizer import byte_level_tokenizer
 from tokenizers import AddedToken
 
 from pagoda_gateway.dialects.dialect import Dialect
-from pagoda_gateway.dialects.harmony import Harmony
+from pagoda_gateway.dialects.families.harmony import Harmony
 from pagoda_gateway.text.grammars import json_rules, whole_grammar
 
 THINKS = Dialect.of("</think>")

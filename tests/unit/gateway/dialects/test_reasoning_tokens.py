@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from pagoda_gateway.dialects.dialect import Dialect
-from pagoda_gateway.dialects.harmony import Harmony
+from pagoda_gateway.dialects.families.harmony import Harmony
 
 THINK = ("<think>", "</think>")
 

@@ -135,7 +135,7 @@ def test_text_goes_out_as_it_arrives() -> None:
 def test_a_template_shows_it() -> None:
     found = Dialect.of("{{ '<|start|>assistant<|channel|>analysis<|message|>' }}</think>")
     assert found.name == "harmony"
-    assert not found.reasons, "what comes in <think> would be text"
+    assert found.reasoning is None, "what comes in <think> would be text"
 
 
 def tokens(*, marks: bool) -> tuple[LLTokenizer, dict[str, int]]:

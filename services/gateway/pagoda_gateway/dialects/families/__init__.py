@@ -1,0 +1,1 @@
+"""Formats of calls, one module for each family of models."""
