@@ -1,5 +1,6 @@
 """Responses in the background, with OpenAI's official client: found, cancelled, billed."""
 
+import asyncio
 from typing import Any
 
 import openai
@@ -7,6 +8,7 @@ import pytest
 from support.running_gateway import Running, Start
 from support.scripted_worker import ScriptedWorker
 
+from pagoda_gateway.http.generation.prefix_watch import PrefixWatch
 from pagoda_gateway.sequences.generation import Generation
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -119,3 +121,53 @@ async def test_what_cannot_be_found_is_refused(
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "background"
     assert said in answer.json()["error"]["message"]
+
+
+async def test_what_runs_is_found_however_much_is_kept_meanwhile(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, gate_index=3)
+    async with start(worker, response_store_bytes=20_000) as running, running.sdk() as client:
+        first = await client.responses.create(**ASKED)
+        await running.tokens_arrived(3)
+        worker.open_gate()
+        await ended(running)
+        worker.gate_index = 3
+        second = await client.responses.create(**ASKED)
+        await running.tokens_arrived(3)
+        text = "x" * 400
+        for _ in range(8):
+            stored = {**ASKED, "background": False, "user": 8 * text, "max_output_tokens": 1}
+            await running.http.post("/v1/responses", json=stored)
+        assert (await client.responses.retrieve(second.id)).status == "in_progress"
+        assert (await client.responses.cancel(second.id)).status == "cancelled"
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(first.id)
+
+
+async def test_without_room_to_keep_it_nothing_runs(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus)
+    async with start(worker, response_store_bytes=100) as running:
+        answer = await running.http.post("/v1/responses", json=ASKED)
+        await ended(running)
+    assert answer.status_code == 503
+    assert "PAGODA_GATEWAY_RESPONSE_STORE_BYTES" in answer.json()["error"]["message"]
+    assert answer.headers["retry-after"]
+
+
+async def test_cancelling_what_was_just_kept_changes_nothing(
+    start: Start, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, settled = asyncio.Event(), asyncio.Event()
+
+    async def late(*_: Any) -> None:
+        kept.set()
+        await settled.wait()
+
+    monkeypatch.setattr(PrefixWatch, "settle", late)
+    async with start(ScriptedWorker(bus)) as running, running.sdk() as client:
+        first = await client.responses.create(**ASKED)
+        await kept.wait()
+        cancelled = await client.responses.cancel(first.id)
+        settled.set()
+        await ended(running)
+        found = await client.responses.retrieve(first.id)
+    assert cancelled.status == found.status == "incomplete"

@@ -152,10 +152,11 @@ def _check_body(value: dict[str, Any], check_model: Callable[[str], object]) -> 
     body = value.get("body")
     if not isinstance(body, dict):
         raise _LineError("invalid_body", f"'body' must be an object, not {shorten(body)}", "body")
-    if body.get("stream"):
-        raise _LineError(
-            "invalid_body", "'stream' is not possible in a batch; leave it out", "body.stream"
-        )
+    for name in ("stream", "background"):
+        if body.get(name):
+            raise _LineError(
+                "invalid_body", f"'{name}' is not possible in a batch; leave it out", f"body.{name}"
+            )
     model = body.get("model")
     if not isinstance(model, str):
         raise _LineError(

@@ -147,25 +147,29 @@ class ChoiceSerializer(Serializer):
     ) -> dict[str, Any]:
         chunk = {**self._head(self.chunk_name), **(extras or {}), "choices": [choice]}
         if self._include_usage:
-            chunk["usage"] = self.usage() if self._continuous_usage else None
+            # Without what reasoning took: it would be counted anew at each token.
+            chunk["usage"] = self._usage() if self._continuous_usage else None
         return chunk
 
     def usage(self) -> dict[str, Any]:
         """Return token counts so far."""
+        usage = self._usage()
+        if self._form.count_reasoning is not None:
+            outputs = (sequence.token_ids for sequence in self._generation.sequences)
+            num_reasoning = sum(map(self._form.count_reasoning, outputs))
+            usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
+        return usage
+
+    def _usage(self) -> dict[str, Any]:
         generation = self._generation
         num_prompt = generation.num_prompt_tokens
-        outputs = [sequence.token_ids for sequence in generation.sequences]
-        num_output = sum(map(len, outputs))
-        usage: dict[str, Any] = {
+        num_output = sum(len(sequence.token_ids) for sequence in generation.sequences)
+        return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": generation.cached_tokens()[0]},
         }
-        if self._form.count_reasoning is not None:
-            num_reasoning = sum(map(self._form.count_reasoning, outputs))
-            usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
-        return usage
 
     def _head(self, object_name: str) -> dict[str, Any]:
         generation = self._generation

@@ -9,7 +9,6 @@ from pagoda_gateway.openai.tool_history import ToolHistory
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import ChatTokens, PromptMaker
 from pagoda_gateway.text.templates.chat_template import ChatTemplate
-from pagoda_gateway.text.templates.fitting import fitted_messages, fitted_tools
 from pagoda_gateway.text.templates.shape import TemplateShape
 
 MAX_NAMED_MESSAGES = 16  # of those that are wrong
@@ -40,12 +39,10 @@ async def conversation_tokens(
             "'continue_final_message' needs add_generation_prompt: false",
             param="continue_final_message",
         )
-    habits = template.habits
-    shown = fitted_tools(tools, habits) if tools else None
     return await prompts.chat_tokens(
-        fitted_messages(_template_messages(messages, template), tools, habits),
+        _template_messages(messages, template),
         model,
-        tools=shown,
+        tools=tools,
         add_generation_prompt=(
             not continues if add_generation_prompt is None else add_generation_prompt
         ),
@@ -93,8 +90,8 @@ def _template_message(
     if calls:
         seen["tool_calls"] = calls
     thought = message.reasoning_content or message.reasoning
-    # gpt-oss' template takes either what was thought or what was said before a call.
-    takes_thinking = template.shape.thinking and not (calls and any(texts))
+    is_either = template.habits.thinks_or_speaks and bool(calls) and any(texts)
+    takes_thinking = template.shape.thinking and not is_either
     others = {
         "name": message.name,
         "tool_call_id": history.result_id(message),

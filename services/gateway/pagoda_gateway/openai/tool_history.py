@@ -53,8 +53,7 @@ class ToolHistory:
     def _identified(self, call_id: str | None, call: dict[str, Any]) -> dict[str, Any]:
         if call_id is None:
             self._num_unnamed_calls += 1
-        seen_id = self._fitting(call_id, self._num_unnamed_calls)
-        return call if seen_id is None else {"id": seen_id, **call}
+        return {"id": self._fitting(call_id, self._num_unnamed_calls), **call}
 
     def result_id(self, message: Message) -> str | None:
         """Return the id of the call whose result a message is; None if it says none."""
@@ -64,10 +63,10 @@ class ToolHistory:
             self._num_unnamed_results += 1
         return self._fitting(message.tool_call_id, self._num_unnamed_results)
 
-    def _fitting(self, call_id: str | None, number: int) -> str | None:
+    def _fitting(self, call_id: str | None, number: int) -> str:
         num_chars = self._shape.call_id_chars
         if num_chars is None:
-            return call_id
+            return f"call_{number}" if call_id is None else call_id
         return fitting_call_id(f"\0{number}" if call_id is None else call_id, num_chars)
 
     def _function(self, where: str, function: Any) -> dict[str, Any]:

@@ -3,7 +3,13 @@
 from collections.abc import Coroutine, Mapping
 from typing import Any, Literal
 
-from pagoda_gateway.errors import InternalError, InvalidRequestError, NotFoundError, shorten
+from pagoda_gateway.errors import (
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+    shorten,
+)
 from pagoda_gateway.openai.chat import ChatProcessor
 from pagoda_gateway.openai.endpoint import Endpoint, Translated
 from pagoda_gateway.openai.schemas.chat import ChatBody
@@ -15,6 +21,8 @@ from pagoda_gateway.responses.schemas import FunctionTool, ResponsesBody, TextFo
 from pagoda_gateway.responses.serializer import ResponseSerializer, failed
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.tenant_values import TenantValues
+
+RETRY_AFTER_SECONDS = 1.0
 
 
 class _Chat(ChatBody):
@@ -79,7 +87,8 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             ):
                 new = with_ids(previous, items[len(previous) :], response["id"])
                 value = {"response": response, "items": [*previous, *new, *response["output"]]}
-                self._store.put(tenant, response["id"], value)
+                is_running = response["status"] == "queued"  # nobody could end it otherwise
+                self._store.put(tenant, response["id"], value, is_pinned=is_running)
 
         return Translated(
             body,
@@ -91,10 +100,23 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
     def run_behind(
         self, tenant: str, serializer: ResponseSerializer, answer: Coroutine[Any, Any, None]
     ) -> dict[str, Any]:
-        """Have `answer` write with `serializer` while nobody waits; return what is found first."""
+        """Have `answer` write with `serializer` while nobody waits; return what is found first.
+
+        Raises:
+            UnavailableError: there is no room to keep it.
+        """
         response = serializer.queued()
-        work = self._run(tenant, response["id"], answer)
+        response_id = response["id"]
+        is_kept = self._store.get(tenant, response_id) is not None
+        work = self._run(tenant, response_id, answer)
         self.background.start(tenant, serializer.generation, work)
+        if not is_kept:
+            self.background.stop(tenant, response_id)
+            raise UnavailableError(
+                "there is no room to keep a response until it has ended: those that run take "
+                "PAGODA_GATEWAY_RESPONSE_STORE_BYTES; try again, or without 'background'",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
         return response
 
     async def _run(self, tenant: str, response_id: str, answer: Coroutine[Any, Any, None]) -> None:
@@ -119,7 +141,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             raise InvalidRequestError(
                 "Cannot cancel a synchronous response: close the connection of one that runs"
             )
-        if self.background.is_running(tenant, response_id):
+        if response["status"] == "queued":
             self.background.stop(tenant, response_id)
             response["status"] = "cancelled"
             self._store.put(tenant, response_id, kept)

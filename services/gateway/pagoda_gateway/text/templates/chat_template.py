@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.text.model_files import naming, read_text
+from pagoda_gateway.text.templates.fitting import fitted_messages, fitted_tools
 from pagoda_gateway.text.templates.habits import TemplateHabits, template_habits
 from pagoda_gateway.text.templates.sandbox import MAX_TEXT_CHARS, BudgetedEnvironment, budgeted
 from pagoda_gateway.text.templates.shape import template_shape
@@ -109,7 +110,7 @@ class ChatTemplate:
 
     def _habits(self, *, is_for_tools: bool) -> TemplateHabits:
         return template_habits(
-            self.render,
+            self._rendered,
             self.shape,
             has_developer="developer" in self.source,
             is_for_tools=is_for_tools,
@@ -124,11 +125,29 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt's text.
+        """Return the prompt's text; what the template cannot show is said otherwise.
 
         Raises:
             InvalidRequestError: the template refuses these messages.
         """
+        return self._rendered(
+            fitted_messages([dict(message) for message in messages], tools, self.habits),
+            tools=fitted_tools(tools, self.habits) if tools else tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return what the template writes of messages as they are."""
         chat = [dict(message) for message in messages]
         final_text = ""
         if continue_final_message:

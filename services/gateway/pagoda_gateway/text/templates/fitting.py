@@ -4,8 +4,10 @@ Calls, results and tools that a template does not write become text in Hermes' f
 models without a format of their own are read. What `TemplateHabits` does not ask for stays.
 """
 
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pagoda_gateway.text.templates.habits import TemplateHabits
@@ -17,15 +19,15 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 _APART = "\n\n"
 
 
-def fitted_tools(tools: Sequence[Seen], habits: TemplateHabits) -> list[Seen]:
+def fitted_tools(tools: Sequence[Mapping[str, Any]], habits: TemplateHabits) -> list[Seen]:
     """Return tools that have all that the template reads."""
     if not habits.needs_whole_tools:
-        return list(tools)
+        return [dict(tool) for tool in tools]
     return [{**tool, "function": _whole(tool["function"])} for tool in tools]
 
 
 def fitted_messages(
-    messages: list[Seen], tools: Sequence[Seen] | None, habits: TemplateHabits
+    messages: list[Seen], tools: Sequence[Mapping[str, Any]] | None, habits: TemplateHabits
 ) -> list[Seen]:
     """Return a conversation in which tools are offered as the template can show it."""
     if tools and not habits.shows_tools:
@@ -35,11 +37,12 @@ def fitted_messages(
     if habits.one_call:
         messages = list(_one_call_at_once(messages))
     if not habits.writes_results:
-        messages = list(_said_results(messages))
-    if not habits.knows_system:
-        messages = list(_asked_by_user(messages))
+        messages = [_said_result(message) for message in messages]
+    messages = _fitted_systems(messages, habits)
+    if not habits.hears_after_results:
+        messages = list(_said_with_results(messages))
     if habits.takes_turns:
-        messages = list(_in_turns(messages))
+        messages = [_joined(turn) for turn in _turns(messages)]
     return messages
 
 
@@ -51,7 +54,7 @@ def _whole(function: Seen) -> Seen:
     }
 
 
-def _tools_text(tools: Sequence[Seen]) -> str:
+def _tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         f"These functions can be called:\n<tools>\n{lines}\n</tools>\n"
@@ -86,7 +89,7 @@ def _called(function: Seen) -> Seen:
     return {"name": function["name"], "arguments": arguments}
 
 
-def _one_call_at_once(messages: list[Seen]) -> Iterable[Seen]:
+def _one_call_at_once(messages: list[Seen]) -> Iterator[Seen]:
     """Yield each call in a message of its own, before its results."""
     at = 0
     while at < len(messages):
@@ -95,68 +98,122 @@ def _one_call_at_once(messages: list[Seen]) -> Iterable[Seen]:
         if len(calls) < 2:
             yield message
             continue
-        end = at
-        while end < len(messages) and messages[end]["role"] == "tool":
-            end += 1
-        results, at = messages[at:end], end
+        results = list(itertools.takewhile(_is_result, messages[at:]))
+        at += len(results)
+        own = _results_of(calls, results)
         for i, call in enumerate(calls):
             alone = message if i == 0 else {"role": message["role"], "content": _emptied(message)}
             yield {**alone, "tool_calls": [call]}
-            own = [r for r in results if r.get("tool_call_id") == call.get("id")]
-            own = own or results[:1]  # without ids they are in the calls' order
-            yield from own
-            results = [r for r in results if all(r is not taken for taken in own)]
-        yield from results
+            yield from own[i]
+        yield from own[-1]
 
 
-def _said_results(messages: list[Seen]) -> Iterable[Seen]:
-    """Yield results as what the user says."""
-    for message in messages:
-        if message["role"] != "tool":
-            yield message
-            continue
-        said = _longer(message, before="<tool_response>\n", after="\n</tool_response>")
-        yield {"role": "user", "content": said["content"]}
+def _results_of(calls: Sequence[Seen], results: Iterable[Seen]) -> list[list[Seen]]:
+    """Return each call's results, and at last those of no call.
 
-
-def _asked_by_user(messages: list[Seen]) -> Iterable[Seen]:
-    """Yield what the system says as the beginning of what the user says next."""
-    asked: Seen | None = None
-    for message in messages:
-        if message["role"] == "system":
-            said = {**message, "role": "user"}
-            asked = said if asked is None else _joined(asked, said)
-        elif asked is not None and message["role"] == "user":
-            yield _joined(asked, message)
-            asked = None
+    A call has those with its id; where several calls have one id, or none, they have one each.
+    """
+    places = defaultdict[Any, deque[int]](deque)
+    for i, call in enumerate(calls):
+        places[call.get("id")].append(i)
+    found: list[list[Seen]] = [[] for _ in range(len(calls) + 1)]
+    for result in results:
+        own = places.get(result.get("tool_call_id"))
+        if not own:
+            found[-1].append(result)
         else:
-            if asked is not None:
-                yield asked
-            asked = None
-            yield message
-    if asked is not None:
-        yield asked
+            found[own[0] if len(own) == 1 else own.popleft()].append(result)
+    return found
 
 
-def _in_turns(messages: list[Seen]) -> Iterable[Seen]:
-    """Yield what a user says in one turn as one message."""
-    last: Seen | None = None
+def _is_result(message: Seen) -> bool:
+    return bool(message["role"] == "tool")
+
+
+def _is_system(message: Seen) -> bool:
+    return message["role"] in ("system", "developer")
+
+
+def _said_result(message: Seen) -> Seen:
+    """Return a result as what the user says."""
+    if not _is_result(message):
+        return message
+    said = _longer(message, before="<tool_response>\n", after="\n</tool_response>")
+    return {"role": "user", "content": said["content"]}
+
+
+def _fitted_systems(messages: list[Seen], habits: TemplateHabits) -> list[Seen]:
+    """Return a conversation whose systems speak where the template lets them."""
+    first = list(itertools.takewhile(_is_system, messages))
+    later = messages[len(first) :]
+    if not habits.knows_system:
+        return list(_asked_by_user(messages))
+    if not habits.knows_later_system:
+        later = list(_asked_by_user(later))
+    if habits.one_system and len(first) > 1:
+        first = [{**_joined(first), "role": first[0]["role"]}]
+    return [*first, *later]
+
+
+def _asked_by_user(messages: Iterable[Seen]) -> Iterator[Seen]:
+    """Yield what systems say as the beginning of what the user says next."""
+    asked: list[Seen] = []
     for message in messages:
-        if last is not None and last["role"] == message["role"] == "user":
-            last = _joined(last, message)
+        if _is_system(message):
+            asked.append({**message, "role": "user"})
+        elif message["role"] == "user":
+            yield _joined([*asked, message])
+            asked = []
+        else:
+            if asked:
+                yield _joined(asked)
+            asked = []
+            yield message
+    if asked:
+        yield _joined(asked)
+
+
+def _said_with_results(messages: Iterable[Seen]) -> Iterator[Seen]:
+    """Yield what a user says right after results as the end of the last of them."""
+    result: Seen | None = None
+    said: list[Seen] = []
+    for message in messages:
+        if result is not None and message["role"] == "user":
+            said.append(message)
             continue
-        if last is not None:
-            yield last
-        last = message
-    if last is not None:
-        yield last
+        if result is not None:
+            yield {**result, "content": _joined([result, *said])["content"]}
+        result, said = (message, []) if _is_result(message) else (None, [])
+        if result is None:
+            yield message
+    if result is not None:
+        yield {**result, "content": _joined([result, *said])["content"]}
 
 
-def _joined(first: Seen, second: Seen) -> Seen:
-    """Return the second message after the first one's content."""
-    if isinstance(first["content"], str) and isinstance(second["content"], str):
-        return {**second, "content": first["content"] + _APART + second["content"]}
-    return {**second, "content": [*_parts(first["content"]), *_parts(second["content"])]}
+def _turns(messages: list[Seen]) -> Iterator[list[Seen]]:
+    """Yield messages, those together that one side says without a call or a result between."""
+    turn: list[Seen] = []
+    for message in messages:
+        goes_on = bool(turn) and turn[-1]["role"] == message["role"]
+        if goes_on and not _is_result(message) and not turn[-1].get("tool_calls"):
+            turn.append(message)
+            continue
+        if turn:
+            yield turn
+        turn = [message]
+    if turn:
+        yield turn
+
+
+def _joined(messages: Sequence[Seen]) -> Seen:
+    """Return the last message after the contents of the others."""
+    if len(messages) == 1:
+        return messages[0]
+    contents = [message["content"] for message in messages]
+    if all(isinstance(content, str) for content in contents):
+        return {**messages[-1], "content": _APART.join(contents)}
+    parts = [part for content in contents for part in _parts(content)]
+    return {**messages[-1], "content": parts}
 
 
 def _longer(message: Seen, *, before: str = "", after: str = "") -> Seen:

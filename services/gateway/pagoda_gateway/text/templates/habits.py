@@ -44,7 +44,11 @@ class TemplateHabits:
         writes_calls: calls of an answer.
         one_call: of an answer's calls, no more than one.
         writes_results: messages of the role tool.
+        one_system: of systems, or developers, at the beginning no more than one.
+        knows_later_system: those behind what others said.
+        hears_after_results: what a user says right after a result.
         takes_turns: it raises where a user says two things, one after the other.
+        thinks_or_speaks: it raises where an answer with calls has both thoughts and text.
     """
 
     knows_developer: bool = True
@@ -54,7 +58,11 @@ class TemplateHabits:
     writes_calls: bool = True
     one_call: bool = False
     writes_results: bool = True
+    one_system: bool = False
+    knows_later_system: bool = True
+    hears_after_results: bool = True
     takes_turns: bool = False
+    thinks_or_speaks: bool = False
 
 
 def template_habits(
@@ -70,11 +78,12 @@ def template_habits(
     """
     always = _TOOLS if is_for_tools else None
 
-    def shows(mark: str, *messages: dict[str, Any], tools: Any = always) -> bool:
+    def shows(mark: str, *messages: dict[str, Any], tools: Any = always, other: str = "") -> bool:
         try:
-            return mark in render(messages, tools=tools)
+            text = render(messages, tools=tools)
         except InvalidRequestError:
             return False
+        return mark in text and other in text
 
     def message(role: str, text: str = "Hello", **fields: Any) -> dict[str, Any]:
         content = text if shape.content_text else [{"type": "text", "text": text}]
@@ -91,9 +100,24 @@ def template_habits(
     writes_calls = shows(_MARK, user, asked, first)
     result = first | {"content": message("tool", _MARK)["content"]}
     answered = asked if writes_calls else message("assistant")
+    knows_developer = has_developer and shows(_MARK, message("developer", _MARK), user)
+    knows_system = shows(_MARK, message("system", _MARK), user)
+    systems = ["system"] * knows_system + ["developer"] * knows_developer
+    speaker = message("system", _MARK)
+    talk = message("system", _OTHER), user, message("assistant")
+    thoughtful = message("assistant", "Let me see.", tool_calls=[call], thinking=_MARK)
     return TemplateHabits(
-        knows_developer=has_developer and shows(_MARK, message("developer", _MARK), user),
-        knows_system=shows(_MARK, message("system", _MARK), user),
+        knows_developer=knows_developer,
+        knows_system=knows_system,
+        one_system=knows_system
+        and not all(
+            shows(_MARK, speaker, message(role, _OTHER), user, other=_OTHER) for role in systems
+        ),
+        knows_later_system=all(
+            shows(_MARK, *talk, message(role, _MARK), user, other=_OTHER) for role in systems
+        ),
+        hears_after_results=shows(_MARK, user, answered, first, message("user", _MARK)),
+        thinks_or_speaks=shape.thinking and not shows(_MARK, user, thoughtful, first),
         shows_tools=shows_tools,
         needs_whole_tools=shows_tools and not shows(_NAME, user, tools=_BARE_TOOLS),
         writes_calls=writes_calls,

@@ -1,5 +1,6 @@
 """What templates do, found by rendering; and conversations that are fitted to it."""
 
+import time
 from typing import Any
 
 import pytest
@@ -47,6 +48,28 @@ WHOLE_TOOLS = (
 ) + CONTENT
 # Asked only where tools are offered: Hermes 3, Command R+.
 FOR_TOOLS = "{% for t in tools %}({{ t.function.name }}){% endfor %}" + CONTENT
+# Shows the system where it begins, and nowhere else: gpt-oss.
+FIRST_SYSTEM = (
+    "{% if messages[0].role == 'system' %}[system]{{ messages[0].content }}{% endif %}"
+    + WHOLE.replace("in messages %}", "in messages if m.role != 'system' %}")
+)
+# Users and assistants take turns, calls and results not counted: Mistral.
+COUNTS_TURNS = (
+    "{% set chat = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{% if messages[0].role == 'system' %}[system]{{ messages[0].content }}{% endif %}"
+    "{% set ns = namespace(turn=0) %}{% for m in chat %}"
+    "{% if m.role == 'user' or (m.role == 'assistant' and m.tool_calls is not defined) %}"
+    "{% if (m.role == 'user') != (ns.turn % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}"
+    "{% set ns.turn = ns.turn + 1 %}{% elif m.role == 'system' %}{{ raise_exception('no') }}"
+    "{% endif %}{% endfor %}"
+) + WHOLE.replace("in messages %}", "in chat %}")
+THINKS = WHOLE.replace("[{{ m.role }}]", "[{{ m.role }}]{{ m.thinking }}")
+# gpt-oss, too.
+THINKS_OR_SPEAKS = THINKS.replace(
+    "{{ m.thinking }}",
+    "{% if m.thinking and m.content and m.tool_calls %}{{ raise_exception('both') }}{% endif %}"
+    "{{ m.thinking }}",
+)
 STRANGE = "{{ functions.undefined }}"
 
 
@@ -64,12 +87,26 @@ STRANGE = "{{ functions.undefined }}"
             {
                 "knows_developer": False, "knows_system": False, "shows_tools": False,
                 "writes_calls": False, "writes_results": False, "takes_turns": True,
+                "hears_after_results": False,
             },
         ),
         (
             WHOLE_TOOLS,
             {"knows_developer": False, "needs_whole_tools": True, "writes_calls": False},
         ),
+        (
+            FIRST_SYSTEM,
+            {"knows_developer": False, "one_system": True, "knows_later_system": False},
+        ),
+        (
+            COUNTS_TURNS,
+            {
+                "knows_developer": False, "knows_later_system": False, "takes_turns": True,
+                "hears_after_results": False, "one_system": True,
+            },
+        ),
+        (THINKS_OR_SPEAKS, {"knows_developer": False, "thinks_or_speaks": True}),
+        (THINKS, {"knows_developer": False}),
         (STRANGE, {}),
     ],
 )  # fmt: skip
@@ -117,11 +154,7 @@ OSLO = ROME.replace("Rome", "Oslo")
 
 
 def shown(source: str, *messages: dict[str, Any], tools: Any = None) -> str:
-    template = ChatTemplate(source, {})
-    return template.render(
-        fitted_messages(list(messages), tools, template.habits),
-        tools=fitted_tools(tools, template.habits) if tools else None,
-    )
+    return ChatTemplate(source, {}).render(messages, tools=tools)
 
 
 def test_what_is_shown_whole_stays_as_it_is() -> None:
@@ -211,3 +244,60 @@ def test_arguments_as_text_are_an_object_again() -> None:
 def test_a_system_that_speaks_last_is_the_user() -> None:
     asked = {"role": "assistant", "content": "yes"}
     assert shown(TURNS, GO, asked, SYSTEM) == "[user]go[assistant]yes[user]Be brief."
+
+
+def test_each_call_has_its_own_result_even_where_some_are_missing() -> None:
+    calls = {**CALLS, "tool_calls": [call(city) for city in ("Rome", "Oslo", "Bern")]}
+    found = shown(ONE_CALL, GO, calls, result("Bern", "snow"), result("Oslo", "rain"))
+    assert found == (
+        "[user]go[assistant]<look Rome>[assistant]<look Oslo>[tool]rain"
+        "[assistant]<look Bern>[tool]snow"
+    )
+
+
+def test_calls_of_one_id_have_one_result_each_and_strangers_come_last() -> None:
+    calls = {**CALLS, "tool_calls": [{**c, "id": "x"} for c in CALLS["tool_calls"]]}
+    results = [{**result("Rome", text), "tool_call_id": "x"} for text in ("sun", "rain")]
+    found = shown(ONE_CALL, GO, calls, result("Bern", "snow"), *results)
+    assert found == (
+        "[user]go[assistant]<look Rome>[tool]sun[assistant]<look Oslo>[tool]rain[tool]snow"
+    )
+
+
+def test_systems_that_would_be_lost_are_one_or_speak_with_the_user() -> None:
+    later = {"role": "system", "content": "Be kind."}
+    answer = {"role": "assistant", "content": "yes"}
+    expected = "[system]Be brief.\n\nBe kind.[user]go[assistant]yes[user]Be kind.\n\ngo"
+    for source in (FIRST_SYSTEM, COUNTS_TURNS):
+        assert shown(source, SYSTEM, later, GO, answer, later, GO) == expected
+    assert shown(WHOLE, SYSTEM, later, GO, answer, later, GO).count("[system]") == 3
+
+
+def test_a_user_who_speaks_after_a_result_is_heard() -> None:
+    one = {**CALLS, "tool_calls": CALLS["tool_calls"][:1]}
+    found = shown(COUNTS_TURNS, GO, one, result("Rome", "sun"), GO, GO)
+    assert found == "[user]go[assistant]<look Rome>[tool]sun\n\ngo\n\ngo"
+    assert shown(WHOLE, GO, one, result("Rome", "sun"), GO).endswith("[tool]sun[user]go")
+
+
+def test_long_histories_take_time_by_their_length() -> None:
+    def seconds(size: int) -> float:
+        calls = [call(f"c{i}") for i in range(size)]
+        results = [result(f"c{i}", "sun") for i in reversed(range(size))]
+        talk = [{"role": "user", "content": "go " * 100}] * size
+        said = [GO, {**CALLS, "tool_calls": calls}, *results, *talk, *([SYSTEM] * size)]
+        begun = time.process_time()
+        fitted_messages(
+            said,
+            None,
+            TemplateHabits(
+                one_call=True,
+                takes_turns=True,
+                knows_later_system=False,
+                hears_after_results=False,
+            ),
+        )
+        return time.process_time() - begun
+
+    short = min(seconds(500) for _ in range(3))
+    assert min(seconds(8000) for _ in range(2)) < 16 * 6 * max(short, 1e-3)
