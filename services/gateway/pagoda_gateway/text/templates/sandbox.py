@@ -1,7 +1,8 @@
-"""A Jinja sandbox that ends: every loop and call spends from a budget, nothing grows without bound.
+"""A Jinja sandbox that ends: every loop and call spends from a budget, and so does what it writes.
 
 A template comes with a model, from somebody else, and what it does to a client's messages may take
-time that grows faster than they do. Knows no chat.
+time that grows faster than they do. What a single filter, `~` or `+` makes has no bound: who serves
+a model trusts its folder not to double texts in a loop. Knows no chat.
 """
 
 import contextlib
