@@ -48,8 +48,8 @@ FLAGS = (
     "-pthread",
 )
 
-# Name -> what the processor must have, as /proc/cpuinfo calls it, and what the compiler is told. On
-# less than AVX-512 torch's products are faster than these.
+# Name -> what the processor must have, as /proc/cpuinfo calls it, and what the compiler is told.
+# The best first.
 INSTRUCTION_SETS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "avx512bf16": (
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"}),
@@ -59,6 +59,7 @@ INSTRUCTION_SETS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = {
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}),
         ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
     ),
+    "avx2": (frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
 }
 
 
@@ -170,9 +171,7 @@ def native_library() -> NativeLibrary | None:
     """Return the library for this processor, compiled if need be; None if there is none for it."""
     name = best_instruction_set(processor_flags())
     if name is None:
-        _LOGGER.info(
-            "this processor has no AVX-512, which native operators want: torch's are taken"
-        )
+        _LOGGER.info("this processor has no AVX2, which native operators want: torch's are taken")
         return None
     try:
         return NativeLibrary(find_or_compile(name), name)
