@@ -32,9 +32,8 @@ BEST = best_instruction_set(processor_flags())
 def test_nothing_is_found(
     checks: str, num_threads: int, instruction_set: str | None, tmp_path: Path
 ) -> None:
-    if BEST is None:
-        pytest.skip("there are no native operators for this processor")
-    assert instruction_set is not None
+    if instruction_set is None or not INSTRUCTION_SETS[instruction_set][0] <= processor_flags():
+        pytest.skip("this processor has no such instructions")
     program = tmp_path / "sanitised"
     flags = [flag for flag in FLAGS if flag not in ("-shared", "-O3")]
     # As it is written: no access is optimised away, and to compile takes a quarter of the time.
