@@ -2,6 +2,7 @@
 
     PEERS_HOME=DIR PYTHONPATH=tests:benchmarks python benchmarks/engine/beside_llama_cpp.py
         [--threads 1 2] [--repeats 3] [--formats int8 int4 | --files F16 Q8_0 Q6_K Q4_K_M]
+        [--set avx2]
 
 With --files both read llama.cpp's file of each kind, Pagoda as docs/howto/gguf.md says for it; else
 Pagoda quantises the bf16 weights itself, beside the kind that is as large.
@@ -10,7 +11,8 @@ The random Llama of 126M parameters: decodes at batch 1, 8 and 32 and a prompt o
 tokens of context before or after. Forward and logits alone, no sampling, no server. llama.cpp's
 sequences share the KV of one prompt, which costs it nothing and saves time here. Its files are made
 by its own converter and `llama-quantize`; its numbers are `llama-batched-bench`'s.
-docs/howto/compare.md says how to build them. Prints tokens/s, the median (most) of the turns.
+docs/howto/compare.md says how to build them; with --set, llama.cpp is one that was built for the
+same processor. Prints tokens/s, the median (most) of the turns.
 """
 
 import argparse
@@ -29,6 +31,7 @@ from serving.models import model_folder
 from serving.peers.engines import QUANTISED, gguf, installed
 
 from pagoda_engine import EngineConfig, LoadedModel, load_model
+from pagoda_kernels.native import library
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".pagoda" / "bench-models"
@@ -90,7 +93,10 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--formats", nargs="+", choices=TYPES, default=["int8", "int4"])
     which.add_argument("--files", nargs="+", choices=SAY, default=[])
+    parser.add_argument("--set", choices=library.INSTRUCTION_SETS, help="of a lesser processor")
     options = parser.parse_args()
+    if options.set:
+        library.processor_flags = lambda: library.INSTRUCTION_SETS[options.set][0]
     folder, home = model_folder("small-8k", CACHE), options.peers_home
     files = {kind: gguf(home, folder, CACHE, kind) for kind in options.files}
     kinds = files or dict.fromkeys(options.formats, folder)

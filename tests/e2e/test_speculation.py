@@ -25,7 +25,7 @@ MOST = 40
 
 @pytest.mark.parametrize("topology", ["aggregated", "disaggregated"])
 def test_what_is_asked_again_is_foreseen_and_receipts_say_so(topology: str, tmp_path: Path) -> None:
-    """On a processor with AVX-512, where speculation is on by itself."""
+    """On a processor with AVX2, where speculation is on by itself."""
     contents, counts = set(), []
     with running_stack(tmp_path, {"PAGODA_TOPOLOGY": topology}) as stack, stack.http() as http:
         body = {**BODY, "model": stack.model}

@@ -7,12 +7,12 @@ import logging
 import platform
 import sys
 
-from pagoda_kernels.native.library import INSTRUCTION_SETS, find_or_compile, native_library
+from pagoda_kernels.native.library import MACHINES, find_or_compile, native_library
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s")
     if "--all" in sys.argv[1:]:
-        for name in INSTRUCTION_SETS if platform.machine() == "x86_64" else ():
+        for name in MACHINES.get(platform.machine(), ()):
             find_or_compile(name)
     else:
         native_library()

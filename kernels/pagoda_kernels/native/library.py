@@ -48,8 +48,8 @@ FLAGS = (
     "-pthread",
 )
 
-# Name -> what the processor must have, as /proc/cpuinfo calls it, and what the compiler is told. On
-# less than AVX-512 torch's products are faster than these.
+# Name -> what the processor must have, as /proc/cpuinfo calls it, and what the compiler is told.
+# The best first.
 INSTRUCTION_SETS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "avx512bf16": (
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"}),
@@ -59,7 +59,15 @@ INSTRUCTION_SETS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = {
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}),
         ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
     ),
+    "avx2": (frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
+    "sse4": (frozenset({"ssse3", "sse4_1", "sse4_2"}), ("-mssse3", "-msse4.1", "-msse4.2")),
+    "neon": (frozenset({"asimd"}), ()),
 }
+MACHINES: Mapping[str, tuple[str, ...]] = {
+    "x86_64": ("avx512bf16", "avx512", "avx2", "sse4"),
+    "aarch64": ("neon",),
+}
+"""Which of them a kind of processor can have."""
 
 
 class NativeLibrary:
@@ -171,7 +179,7 @@ def native_library() -> NativeLibrary | None:
     name = best_instruction_set(processor_flags())
     if name is None:
         _LOGGER.info(
-            "this processor has no AVX-512, which native operators want: torch's are taken"
+            "this processor has no SSE4 or NEON, or is not known: torch's operators are taken"
         )
         return None
     try:
@@ -189,14 +197,15 @@ def best_instruction_set(flags: frozenset[str]) -> str | None:
 
 
 def processor_flags() -> frozenset[str]:
-    """Return the flags of /proc/cpuinfo; none on anything but x86-64, or where it is hidden."""
+    """Return the flags of /proc/cpuinfo; none on unknown machines, and on macOS, which has none."""
+    if platform.machine() not in MACHINES:
+        return frozenset()
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return frozenset()
-    if platform.machine() != "x86_64":
-        return frozenset()
-    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    names = "flags", "Features"  # as x86-64 and aarch64 call them
+    flags = next((line for line in text.splitlines() if line.startswith(names)), "")
     return frozenset(flags.partition(":")[2].split())
 
 

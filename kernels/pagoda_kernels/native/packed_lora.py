@@ -10,7 +10,7 @@ import torch
 
 from pagoda_kernels.native.structures import Lora
 
-LANES = 16  # of sources/vectors.h
+RANKS = 16  # of sources/lora.h
 PANEL = 64  # of sources/panels.h
 
 
@@ -44,7 +44,7 @@ class PackedLora:
             dtype: of the projection.
         """
         self.num_slots = num_slots
-        self.max_rank = -(-max_rank // LANES) * LANES
+        self.max_rank = -(-max_rank // RANKS) * RANKS
         self._part_ends = torch.tensor(part_rows, dtype=torch.int64).cumsum(0)
         total, each = int(self._part_ends[-1]), PANEL // (1 + is_gated)
         num_outputs = total // (1 + is_gated)
@@ -54,8 +54,8 @@ class PackedLora:
         outputs = torch.arange(num_panels)[:, None] * each + columns % each
         rows = outputs + columns // each * num_outputs
         self._rows = torch.where(outputs < num_outputs, rows, total)
-        tiles = self.max_rank // LANES
-        self._a = torch.zeros(num_slots, len(part_rows), tiles, width, LANES, dtype=dtype)
+        tiles = self.max_rank // RANKS
+        self._a = torch.zeros(num_slots, len(part_rows), tiles, width, RANKS, dtype=dtype)
         self._b = torch.zeros(num_slots, num_panels, self.max_rank, PANEL, dtype=dtype)
         self._ranks = torch.zeros(num_slots, dtype=torch.int32)
         self._scales = torch.zeros(num_slots, dtype=torch.float32)
@@ -92,7 +92,7 @@ class PackedLora:
         rank = a.shape[1]
         wide = torch.zeros(len(a), self.max_rank, a.shape[2], dtype=self._a.dtype)
         wide[:, :rank] = a
-        by_rank = wide.view(len(a), -1, LANES, a.shape[2])
+        by_rank = wide.view(len(a), -1, RANKS, a.shape[2])
         self._a[slot].copy_(by_rank.transpose(2, 3))
         padded = torch.cat((b.to(self._b.dtype), b.new_zeros(1, rank, dtype=self._b.dtype)))
         self._b[slot].zero_()

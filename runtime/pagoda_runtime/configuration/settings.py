@@ -108,7 +108,8 @@ class CommonSettings(ServiceSettings):
         default="auto",
         description="ngram: decode workers propose tokens that followed the same ones before in a "
         "prompt, its output or its tenant's earlier outputs, and verify several in one step. auto: "
-        "where that changes no bit of an output, which is on a CPU with AVX-512, for dense models",
+        "where that changes no bit of an output, which is on a CPU with native operators, for "
+        "dense models",
     )
     num_speculative_tokens: int = Field(
         default=7, ge=1, le=64, description="Tokens proposed for a sequence in one step at most"

@@ -9,6 +9,7 @@ import pytest
 from pagoda_kernels.native import library as module
 from pagoda_kernels.native.library import (
     INSTRUCTION_SETS,
+    MACHINES,
     best_instruction_set,
     find_or_compile,
     native_library,
@@ -35,7 +36,10 @@ def test_the_best_instruction_set_is_taken() -> None:
     all_flags = frozenset().union(*(needed for needed, _ in INSTRUCTION_SETS.values()))
     assert best_instruction_set(all_flags) == "avx512bf16"
     assert best_instruction_set(all_flags - {"avx512_bf16"}) == "avx512"
-    assert best_instruction_set(frozenset({"avx2", "fma", "sse4_2"})) is None
+    assert best_instruction_set(frozenset({"avx2", "fma", "sse4_2"})) == "avx2"
+    assert best_instruction_set(all_flags - {"avx2", "avx512f"}) == "sse4"
+    assert best_instruction_set(frozenset({"fp", "asimd", "crc32"})) == "neon"
+    assert best_instruction_set(frozenset({"sse2"})) is None
     assert best_instruction_set(frozenset()) is None
 
 
@@ -98,8 +102,12 @@ def test_older_ones_are_removed(no_library: Path, monkeypatch: pytest.MonkeyPatc
     assert [path for path in older.parent.iterdir() if path.suffix == ".so"] == [newer]
 
 
-def test_a_processor_without_avx512_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "processor_flags", lambda: frozenset({"avx2", "fma"}))
+def test_every_set_is_compiled_for_some_machine() -> None:
+    assert [name for names in MACHINES.values() for name in names] == list(INSTRUCTION_SETS)
+
+
+def test_a_processor_without_vectors_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "processor_flags", lambda: frozenset({"sse2"}))
     native_library.cache_clear()
     assert native_library() is None
     native_library.cache_clear()

@@ -78,11 +78,8 @@ static long count_tasks(const AttentionShape *shape, const Batch *batch, long nu
     }
 }
 
-static const vint LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
-#if defined(__AVX512BW__)
-static const vshort FIRST_PAIRS = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-#endif
+// The first 16 bits of two vectors side by side, the second ones, and so on: pairs of the first half of both.
+#define FIRST_PAIRS ((vshort){HALF_LANE_LIST} / 2 + ((vshort){HALF_LANE_LIST} & 1) * 2 * LANES)
 
 static inline size_t round_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -98,11 +95,11 @@ static inline size_t lay_out_parts(size_t num_parts, void **const *parts, const 
 
 // What one task needs of scratch memory, as [rows or keys, ...] arrays one after another.
 typedef struct {
-    uint32_t *q;       // [rows, steps]
+    uint32_t *q;       // [rows, x_words]
     uint32_t *k_panel; // [steps, TILE_KEYS]
     uint32_t *v_panel; // [panels of D][steps of keys, PANEL]
     float *scores;     // [rows, TILE_KEYS]
-    uint32_t *weights; // [rows, steps of keys]
+    uint32_t *weights; // [rows, x_words of keys]
     float *sums;       // [rows, panels of D * PANEL]
     float *largest;    // [rows]
     float *total;      // [rows]
@@ -112,12 +109,13 @@ typedef struct {
 static size_t lay_out_rows(size_t rows, long width, long value_width, int is_bf16, char *at, AttentionScratch *scratch) {
     const size_t steps = (size_t)num_steps(width, is_bf16), key_steps = (size_t)num_steps(TILE_KEYS, is_bf16);
     const size_t columns = ((size_t)value_width + PANEL - 1) / PANEL * PANEL;
+    const size_t words = (size_t)x_words(1, is_bf16);
     void **parts[] = {(void **)&scratch->q, (void **)&scratch->k_panel, (void **)&scratch->v_panel,
                       (void **)&scratch->scores, (void **)&scratch->weights, (void **)&scratch->sums,
                       (void **)&scratch->largest, (void **)&scratch->total};
-    const size_t words[] = {rows * steps, steps * TILE_KEYS, key_steps * columns, rows * TILE_KEYS,
-                            rows * key_steps, rows * columns, rows, rows};
-    return lay_out_parts(sizeof words / sizeof *words, parts, words, 4, at);
+    const size_t items[] = {rows * steps * words, steps * TILE_KEYS, key_steps * columns, rows * TILE_KEYS,
+                            rows * key_steps * words, rows * columns, rows, rows};
+    return lay_out_parts(sizeof items / sizeof *items, parts, items, 4, at);
 }
 
 static size_t lay_out(const AttentionShape *shape, char *at, AttentionScratch *scratch) {
@@ -125,27 +123,28 @@ static size_t lay_out(const AttentionShape *shape, char *at, AttentionScratch *s
     return lay_out_rows(rows, shape->head_dim, shape->head_dim, shape->is_bf16, at, scratch);
 }
 
-// [16 rows, 16 words] -> [16 words, 16 rows]: blocks off the diagonal change places, of 1, 2, 4 and 8 words.
-#define SWAP(WIDTH, ...)                                                                                \
-    for (int i = 0; i < LANES; i++)                                                                     \
-        if (!(i & WIDTH)) {                                                                             \
-            const vuint masks[2] = {__VA_ARGS__}, a = r[i], b = r[i + WIDTH];                           \
-            r[i] = __builtin_shuffle(a, b, masks[0]);                                                   \
-            r[i + WIDTH] = __builtin_shuffle(a, b, masks[1]);                                           \
+// [LANES rows, LANES words] -> [LANES words, LANES rows]: blocks off the diagonal change places, of 1, 2, 4 and 8 words.
+#define SWAP(WIDTH)                                                                                         \
+    for (int i = 0; i < LANES; i++)                                                                         \
+        if (!(i & WIDTH)) {                                                                                 \
+            const vuint a = r[i], b = r[i + WIDTH];                                                         \
+            const vuint others = ((vuint){LANE_LIST} & WIDTH) * (LANES / WIDTH);                            \
+            r[i] = __builtin_shuffle(a, b, ((vuint){LANE_LIST} & ~(uint32_t)WIDTH) + others);               \
+            r[i + WIDTH] = __builtin_shuffle(a, b, ((vuint){LANE_LIST} | WIDTH) + others);                  \
         }
 static inline __attribute__((always_inline)) void transpose(vuint r[LANES]) {
 #pragma GCC unroll 16
-    SWAP(1, {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
-         {1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31})
+    SWAP(1)
 #pragma GCC unroll 16
-    SWAP(2, {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
-         {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31})
+    SWAP(2)
+#if LANES > 4
 #pragma GCC unroll 16
-    SWAP(4, {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
-         {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31})
+    SWAP(4)
+#endif
+#if LANES > 8
 #pragma GCC unroll 16
-    SWAP(8, {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
-         {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31})
+    SWAP(8)
+#endif
 }
 #undef SWAP
 
@@ -200,15 +199,13 @@ static inline __attribute__((always_inline)) void pack_values(
         const void *even = 2 * step < num_keys ? rows[2 * step] : NULL;
         const void *odd = 2 * step + 1 < num_keys ? rows[2 * step + 1] : NULL;
         long d = 0;
-#if defined(__AVX512BW__)
         for (; d + 2 * LANES <= width; d += 2 * LANES) {
             const vshort a = even ? (vshort)cached_words(even, d / 2, 1, kind) : (vshort){};
             const vshort b = odd ? (vshort)cached_words(odd, d / 2, 1, kind) : (vshort){};
             uint32_t *to = panels + (d / PANEL * key_steps + step) * PANEL + d % PANEL;
             vstore_bits(to, (vuint)__builtin_shuffle(a, b, FIRST_PAIRS));
-            vstore_bits(to + LANES, (vuint)__builtin_shuffle(a, b, FIRST_PAIRS + 16));
+            vstore_bits(to + LANES, (vuint)__builtin_shuffle(a, b, FIRST_PAIRS + LANES));
         }
-#endif
         for (; kind == CACHE_AS_ROWS && d + LANES <= width; d += LANES) {
             vhalf a = {}, b = {};
             if (even) memcpy(&a, (const uint16_t *)even + d, sizeof a);
@@ -246,7 +243,7 @@ typedef struct {
 static inline __attribute__((always_inline)) void weigh_rows(
     const int num_rows, const AttentionScratch *s, const Weighing *by, long row, long first_key, long columns,
     const int is_bf16) {
-    const long key_steps = num_steps(TILE_KEYS, is_bf16);
+    const long words = x_words(num_steps(TILE_KEYS, is_bf16), is_bf16);
     vfloat value[MAX_WEIGHED][VECTORS];
     float before[MAX_WEIGHED], now[MAX_WEIGHED], sum[MAX_WEIGHED];
     vfloat fallen = {};
@@ -282,7 +279,7 @@ static inline __attribute__((always_inline)) void weigh_rows(
         for (int j = 0; j < VECTORS; j++) {
             const vfloat weight = vexp(value[m][j] - now[m]);
             sums += weight;
-            vstore_any(s->weights + (row + m) * key_steps, j * LANES, weight, is_bf16);
+            vstore_any(s->weights + (row + m) * words, j * LANES, weight, is_bf16 && TAKES_PAIRS);
         }
         sum[m] = vsum(sums);
     }
@@ -435,7 +432,7 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
     const AttentionShape *shape = job->shape;
     const long width = shape->head_dim, group = shape->num_heads / shape->num_kv_heads;
     const long steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
-    const long columns = (width + PANEL - 1) / PANEL * PANEL;
+    const long columns = (width + PANEL - 1) / PANEL * PANEL, q_words = x_words(steps, is_bf16);
     const Part part = part_of(job, task);
     const int is_packed = job->batch->is_packed != 0;
     // Codes are multiplied as they are, exactly; their scales belong to the scores and to what is attended.
@@ -453,7 +450,7 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
     lay_out(shape, scratch_of(job->threads, thread), &s);
     for (long row = 0; row < part.num_rows; row++) {
         const long token = part.first_token + row / group, of = part.head * group + row % group;
-        memcpy(s.q + row * steps, at(job->q, token * job->q_stride + of * width, is_bf16), (size_t)steps * 4);
+        copy_x(at(job->q, token * job->q_stride + of * width, is_bf16), width, s.q + row * q_words, is_bf16);
         s.largest[row] = job->sinks ? job->sinks[of] : -INFINITY;
         s.total[row] = job->sinks ? 1 : 0;
     }
@@ -481,7 +478,7 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
             else if (job->batch->cache_kind == CACHE_INT8) PACK_TILE(CACHE_INT8);
             else PACK_TILE(CACHE_AS_ROWS);
 #undef PACK_TILE
-            panel_product(part.num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
+            panel_product(part.num_rows, steps, s.q, q_words, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
         }
         weigh(&s, &by, part.num_rows, tile, columns, is_bf16);
         if (is_packed) {
@@ -489,7 +486,7 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
             continue;
         }
         for (long d = 0; d < columns; d += PANEL)
-            panel_product(part.num_rows, key_steps, s.weights, key_steps, s.v_panel + d / PANEL * key_steps * PANEL,
+            panel_product(part.num_rows, key_steps, s.weights, x_words(key_steps, is_bf16), s.v_panel + d / PANEL * key_steps * PANEL,
                           s.sums + d, columns, s.k_panel, 1, is_bf16);
     }
     for (long row = 0; row < part.num_rows; row++) {

@@ -180,7 +180,7 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
     const AttentionShape *shape = job->shape;
     const long width = shape->head_dim, value_width = all->latents->kv_rank, tokens = job->batch->num_tokens;
     const long steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
-    const long columns = (value_width + PANEL - 1) / PANEL * PANEL;
+    const long columns = (value_width + PANEL - 1) / PANEL * PANEL, q_words = x_words(steps, is_bf16);
     const Part part = part_of(job, task / all->num_parts);
     const long nth = task % all->num_parts;
     const long first_head = shape->num_heads * nth / all->num_parts;
@@ -195,7 +195,7 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
     lay_out_rows(most_rows, width, value_width, is_bf16, scratch_of(job->threads, thread), &s);
     for (long row = 0; row < num_rows; row++) {
         const long token = part.first_token + row / heads, head = first_head + row % heads;
-        memcpy(s.q + row * steps, at(job->q, (head * tokens + token) * width, is_bf16), (size_t)steps * 4);
+        copy_x(at(job->q, (head * tokens + token) * width, is_bf16), width, s.q + row * q_words, is_bf16);
         s.largest[row] = -INFINITY;
         s.total[row] = 0;
     }
@@ -209,10 +209,10 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
         }
         pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16, CACHE_AS_ROWS);
         pack_values(here->keys, here->keys, here->num_keys, value_width, s.v_panel, is_bf16, CACHE_AS_ROWS);
-        panel_product(num_rows, steps, s.q, steps, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
+        panel_product(num_rows, steps, s.q, q_words, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
         weigh(&s, &by, num_rows, tile, columns, is_bf16);
         for (long d = 0; d < columns; d += PANEL)
-            panel_product(num_rows, key_steps, s.weights, key_steps, s.v_panel + d / PANEL * key_steps * PANEL,
+            panel_product(num_rows, key_steps, s.weights, x_words(key_steps, is_bf16), s.v_panel + d / PANEL * key_steps * PANEL,
                           s.sums + d, columns, s.k_panel, 1, is_bf16);
     }
     for (long row = 0; row < num_rows; row++) {

@@ -8,8 +8,6 @@
 
 enum { CACHE_AS_ROWS = 0, CACHE_E4M3 = 1, CACHE_INT8 = 2 };
 
-typedef uint8_t vbytes __attribute__((vector_size(16)));
-
 static inline long cache_item(int32_t kind, int is_bf16) { return kind ? 1 : is_bf16 ? 2 : 4; }
 
 // Codes in the low bytes of the lanes, to the nearest, ties to even; larger magnitudes saturate.
@@ -28,10 +26,9 @@ static inline __attribute__((always_inline)) vuint one_byte_codes(vfloat x, cons
     return code | (bits >> 24 & 0x80);
 }
 
-// What codes stand for, exactly.
-static inline __attribute__((always_inline)) vfloat one_byte_values(vbytes codes, const int kind) {
-    const vint code = __builtin_convertvector(codes, vint);
-    if (kind == CACHE_INT8) return __builtin_convertvector((code << 24) >> 24, vfloat);
+// What codes stand for, exactly; their bytes as signed numbers.
+static inline __attribute__((always_inline)) vfloat one_byte_values(vint code, const int kind) {
+    if (kind == CACHE_INT8) return __builtin_convertvector(code, vfloat);
     const vfloat value = (vfloat)(((code & 0x7f) << 20) + (120 << 23));
     const vint is_small = (code & 0x7f) < 8;  // no leading one: taken for one, it is 2^-6 too much
     const vfloat magnitude = vselect(is_small, value + value - 0.015625f, value);
@@ -43,31 +40,29 @@ static inline __attribute__((always_inline)) void to_one_byte_as(
     const float inverse = 1.0f / scale;
     long i = 0;
     for (; i + LANES <= width; i += LANES) {
-        vbytes some = __builtin_convertvector(one_byte_codes(vload_any(x, i, is_bf16) * inverse, kind), vbytes);
-        memcpy(codes + i, &some, sizeof some);
+        vstore_bytes(codes + i, one_byte_codes(vload_any(x, i, is_bf16) * inverse, kind));
     }
     if (i == width) return;
     vfloat rest = {};
     for (long j = i; j < width; j++) rest[j - i] = load_any(x, j, is_bf16) * inverse;
-    vbytes some = __builtin_convertvector(one_byte_codes(rest, kind), vbytes);
-    memcpy(codes + i, &some, (size_t)(width - i));
+    uint8_t some[LANES];
+    vstore_bytes(some, one_byte_codes(rest, kind));
+    memcpy(codes + i, some, (size_t)(width - i));
 }
 
-static inline float one_byte_value(uint8_t code, const int kind) { return one_byte_values((vbytes){code}, kind)[0]; }
+static inline float one_byte_value(uint8_t code, const int kind) { return one_byte_values((vint){(int8_t)code}, kind)[0]; }
 
 static const vshort E4M3_SUBNORMAL = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};  // n / 512 as bf16
 
-// Thirty-two codes as bf16, which holds all of them exactly.
+// 2 * LANES codes as bf16, which holds all of them exactly.
 static inline __attribute__((always_inline)) vshort one_byte_bf16(const uint8_t *codes, const int kind) {
     if (kind == CACHE_INT8) {  // pairs of them, each to a float, whose upper half says all
-        vhalf pairs;
-        memcpy(&pairs, codes, sizeof pairs);
-        const vint both = __builtin_convertvector(pairs, vint);
+        const vint both = (vint)vwiden_halves(codes);
         const vuint even = (vuint)__builtin_convertvector((both << 24) >> 24, vfloat);
         const vuint odd = (vuint)__builtin_convertvector((both << 16) >> 24, vfloat);
         return (vshort)(even >> 16 | (odd & 0xffff0000));
     }
-    typedef uint8_t vmany __attribute__((vector_size(32)));
+    typedef uint8_t vmany __attribute__((vector_size(2 * LANES)));
     vmany some;
     memcpy(&some, codes, sizeof some);
     const vshort code = __builtin_convertvector(some, vshort), magnitude = code & 0x7f;
@@ -76,14 +71,12 @@ static inline __attribute__((always_inline)) vshort one_byte_bf16(const uint8_t 
     return (code & 0x80) << 8 | (small & is_small) | (normal & ~is_small);
 }
 
-// Elements of a row that is cached as `kind`, as two bf16 or one float for each of 16 words.
+// Elements of a row that is cached as `kind`, as two bf16 or one float for each of LANES words.
 static inline __attribute__((always_inline)) vuint cached_words(
     const void *row, long word, const int is_bf16, const int kind) {
     if (kind == CACHE_AS_ROWS) return vload_bits((const uint32_t *)row + word);
     if (is_bf16) return (vuint)one_byte_bf16((const uint8_t *)row + 2 * word, kind);
-    vbytes some;
-    memcpy(&some, (const uint8_t *)row + word, sizeof some);
-    return (vuint)one_byte_values(some, kind);
+    return (vuint)one_byte_values(vwiden_bytes((const uint8_t *)row + word), kind);
 }
 // One element, in the low half of the word if it is bf16.
 static inline __attribute__((always_inline)) uint32_t cached_bits(

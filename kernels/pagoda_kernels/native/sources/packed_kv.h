@@ -9,7 +9,7 @@
 
 #include "product.h"
 
-#define GROUP_KEYS LANES
+#define GROUP_KEYS 16  // by every instruction set: workers exchange blocks
 #define TILE_GROUPS (PANEL / GROUP_KEYS)
 
 // Elements before a group's part of one head.
@@ -49,51 +49,67 @@ static inline void mask_group(const uint32_t *group, long num_keys, long width, 
 static inline __attribute__((always_inline)) void score_rows(
     const int num_rows, long steps, const uint32_t *q, const uint32_t *const *groups, const uint32_t *const *later,
     float *scores, const int is_bf16) {
-    vfloat sums[MAX_ROWS][TILE_GROUPS];
+    const int each = TILE_VECTORS(num_rows), of_group = GROUP_KEYS / LANES;
+    const long stride = x_words(steps, is_bf16);
+    for (int first = 0; first < VECTORS; first += each) {
+        vfloat sums[MAX_ROWS][VECTORS];
+        const uint32_t *keys[VECTORS];
+#pragma GCC unroll 16
+        for (int j = 0; j < each; j++) keys[j] = groups[(first + j) / of_group] + (first + j) % of_group * LANES;
 #pragma GCC unroll 6
-    for (int m = 0; m < num_rows; m++)
-#pragma GCC unroll 4
-        for (int g = 0; g < TILE_GROUPS; g++) sums[m][g] = (vfloat){};
-    for (long step = 0; step < steps; step++) {
-        vuint k[TILE_GROUPS];
-#pragma GCC unroll 4
+        for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 16
+            for (int j = 0; j < each; j++) sums[m][j] = (vfloat){};
+        long step = 0;
+        do {  // one at least, as in tile_of
+#pragma GCC unroll 16
+            for (int j = 0; j < each; j += of_group)
+                __builtin_prefetch(later[(first + j) / of_group] + step * GROUP_KEYS, 0, 2);
+#pragma GCC unroll 2
+            for (int half = 0; half < num_halves(is_bf16); half++) {
+                vuint k[VECTORS];
+#pragma GCC unroll 16
+                for (int j = 0; j < each; j++) {
+                    k[j] = half_of(vload_bits(keys[j] + step * GROUP_KEYS), half, is_bf16);
+                    stay_in_register(&k[j]);
+                }
+#pragma GCC unroll 6
+                for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 16
+                    for (int j = 0; j < each; j++)
+                        add_product(&sums[m][j], q + m * stride + x_words(step, is_bf16) + half, k[j], is_bf16);
+            }
+        } while (++step < steps);
+#pragma GCC unroll 6
+        for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 16
+            for (int j = 0; j < each; j++) vstore(scores + m * PANEL + (first + j) * LANES, sums[m][j]);
+    }
+}
+
+// sums[m, num_columns] += weights[m] times values of four groups, which begin at these columns.
+static inline __attribute__((always_inline)) void value_rows(
+    const int num_rows, const int num_columns, long width, const uint32_t *weights,
+    const uint32_t *const *groups, const uint32_t *const *later, long column, float *out, long out_stride, const int is_bf16) {
+    const long steps = num_steps(GROUP_KEYS, is_bf16), words = x_words(steps, is_bf16);
+    const int all = num_columns / LANES, each = TILE_VECTORS(num_rows) < all ? TILE_VECTORS(num_rows) : all;
+    for (int first = 0; first < num_columns; first += each * LANES, column += each * LANES, out += each * LANES) {
+        vfloat sums[MAX_ROWS][VECTORS];
+#pragma GCC unroll 6
+        for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 16
+            for (int j = 0; j < each; j++) sums[m][j] = vload(out + m * out_stride + j * LANES);
         for (int g = 0; g < TILE_GROUPS; g++) {
-            k[g] = vload_bits(groups[g] + step * GROUP_KEYS);
-            stay_in_register(&k[g]);
-            __builtin_prefetch(later[g] + step * GROUP_KEYS, 0, 2);
+            const uint32_t *values = groups[g] + column, *ahead = later[g] + column, *x = weights + g * words;
+            const uint32_t *near = groups[g < TILE_GROUPS - 1 ? g + 1 : g] + column;
+            for (long step = 0; step < steps; step++, values += width, near += width, ahead += width)
+                add_step(num_rows, each, sums, x + x_words(step, is_bf16), TILE_GROUPS * words, values, near, ahead, is_bf16);
         }
 #pragma GCC unroll 6
         for (int m = 0; m < num_rows; m++)
-#pragma GCC unroll 4
-            for (int g = 0; g < TILE_GROUPS; g++)
-                sums[m][g] = step_sum(sums[m][g], q[m * steps + step], k[g], is_bf16);
+#pragma GCC unroll 16
+            for (int j = 0; j < each; j++) vstore(out + m * out_stride + j * LANES, sums[m][j]);
     }
-#pragma GCC unroll 6
-    for (int m = 0; m < num_rows; m++)
-#pragma GCC unroll 4
-        for (int g = 0; g < TILE_GROUPS; g++) vstore(scores + m * PANEL + g * GROUP_KEYS, sums[m][g]);
-}
-
-// sums[m, num_vectors * 16] += weights[m] times values of four groups, which begin at these columns.
-static inline __attribute__((always_inline)) void value_rows(
-    const int num_rows, const int num_vectors, long width, const uint32_t *weights,
-    const uint32_t *const *groups, const uint32_t *const *later, long column, float *out, long out_stride, const int is_bf16) {
-    const long steps = num_steps(GROUP_KEYS, is_bf16);
-    vfloat sums[MAX_ROWS][VECTORS];
-#pragma GCC unroll 6
-    for (int m = 0; m < num_rows; m++)
-#pragma GCC unroll 4
-        for (int j = 0; j < num_vectors; j++) sums[m][j] = vload(out + m * out_stride + j * LANES);
-    for (int g = 0; g < TILE_GROUPS; g++) {
-        const uint32_t *values = groups[g] + column, *ahead = later[g] + column, *x = weights + g * steps;
-        const uint32_t *near = groups[g < TILE_GROUPS - 1 ? g + 1 : g] + column;
-        for (long step = 0; step < steps; step++, values += width, near += width, ahead += width)
-            add_step(num_rows, num_vectors, sums, x + step, TILE_GROUPS * steps, values, near, ahead, is_bf16);
-    }
-#pragma GCC unroll 6
-    for (int m = 0; m < num_rows; m++)
-#pragma GCC unroll 4
-        for (int j = 0; j < num_vectors; j++) vstore(out + m * out_stride + j * LANES, sums[m][j]);
 }
 
 typedef void (*ScoreRows)(long, const uint32_t *, const uint32_t *const *, const uint32_t *const *, float *);
@@ -107,8 +123,8 @@ typedef void (*ValueRows)(
     }                                                                                                       \
     static void values_##ROWS##_##BF16(long width, const uint32_t *weights, const uint32_t *const *groups,  \
                                        const uint32_t *const *later, long column, float *out, long stride) { \
-        if (width - column >= PANEL) value_rows(ROWS, 4, width, weights, groups, later, column, out, stride, BF16); \
-        else value_rows(ROWS, 2, width, weights, groups, later, column, out, stride, BF16);                 \
+        if (width - column >= PANEL) value_rows(ROWS, PANEL, width, weights, groups, later, column, out, stride, BF16); \
+        else value_rows(ROWS, PANEL / 2, width, weights, groups, later, column, out, stride, BF16);         \
     }
 #define PACKED_ROWS(BF16) \
     PACKED(1, BF16) PACKED(2, BF16) PACKED(3, BF16) PACKED(4, BF16) PACKED(5, BF16) PACKED(6, BF16)
@@ -119,25 +135,26 @@ PACKED_ROWS(1)
 static const ScoreRows SCORE_ROWS[2][MAX_ROWS] = {PACKED_NAMES(scores, 0), PACKED_NAMES(scores, 1)};  // [is_bf16][rows - 1]
 static const ValueRows VALUE_ROWS[2][MAX_ROWS] = {PACKED_NAMES(values, 0), PACKED_NAMES(values, 1)};
 
-// scores [rows, 64] of q [rows, steps].
+// scores [rows, 64] of q [rows, steps], see copy_x.
 static inline void packed_scores(long num_rows, long steps, const uint32_t *q, const uint32_t *const *groups,
                                  const uint32_t *const *later, float *scores, int is_bf16) {
     const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
     for (long tile = 0; tile < num_tiles; tile++) {
         const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
-        SCORE_ROWS[is_bf16][end - row - 1](steps, q + row * steps, groups, tile ? groups : later, scores + row * PANEL);
+        SCORE_ROWS[is_bf16][end - row - 1](steps, q + row * x_words(steps, is_bf16), groups, tile ? groups : later, scores + row * PANEL);
     }
 }
 
-// out [rows, out_stride] += weights [rows, steps of 64 keys] times values, whose width is a multiple of 32.
+// out [rows, out_stride] += weights [rows, steps of 64 keys], as q, times values, whose width is a multiple of 32.
 static inline void packed_values(long num_rows, long width, const uint32_t *weights, const uint32_t *const *groups,
                                  const uint32_t *const *later, float *out, long out_stride, int is_bf16) {
-    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, key_steps = num_steps(PANEL, is_bf16);
+    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
+    const long words = x_words(num_steps(PANEL, is_bf16), is_bf16);
     for (long column = 0; column < width; column += PANEL)
         for (long tile = 0; tile < num_tiles; tile++) {
             const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
             VALUE_ROWS[is_bf16][end - row - 1](
-                width, weights + row * key_steps, groups, tile ? groups : later, column,
+                width, weights + row * words, groups, tile ? groups : later, column,
                 out + row * out_stride + column, out_stride);
         }
 }

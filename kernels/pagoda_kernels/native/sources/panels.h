@@ -1,4 +1,8 @@
-// How products cut a weight, dense or quantised: panels of 64 outputs, walked in steps along K.
+// How products cut a weight, dense or quantised: panels of 64 outputs, walked in steps along K, some rows and some
+// vectors of outputs at a time, as many as there are registers for.
+//
+// With VDPBF16PS a step is a pair of bf16, of x and of the weight. Else x is widened before, once for all outputs of
+// a panel, and each step of a pair by itself.
 
 #pragma once
 
@@ -6,17 +10,60 @@
 
 #define PANEL 64
 #define VECTORS (PANEL / LANES)
-#define MAX_ROWS 6            // 6 x 4 accumulators, of 32 registers
+#define MAX_ROWS 6
+// Of a panel's vectors, those that are multiplied at a time for so many rows.
+#define FITS_TILE(rows, vectors) (((rows) > 1 ? (rows) + 1 : 1) * (vectors) <= TILE_REGISTERS)
+#define TILE_VECTORS(rows)                            \
+    (FITS_TILE(rows, VECTORS)       ? VECTORS         \
+     : FITS_TILE(rows, VECTORS / 2) ? VECTORS / 2     \
+     : FITS_TILE(rows, VECTORS / 4) ? VECTORS / 4     \
+                                    : VECTORS / 8)
+#if defined(__AVX512BF16__)
+#define TAKES_PAIRS 1
+#else
+#define TAKES_PAIRS 0
+#endif
+#define LINE_WORDS 16         // of the caches
 #define CHUNK_ROWS 128        // of one task
 #define NEAR_STEPS 16         // ahead of those multiplied: from the second-level cache to the first
 #define K_PART_STEPS 96       // of a panel: 24 KiB, which stay in the first-level cache
+#define X_PART 192            // of a row of x that is widened at a time
 
-// sum += x * w of two steps along K, the same two of x on all lanes: pairs of bf16.
-static inline vfloat pair_sum(vfloat sum, uint32_t x, vuint w) {
-#if defined(__AVX512BF16__)
-    return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)x), (__m512bh)w);
-#else
-    sum = vfma(vset(widen_bf16((uint16_t)x)), (vfloat)(w << 16), sum);
-    return vfma(vset(widen_bf16((uint16_t)(x >> 16))), (vfloat)(w & 0xffff0000u), sum);
+// Steps along K: pairs of bf16, or floats. Each has PANEL words of 32 bits.
+static inline long num_steps(long width, int is_bf16) { return is_bf16 ? width / 2 : width; }
+
+// Words of x for so many steps, as products take it: pairs of bf16, or floats.
+static inline long x_words(long steps, int is_bf16) { return is_bf16 && !TAKES_PAIRS ? 2 * steps : steps; }
+
+// sum += x * w of one step, the same on all lanes of x: a pair of bf16, or a float.
+static inline __attribute__((always_inline)) void add_product(vfloat *sum, const uint32_t *x, vuint w, int is_bf16) {
+#if TAKES_PAIRS
+    if (is_bf16) {
+        *sum = (vfloat)_mm512_dpbf16_ps((__m512)*sum, (__m512bh)_mm512_set1_epi32((int)*x), (__m512bh)w);
+        return;
+    }
 #endif
+    (void)is_bf16;
+    float f;
+    memcpy(&f, x, 4);
+    vadd_product(sum, vset(f), (vfloat)w);
 }
+
+// A row of x as products take it.
+static inline void copy_x(const void *x, long width, void *out, int is_bf16) {
+    if (TAKES_PAIRS || !is_bf16) {
+        memcpy(out, x, (size_t)width * (is_bf16 ? 2 : 4));
+        return;
+    }
+    for (long i = 0; i < width; i += LANES) {
+        if (width - i >= LANES) vstore((float *)out + i, vload_any(x, i, 1));
+        else for (long j = i; j < width; j++) ((float *)out)[j] = load_any(x, j, 1);
+    }
+}
+
+// Pairs of bf16, or floats, as floats of one step of each pair.
+static inline vuint half_of(vuint w, int half, int is_bf16) {
+    if (!is_bf16 || TAKES_PAIRS) return w;
+    return half ? w & 0xffff0000u : w << 16;
+}
+static inline int num_halves(int is_bf16) { return is_bf16 && !TAKES_PAIRS ? 2 : 1; }

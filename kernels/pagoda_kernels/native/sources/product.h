@@ -35,8 +35,6 @@ static inline long panel_outputs(const Linear *linear) { return linear->is_gated
 static inline long num_panels(const Linear *linear) {
     return (linear->num_outputs + panel_outputs(linear) - 1) / panel_outputs(linear);
 }
-// Steps along K: pairs of bf16, or floats. Each has PANEL words of 32 bits.
-static inline long num_steps(long width, int is_bf16) { return is_bf16 ? width / 2 : width; }
 
 // Of one panel of codes.
 static inline long coded_panel_bytes(const Linear *linear) {
@@ -139,51 +137,58 @@ void pagoda_unpack_rows(const Linear *linear, const int64_t *rows, int64_t num_r
     for (long i = 0; i < num_rows; i++) unpack_row(linear, rows[i], (uint32_t *)out + i * steps);
 }
 
-// sum += x * w of one step, the same on all lanes of x.
-static inline vfloat step_sum(vfloat sum, uint32_t x, vuint w, int is_bf16) {
-    if (is_bf16) return pair_sum(sum, x, w);
-    float f;
-    memcpy(&f, &x, 4);
-    return vfma(vset(f), (vfloat)w, sum);
-}
-
-// sums[m, num_vectors * 16] += x[m] times one step's words. Meanwhile memory is asked for those at `ahead`, for the
+// sums[m, num_vectors * LANES] += x[m] times one step's words. Meanwhile memory is asked for those at `ahead`, for the
 // second-level cache: the first one has room for what is multiplied now, and as few misses under way as there are
 // would hold up its loads. Those `near` by come from there.
 static inline __attribute__((always_inline)) void add_step(
     const int num_rows, const int num_vectors, vfloat sums[MAX_ROWS][VECTORS], const uint32_t *x, long x_stride,
     const uint32_t *words, const uint32_t *near, const uint32_t *ahead, const int is_bf16) {
-    vuint w[VECTORS];
 #pragma GCC unroll 4
-    for (int j = 0; j < num_vectors; j++) {
-        w[j] = vload_bits(words + j * LANES);
-        stay_in_register(&w[j]);
-        __builtin_prefetch(near + j * LANES);
-        __builtin_prefetch(ahead + j * LANES, 0, 2);
+    for (int word = 0; word < num_vectors * LANES; word += LINE_WORDS) {
+        __builtin_prefetch(near + word);
+        __builtin_prefetch(ahead + word, 0, 2);
     }
+#pragma GCC unroll 2
+    for (int half = 0; half < num_halves(is_bf16); half++) {
+        vuint w[VECTORS];
+#pragma GCC unroll 16
+        for (int j = 0; j < num_vectors; j++) {
+            w[j] = half_of(vload_bits(words + j * LANES), half, is_bf16);
+            stay_in_register(&w[j]);
+        }
 #pragma GCC unroll 6
-    for (int m = 0; m < num_rows; m++)
-#pragma GCC unroll 4
-        for (int j = 0; j < num_vectors; j++) sums[m][j] = step_sum(sums[m][j], x[m * x_stride], w[j], is_bf16);
+        for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 16
+            for (int j = 0; j < num_vectors; j++)
+                add_product(&sums[m][j], x + m * x_stride + half, w[j], is_bf16);
+    }
 }
 
-// c[m, 64] (+)= rows of x times a panel, along `steps` steps. x_stride and c_stride: words of 32 bits.
+// c[m, 64] (+)= rows of x, see copy_x, times a panel, along `steps` steps. x_stride and c_stride: words of 32 bits.
 // Meanwhile memory is fetched from `ahead` on, `ahead_stride` words a step.
 static inline __attribute__((always_inline)) void tile_of(
     const int num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
     long c_stride, const uint32_t *ahead, long ahead_stride, const int adds, const int is_bf16) {
-    vfloat sums[MAX_ROWS][VECTORS];
+    const int each = TILE_VECTORS(num_rows);
+    for (long first = 0; first < PANEL; first += each * LANES) {
+        const uint32_t *words = panel + first, *later = ahead + first;
+        vfloat sums[MAX_ROWS][VECTORS];
 #pragma GCC unroll 6
-    for (int m = 0; m < num_rows; m++)
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++)
-            sums[m][j] = adds ? vload(c + m * c_stride + j * LANES) : (vfloat){};
-    for (long step = 0; step < steps; step++, panel += PANEL, ahead += ahead_stride)
-        add_step(num_rows, VECTORS, sums, x + step, x_stride, panel, panel + NEAR_STEPS * PANEL, ahead, is_bf16);
+        for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 16
+            for (int j = 0; j < each; j++)
+                sums[m][j] = adds ? vload(c + m * c_stride + first + j * LANES) : (vfloat){};
+        long step = 0;
+        do {  // one at least: told so, GCC has registers enough
+            add_step(num_rows, each, sums, x + x_words(step, is_bf16), x_stride, words, words + NEAR_STEPS * PANEL,
+                     later, is_bf16);
+            words += PANEL, later += ahead_stride;
+        } while (++step < steps);
 #pragma GCC unroll 6
-    for (int m = 0; m < num_rows; m++)
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) vstore(c + m * c_stride + j * LANES, sums[m][j]);
+        for (int m = 0; m < num_rows; m++)
+#pragma GCC unroll 16
+            for (int j = 0; j < each; j++) vstore(c + m * c_stride + first + j * LANES, sums[m][j]);
+    }
 }
 
 typedef void (*Tile)(long, const uint32_t *, long, const uint32_t *, float *, long, const uint32_t *, long);
@@ -313,7 +318,13 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
         for (long step = 0; step < steps; step += K_PART_STEPS) {
             const long next = step + K_PART_STEPS, count = (next < steps ? next : steps) - step;
             const uint32_t *part = weights + step * PANEL, *ahead = next < steps ? weights + next * PANEL : later;
-            panel_product(end - row, count, x + step, steps, part, sums, PANEL, ahead, step > 0, is_bf16);
+            const uint32_t *x_part = x + step;
+            long stride = steps;
+            if (is_bf16 && !TAKES_PAIRS) {
+                x_part = widen_part(end - row, 2 * count, x_part, linear->width, scratch);
+                stride = X_PART;
+            }
+            panel_product(end - row, count, x_part, stride, part, sums, PANEL, ahead, step > 0, is_bf16);
         }
     }
     if (job->adapters) {

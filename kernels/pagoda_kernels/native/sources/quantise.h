@@ -18,28 +18,26 @@ typedef struct {
     int32_t is_bf16;
 } QuantiseJob;
 
-// The low bytes of 16 whole numbers.
-static inline void store_codes(int8_t *codes, vint numbers) {
-#if defined(__AVX512F__)
-    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)numbers);
-    memcpy(codes, &bytes, sizeof bytes);
-#else
-    for (int i = 0; i < LANES; i++) codes[i] = (int8_t)numbers[i];
-#endif
-}
-
 // The levels nearest to `values / scale`; returns the sum of squared errors.
 static inline float nearest_levels(
     const vfloat *values, float scale, const float *levels, const float *middles, int8_t *codes) {
-    const vfloat inverse = vset(1.0f / scale), table = vload(levels);
+    const vfloat inverse = vset(1.0f / scale);
     vfloat errors = {};
-    for (int half = 0; half < GROUP / LANES; half++) {
-        const vfloat x = values[half] * inverse;
+    for (int v = 0; v < GROUP / LANES; v++) {
+        const vfloat x = values[v] * inverse;
+        vfloat level = vset(levels[0]);
         vint index = {};
-        for (int i = 0; i < NUM_LEVELS - 1; i++) index -= x > vset(middles[i]);
-        const vfloat off = __builtin_shuffle(table, index) * scale - values[half];
+        for (int i = 0; i < NUM_LEVELS - 1; i++) {
+            const vint is_above = x > vset(middles[i]);
+            index -= is_above;
+            if (LANES < NUM_LEVELS) level = vselect(is_above, vset(levels[i + 1]), level);
+        }
+#if LANES == NUM_LEVELS
+        level = __builtin_shuffle(vload(levels), index);
+#endif
+        const vfloat off = level * scale - values[v];
         errors = vfma(off, off, errors);
-        store_codes(codes + half * LANES, index);
+        vstore_bytes(codes + v * LANES, (vuint)index);
     }
     return vsum(errors);
 }
@@ -66,9 +64,9 @@ static uint16_t eight_bits(const vfloat *values, float largest, int8_t *codes) {
     const uint16_t scale = round_bf16(fabsf(largest) / 127);
     const vfloat magic = vset(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     memset(codes, 0, GROUP);
-    for (int half = 0; scale && half < GROUP / LANES; half++) {
-        const vfloat code = vmax(values[half] * (1.0f / widen_bf16(scale)), vset(-127.0f));
-        store_codes(codes + half * LANES, (vint)(-vmax(-code, vset(-127.0f)) + magic) - (vint)magic);
+    for (int v = 0; scale && v < GROUP / LANES; v++) {
+        const vfloat code = vmax(values[v] * (1.0f / widen_bf16(scale)), vset(-127.0f));
+        vstore_bytes(codes + v * LANES, (vuint)((vint)(-vmax(-code, vset(-127.0f)) + magic) - (vint)magic));
     }
     return scale;
 }
@@ -90,7 +88,8 @@ static void quantise_task(const void *argument, long row, int thread) {
             is_finite &= isfinite(padded[i]);
             if (fabsf(padded[i]) > fabsf(largest)) largest = padded[i];
         }
-        const vfloat values[GROUP / LANES] = {vload(padded), vload(padded + LANES)};
+        vfloat values[GROUP / LANES];
+        for (int v = 0; v < GROUP / LANES; v++) values[v] = vload(padded + v * LANES);
         uint16_t scale = 0x7fc0;  // NaN
         if (is_finite) scale = job->levels ? four_bits(values, largest, levels, codes) : eight_bits(values, largest, codes);
         job->scales[row * groups + g] = scale;

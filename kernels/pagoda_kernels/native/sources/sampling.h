@@ -80,13 +80,27 @@ static uint64_t philox_mantissa(uint64_t seed, uint32_t index) {
 
 static inline int64_t mass_of(float odds, float unit) { return (int64_t)(odds * unit); }
 
-// Sum of the masses of 16 tokens.
+// Sum of the masses of LANES tokens.
 static inline __attribute__((always_inline)) int64_t masses(vfloat odds, float unit) {
     odds *= unit;
 #if defined(__AVX512DQ__)
     const __m512i low = _mm512_cvttps_epi64(_mm512_castps512_ps256((__m512)odds));
     const __m512i high = _mm512_cvttps_epi64(_mm512_extractf32x8_ps((__m512)odds, 1));
     return _mm512_reduce_add_epi64(_mm512_add_epi64(low, high));
+#elif defined(__AVX2__)
+    // The 24 bits of a float, moved to where its exponent says; by 64 and more nothing is left of them.
+    const __m256i bits = (__m256i)odds, fraction = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffff));
+    const __m256i number = _mm256_or_si256(fraction, _mm256_set1_epi32(0x800000));
+    const __m256i left = _mm256_sub_epi32(_mm256_srli_epi32(bits, 23), _mm256_set1_epi32(127 + 23));
+    __m256i sums = _mm256_setzero_si256();
+    for (int half = 0; half < 2; half++) {
+        const __m256i shift = _mm256_cvtepi32_epi64(half ? _mm256_extracti128_si256(left, 1) : _mm256_castsi256_si128(left));
+        const __m256i wide = _mm256_cvtepu32_epi64(half ? _mm256_extracti128_si256(number, 1) : _mm256_castsi256_si128(number));
+        const __m256i right = _mm256_sub_epi64(_mm256_setzero_si256(), shift);
+        sums = _mm256_add_epi64(sums, _mm256_or_si256(_mm256_sllv_epi64(wide, shift), _mm256_srlv_epi64(wide, right)));
+    }
+    const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    return _mm_extract_epi64(two, 0) + _mm_extract_epi64(two, 1);
 #else
     int64_t sum = 0;
     for (int i = 0; i < LANES; i++) sum += (int64_t)odds[i];
@@ -97,6 +111,8 @@ static inline __attribute__((always_inline)) int64_t masses(vfloat odds, float u
 static inline int any(vint mask) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps((__m256)mask) != 0;
 #else
     int found = 0;
     for (int lane = 0; lane < LANES; lane++) found |= mask[lane];
@@ -148,6 +164,7 @@ static long keep_above(const float *values, long count, float least, float *out)
         if (is_kept) _mm512_mask_storeu_ps(out + num_kept, is_there, _mm512_maskz_compress_ps(is_kept, x));
         num_kept += __builtin_popcount(is_kept);
 #else
+        if (count - i >= LANES && !any(vload(values + i) >= vset(least))) continue;
         for (long j = i; j < count && j < i + LANES; j++)
             if (values[j] >= least) out[num_kept++] = values[j];
 #endif
@@ -201,7 +218,7 @@ static float threshold(float *values, long count, int64_t needed, float unit) {
     return values[count - 1];
 }
 
-// e^((logit - best) / temperature) of 16 tokens.
+// e^((logit - best) / temperature) of LANES tokens.
 static inline __attribute__((always_inline)) vfloat odds_of(
     const void *row, long i, long vocab_size, float best, float temperature, const int is_bf16) {
     return vexp((load_logits(row, i, vocab_size, is_bf16) - best) / temperature);

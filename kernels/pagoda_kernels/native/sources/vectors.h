@@ -1,6 +1,6 @@
-// Sixteen floats at a time, on every instruction set: GCC's vector types, which become one register of
-// AVX-512. Only products of bf16 pairs and fused multiply-add name
-// instructions, because their rounding must not depend on what a compiler finds convenient.
+// As many floats at a time as a register holds, on every instruction set: GCC's vector types. Instructions are
+// named where rounding must not depend on what a compiler finds convenient, as in products of bf16 pairs and fused
+// multiply-add, and where compilers find worse ones.
 
 #pragma once
 
@@ -10,20 +10,79 @@
 #include <string.h>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
+#if defined(__AVX512F__)
 #define LANES 16
+#define LANE_LIST 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+#define HALF_LANE_LIST LANE_LIST, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31
+#elif defined(__AVX2__)
+#define LANES 8
+#define LANE_LIST 0, 1, 2, 3, 4, 5, 6, 7
+#define HALF_LANE_LIST LANE_LIST, 8, 9, 10, 11, 12, 13, 14, 15
+#else
+#define LANES 4
+#define LANE_LIST 0, 1, 2, 3
+#define HALF_LANE_LIST LANE_LIST, 4, 5, 6, 7
+#endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define TILE_REGISTERS 28  // of 32, for sums and weights of a product
+#else
+#define TILE_REGISTERS 14  // of 16
+#endif
 
-typedef float vfloat __attribute__((vector_size(64)));
-typedef int32_t vint __attribute__((vector_size(64)));
-typedef uint32_t vuint __attribute__((vector_size(64)));
-typedef uint16_t vshort __attribute__((vector_size(64)));      // 32 of bf16
-typedef uint16_t vhalf __attribute__((vector_size(32)));       // 16 of bf16
+typedef float vfloat __attribute__((vector_size(4 * LANES)));
+typedef int32_t vint __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vuint __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vshort __attribute__((vector_size(4 * LANES)));      // 2 * LANES of bf16
+typedef uint16_t vhalf __attribute__((vector_size(2 * LANES)));       // LANES of bf16
+typedef uint8_t vbytes __attribute__((vector_size(LANES)));
+
+static const vint LANE_NUMBERS = {LANE_LIST};
 
 static inline vfloat vload(const float *p) { vfloat v; memcpy(&v, p, sizeof v); return v; }
 static inline void vstore(float *p, vfloat v) { memcpy(p, &v, sizeof v); }
 static inline vuint vload_bits(const void *p) { vuint v; memcpy(&v, p, sizeof v); return v; }
 static inline void vstore_bits(void *p, vuint v) { memcpy(p, &v, sizeof v); }
+// So many whole numbers of two bytes or of one, and back: GCC takes them through general registers.
+static inline vuint vwiden_halves(const void *p) {
+#if defined(__AVX512F__)
+    __m256i halves;
+    memcpy(&halves, p, sizeof halves);
+    return (vuint)_mm512_cvtepu16_epi32(halves);
+#elif defined(__AVX2__)
+    return (vuint)_mm256_cvtepu16_epi32(_mm_loadu_si128(p));
+#else
+    vhalf halves;
+    memcpy(&halves, p, sizeof halves);
+    return __builtin_convertvector(halves, vuint);
+#endif
+}
+static inline vint vwiden_bytes(const void *p) {  // signed
+#if defined(__AVX512F__)
+    return (vint)_mm512_cvtepi8_epi32(_mm_loadu_si128(p));
+#elif defined(__AVX2__)
+    return (vint)_mm256_cvtepi8_epi32(_mm_loadl_epi64(p));
+#else
+    typedef int8_t vsigned __attribute__((vector_size(LANES)));
+    vsigned bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return __builtin_convertvector(bytes, vint);
+#endif
+}
+static inline void vstore_bytes(void *p, vuint v) {  // below 256, or signed ones below 128
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m128i low = _mm256_castsi256_si128((__m256i)v), high = _mm256_extracti128_si256((__m256i)v, 1);
+    const __m128i mask = _mm_set1_epi32(0xff);
+    const __m128i halves = _mm_packus_epi32(_mm_and_si128(low, mask), _mm_and_si128(high, mask));
+    _mm_storel_epi64(p, _mm_packus_epi16(halves, halves));
+#else
+    const vbytes bytes = __builtin_convertvector(v, vbytes);
+    memcpy(p, &bytes, sizeof bytes);
+#endif
+}
 // Else GCC loads it again for each use: with few rows loads, not products, would set the pace.
 static inline __attribute__((always_inline)) void stay_in_register(vuint *v) {
 #if defined(__AVX512F__)
@@ -36,35 +95,52 @@ static inline vfloat vset(float x) { return x - (vfloat){}; }
 
 // mask: all bits of a lane set or none.
 static inline vfloat vselect(vint mask, vfloat yes, vfloat no) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return (vfloat)_mm256_blendv_ps((__m256)no, (__m256)yes, (__m256)mask);
+#else
     return (vfloat)(((vint)yes & mask) | ((vint)no & ~mask));
+#endif
 }
 static inline vfloat vmax(vfloat a, vfloat b) {  // b where one of them is NaN
 #if defined(__AVX512F__)
     return (vfloat)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vfloat)_mm256_max_ps((__m256)a, (__m256)b);
 #else
     return vselect(a > b, a, b);
 #endif
 }
 
-// a * b + c, rounded once.
+// a * b + c, rounded once; by SSE, which has no such instruction, twice.
 static inline vfloat vfma(vfloat a, vfloat b, vfloat c) {
 #if defined(__AVX512F__)
     return (vfloat)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
-    union { vfloat v; __m256 half[2]; } x = {a}, y = {b}, z = {c};
-    for (int i = 0; i < 2; i++) z.half[i] = _mm256_fmadd_ps(x.half[i], y.half[i], z.half[i]);
-    return z.v;
+    return (vfloat)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vfloat)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;  // compiled with -ffp-contract=off
 #endif
 }
 
+// sum += a * b. As an instruction that adds in place: of the others GCC takes those that move sums about, and has no
+// register left for some of them.
+static inline __attribute__((always_inline)) void vadd_product(vfloat *sum, vfloat a, vfloat b) {
+#if defined(__FMA__) && !defined(__AVX512F__)
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(*sum) : "x"(a), "x"(b));
+#else
+    *sum = vfma(a, b, *sum);
+#endif
+}
+
 // Every lane and the one `width` further on; of all lanes in the end, always in the same order.
-#define FOLD(v, combine)                                                                                \
-    v = combine(v, __builtin_shuffle(v, (vint){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7})); \
-    v = combine(v, __builtin_shuffle(v, (vint){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11})); \
-    v = combine(v, __builtin_shuffle(v, (vint){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13})); \
-    v = combine(v, __builtin_shuffle(v, (vint){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
+#define FOLD_BY(width, v, combine) v = combine(v, __builtin_shuffle(v, (vint){LANE_LIST} ^ width));
+#define FOLD(v, combine)                       \
+    if (LANES > 8) FOLD_BY(8, v, combine)      \
+    if (LANES > 4) FOLD_BY(4, v, combine)      \
+    FOLD_BY(2, v, combine)                     \
+    FOLD_BY(1, v, combine)
 static inline vfloat vadd(vfloat a, vfloat b) { return a + b; }
 static inline float vsum(vfloat v) {
     FOLD(v, vadd)
@@ -75,6 +151,7 @@ static inline float vlargest(vfloat v) {
     return v[0];
 }
 #undef FOLD
+#undef FOLD_BY
 
 // e^x to 2 ulp; 0 below -87.3, infinite above 88.3, NaN of NaN.
 static inline vfloat vexp(vfloat x) {
@@ -136,9 +213,7 @@ static inline vuint vround_bits(vfloat x) {
 // Elements of bf16 or float arrays as floats. `is_bf16` is known where these are inlined.
 static inline vfloat vload_any(const void *p, long i, int is_bf16) {
     if (!is_bf16) return vload((const float *)p + i);
-    vhalf h;
-    memcpy(&h, (const uint16_t *)p + i, sizeof h);
-    return (vfloat)(__builtin_convertvector(h, vuint) << 16);
+    return (vfloat)(vwiden_halves((const uint16_t *)p + i) << 16);
 }
 static inline void vstore_any(void *p, long i, vfloat x, int is_bf16) {
     if (!is_bf16) {

@@ -15,6 +15,8 @@ from pagoda_engine import (
     SamplingParams,
     load_model,
 )
+from pagoda_engine.models import model_folder
+from pagoda_kernels.native.library import native_library
 
 PROMPT = list(range(40, 60))
 
@@ -86,9 +88,18 @@ def test_auto_dtype_on_cpu_never_is_float16(tmp_path: Path) -> None:
     assert load(folder, "auto").dtype is torch.float32
 
 
-def test_auto_dtype_on_cpu_is_bfloat16_where_that_is_fast(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("has_products", [True, False], ids=["bf16-products", "none"])
+def test_auto_dtype_on_cpu_is_bfloat16_where_that_is_fast(
+    is_native: bool, has_products: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_native and native_library() is None:
+        pytest.skip("there are no native operators for this processor")
+    if not is_native:
+        monkeypatch.setattr(model_folder, "native_library", lambda: None)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_products)
     folder = make_tiny_checkpoint(tmp_path, torch_dtype="bfloat16")
-    is_fast = torch.cpu._is_avx512_bf16_supported()
+    is_fast = is_native or has_products
     assert load(folder, "auto").dtype is (torch.bfloat16 if is_fast else torch.float32)
 
 

@@ -216,9 +216,8 @@ def test_auto_is_bf16_for_a_checkpoint_of_fp16(
     config = json.loads((folder / "config.json").read_text()) | {"torch_dtype": "float16"}
     (folder / "config.json").write_text(json.dumps(config))
     coded, dense = quantised_pair(folder, gptq())
-    fast = torch.cpu._is_avx512_bf16_supported()
     with caplog.at_level(logging.INFO):
-        assert load(coded, dtype="auto").dtype is (torch.bfloat16 if fast else torch.float32)
+        assert load(coded, dtype="auto").dtype is torch.bfloat16
     assert "weights are quantised: gptq (4 bits, groups of 32)" in caplog.text
     assert load(dense, dtype="auto").dtype is torch.float32
 
