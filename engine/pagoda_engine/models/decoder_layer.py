@@ -27,6 +27,7 @@ class DecoderLayer:
         feed_forward_out_norm: as `attention_out_norm`.
         is_parallel: the feed-forward part reads the residual that attention read.
         multiplier: of all that is added to the residual.
+        scalar: ``[1]``, of the residual after the layer; None: it goes on as it is.
     """
 
     attention_in_norm: Norm | None
@@ -37,6 +38,7 @@ class DecoderLayer:
     feed_forward_out_norm: Norm | None
     is_parallel: bool
     multiplier: float
+    scalar: torch.Tensor | None = None
 
     def finish(
         self,
@@ -62,11 +64,20 @@ class DecoderLayer:
         if not self.is_parallel:
             hidden, residual = add_normed(self.feed_forward_in_norm, added, residual)
             added = self._added(self._fed(hidden, adapters), self.feed_forward_out_norm)
-            return add_normed(next_norm, added, residual)
+            return self._left(next_norm, added, residual)
         if self.feed_forward_in_norm is not None:
             hidden = self.feed_forward_in_norm(residual)
         added = added + self._added(self._fed(hidden, adapters), self.feed_forward_out_norm)
-        return add_normed(next_norm, added, residual)
+        return self._left(next_norm, added, residual)
+
+    def _left(
+        self, next_norm: Norm | None, added: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the layer leaves behind, normed, and that itself."""
+        if self.scalar is None:
+            return add_normed(next_norm, added, residual)
+        residual = (residual + added) * self.scalar
+        return residual if next_norm is None else next_norm(residual), residual
 
     def _fed(self, hidden: torch.Tensor, adapters: torch.Tensor | None) -> torch.Tensor:
         if isinstance(self.feed_forward, DenseFeedForward):

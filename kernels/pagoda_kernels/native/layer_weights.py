@@ -1,5 +1,6 @@
 """Weights of one layer, as its native forward takes them."""
 
+import ctypes
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,7 +9,7 @@ import torch
 from pagoda_kernels.native.packed_experts import PackedExperts, PackedFeedForward
 from pagoda_kernels.native.packed_latents import PackedLatents
 from pagoda_kernels.native.packed_linear import PackedLinear
-from pagoda_kernels.native.structures import Layer
+from pagoda_kernels.native.structures import AttentionShape, Layer
 
 QkNormPlace = Literal["head", "joined", "each_head"]
 """Norms of Q and K: over a head, with one weight for all; over all heads at once; over a head, each
@@ -21,7 +22,7 @@ class PackedAttention:
     """Grouped-query attention but for its output projection.
 
     Attributes:
-        qkv: rows of Q, then K, then V.
+        qkv: rows of Q, then K, then V; of Q alone, where another layer's K and V are read.
         q_norm: ``[D]``, joined ``[H * D]``, of each head ``[H, 2, D]`` as `LayerWeights` has layer
             norms; None: there is none.
         k_norm: ``[D]``, ``[HK * D]`` or ``[HK, 2, D]``; None: there is none.
@@ -32,6 +33,9 @@ class PackedAttention:
         k_scale: ``[HK]`` fp32 contiguous, of a cache in one byte, see `write_qkv`; None: there is
             none.
         v_scale: as `k_scale`.
+        v_norm: ``[D]``, RMS norm of each head of V; None: there is none.
+        num_kv_heads: HK, where layers differ; 0: the decoder's.
+        head_dim: D, as `num_kv_heads`.
     """
 
     qkv: PackedLinear
@@ -43,6 +47,9 @@ class PackedAttention:
     clip: float | None = None
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+    v_norm: torch.Tensor | None = None
+    num_kv_heads: int = 0
+    head_dim: int = 0
 
     @property
     def adaptable(self) -> tuple[PackedLinear, ...]:
@@ -67,6 +74,7 @@ class LayerWeights:
         attention_out_norm: ``[hidden]``, of what attention adds to the residual; None: it is added
             as it is.
         feed_forward_out_norm: as `attention_out_norm`.
+        scalar: of the residual after the layer; None: it goes on as it is.
     """
 
     input_norm: torch.Tensor | None
@@ -77,6 +85,7 @@ class LayerWeights:
     feed_forward: PackedFeedForward | PackedExperts
     attention_out_norm: torch.Tensor | None = None
     feed_forward_out_norm: torch.Tensor | None = None
+    scalar: float | None = None
 
     @property
     def adaptable(self) -> tuple[PackedLinear, ...]:
@@ -95,8 +104,8 @@ class LayerWeights:
             return False
         return attention.k_scale is not None and attention.v_scale is not None
 
-    def structure(self) -> Layer:
-        """Return what the C sources take; it keeps nothing alive."""
+    def structure(self, shape: AttentionShape) -> Layer:
+        """Return what the C sources take; it keeps nothing alive, nor the shape of its heads."""
         layer = Layer(
             input_norm=address_of(self.input_norm),
             post_attention_norm=address_of(self.post_attention_norm),
@@ -105,6 +114,8 @@ class LayerWeights:
             output=self.output.address,
             cos_sin=address_of(self.cos_sin),
             rotary_dim=0 if self.cos_sin is None else self.cos_sin.shape[1],
+            scalar=1.0 if self.scalar is None else self.scalar,
+            shape=ctypes.pointer(shape),
         )
         attention, feed_forward = self.attention, self.feed_forward
         if isinstance(attention, PackedLatents):
@@ -119,6 +130,8 @@ class LayerWeights:
             layer.sinks = address_of(attention.sinks)
             layer.k_scale = address_of(attention.k_scale)
             layer.v_scale = address_of(attention.v_scale)
+            layer.v_norm = address_of(attention.v_norm)
+            layer.is_q_alone = attention.qkv.num_outputs == shape.num_heads * shape.head_dim
         if isinstance(feed_forward, PackedExperts):
             layer.experts = feed_forward.address
         else:

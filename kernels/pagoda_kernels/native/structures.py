@@ -152,6 +152,10 @@ class Layer(ctypes.Structure):
         ("qkv_clip", c_float),
         ("k_scale", c_void_p),
         ("v_scale", c_void_p),
+        ("shape", ctypes.POINTER(AttentionShape)),
+        ("v_norm", c_void_p),
+        ("is_q_alone", c_int32),
+        ("scalar", c_float),
     )
 
 
@@ -159,7 +163,7 @@ class Decoder(ctypes.Structure):
     """All layers (pagoda.c)."""
 
     _fields_ = (
-        ("shape", AttentionShape),
+        ("is_bf16", c_int32),
         ("hidden_size", c_int64),
         ("num_layers", c_int64),
         ("eps", c_float),
@@ -204,6 +208,7 @@ class Step(ctypes.Structure):
         ("latents_room", c_void_p),
         ("group_batches", ctypes.POINTER(Batch)),
         ("places", c_void_p),
+        ("offsets", c_void_p),
         ("cut", c_void_p),
     )
 

@@ -170,15 +170,18 @@ static void one_model(Threads *threads) {
     void *embedding = numbers(vocab * hidden, is_bf16), *cos_sin = numbers(block_size * max_blocks * rotary, 0);
     const Linear *output = linear(threads, vocab, hidden, is_bf16, 0, parts + 12);
     if (latents || draw() % 2) layer.cos_sin = cos_sin, layer.rotary_dim = rotary;
-    Decoder decoder = {{heads, kv_heads, width, 0.3f, is_bf16}, hidden, 1, 1e-5f, embedding,
+    const AttentionShape shape = {heads, kv_heads, width, 0.3f, is_bf16, 0};
+    layer.shape = &shape, layer.scalar = draw() % 2 ? 1 : 0.7f;
+    if (draw() % 2) layer.v_norm = norms[2];
+    Decoder decoder = {is_bf16, hidden, 1, 1e-5f, embedding,
                        output->bits ? NULL : output, norms[0], &layer, draw() % 2 ? 1 : 2.5f, draw() % 2 ? 1 : 0.4f,
                        norm_kind, (int32_t)between(0, 1)};
     if (decoder.is_parallel && draw() % 2) layer.post_attention_norm = NULL;
     if (draw() % 2) decoder.position_table = keep(numbers(block_size * max_blocks * hidden, is_bf16));
     if (draw() % 2) decoder.embedding_norm = norms[1];
     if (!layer.sinks && draw() % 2) decoder.alibi_slopes = keep(numbers(heads, 0));
-    if (pagoda_scratch_bytes(&decoder.shape) > (int64_t)threads->scratch_bytes) abort();
-    if (latents && pagoda_latents_scratch_bytes(latents, &decoder.shape) > (int64_t)threads->scratch_bytes) abort();
+    if (pagoda_scratch_bytes(&shape) > (int64_t)threads->scratch_bytes) abort();
+    if (latents && pagoda_latents_scratch_bytes(latents, &shape) > (int64_t)threads->scratch_bytes) abort();
     const int32_t cache_kind = latents || is_packed ? CACHE_AS_ROWS : (int32_t)between(CACHE_AS_ROWS, CACHE_INT8);
     const size_t cache_bytes = (size_t)(num_blocks * block * cache_item(cache_kind, is_bf16));
     void *k_cache = calloc(cache_bytes, 1), *v_cache = calloc(cache_bytes, 1);
@@ -218,7 +221,7 @@ static void one_model(Threads *threads) {
         experts_room = keep(aligned_alloc(64, (size_t)pagoda_experts_bytes(layer.experts, num_tokens)));
     void *latents_room = NULL;
     if (latents)
-        latents_room = keep(aligned_alloc(64, (size_t)pagoda_latents_bytes(latents, &decoder.shape, num_tokens)));
+        latents_room = keep(aligned_alloc(64, (size_t)pagoda_latents_bytes(latents, &shape, num_tokens)));
     Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block, cache_kind, is_packed},
                  ids, positions, wanted, draw() % 2 ? num_wanted : -1, k_cache, v_cache, num_blocks * block,
                  room[0], room[1], room[2], room[3], room[4], room[5], room[6], first_task,

@@ -70,6 +70,8 @@ class WeightNames:
         qkv_layout: see QkvLayout; for one `qkv` tensor.
         is_transposed: weights of a layer's projections are stored ``[inputs, outputs]``.
         optional_prefix: of all names; exports of the bare model leave it out.
+        layer_scalar: a number that the residual is multiplied by after the layer; the name has no
+            ``.weight``.
         ignored: ends of names of what is no weight, as masks that old exports carry.
         ignored_prefixes: beginnings of names of what is not computed here.
         vision_prefixes: those of what reads images, which is not computed here either.
@@ -112,6 +114,7 @@ class WeightNames:
     qkv_layout: QkvLayout = "joined"
     is_transposed: bool = False
     optional_prefix: str = ""
+    layer_scalar: str = ""
     ignored: tuple[str, ...] = ()
     ignored_prefixes: tuple[str, ...] = ()
     vision_prefixes: tuple[str, ...] = ()

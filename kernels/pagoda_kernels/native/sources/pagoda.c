@@ -32,10 +32,14 @@ typedef struct {
     float qkv_clip;
     const float *k_scale;  // [HK] of a cache in one byte; NULL: there is none
     const float *v_scale;
+    const AttentionShape *shape;  // of its heads
+    const void *v_norm;           // see RotaryJob
+    int32_t is_q_alone;           // qkv is Q's: it reads another layer's KV
+    float scalar;                 // of the residual after it
 } Layer;
 
 typedef struct {
-    AttentionShape shape;
+    int32_t is_bf16;
     int64_t hidden_size;
     int64_t num_layers;
     float eps;
@@ -79,6 +83,7 @@ typedef struct {
     // Where layers are in groups, with blocks of their own each; else NULL.
     const Batch *group_batches;     // for each group `batch` with its block tables and slots
     const int32_t *places;          // [num_layers, 2]: group, and place among the layers of the cache
+    const int64_t *offsets;         // [num_layers, 2]: elements before a layer's K, and V, where these follow no stride; or NULL
     const _Atomic int32_t *cut;     // not 0: no further layer is wanted; NULL: all are
 } Step;
 
@@ -104,19 +109,19 @@ static void gather_rows(const void *rows, const int64_t *wanted, long num_wanted
 // Layers [first, end) of a step. Before layer 0 tokens are looked up; after the last one the norm is done.
 // Returns whether it was cut short.
 int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, int64_t first, int64_t end) {
-    const AttentionShape *shape = &decoder->shape;
-    const int is_bf16 = shape->is_bf16;
+    const AttentionShape *shape = NULL;
+    const int is_bf16 = decoder->is_bf16;
     const long hidden_size = decoder->hidden_size;
     const size_t item = is_bf16 ? 2 : 4;
     long num_rows = step->batch.num_tokens;
     const int32_t *adapters = step->adapters;
     float *shrunk = step->shrunk;
     pthread_mutex_lock(&threads->mutex);
-    const long task_tokens = count_tasks(shape, &step->batch, threads->num_threads, step->first_task);
+    long task_tokens = 0;
     NormJob norm_job = {.residual = step->residual, .out = step->hidden, .num_rows = num_rows,
                         .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16,
                         .multiplier = decoder->residual_multiplier, .kind = decoder->norm_kind,
-                        .beside = decoder->is_parallel ? step->beside : NULL};
+                        .beside = decoder->is_parallel ? step->beside : NULL, .scalar = 1};
     if (first == 0) {
         NormJob look_up = norm_job;
         look_up.token_ids = step->token_ids;
@@ -134,13 +139,19 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         if (step->cut && (is_cut = atomic_load_explicit(step->cut, memory_order_relaxed) != 0)) break;
         const Layer *layer = &decoder->layers[i];
         const Batch *batch = batch_of(step, i);
-        const long before = place_of(step, i) * step->layer_stride * cache_item(batch->cache_kind, is_bf16);
-        void *k_cache = (char *)step->k_cache + before, *v_cache = (char *)step->v_cache + before;
+        const int64_t in_order[2] = {place_of(step, i) * step->layer_stride, place_of(step, i) * step->layer_stride};
+        const int64_t *before = step->offsets ? step->offsets + 2 * i : in_order;
+        void *k_cache = (char *)step->k_cache + before[0] * cache_item(batch->cache_kind, is_bf16);
+        void *v_cache = (char *)step->v_cache + before[1] * cache_item(batch->cache_kind, is_bf16);
+        if (layer->shape != shape)
+            task_tokens = count_tasks(layer->shape, &step->batch, threads->num_threads, step->first_task);
+        shape = layer->shape;
+        const long q_width = shape->num_heads * shape->head_dim, kv_width = shape->num_kv_heads * shape->head_dim;
         const int is_last = i == decoder->num_layers - 1;
         const void *attended = step->attended;
         AttentionJob attention_job = {
             .shape = shape, .batch = batch, .q = step->qkv,
-            .q_stride = (shape->num_heads + 2 * shape->num_kv_heads) * shape->head_dim,
+            .q_stride = layer->is_q_alone ? q_width : q_width + 2 * kv_width,
             .k_cache = k_cache, .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
             .out = step->attended, .window = layer->window, .sinks = layer->sinks,
             .slopes = decoder->alibi_slopes, .first_task = step->first_task,
@@ -163,7 +174,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
                 .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = k_cache,
                 .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
                 .norm_place = layer->qk_norm_place, .kind = decoder->norm_kind == NORM_LAYER ? NORM_RMS : decoder->norm_kind,
-                .clip = layer->qkv_clip};
+                .clip = layer->qkv_clip, .v_norm = layer->v_norm, .is_q_alone = layer->is_q_alone};
             rotary(threads, &rotary_job);
             if (is_last && !step->num_logit_rows) break;
             attention(threads, &attention_job);
@@ -199,7 +210,9 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         norm_job.x_weight = layer->feed_forward_out_norm;
         norm_job.beside_weight = layer->attention_out_norm;
         norm_job.weight = is_last ? decoder->final_norm : decoder->layers[i + 1].input_norm;
+        norm_job.scalar = layer->scalar;
         norm(threads, &norm_job);
+        norm_job.scalar = 1;
     }
     pthread_mutex_unlock(&threads->mutex);
     return is_cut;

@@ -34,6 +34,7 @@ typedef struct {
     float multiplier;       // of x and `beside`, or of what is looked up; rounded before it is added
     const void *x_weight;   // [width]: x is normed before that, in place, or what was looked up at last; or NULL
     const void *beside_weight;  // so with `beside`
+    float scalar;           // of the residual after that, rounded by itself
     int kind;               // of all norms: NORM_...
 } NormJob;
 
@@ -99,7 +100,9 @@ static inline __attribute__((always_inline)) void add_row(const NormJob *job, lo
             const vfloat beside = vload_some(job->beside, first + i, width - i, is_bf16) * job->multiplier;
             x = vrounded(vrounded(beside, is_bf16) + x, is_bf16);
         }
-        vstore_some(job->residual, first + i, width - i, before + x, is_bf16);
+        vfloat after = before + x;
+        if (job->scalar != 1) after = vrounded(after, is_bf16) * job->scalar;
+        vstore_some(job->residual, first + i, width - i, after, is_bf16);
     }
 }
 
@@ -137,6 +140,8 @@ typedef struct {
     int64_t rotary_dim;      // R
     const void *q_norm;      // [D], joined [H D], of each head [H, 2, D]; or NULL
     const void *k_norm;
+    const void *v_norm;      // [D], of each head of V; or NULL
+    int32_t is_q_alone;      // qkv is [T, H D]: there is no K or V to write
     int32_t norm_place;      // of both norms: QK_NORM_...
     int kind;                // of both norms, if they have one weight for all heads
     float clip;              // bound of Q, K and V, before norms with one weight for all heads; 0: none
@@ -202,16 +207,17 @@ static inline __attribute__((always_inline)) void clip_row(void *x, long width, 
 static inline __attribute__((always_inline)) void rotate_tokens(const RotaryJob *job, long task, const int is_bf16) {
     const AttentionShape *shape = job->shape;
     const Batch *batch = job->batch;
-    const long width = shape->head_dim, num_rotated = shape->num_heads + shape->num_kv_heads;
-    const long row_heads = num_rotated + shape->num_kv_heads;
+    const long num_kv_heads = job->is_q_alone ? 0 : shape->num_kv_heads;
+    const long width = shape->head_dim, num_rotated = shape->num_heads + num_kv_heads;
+    const long row_heads = num_rotated + num_kv_heads;
     for (long token = task * TASK_TOKENS; token < end_of(task, batch->num_tokens); token++) {
         void *row = (void *)at(job->qkv, token * row_heads * width, is_bf16);
         const float *cos_sin = NULL;
         if (job->cos_sin) cos_sin = job->cos_sin + ((const int32_t *)job->positions)[token] * job->rotary_dim;
-        const long q_width = shape->num_heads * width, k_width = shape->num_kv_heads * width;
+        const long q_width = shape->num_heads * width, k_width = num_kv_heads * width;
         if (job->norm_place == QK_NORM_JOINED) {
             norm_row(row, 0, job->q_norm, job->kind, q_width, job->eps, row, 0, is_bf16);
-            norm_row(row, q_width, job->k_norm, job->kind, k_width, job->eps, row, q_width, is_bf16);
+            if (k_width) norm_row(row, q_width, job->k_norm, job->kind, k_width, job->eps, row, q_width, is_bf16);
         }
         for (long head = 0; job->norm_place == QK_NORM_EACH_HEAD && head < num_rotated; head++) {
             const void *weight = head < shape->num_heads ? at(job->q_norm, 2 * head * width, is_bf16)
@@ -226,7 +232,9 @@ static inline __attribute__((always_inline)) void rotate_tokens(const RotaryJob 
                 norm_row(x, 0, weight, job->kind, width, job->eps, x, 0, is_bf16);
             if (cos_sin) rotate(x, cos_sin, job->rotary_dim, is_bf16);
         }
-        const long slot = batch->slot_mapping[token];
+        for (long head = num_rotated; job->v_norm && head < row_heads; head++)
+            norm_row(row, head * width, job->v_norm, NORM_RMS, width, job->eps, row, head * width, is_bf16);
+        const long slot = job->is_q_alone ? -1 : batch->slot_mapping[token];
         if (slot >= 0)
             write_slot(job, slot, at(row, shape->num_heads * width, is_bf16), at(row, num_rotated * width, is_bf16),
                        is_bf16);
