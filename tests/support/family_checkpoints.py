@@ -285,6 +285,27 @@ FAMILY_CONFIGS["mistral3_with_images"] = {
     "vision_config": {**VISION_CONFIG, "model_type": "pixtral", "head_dim": 8},
     "tie_word_embeddings": False,
 }
+_SLIDING_AND_FULL = ["sliding_attention", "sliding_attention", "full_attention"]
+# As E2B: the last layers read the KV of others and are wider, all are told what the token is.
+FAMILY_CONFIGS["gemma4_small"] = {
+    **FAMILY_CONFIGS["gemma4"],
+    "num_hidden_layers": 9,
+    "num_kv_shared_layers": 3,
+    "num_key_value_heads": 1,
+    "attention_k_eq_v": False,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "layer_types": _SLIDING_AND_FULL * 3,
+}
+# As 26B A4B: experts beside a dense part.
+FAMILY_CONFIGS["gemma4_moe"] = {
+    **FAMILY_CONFIGS["gemma4"],
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+}
 FAMILY_CONFIGS["gemma4_with_images"] = {
     "model_type": "gemma4",
     "text_config": FAMILY_CONFIGS["gemma4"],
@@ -364,6 +385,10 @@ def _drawn(name: str, parameter: torch.Tensor, generator: torch.Generator) -> to
         "norm" in name or "ln_" in name or name.endswith("layer_scalar")
     ):  # around what it is before training
         return parameter.mean() + 0.2 * noise
+    if name.endswith("router.scale"):
+        return parameter + 0.2 * noise
+    if name.endswith("per_expert_scale"):
+        return noise.exp()
     if parameter.dim() == 1 or name.endswith("_bias"):
         return 0.3 * noise
     # Wide enough that attention is peaked and the likeliest tokens lie well apart.

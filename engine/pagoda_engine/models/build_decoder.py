@@ -15,8 +15,15 @@ from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription, LatentDescription
 from pagoda_engine.models.embedding import Embedding
-from pagoda_engine.models.feed_forward import DenseFeedForward, Experts, Router, SharedExpert
+from pagoda_engine.models.feed_forward import (
+    DenseAndExperts,
+    DenseFeedForward,
+    Experts,
+    Router,
+    SharedExpert,
+)
 from pagoda_engine.models.latent_attention import LatentAttention
+from pagoda_engine.models.layer_inputs import LayerInput, LayerInputs
 from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear
 from pagoda_engine.models.norm import LayerNorm, RmsNorm
 from pagoda_engine.models.projections import (
@@ -75,6 +82,7 @@ def build_decoder(
     layers: list[DecoderLayer] = []
     for index in range(description.num_layers):
         layers.append(_layer(taker, index, cos_sin, slopes, layers))
+    layer_inputs = _layer_inputs(taker)
     final_norm = taker.norm(names.final_norm)
     is_tied = description.tie_word_embeddings
     # Tied or not, on CPU products are with a packed one: with a plain one they take 1.3 to 8 times
@@ -87,6 +95,7 @@ def build_decoder(
         embedding=Embedding(embedding if held_once is None else held_once),
         positions=positions,
         embedding_norm=embedding_norm,
+        layer_inputs=layer_inputs,
         layers=tuple(layers),
         final_norm=final_norm,
         output=output,
@@ -114,11 +123,13 @@ def _layer(
             attention = replace(attention, kv_scales=source.kv_scales)
     else:
         attention = _latent_attention(taker, index, description.latent, cos_sin)
-    feed_forward: DenseFeedForward | Experts
-    if experts is not None and index in experts.layers:
-        feed_forward = _experts(taker, prefix)
-    else:
+    feed_forward: DenseFeedForward | Experts | DenseAndExperts
+    if experts is None or index not in experts.layers:
         feed_forward = _dense(taker, index)
+    elif experts.is_beside_dense:
+        feed_forward = _dense_and_experts(taker, index)
+    else:
+        feed_forward = _experts(taker, prefix)
     return DecoderLayer(
         attention_in_norm=attention_in_norm,
         attention=attention,
@@ -128,13 +139,43 @@ def _layer(
         feed_forward_out_norm=taker.optional_norm(names.feed_forward_out_norm, prefix),
         is_parallel=description.is_parallel,
         multiplier=description.residual_multiplier,
-        scalar=_scalar(taker, prefix + names.layer_scalar) if names.layer_scalar else None,
+        layer_input=_layer_input(taker, prefix),
+        scalar=taker.vector(prefix + names.layer_scalar, 1) if names.layer_scalar else None,
     )
 
 
-def _scalar(taker: WeightTaker, name: str) -> torch.Tensor:
-    """Take one number, ``[1]``."""
-    return taker.source.take([Part(name, (1,))], (1,))
+def _layer_inputs(taker: WeightTaker) -> LayerInputs | None:
+    description, names = taker.description, taker.description.names
+    shape, hidden = description.layer_inputs, description.hidden_size
+    if shape is None:
+        return None
+    width = description.num_layers * shape.width
+    table = (shape.vocab_size, width)
+    norm = taker.vector(f"{names.layer_inputs_norm}.weight", shape.width)
+    projection = taker.weights([names.layer_inputs], [width], hidden, has_bias=False)
+    return LayerInputs(
+        rows=taker.source.take([Part(f"{names.layer_input_rows}.weight", table)], table),
+        projection=Linear(*projection, taker.bits),
+        norm=RmsNorm(norm, description.norm_eps),
+        width=shape.width,
+        hidden_size=hidden,
+    )
+
+
+def _layer_input(taker: WeightTaker, prefix: str) -> LayerInput | None:
+    description, names = taker.description, taker.description.names
+    shape, hidden = description.layer_inputs, description.hidden_size
+    if shape is None:
+        return None
+    gate = taker.weights([prefix + names.layer_input_gate], [shape.width], hidden, has_bias=False)
+    back = taker.weights(
+        [prefix + names.layer_input_projection], [hidden], shape.width, has_bias=False
+    )
+    return LayerInput(
+        gate=ActivatedLinear(*gate, description.activation, taker.bits),
+        projection=Linear(*back, taker.bits),
+        norm=taker.norm(names.layer_input_norm, prefix),
+    )
 
 
 def _attention(
@@ -253,6 +294,25 @@ def _dense(taker: WeightTaker, index: int) -> DenseFeedForward:
     return DenseFeedForward(up=up, down=Linear(*down, taker.bits))
 
 
+def _dense_and_experts(taker: WeightTaker, index: int) -> DenseAndExperts:
+    description, names = taker.description, taker.description.names
+    prefix, hidden = names.layer.format(index), description.hidden_size
+    router_norm = taker.vector(prefix + names.router_norm, hidden) * hidden**-0.5
+
+    def norm(name: str) -> RmsNorm:
+        weight = taker.vector(f"{prefix}{name}.weight", hidden)
+        return RmsNorm(weight, description.norm_eps, description.norm == "rms_unit_offset")
+
+    return DenseAndExperts(
+        dense=_dense(taker, index),
+        dense_out_norm=norm(names.dense_out_norm),
+        router_norm=RmsNorm(router_norm, description.norm_eps),
+        experts_in_norm=norm(names.experts_in_norm),
+        experts=_experts(taker, prefix),
+        experts_out_norm=norm(names.experts_out_norm),
+    )
+
+
 def _experts(taker: WeightTaker, prefix: str) -> Experts:
     description = taker.description
     names, experts = description.names, description.experts
@@ -269,6 +329,9 @@ def _experts(taker: WeightTaker, prefix: str) -> Experts:
     if names.router_bias:
         part = Part(prefix + names.router_bias, (count,))
         router_bias = taker.source.take([part], (count,), torch.float32)
+    scales = None
+    if names.expert_scales:
+        scales = taker.vector(prefix + names.expert_scales, count, torch.float32)
     gate_up, gate_up_bias = expert_gate_up(taker, prefix)
     down, down_bias = expert_down(taker, prefix)
     shared = None
@@ -279,7 +342,7 @@ def _experts(taker: WeightTaker, prefix: str) -> Experts:
             gate = Linear(taker.weights([name], [1], hidden, has_bias=False)[0])
         shared = SharedExpert(gate=gate, expert=_shared(taker, prefix, experts.shared_size))
     return Experts(
-        router=Router(Linear(*router), router_bias, experts),
+        router=Router(Linear(*router), router_bias, scales, experts),
         gate_up=gate_up,
         down=down,
         gate_up_bias=gate_up_bias,

@@ -14,6 +14,7 @@ from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.embedding import Embedding
+from pagoda_engine.models.layer_inputs import LayerInputs
 from pagoda_engine.models.linear import Linear
 from pagoda_engine.models.native_layers import native_layers
 from pagoda_engine.models.norm import Norm
@@ -31,6 +32,7 @@ class Decoder:
         embedding: Embedding,
         positions: torch.Tensor | None,
         embedding_norm: Norm | None,
+        layer_inputs: LayerInputs | None,
         layers: tuple[DecoderLayer, ...],
         final_norm: Norm,
         output: Linear,
@@ -43,6 +45,7 @@ class Decoder:
             embedding: by token id.
             positions: ``[>= max_positions, hidden]``, or None where no positions are learned.
             embedding_norm: None: the embeddings are the residual.
+            layer_inputs: None: layers are told nothing but the residual.
             layers: in order.
             final_norm: before the output projection.
             output: ``[V, hidden]``.
@@ -53,6 +56,7 @@ class Decoder:
         self._embedding = embedding
         self._positions = positions
         self._embedding_norm = embedding_norm
+        self._layer_inputs = layer_inputs
         self._layers = layers
         self._final_norm = final_norm
         self._output = output
@@ -160,7 +164,9 @@ class Decoder:
         Raises:
             CutShortError: `cut` was asked.
         """
-        layout = kv_cache.layout
+        layout, inputs = kv_cache.layout, None
+        if self._layer_inputs is not None:
+            inputs = self._layer_inputs(token_ids, self._embedded(token_ids, positions))
         if self._native is not None:
             return self._native.hidden(
                 token_ids,
@@ -173,6 +179,7 @@ class Decoder:
                 is_packed=layout.is_packed,
                 places=self._places(layout),
                 offsets=self._offsets(kv_cache),
+                layer_inputs=inputs,
                 cut=cut,
             )
         if layout.is_packed:
@@ -199,10 +206,13 @@ class Decoder:
                 residual = residual.index_select(0, logit_rows)
                 if adapters is not None:
                     adapters = adapters.index_select(0, logit_rows)
+                if inputs is not None:
+                    inputs = inputs.index_select(0, logit_rows)
                 if layer.is_parallel:
                     hidden = hidden.index_select(0, logit_rows)
             next_norm = self._final_norm if i == last else self._layers[i + 1].attention_in_norm
-            hidden, residual = layer.finish(attended, hidden, residual, next_norm, adapters)
+            own = None if inputs is None else inputs[:, i]
+            hidden, residual = layer.finish(attended, hidden, residual, next_norm, adapters, own)
         return hidden
 
     def _places(self, layout: KvLayout) -> Sequence[tuple[int, int]] | None:

@@ -13,7 +13,7 @@ from pagoda_engine.cache.layer_groups import layer_groups
 from pagoda_engine.cache.mixed_heads import LayerHeads
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.models.weights.names import WeightNames
-from pagoda_kernels import ClampedSwiglu
+from pagoda_kernels.moe.expert_gate import ExpertGate
 
 NormKind = Literal["rms", "rms_unit_offset", "layer"]
 """RMS norm; the same with weights stored minus one; LayerNorm."""
@@ -51,6 +51,8 @@ class ExpertsDescription:
         has_bias: the router has one, and both projections of every expert.
         gate: of the experts; None: SiLU.
         stored: see ExpertsFormat.
+        is_beside_dense: layers with experts have their dense part, too, and add both; what each
+            reads and adds has norms of its own.
     """
 
     num_experts: int
@@ -65,8 +67,9 @@ class ExpertsDescription:
     routed_scale: float = 1.0
     is_router_float32: bool = False
     has_bias: bool = False
-    gate: ClampedSwiglu | None = None
+    gate: ExpertGate | None = None
     stored: ExpertsFormat = "dense"
+    is_beside_dense: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,19 @@ class LatentDescription:
     def width(self) -> int:
         """Width of what is cached of a token: the latent of K and V, then the K that turned."""
         return self.kv_rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputsDescription:
+    """What each layer is told of a token besides the residual, see `LayerInputs`.
+
+    Attributes:
+        vocab_size: rows of their table.
+        width: of what one layer is told.
+    """
+
+    vocab_size: int
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +173,7 @@ class DecoderDescription:
         is_v_normed: V is RMS-normed over each head, without a weight.
         kv_sources: for each layer the one whose K and V it attends to: itself, or an earlier one,
             and then it makes none; empty: all have their own.
+        layer_inputs: None: layers are told nothing but the residual.
         layer_intermediate_sizes: of each layer where they differ; empty: `intermediate_size`.
     """
 
@@ -199,6 +216,7 @@ class DecoderDescription:
     k_is_v_layers: frozenset[int] = frozenset()
     is_v_normed: bool = False
     kv_sources: tuple[int, ...] = ()
+    layer_inputs: LayerInputsDescription | None = None
     layer_intermediate_sizes: tuple[int, ...] = ()
 
     @property

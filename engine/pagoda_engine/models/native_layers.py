@@ -91,6 +91,8 @@ def _why_not(layer: DecoderLayer, name: str, dtype: torch.dtype) -> str:
         part = "the feed-forward part"
     else:
         part = "the output" if layer.attention.output.packed is None else "Q, K and V"
+        if layer.layer_input is not None and layer.layer_input.packed is None:
+            part = "the input by token"
     return f"{part} of {name}: weights have an odd number of inputs"
 
 
@@ -106,7 +108,10 @@ def _weights(layer: DecoderLayer, heads: LayerHeads) -> LayerWeights | None:
     else:
         packed = _heads(attention, heads)
     output, feed_forward = attention.output.packed, layer.feed_forward.packed
+    told = None if layer.layer_input is None else layer.layer_input.packed
     if packed is None or output is None or feed_forward is None:
+        return None
+    if layer.layer_input is not None and told is None:
         return None
     return LayerWeights(
         input_norm=_weight(layer.attention_in_norm),
@@ -117,6 +122,7 @@ def _weights(layer: DecoderLayer, heads: LayerHeads) -> LayerWeights | None:
         feed_forward=feed_forward,
         attention_out_norm=_weight(layer.attention_out_norm),
         feed_forward_out_norm=_weight(layer.feed_forward_out_norm),
+        layer_input=told,
         scalar=None if layer.scalar is None else float(layer.scalar),
     )
 

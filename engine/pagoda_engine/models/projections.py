@@ -108,7 +108,7 @@ def adaptable_projections(description: DecoderDescription, layer: int) -> tuple[
         up = [q_up_projection(description, layer)] if latent.q_rank else []
         attention = [latent_projection(description, layer), *up, *attention]
     experts = description.experts
-    if experts is not None and layer in experts.layers:
+    if experts is not None and layer in experts.layers and not experts.is_beside_dense:
         return tuple(attention)
     return *attention, up_projection(description, layer), down_projection(description, layer)
 

@@ -7,7 +7,7 @@ import torch
 
 from pagoda_kernels.attention.batch import AttentionBatch
 from pagoda_kernels.cut import Cut, CutShortError
-from pagoda_kernels.native.layer_weights import LayerWeights, address_of
+from pagoda_kernels.native.layer_weights import LayerWeights, PackedBeside, address_of
 from pagoda_kernels.native.library import SCRATCH_BYTES, native_library
 from pagoda_kernels.native.memory import room_of
 from pagoda_kernels.native.packed_experts import PackedExperts, PackedFeedForward
@@ -80,9 +80,17 @@ class DecoderLayers:
         )
         self._dtype = embedding.dtype
         parts = [layer.feed_forward for layer in layers]
+        both = [part for part in parts if isinstance(part, PackedBeside)]
         dense = [part for part in parts if isinstance(part, PackedFeedForward)]
-        self._inner = max((part.down.width for part in dense), default=0)
+        dense += [part.dense for part in both]
+        told = [layer.layer_input for layer in layers if layer.layer_input is not None]
+        assert len(told) in (0, len(layers)), "all layers are told of tokens, or none is"
+        self._told_width = told[0].gate.num_outputs if told else 0
+        self._inner = max((part.down.width for part in dense), default=self._told_width)
+        self._inner = max(self._inner, self._told_width)
         self._experts = [part for part in parts if isinstance(part, PackedExperts)]
+        self._experts += [part.experts for part in both]
+        self._has_both = bool(both)
         latents = [each.attention for each in layers if isinstance(each.attention, PackedLatents)]
         assert len(latents) in (0, len(layers)), "all layers have latents, or none has"
         self._latents = latents[0] if latents else None
@@ -158,6 +166,7 @@ class DecoderLayers:
         is_packed: bool = False,
         places: Sequence[tuple[int, int]] | None = None,
         offsets: torch.Tensor | None = None,
+        layer_inputs: torch.Tensor | None = None,
         cut: Cut | None = None,
     ) -> torch.Tensor:
         """Write the KV of the new tokens and return the last norm's rows.
@@ -178,13 +187,15 @@ class DecoderLayers:
                 its place among the layers of `kv`; None: one group, and all layers in order.
             offsets: ``[num_layers, 2]`` int64 contiguous, elements before K and before V of each
                 layer in a block, where heads of layers differ; each ``[block_size, HK, D]``, dense.
+            layer_inputs: ``[T, num_layers, W]`` of the dtype of the weights, contiguous, where
+                layers are told of tokens.
             cut: looked at before each layer.
 
         Returns:
             ``[R, hidden]``.
 
         Raises:
-            ValueError: `kv` is another decoder's.
+            ValueError: `kv` or `layer_inputs` are another decoder's.
             CutShortError: `cut` was asked.
         """
         num_places = self._decoder.num_layers
@@ -196,6 +207,7 @@ class DecoderLayers:
         else:
             self._check_mixed(kv, batch.block_size, offsets)
         num_tokens, decoder = len(token_ids), self._decoder
+        self._check_inputs(layer_inputs, num_tokens)
         num_wanted = num_tokens if logit_rows is None else len(logit_rows)
         num_rows, shape = max(num_tokens, num_wanted), self._shapes[0]
         attended = qkv = max(layer.output.width for layer in self._kept[0])
@@ -209,6 +221,8 @@ class DecoderLayers:
             "attended": attended,
             "inner": self._inner,
             "beside": decoder.hidden_size * decoder.is_parallel,
+            "experts_x": decoder.hidden_size * self._has_both,
+            "router_x": decoder.hidden_size * self._has_both,
         }
         room = {
             name: torch.empty(num_rows, width, dtype=self._dtype) for name, width in widths.items()
@@ -259,6 +273,7 @@ class DecoderLayers:
             group_batches=structures,
             places=address_of(layer_places),
             offsets=address_of(offsets),
+            layer_inputs=address_of(layer_inputs),
             token_ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
             logit_rows=None if logit_rows is None else logit_rows.data_ptr(),
@@ -317,6 +332,17 @@ class DecoderLayers:
             raise ValueError(
                 f"kv: expected {self._dtype} [1, 1, blocks, ...] with at least {end} elements of a "
                 f"block, contiguous, got {kv.dtype} {tuple(kv.shape)} with strides {kv.stride()}"
+            )
+
+    def _check_inputs(self, inputs: torch.Tensor | None, num_tokens: int) -> None:
+        expected = (num_tokens, self._decoder.num_layers, self._told_width)
+        if inputs is None and not self._told_width:
+            return
+        is_ours = inputs is not None and inputs.shape == expected and inputs.dtype is self._dtype
+        if inputs is None or not is_ours or not inputs.is_contiguous():
+            found = None if inputs is None else f"{inputs.dtype} {tuple(inputs.shape)}"
+            raise ValueError(
+                f"layer_inputs: expected {self._dtype} {expected}, contiguous, got {found}"
             )
 
     def _layer_shapes(self) -> list[AttentionShape]:

@@ -58,6 +58,42 @@ class PackedAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedLayerInput:
+    """What a layer adds to the residual x at its end: ``norm(projection(gate(x) * input))``.
+
+    Attributes:
+        gate: ``[W, hidden]``, activated.
+        projection: ``[hidden, W]``.
+        norm: ``[hidden]``, as those of `LayerWeights`.
+    """
+
+    gate: PackedLinear
+    projection: PackedLinear
+    norm: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBeside:
+    """A dense part, and experts beside it that read the same residual; their sum is added.
+
+    Attributes:
+        dense: reads what `LayerWeights.post_attention_norm` returns.
+        dense_out_norm: ``[hidden]``, of what it adds, as those of `LayerWeights`; so are the next.
+        router_norm: of the residual, for the router; always RMS.
+        experts_in_norm: of the residual, for the experts.
+        experts: without a shared one.
+        experts_out_norm: of what they add.
+    """
+
+    dense: PackedFeedForward
+    dense_out_norm: torch.Tensor
+    router_norm: torch.Tensor
+    experts_in_norm: torch.Tensor
+    experts: PackedExperts
+    experts_out_norm: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """Weights of one layer; norms dense, in the dtype of the projections.
 
@@ -70,10 +106,11 @@ class LayerWeights:
         post_attention_norm: before the feed-forward part, as `input_norm`; None in a parallel
             block: it reads what attention reads.
         cos_sin: ``[max_positions, R]`` fp32, contiguous, cosines, then sines; None: nothing turns.
-        feed_forward: dense, or experts.
+        feed_forward: dense, or experts, or both.
         attention_out_norm: ``[hidden]``, of what attention adds to the residual; None: it is added
             as it is.
         feed_forward_out_norm: as `attention_out_norm`.
+        layer_input: what it makes of what it is told of a token; None: it is told nothing.
         scalar: of the residual after the layer; None: it goes on as it is.
     """
 
@@ -82,15 +119,18 @@ class LayerWeights:
     output: PackedLinear
     post_attention_norm: torch.Tensor | None
     cos_sin: torch.Tensor | None
-    feed_forward: PackedFeedForward | PackedExperts
+    feed_forward: PackedFeedForward | PackedExperts | PackedBeside
     attention_out_norm: torch.Tensor | None = None
     feed_forward_out_norm: torch.Tensor | None = None
+    layer_input: PackedLayerInput | None = None
     scalar: float | None = None
 
     @property
     def adaptable(self) -> tuple[PackedLinear, ...]:
         """Projections that may have adapters."""
         last = self.feed_forward
+        if isinstance(last, PackedBeside):
+            last = last.dense
         attention = *self.attention.adaptable, self.output
         if isinstance(last, PackedExperts):
             return attention
@@ -132,11 +172,22 @@ class LayerWeights:
             layer.v_scale = address_of(attention.v_scale)
             layer.v_norm = address_of(attention.v_norm)
             layer.is_q_alone = attention.qkv.num_outputs == shape.num_heads * shape.head_dim
+        if isinstance(feed_forward, PackedBeside):
+            layer.experts = feed_forward.experts.address
+            layer.dense_out_norm = address_of(feed_forward.dense_out_norm)
+            layer.router_norm = address_of(feed_forward.router_norm)
+            layer.experts_in_norm = address_of(feed_forward.experts_in_norm)
+            layer.experts_out_norm = address_of(feed_forward.experts_out_norm)
+            feed_forward = feed_forward.dense
         if isinstance(feed_forward, PackedExperts):
             layer.experts = feed_forward.address
         else:
             layer.gate_up = feed_forward.gate_up.address
             layer.down = feed_forward.down.address
+        if self.layer_input is not None:
+            layer.input_gate = self.layer_input.gate.address
+            layer.input_projection = self.layer_input.projection.address
+            layer.input_out_norm = address_of(self.layer_input.norm)
         return layer
 
 

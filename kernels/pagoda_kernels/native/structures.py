@@ -47,6 +47,7 @@ class Experts(ctypes.Structure):
         ("scale", c_float),
         ("is_sigmoid", c_int32),
         ("is_renormalised", c_int32),
+        ("expert_scales", c_void_p),
     )
 
 
@@ -156,6 +157,13 @@ class Layer(ctypes.Structure):
         ("v_norm", c_void_p),
         ("is_q_alone", c_int32),
         ("scalar", c_float),
+        ("input_gate", c_void_p),
+        ("input_projection", c_void_p),
+        ("input_out_norm", c_void_p),
+        ("dense_out_norm", c_void_p),
+        ("router_norm", c_void_p),
+        ("experts_in_norm", c_void_p),
+        ("experts_out_norm", c_void_p),
     )
 
 
@@ -209,6 +217,9 @@ class Step(ctypes.Structure):
         ("group_batches", ctypes.POINTER(Batch)),
         ("places", c_void_p),
         ("offsets", c_void_p),
+        ("layer_inputs", c_void_p),
+        ("experts_x", c_void_p),
+        ("router_x", c_void_p),
         ("cut", c_void_p),
     )
 

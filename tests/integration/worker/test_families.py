@@ -17,10 +17,11 @@ RANDOM = random.Random(15)
 PROMPTS = [[RANDOM.randrange(250) for _ in range(length)] for length in (1, 16, 33, 90)]
 # Windows in every layer or in some (Llama, without any, is what all other tests of workers have),
 # experts and norms of Q and K, norms around each part, both parts at once, learned positions,
-# ALiBi, sinks and experts in 4 bits, heads that turn in part, latents for KV, heads of two sizes.
+# ALiBi, sinks and experts in 4 bits, heads that turn in part, latents for KV, heads of two
+# sizes, with layers that have no KV or experts beside a dense part.
 KINDS = (
     *("mistral", "qwen2", "qwen3_moe", "gemma3", "cohere", "gpt2", "bloom", "gpt_oss_mxfp4"),
-    *("gpt_neox", "deepseek_v3", "gemma4"),
+    *("gpt_neox", "deepseek_v3", "gemma4_small", "gemma4_moe"),
 )
 
 

@@ -38,6 +38,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 LAYERS = {
     "gemma3": ("gemma3", [*[SLIDING] * 5, FULL]),
     "gemma4": ("gemma4", [*[SLIDING] * 7, FULL]),
+    "gemma4 whose last layers have no KV": ("gemma4_small", [*[SLIDING, SLIDING, FULL] * 3]),
     "olmo3": ("olmo3", [*[SLIDING] * 3, FULL]),
     "cohere2": ("cohere2", [*[SLIDING] * 3, FULL]),
     "olmo3 with a group that is not full": ("olmo3", [SLIDING, FULL, SLIDING, FULL, SLIDING]),

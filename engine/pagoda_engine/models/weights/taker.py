@@ -54,6 +54,10 @@ class WeightTaker:
         shape = (num_rows, self.description.hidden_size)
         return self.source.take([Part(f"{name}.weight", shape)], shape)
 
+    def vector(self, name: str, size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return ``[size]`` of one tensor, which has this name to the end."""
+        return self.source.take([Part(name, (size,))], (size,), dtype)
+
     def norm(self, name: str, prefix: str = "") -> Norm:
         """Return a norm of the residual's width."""
         shape = (self.description.hidden_size,)

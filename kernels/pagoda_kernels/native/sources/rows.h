@@ -34,6 +34,7 @@ typedef struct {
     float multiplier;       // of x and `beside`, or of what is looked up; rounded before it is added
     const void *x_weight;   // [width]: x is normed before that, in place, or what was looked up at last; or NULL
     const void *beside_weight;  // so with `beside`
+    const void *sum_weight;     // so with the sum of both; or NULL
     float scalar;           // of the residual after that, rounded by itself
     int kind;               // of all norms: NORM_...
 } NormJob;
@@ -93,10 +94,18 @@ static inline __attribute__((always_inline)) void add_row(const NormJob *job, lo
         norm_row(job->x, first, job->x_weight, job->kind, width, job->eps, (void *)job->x, first, is_bf16);
     if (job->beside && job->beside_weight)
         norm_row(job->beside, first, job->beside_weight, job->kind, width, job->eps, (void *)job->beside, first, is_bf16);
+    if (job->sum_weight) {
+        for (long i = 0; i < width; i += LANES) {
+            const vfloat x = vload_some(job->x, first + i, width - i, is_bf16);
+            const vfloat beside = vload_some(job->beside, first + i, width - i, is_bf16);
+            vstore_some((void *)job->x, first + i, width - i, x + beside, is_bf16);
+        }
+        norm_row(job->x, first, job->sum_weight, job->kind, width, job->eps, (void *)job->x, first, is_bf16);
+    }
     for (long i = 0; i < width; i += LANES) {
         const vfloat before = vload_some(job->residual, first + i, width - i, is_bf16);
         vfloat x = vrounded(vload_some(job->x, first + i, width - i, is_bf16) * job->multiplier, is_bf16);
-        if (job->beside) {
+        if (job->beside && !job->sum_weight) {
             const vfloat beside = vload_some(job->beside, first + i, width - i, is_bf16) * job->multiplier;
             x = vrounded(vrounded(beside, is_bf16) + x, is_bf16);
         }
@@ -126,6 +135,34 @@ static void norm_task(const void *argument, long task, int thread) {
 
 static void norm(Threads *threads, const NormJob *job) {
     in_parallel(threads, norm_task, job, tasks_of(job->num_rows));
+}
+
+typedef struct {
+    void *x;               // [rows, width]
+    const void *by;        // [tokens, by_stride], what each row is multiplied with
+    const int64_t *tokens; // [rows]; NULL: 0, 1, ...
+    int64_t by_stride;
+    int64_t num_rows;
+    int64_t width;
+    int32_t is_bf16;
+} MultiplyJob;
+
+static inline __attribute__((always_inline)) void multiply_rows(const MultiplyJob *job, long task, const int is_bf16) {
+    const long width = job->width;
+    for (long row = task * TASK_TOKENS; row < end_of(task, job->num_rows); row++) {
+        const long from = (job->tokens ? job->tokens[row] : row) * job->by_stride;
+        for (long i = 0; i < width; i += LANES) {
+            const vfloat x = vload_some(job->x, row * width + i, width - i, is_bf16);
+            vstore_some(job->x, row * width + i, width - i, x * vload_some(job->by, from + i, width - i, is_bf16), is_bf16);
+        }
+    }
+}
+
+static void multiply_task(const void *argument, long task, int thread) {
+    const MultiplyJob *job = argument;
+    (void)thread;
+    if (job->is_bf16) multiply_rows(job, task, 1);
+    else multiply_rows(job, task, 0);
 }
 
 // Norms of Q and K: over a head, with one weight for all; over all heads at once; over a head, a layer norm each.

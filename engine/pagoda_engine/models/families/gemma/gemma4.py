@@ -4,14 +4,18 @@ Its layers without windows turn a part of a head, and may have K's projection ma
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pagoda_engine.cache.mixed_heads import LayerHeads
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.errors import CheckpointError, UnsupportedModelError
-from pagoda_engine.models.description import DecoderDescription
+from pagoda_engine.models.description import (
+    DecoderDescription,
+    ExpertsDescription,
+    LayerInputsDescription,
+)
 from pagoda_engine.models.families.fields import (
     FULL,
     MAX_LAYERS,
@@ -32,6 +36,15 @@ _NAMES = WeightNames(
     feed_forward_in_norm="pre_feedforward_layernorm",
     feed_forward_out_norm="post_feedforward_layernorm",
     layer_scalar="layer_scalar",
+    router="router.proj",
+    router_norm="router.scale",
+    expert_scales="router.per_expert_scale",
+    experts_in_norm="pre_feedforward_layernorm_2",
+    experts_out_norm="post_feedforward_layernorm_2",
+    dense_out_norm="post_feedforward_layernorm_1",
+    expert="experts.",
+    expert_gate_up=("gate_up_proj",),
+    experts_layout="stacked_rows",
 )
 _SENSES = ("model.embed_vision.", "model.audio_tower.", "model.embed_audio.")
 # What configurations leave out, as it is transformers' own.
@@ -47,6 +60,7 @@ _TEXT: Mapping[str, Any] = {
     "sliding_window": 512,
     "hidden_activation": "gelu_pytorch_tanh",
     "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
 }
 _ROPE: Mapping[str, Any] = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
@@ -59,7 +73,9 @@ _OF_A_LAYER = ("head_dim", "num_key_value_heads")
 def gemma4(config: ConfigReader) -> DecoderDescription:
     """Scores are not scaled: norms of Q and K have learned what they should be."""
     config = config.replaced(**{**_TEXT, **config.fields})
-    _refuse_what_is_not_done(config)
+    if config.fields.get("use_bidirectional_attention") == "all":
+        known = ("null", "vision")
+        raise UnsupportedModelError(config.path, "use_bidirectional_attention", "all", known)
     num_layers = config.bounded("num_hidden_layers", MAX_LAYERS)
     types = list(layer_types(config, num_layers, every_nth_full(num_layers, 6)))
     types[-1] = FULL  # whatever the file says, as transformers has it
@@ -70,12 +86,16 @@ def gemma4(config: ConfigReader) -> DecoderDescription:
         check_rope(config, ropes[kind], each.head_dim)
     has_bias = config.boolean("attention_bias", False)
     k_is_v = config.boolean("attention_k_eq_v", False)
+    sources = _kv_sources(config, types)
+    has_kv = [not sources or sources[i] == i for i in range(num_layers)]
+    inner = usual.intermediate_size
+    is_double = config.boolean("use_double_wide_mlp", False)
     return replace(
         usual,
         activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
         qkv_bias=has_bias,
         output_bias=has_bias,
-        names=_NAMES,
+        names=replace(_NAMES, ignored=_without_use(has_kv)),
         qk_norm="head",
         is_v_normed=True,
         attention_scale=1.0,
@@ -83,6 +103,10 @@ def gemma4(config: ConfigReader) -> DecoderDescription:
         layer_heads=heads,
         layer_ropes=tuple(ropes[kind] for kind in types),
         k_is_v_layers=frozenset(i for i, kind in enumerate(types) if k_is_v and kind == FULL),
+        kv_sources=sources,
+        layer_inputs=_layer_inputs(config),
+        layer_intermediate_sizes=tuple(inner * (1 + (is_double and not own)) for own in has_kv),
+        experts=_experts(config, num_layers),
         embedding_multiplier=math.sqrt(usual.hidden_size),
         logits_soft_cap=config.optional_number("final_logit_softcapping"),
     )
@@ -95,14 +119,68 @@ def gemma4_with_images(config: ConfigReader) -> DecoderDescription:
     return replace(text, names=replace(names, vision_prefixes=(*names.vision_prefixes, *_SENSES)))
 
 
-def _refuse_what_is_not_done(config: ConfigReader) -> None:
-    if config.fields.get("use_bidirectional_attention") == "all":
-        raise UnsupportedModelError(
-            config.path, "use_bidirectional_attention", "all", ("null", "vision")
+def _kv_sources(config: ConfigReader, types: list[str]) -> tuple[int, ...]:
+    """Return whose KV each layer reads: the last ones read that of the last one of their kind.
+
+    That is the last one of those before them, which all have their own.
+    """
+    num_shared = config.fields.get("num_kv_shared_layers") or 0
+    if not num_shared:
+        return ()
+    num_own = len(types) - config.integer("num_kv_shared_layers")
+    if num_own < 1 or set(types[:num_own]) != set(types):
+        raise CheckpointError(
+            config.path,
+            f"num_kv_shared_layers is {num_shared}, must leave a layer of each kind before those "
+            f"of the {len(types)}",
         )
-    for name in ("hidden_size_per_layer_input", "num_kv_shared_layers", "enable_moe_block"):
-        if value := config.fields.get(name):
-            raise UnsupportedModelError(config.path, name, value, ("0", "null"))
+    last = {kind: i for i, kind in enumerate(types[:num_own])}
+    return (*range(num_own), *(last[kind] for kind in types[num_own:]))
+
+
+def _layer_inputs(config: ConfigReader) -> LayerInputsDescription | None:
+    if not config.fields.get("hidden_size_per_layer_input"):
+        return None
+    count, needed = (config.integer(name) for name in ("vocab_size_per_layer_input", "vocab_size"))
+    if count < needed:
+        raise CheckpointError(
+            config.path, f"vocab_size_per_layer_input is {count}, must be vocab_size {needed}"
+        )
+    return LayerInputsDescription(count, config.integer("hidden_size_per_layer_input"))
+
+
+def _experts(config: ConfigReader, num_layers: int) -> ExpertsDescription | None:
+    if not config.boolean("enable_moe_block", False):
+        return None
+    count, chosen = config.integer("num_experts"), config.integer("top_k_experts")
+    if chosen > count:
+        raise CheckpointError(
+            config.path, f"top_k_experts is {chosen}, must be at most the {count} experts"
+        )
+    gate = activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    if gate == "gelu":
+        known = ("gelu_pytorch_tanh", "silu")
+        raise UnsupportedModelError(config.path, "hidden_activation of experts", gate, known)
+    return ExpertsDescription(
+        num_experts=count,
+        num_experts_per_tok=chosen,
+        intermediate_size=config.integer("moe_intermediate_size"),
+        norm_topk_prob=True,
+        layers=frozenset(range(num_layers)),
+        gate=gate,
+        is_beside_dense=True,
+    )
+
+
+def _without_use(has_kv: Sequence[bool]) -> tuple[str, ...]:
+    """Return what files have of layers that make no K and V, and transformers leaves out, too."""
+    parts = ("k_proj", "v_proj", "k_norm")
+    return tuple(
+        f"model.layers.{i}.self_attn.{part}.weight"
+        for i, own in enumerate(has_kv)
+        if not own
+        for part in parts
+    )
 
 
 def _rope(config: ConfigReader, kind: str) -> RopeDescription:
