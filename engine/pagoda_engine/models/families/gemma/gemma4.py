@@ -144,7 +144,8 @@ def _layer_inputs(config: ConfigReader) -> LayerInputsDescription | None:
     count, needed = (config.integer(name) for name in ("vocab_size_per_layer_input", "vocab_size"))
     if count < needed:
         raise CheckpointError(
-            config.path, f"vocab_size_per_layer_input is {count}, must be vocab_size {needed}"
+            config.path,
+            f"vocab_size_per_layer_input is {count}, must be at least vocab_size {needed}",
         )
     return LayerInputsDescription(count, config.integer("hidden_size_per_layer_input"))
 
