@@ -328,6 +328,24 @@ FAMILY_CONFIGS["gemma4_with_images"] = {
         "output_proj_dims": 48,
     },
 }
+# As 12B.
+FAMILY_CONFIGS["gemma4_unified"] = {
+    name: value
+    for name, value in {**FAMILY_CONFIGS["gemma4"], "model_type": "gemma4_unified_text"}.items()
+    if name not in ("architectures", "hidden_size_per_layer_input")
+}
+FAMILY_CONFIGS["gemma4_unified_with_images"] = {
+    "model_type": "gemma4_unified",
+    "text_config": FAMILY_CONFIGS["gemma4_unified"],
+    "vision_config": {
+        "model_type": "gemma4_unified_vision",
+        "patch_size": 8,
+        "mm_embed_dim": 32,
+        "mm_posemb_size": 8,
+        "output_proj_dims": 48,
+    },
+    "audio_config": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 32},
+}
 
 
 def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overrides: Any) -> Path:

@@ -46,7 +46,10 @@ _NAMES = WeightNames(
     expert_gate_up=("gate_up_proj",),
     experts_layout="stacked_rows",
 )
-_SENSES = ("model.embed_vision.", "model.audio_tower.", "model.embed_audio.")
+_SENSES = (
+    *("model.embed_vision.", "model.vision_embedder."),
+    *("model.audio_tower.", "model.embed_audio."),
+)
 # What configurations leave out, as it is transformers' own.
 _TEXT: Mapping[str, Any] = {
     "vocab_size": 262144,
@@ -62,6 +65,12 @@ _TEXT: Mapping[str, Any] = {
     "hidden_size_per_layer_input": 256,
     "vocab_size_per_layer_input": 262144,
 }
+_UNIFIED: Mapping[str, Any] = {
+    **_TEXT,
+    "max_position_embeddings": 262144,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+}
 _ROPE: Mapping[str, Any] = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -71,8 +80,33 @@ _OF_A_LAYER = ("head_dim", "num_key_value_heads")
 
 
 def gemma4(config: ConfigReader) -> DecoderDescription:
+    """E2B and E4B, 26B A4B, and 31B."""
+    return _gemma4(config, _TEXT)
+
+
+def gemma4_with_images(config: ConfigReader) -> DecoderDescription:
+    """The text part of a model that reads images and sounds, too."""
+    return _inside_of_whole(gemma4(text_config(config, "gemma4_text", _TEXT)))
+
+
+def gemma4_unified(config: ConfigReader) -> DecoderDescription:
+    """12B, which has neither experts nor inputs by token."""
+    return _gemma4(config, _UNIFIED)
+
+
+def gemma4_unified_with_images(config: ConfigReader) -> DecoderDescription:
+    """The text part of such a model, which reads images and sounds without towers for them."""
+    return _inside_of_whole(gemma4_unified(text_config(config, "gemma4_unified_text", _UNIFIED)))
+
+
+def _inside_of_whole(text: DecoderDescription) -> DecoderDescription:
+    names = text.names.inside_of_whole()
+    return replace(text, names=replace(names, vision_prefixes=(*names.vision_prefixes, *_SENSES)))
+
+
+def _gemma4(config: ConfigReader, defaults: Mapping[str, Any]) -> DecoderDescription:
     """Scores are not scaled: norms of Q and K have learned what they should be."""
-    config = config.replaced(**{**_TEXT, **config.fields})
+    config = config.replaced(**{**defaults, **config.fields})
     if config.fields.get("use_bidirectional_attention") == "all":
         known = ("null", "vision")
         raise UnsupportedModelError(config.path, "use_bidirectional_attention", "all", known)
@@ -110,13 +144,6 @@ def gemma4(config: ConfigReader) -> DecoderDescription:
         embedding_multiplier=math.sqrt(usual.hidden_size),
         logits_soft_cap=config.optional_number("final_logit_softcapping"),
     )
-
-
-def gemma4_with_images(config: ConfigReader) -> DecoderDescription:
-    """The text part of a model that reads images and sounds, too."""
-    text = gemma4(text_config(config, "gemma4_text", _TEXT))
-    names = text.names.inside_of_whole()
-    return replace(text, names=replace(names, vision_prefixes=(*names.vision_prefixes, *_SENSES)))
 
 
 def _kv_sources(config: ConfigReader, types: list[str]) -> tuple[int, ...]:
