@@ -14,7 +14,8 @@ from pagoda_engine.models.attention import Attention, QkNorm
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription, LatentDescription
-from pagoda_engine.models.embedding import Embedding
+from pagoda_engine.models.embeddings.embedding import Embedding
+from pagoda_engine.models.embeddings.layer_inputs import LayerInput, LayerInputs
 from pagoda_engine.models.feed_forward import (
     DenseAndExperts,
     DenseFeedForward,
@@ -23,7 +24,6 @@ from pagoda_engine.models.feed_forward import (
     SharedExpert,
 )
 from pagoda_engine.models.latent_attention import LatentAttention
-from pagoda_engine.models.layer_inputs import LayerInput, LayerInputs
 from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear
 from pagoda_engine.models.norm import LayerNorm, RmsNorm
 from pagoda_engine.models.projections import (

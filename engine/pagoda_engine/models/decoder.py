@@ -13,8 +13,8 @@ from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.embedding import Embedding
-from pagoda_engine.models.layer_inputs import LayerInputs
+from pagoda_engine.models.embeddings.embedding import Embedding
+from pagoda_engine.models.embeddings.layer_inputs import LayerInputs
 from pagoda_engine.models.linear import Linear
 from pagoda_engine.models.native_layers import native_layers
 from pagoda_engine.models.norm import Norm

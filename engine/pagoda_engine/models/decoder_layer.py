@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from pagoda_engine.models.attention import Attention
+from pagoda_engine.models.embeddings.layer_inputs import LayerInput
 from pagoda_engine.models.feed_forward import DenseAndExperts, DenseFeedForward, Experts
 from pagoda_engine.models.latent_attention import LatentAttention
-from pagoda_engine.models.layer_inputs import LayerInput
 from pagoda_engine.models.norm import Norm, add_normed
 
 

@@ -13,7 +13,7 @@ from pagoda_engine.cache.mixed_heads import LayerHeads
 from pagoda_engine.models.attention import Attention, QkNorm
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.embedding import Embedding
+from pagoda_engine.models.embeddings.embedding import Embedding
 from pagoda_engine.models.latent_attention import LatentAttention
 from pagoda_engine.models.norm import LayerNorm, Norm, RmsNorm
 from pagoda_kernels.native.decoder_layers import DecoderLayers
