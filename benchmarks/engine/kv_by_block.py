@@ -86,7 +86,8 @@ def main() -> None:
             head_dim=HEAD_DIM,
             max_position_embeddings=MAX_LEN + BLOCK_SIZE,
         )
-        compare(load_model(Path(folder), EngineConfig(dtype="bfloat16")).decoder)
+        config = EngineConfig(dtype="bfloat16", max_model_len=MAX_LEN + BLOCK_SIZE)
+        compare(load_model(Path(folder), config).decoder)
 
 
 if __name__ == "__main__":

@@ -342,7 +342,7 @@ def _experts(taker: WeightTaker, prefix: str) -> Experts:
             gate = Linear(taker.weights([name], [1], hidden, has_bias=False)[0])
         shared = SharedExpert(gate=gate, expert=_shared(taker, prefix, experts.shared_size))
     return Experts(
-        router=Router(Linear(*router), router_bias, scales, experts),
+        router=Router(Linear(*router), router_bias, experts, scales),
         gate_up=gate_up,
         down=down,
         gate_up_bias=gate_up_bias,

@@ -70,15 +70,15 @@ class Router:
     Attributes:
         weight: ``[E, hidden]``, in fp32 where the description says so.
         bias: ``[E]`` fp32, added to the scores for the choice alone; None: there is none.
+        description: how many experts, and how they are scored.
         scales: ``[E]`` fp32, factors of the weights of experts that are chosen; None: there are
             none.
-        description: how many experts, and how they are scored.
     """
 
     weight: Linear
     bias: torch.Tensor | None
-    scales: torch.Tensor | None
     description: ExpertsDescription
+    scales: torch.Tensor | None = None
 
     def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weights ``[T, k]`` fp32 and experts ``[T, k]`` int32 of ``[T, hidden]``."""
