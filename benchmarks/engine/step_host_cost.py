@@ -35,7 +35,8 @@ import torch
 from support.engine_driver import make_request
 
 from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams, StepCost, load_model
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_kernels import AttentionBatch
 from pagoda_runtime.block_hash import hash_block
 from pagoda_runtime.process.service import keep_loaded

@@ -9,7 +9,8 @@ from pagoda_engine.adapters.adapter_folder import read_adapter
 from pagoda_engine.adapters.adapter_slots import AdapterSlots
 from pagoda_engine.adapters.adapter_table import AdapterTable
 from pagoda_engine.cache.block_pool import OnEvict
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.engine import Engine
 from pagoda_engine.engine_load import EngineLoad

@@ -176,7 +176,7 @@ class Engine:
             layer_export = LayerExport(
                 on_layers,
                 self._blocks,
-                num_layers=model.description.num_layers,
+                num_layers=kv_cache.num_layers,
                 num_groups=config.num_layer_groups,
             )
         self._newcomers = Newcomers(clock)

@@ -39,6 +39,8 @@ MODULES = {
     "gpt2": ["c_attn", "mlp.c_proj"],
     "deepseek_v3": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"],
     "qwen3_moe": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "gemma4_small": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "gemma4_moe": ["q_proj", "k_proj", "o_proj", "mlp.down_proj"],
     "mistral3_with_images": ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"],
 }
 pytestmark = [

@@ -60,6 +60,8 @@ def small_config(architecture: str, **fields: Any) -> Any:
     default = AutoConfig.for_model(model_type)
     if text := getattr(default, "text_config", None):
         inner = {"model_type": text.model_type, **_sizes(text), **fields}
+        if default.vision_config is None:  # there is none by default
+            return AutoConfig.for_model(model_type, text_config=inner)
         vision = {"model_type": default.vision_config.model_type, **VISION_CONFIG}
         return AutoConfig.for_model(model_type, text_config=inner, vision_config=vision)
     return AutoConfig.for_model(model_type, **_sizes(default), **fields, pad_token_id=0)

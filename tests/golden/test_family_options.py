@@ -58,6 +58,18 @@ def test_options_of_configurations_as_published(
     ("family", "overrides"),
     [
         ("gemma3", {"final_logit_softcapping": 2.0}),
+        ("gemma4", {"attention_k_eq_v": False, "attention_bias": True}),
+        ("gemma4", {"global_head_dim": 16, "attention_k_eq_v": False}),
+        ("gemma4", {"rope_parameters": None, "num_key_value_heads": 4}),
+        ("gemma4", {"rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 50.0, "factor": 2.0},
+            "sliding_attention": {"rope_type": "linear", "rope_theta": 90.0, "factor": 3.0}}}),
+        ("gemma4_small", {"num_kv_shared_layers": 1, "use_double_wide_mlp": False}),
+        ("gemma4_small", {"num_kv_shared_layers": 5, "global_head_dim": 16}),
+        ("gemma4_small", {"layer_types": None, "num_hidden_layers": 8, "num_kv_shared_layers": 2}),
+        ("gemma4_moe", {"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 300}),
+        ("gemma4_moe", {"num_kv_shared_layers": 0, "top_k_experts": 6, "layer_types": [
+            *["full_attention"] * 2, *["sliding_attention"] * 2, "full_attention"]}),
         ("gemma2", {"attention_bias": True, "query_pre_attn_scalar": 256}),
         ("cohere", {"use_qk_norm": False, "attention_bias": True}),
         ("cohere", {"num_key_value_heads": 4, "rope_parameters": {

@@ -12,12 +12,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.cache.mixed_heads import LayerHeads
 from pagoda_engine.models import latent_attention
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import (
     DecoderDescription,
     ExpertsDescription,
     LatentDescription,
+    LayerInputsDescription,
 )
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.models.weights.names import WeightNames
@@ -120,7 +122,41 @@ SINKS = dataclasses.replace(
     ),
     names=WeightNames(sinks="sinks", expert_gate_up=("both",), experts_layout="stacked"),
 )
+# As Gemma 4: heads of two sizes of which the wide ones turn in part, V that is K, layers that read
+# others' KV, that are told of tokens, and that have experts beside a dense part.
+UNLIKE = dataclasses.replace(
+    DENSE,
+    qkv_bias=False,
+    layer_heads=tuple(LayerHeads(*each) for each in ((2, 16), (1, 64), (2, 16))),
+    sliding_windows=(24, None, 24),
+    layer_ropes=(
+        RopeDescription(theta=100.0),
+        RopeDescription(rope_type="proportional", rotary_factor=0.25),
+        RopeDescription(theta=100.0),
+    ),
+    k_is_v_layers=frozenset({1}),
+    is_v_normed=True,
+    kv_sources=(0, 1, 0),
+    layer_inputs=LayerInputsDescription(100, 24),
+    layer_intermediate_sizes=(96, 96, 160),
+    experts=dataclasses.replace(
+        SPARSE.experts, layers=frozenset({0, 1, 2}), gate="gelu_tanh", is_beside_dense=True
+    ),
+    names=WeightNames(
+        attention_out_norm="a",
+        feed_forward_out_norm="b",
+        layer_scalar="scalar",
+        router_norm="scale",
+        expert_scales="scales",
+        experts_in_norm="c",
+        experts_out_norm="d",
+        dense_out_norm="e",
+        expert_gate_up=("both",),
+        experts_layout="stacked_rows",
+    ),
+)
 # Of which some layers have windows: blocks can be in parts.
+UNLIKE_WINDOWED = dataclasses.replace(UNLIKE, kv_sources=(), sliding_windows=(24, None, 24))
 WINDOWED = dataclasses.replace(DENSE, sliding_windows=(24, None, 24))
 RECIPES = {
     "dense": DENSE,
@@ -131,6 +167,7 @@ RECIPES = {
     "shared": SHARED,
     "latent": LATENT,
     "sinks": SINKS,
+    "unlike": UNLIKE,
 }
 
 
@@ -259,7 +296,7 @@ DECODES, MIXED = ([1, 1, 1], [40, 100, 7]), ([5, 1, 19], [21, 33, 19])
 @pytest.mark.parametrize(
     ("name", "lengths"),
     [(name, MIXED) for name in RECIPES]
-    + [(name, DECODES) for name in ("dense", "sparse", "latent")],
+    + [(name, DECODES) for name in ("dense", "sparse", "latent", "unlike")],
     ids=lambda value: value if isinstance(value, str) else f"{sum(value[0])}-tokens",
 )
 @torch.inference_mode()
@@ -275,15 +312,16 @@ def test_device_path_is_right_and_never_waits(request, name, lengths):
     assert_close(step.kv_cache.tensor, on_cpu.kv_cache.tensor)
 
 
+@pytest.mark.parametrize("description", [WINDOWED, UNLIKE_WINDOWED], ids=["alike", "unlike"])
 @pytest.mark.parametrize(
     "lengths", [([5, 1, 19], [60, 100, 19]), DECODES], ids=["mixed", "decodes"]
 )
 @torch.inference_mode()
-def test_device_path_reads_blocks_in_parts(request, lengths):
+def test_device_path_reads_blocks_in_parts(request, lengths, description):
     """Each group of layers by its own tables: by the kernels that read whole blocks."""
-    on_cpu = Step(WINDOWED, CPU, *lengths)
+    on_cpu = Step(description, CPU, *lengths)
     want = on_cpu.forward()
-    step = StepInParts(WINDOWED, DEVICE, *lengths)
+    step = StepInParts(description, DEVICE, *lengths)
     request.getfixturevalue("on_device")
     step.forward()
     with nobody_waits():

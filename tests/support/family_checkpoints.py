@@ -139,6 +139,29 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
         },
     },
+    # heads of two sizes, whose KV is not of one size either; V is K in the layers without windows,
+    # where half of a head's dims turn; two groups of layers with windows
+    "gemma4": {
+        "model_type": "gemma4_text",
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_hidden_layers": 5,
+        "head_dim": 16,
+        "global_head_dim": 24,
+        "num_global_key_value_heads": 4,
+        "attention_k_eq_v": True,
+        "sliding_window": 21,
+        "layer_types": [*["sliding_attention"] * 4, "full_attention"],
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 4.0,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 5000.0,
+            },
+        },
+    },
     "qwen2_moe": {
         "model_type": "qwen2_moe",
         "num_experts": 6,
@@ -262,6 +285,67 @@ FAMILY_CONFIGS["mistral3_with_images"] = {
     "vision_config": {**VISION_CONFIG, "model_type": "pixtral", "head_dim": 8},
     "tie_word_embeddings": False,
 }
+_SLIDING_AND_FULL = ["sliding_attention", "sliding_attention", "full_attention"]
+# As E2B: the last layers read the KV of others and are wider, all are told what the token is.
+FAMILY_CONFIGS["gemma4_small"] = {
+    **FAMILY_CONFIGS["gemma4"],
+    "num_hidden_layers": 9,
+    "num_kv_shared_layers": 3,
+    "num_key_value_heads": 1,
+    "attention_k_eq_v": False,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "layer_types": _SLIDING_AND_FULL * 3,
+}
+# As 26B A4B: experts beside a dense part.
+FAMILY_CONFIGS["gemma4_moe"] = {
+    **FAMILY_CONFIGS["gemma4"],
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+}
+FAMILY_CONFIGS["gemma4_with_images"] = {
+    "model_type": "gemma4",
+    "text_config": FAMILY_CONFIGS["gemma4"],
+    "vision_config": {
+        "model_type": "gemma4_vision",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "patch_size": 8,
+    },
+    "audio_config": {
+        "model_type": "gemma4_audio",
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "subsampling_conv_channels": [8, 4],
+        "output_proj_dims": 48,
+    },
+}
+# As 12B.
+FAMILY_CONFIGS["gemma4_unified"] = {
+    name: value
+    for name, value in {**FAMILY_CONFIGS["gemma4"], "model_type": "gemma4_unified_text"}.items()
+    if name not in ("architectures", "hidden_size_per_layer_input")
+}
+FAMILY_CONFIGS["gemma4_unified_with_images"] = {
+    "model_type": "gemma4_unified",
+    "text_config": FAMILY_CONFIGS["gemma4_unified"],
+    "vision_config": {
+        "model_type": "gemma4_unified_vision",
+        "patch_size": 8,
+        "mm_embed_dim": 32,
+        "mm_posemb_size": 8,
+        "output_proj_dims": 48,
+    },
+    "audio_config": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 32},
+}
 
 
 def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overrides: Any) -> Path:
@@ -294,7 +378,8 @@ def make_family_checkpoint(folder: Path, family: str, *, seed: int = 0, **overri
 def draw_weights(model: torch.nn.Module, seed: int = 0) -> None:
     """Give every parameter of a model of transformers random values."""
     generator = torch.Generator().manual_seed(seed)
-    biases = [pair for pair in model.named_buffers() if pair[0].endswith("correction_bias")]
+    saved = ("correction_bias", "layer_scalar")
+    biases = [pair for pair in model.named_buffers() if pair[0].endswith(saved)]
     for name, parameter in (*model.named_parameters(), *biases):
         parameter.data.copy_(_drawn(name, parameter, generator))
 
@@ -314,8 +399,14 @@ _RENAMED = {
 
 def _drawn(name: str, parameter: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(parameter.shape, generator=generator)
-    if "norm" in name or "ln_" in name:  # around what it is before training
+    if (
+        "norm" in name or "ln_" in name or name.endswith("layer_scalar")
+    ):  # around what it is before training
         return parameter.mean() + 0.2 * noise
+    if name.endswith("router.scale"):
+        return parameter + 0.2 * noise
+    if name.endswith("per_expert_scale"):
+        return noise.exp()
     if parameter.dim() == 1 or name.endswith("_bias"):
         return 0.3 * noise
     # Wide enough that attention is peaked and the likeliest tokens lie well apart.

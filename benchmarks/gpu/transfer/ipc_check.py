@@ -27,7 +27,8 @@ sys.path.extend(missing_folders())
 
 import torch
 
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.cache.peer_pool import (
     PoolExport,
     PoolHandle,

@@ -8,7 +8,7 @@ import torch
 from pagoda_engine.adapters.adapter import Adapter
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.feed_forward import DenseFeedForward
+from pagoda_engine.models.feed_forward import DenseAndExperts, DenseFeedForward
 from pagoda_engine.models.projections import Projection, adaptable_projections
 from pagoda_kernels.lora.slots import Adaptable, LoraSlots
 
@@ -31,6 +31,8 @@ class AdapterSlots:
         for index, layer in enumerate(decoder.layers):
             linears: list[Adaptable] = [*layer.attention.linears]
             feed_forward = layer.feed_forward
+            if isinstance(feed_forward, DenseAndExperts):
+                feed_forward = feed_forward.dense
             if isinstance(feed_forward, DenseFeedForward):
                 linears += [feed_forward.up, feed_forward.down]
             projections = adaptable_projections(self._description, index)

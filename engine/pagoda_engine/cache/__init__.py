@@ -6,7 +6,8 @@ sequences, models or messages.
 
 from pagoda_engine.cache.block_pool import BlockPool
 from pagoda_engine.cache.copy_lanes import NUM_LANES, borrowed, chunks
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.cache.layer_groups import LayerGroups
 from pagoda_engine.cache.peer_pool import (
     Opener,

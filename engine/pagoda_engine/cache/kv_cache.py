@@ -1,11 +1,10 @@
 """The tensor that holds all KV of one engine, and its bytes block by block.
 
-Knows shapes and bytes. Knows nothing of who owns a block (see `block_pool`).
+Knows bytes, of the shapes that a `KvLayout` has. Knows nothing of who owns a block (see
+`block_pool`).
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,92 +15,13 @@ from pagoda_engine.cache.copy_lanes import (
     borrowed,
     chunks,
 )
-from pagoda_engine.cache.layer_groups import LayerGroups
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.cache.shared_memory import ByteArray, SharedMemory
 from pagoda_engine.cache.windowed_parts import NO_PLACE, place_table
 from pagoda_kernels import copy_blocks, digest_pool, gather_blocks, scatter_blocks
 from pagoda_kernels.host_copy import to_device
 from pagoda_kernels.huge_pages import huge_zeros
 from pagoda_kernels.kv.block_digest import DIGEST_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class KvLayout:
-    """What every layer holds of a token, and so the shape of the cache.
-
-    Of each token it holds ``num_planes`` times ``[num_kv_heads, head_dim]``: K (with RoPE applied),
-    then V; or one latent that all heads share. The cache is ``[planes, num_layers, num_blocks,
-    block_size, num_kv_heads, head_dim]``. One block outside the engine is the same without
-    ``num_blocks``, contiguous. A part of a block is the same of some consecutive layers only.
-
-    Numbers of one byte stand for themselves times a scale, which is in no block: ``scales`` tells
-    which ones the model has. Where ``is_packed``, the bytes of a layer's block lie otherwise: as
-    native attention multiplies them (``sources/packed_kv.h`` of the kernels), which nothing but its
-    decoder reads.
-
-    With ``groups`` a block has a part for each group of layers, and the cache is of parts:
-    ``[planes, group_size, num_places, ...]``. A block outside the engine is one part after the
-    other then; places of layers that are not there are part of it.
-
-    All that tells or moves KV follows from this: sizes, `name` and with it the identity of the KV
-    and every block's hash, digests, parts.
-    """
-
-    num_layers: int
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-    num_planes: int = 2
-    scales: str = ""
-    is_packed: bool = False
-    groups: LayerGroups | None = None
-
-    @property
-    def name(self) -> str:
-        """Return what two engines must agree on before they swap blocks."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return (
-            f"kv{self.num_planes}-L{self.num_layers}-HK{self.num_kv_heads}-D{self.head_dim}"
-            f"-{dtype}-bs{self.block_size}"
-            + (f"-s{self.scales}" if self.scales else "")
-            + ("-packed" if self.is_packed else "")
-            + (f"-g{self.groups.name}" if self.groups is not None else "")
-        )
-
-    @property
-    def num_parts(self) -> int:
-        """Return the parts of a block."""
-        return 1 if self.groups is None else 1 + self.groups.num_windowed
-
-    @property
-    def first_part(self) -> range | None:
-        """Return as what layers the first part of a block is known; None: blocks have one part."""
-        return None if self.groups is None else range(self.groups.group_size)
-
-    @property
-    def block_shape(self) -> tuple[int, int, int, int, int]:
-        """Return the shape of one block, or of a part of it."""
-        num_layers = self.num_layers if self.groups is None else self.groups.group_size
-        return (self.num_planes, num_layers, self.block_size, self.num_kv_heads, self.head_dim)
-
-    @property
-    def block_bytes(self) -> int:
-        """Return the size of one block, all layers."""
-        return math.prod(self.block_shape) * self.dtype.itemsize * self.num_parts
-
-    @property
-    def place_bytes(self) -> int:
-        """Return the size of one part of a block."""
-        return self.block_bytes // self.num_parts
-
-    def pool_shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
-        """Return the shape of a cache of so many blocks."""
-        return (*self.block_shape[:2], num_blocks * self.num_parts, *self.block_shape[2:])
-
-    def in_one_part(self) -> "KvLayout":
-        """Return the layout of a cache whose blocks have all layers as long as they are there."""
-        return replace(self, groups=None)
 
 
 class KvCache:
@@ -115,6 +35,8 @@ class KvCache:
     is `KvLayout.first_part` or None.
 
     Attributes:
+        offsets: ``[num_layers, 2]`` int64, cpu: elements before K and before V of each layer in a
+            block, or in a part of it, where heads of layers differ; else None.
         part_places: where the windowed parts of blocks are, as the engine's `BlockPool` has it;
             None where blocks have one part. What a block lacks is read as zeros, and is not
             written.
@@ -155,7 +77,8 @@ class KvCache:
             lanes = CopyLanes(device, staging_bytes=max(STAGING_BYTES, layout.block_bytes))
             torch.cuda.current_stream(device).synchronize()  # no import is written before the zeros
         self.lanes = lanes
-        self._layers = list(zip(*(plane.unbind() for plane in self.tensor), strict=True))
+        self._layers = list(_layers_of(self.tensor, layout))
+        self.offsets = None if layout.mixed is None else torch.tensor(layout.offsets())
         self.part_places = None
         if layout.groups is not None:
             self.part_places = place_table(self.tensor.shape[2], layout.num_parts - 1)
@@ -172,7 +95,7 @@ class KvCache:
 
     @property
     def num_layers(self) -> int:
-        """Layers of one block."""
+        """Layers of one block that can be told apart."""
         return self.layout.num_layers
 
     @property
@@ -183,7 +106,9 @@ class KvCache:
     def layer(self, layer_index: int) -> tuple[torch.Tensor, ...]:
         """Return views of one layer's planes, each ``[num_blocks, block_size, HK, D]``."""
         groups = self.layout.groups
-        return self._layers[layer_index if groups is None else groups.places[layer_index][1]]
+        if groups is None or self.layout.mixed is not None:
+            return self._layers[layer_index]
+        return self._layers[groups.places[layer_index][1]]
 
     @property
     def all_layers(self) -> torch.Tensor:
@@ -398,6 +323,18 @@ class KvCache:
 
     def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
         return to_device([np.array(block_ids, dtype=np.int64)], self.device)[0]
+
+
+def _layers_of(pool: torch.Tensor, layout: KvLayout) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield the planes of each layer, or of each place of a group's layers."""
+    if layout.mixed is None:
+        yield from zip(*(plane.unbind() for plane in pool), strict=True)
+        return
+    blocks = pool.flatten(3)[0, 0]
+    for heads, starts in zip(layout.mixed.heads, layout.offsets(), strict=True):
+        shape = len(blocks), layout.block_size, heads.num_kv_heads, heads.head_dim
+        size = layout.block_size * heads.width
+        yield tuple(blocks[:, start : start + size].view(shape) for start in starts)
 
 
 def as_runs(pool: torch.Tensor) -> ByteArray:

@@ -3,6 +3,7 @@
 Knows numbers of layers and their windows. Knows nothing of tensors or of who owns a block.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,14 +12,15 @@ from dataclasses import dataclass
 class LayerGroups:
     """The layers of a model in groups of one kind, so that parts of blocks have equal sizes.
 
-    Group 0 has the layers that attend to all tokens; the others have as many layers each, which
-    attend to a window (the last one may have fewer, and leave room unused). A block has a part for
+    Group 0 has the layers that attend to all tokens; the others have as many layers each (where
+    layers are not alike: as take as many bytes), which attend to a window. The last one may have
+    fewer, and leave room unused. A block has a part for
     each group: its first one as long as the block is, the others only as long as a query to come
     may see its tokens.
 
     Attributes:
         places: for each layer its group, and its place in that group.
-        group_size: layers of a group.
+        group_size: layers of each windowed group; of all groups, where layers are alike.
         window: latest tokens that any layer with a window attends to.
     """
 
@@ -109,19 +111,46 @@ def most_windowed(window: int, block_size: int, max_num_batched_tokens: int) -> 
     return 1 + -(-(window + 2 * max_num_batched_tokens) // block_size)
 
 
-def layer_groups(windows: Sequence[int | None]) -> LayerGroups | None:
+def layer_groups(
+    windows: Sequence[int | None], widths: Sequence[int] | None = None
+) -> LayerGroups | None:
     """Return the groups of layers with these windows; None where parts would gain nothing.
 
-    That is where all layers have one or none has, and where fewer have one than have none.
+    That is where all layers have one or none has, and where those that have one are smaller,
+    together, than those that have none.
+
+    Args:
+        windows: of each layer; None: it attends to all tokens.
+        widths: what each layer caches of a token; None: as much as any other. Those with windows
+            that differ among themselves have no groups.
     """
+    widths = widths or [1] * len(windows)
     windowed = [i for i, window in enumerate(windows) if window is not None]
-    size = len(windows) - len(windowed)
-    if not size or len(windowed) < size:
+    each = {widths[i] for i in windowed}
+    full = sum(widths) - sum(widths[i] for i in windowed)
+    if not full or len(each) != 1:
+        return None
+    size = _layers_of_part(full, each.pop(), len(windowed))
+    if len(windowed) < size:
         return None
     nth = {layer: place for place, layer in enumerate(windowed)}
-    whole = iter(range(size))
+    whole = itertools.count()
     places = tuple(
         (1 + nth[i] // size, nth[i] % size) if i in nth else (0, next(whole))
         for i in range(len(windows))
     )
     return LayerGroups(places, size, max(w for w in windows if w is not None))
+
+
+def _layers_of_part(full: int, each: int, count: int) -> int:
+    """Return of how many of `count` layers parts are made, so that a whole block is smallest.
+
+    Parts are as large as all layers without windows, which take `full`; or larger, by what is
+    missing to one more layer that takes `each`.
+    """
+
+    def block(num_layers: int) -> int:
+        return max(full, num_layers * each) * (1 + -(-count // num_layers))
+
+    fewer = max(1, full // each)
+    return min((fewer, max(1, -(-full // each))), key=block)

@@ -19,7 +19,8 @@ import torch
 
 from pagoda_engine.cache.copy_lanes import DEVICE_CHUNK_BYTES, borrowed
 from pagoda_engine.cache.cuda_ipc import CudaDriver, CudaIpcError, CudaIpcMemory
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.cache.shared_memory import (
     ByteArray,
     SharedMemory,

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from pagoda_engine.cache.copy_lanes import CopyLanes
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.drafting.draft_blocks import DraftBlocks, DraftPool
 from pagoda_engine.models.model_folder import LoadedModel
 from pagoda_engine.sampling import SampleRow, plan_guesses, sample

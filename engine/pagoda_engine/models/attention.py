@@ -11,7 +11,7 @@ import torch
 from pagoda_engine.models.kv.scales import KvScales
 from pagoda_engine.models.linear import Linear
 from pagoda_engine.models.norm import Norm, RmsNorm
-from pagoda_kernels import AttentionBatch, paged_attention, write_qkv
+from pagoda_kernels import AttentionBatch, apply_rope, paged_attention, write_qkv
 from pagoda_kernels.one_byte_dtypes import LARGEST
 
 
@@ -43,7 +43,8 @@ class Attention:
     """Grouped-query attention over a paged cache.
 
     Attributes:
-        qkv: ``[(H + 2 * HK) * D, hidden]``, rows of Q, then K, then V.
+        qkv: ``[(H + 2 * HK) * D, hidden]``, rows of Q, then K, then V; of Q alone if there is no
+            `has_kv`.
         qk_norm: None: there is none.
         output: ``[hidden, H * D]``.
         cos_sin: ``[max_positions, R]`` float32, cosines, then sines, R <= D; None: no rotation.
@@ -56,6 +57,8 @@ class Attention:
         clip: bound of absolute values of Q, K and V; None: there is none.
         eps: of `qk_norm`.
         kv_scales: of a cache in one byte; None: there is none.
+        has_kv: it makes K and V; else it attends to those of an earlier layer.
+        is_v_normed: V is RMS-normed over each head, without a weight.
     """
 
     qkv: Linear
@@ -71,6 +74,8 @@ class Attention:
     clip: float | None
     eps: float
     kv_scales: KvScales | None = None
+    has_kv: bool = True
+    is_v_normed: bool = False
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -87,10 +92,16 @@ class Attention:
     ) -> torch.Tensor:
         """Write K and V of ``[T, hidden]`` to their slots, and return Q ``[T, H, D]``.
 
-        `cache` as `KvCache.layer`; adapters as `Linear`'s.
+        Without `has_kv` nothing is written. `cache` as `KvCache.layer`; adapters as `Linear`'s.
         """
         k_cache, v_cache = cache
         qkv = self.qkv(hidden, adapters)
+        if not self.has_kv:
+            return self._turned(qkv.view(len(qkv), self.num_heads, -1), positions)
+        if self.is_v_normed:
+            num_kv_heads, head_dim = k_cache.shape[2:]
+            v = qkv.view(len(qkv), -1, head_dim)[:, -num_kv_heads:]
+            v.copy_(torch.rms_norm(v, (head_dim,), None, self.eps))
         weights = None if self.qk_norm is None else self.qk_norm.weights
         if self.qk_norm is not None and weights is None:
             qkv = self._normed(self.qk_norm, qkv, *k_cache.shape[2:])
@@ -112,6 +123,14 @@ class Attention:
             k_scale=k_scale,
             v_scale=v_scale,
         )
+
+    def _turned(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return ``[T, H, D]`` normed and rotated."""
+        if self.qk_norm is not None:
+            q = self.qk_norm.q(q)
+        if self.cos_sin is None:
+            return q
+        return apply_rope(q, q[:, :0], positions, self.cos_sin)[0]
 
     def attend(
         self, q: torch.Tensor, cache: Sequence[torch.Tensor], batch: AttentionBatch

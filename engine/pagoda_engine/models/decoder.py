@@ -3,16 +3,18 @@
 Knows layers, weights and the KV cache. Knows nothing of sequences, scheduling or sampling.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.embedding import Embedding
+from pagoda_engine.models.embeddings.embedding import Embedding
+from pagoda_engine.models.embeddings.layer_inputs import LayerInputs
 from pagoda_engine.models.linear import Linear
 from pagoda_engine.models.native_layers import native_layers
 from pagoda_engine.models.norm import Norm
@@ -30,6 +32,7 @@ class Decoder:
         embedding: Embedding,
         positions: torch.Tensor | None,
         embedding_norm: Norm | None,
+        layer_inputs: LayerInputs | None,
         layers: tuple[DecoderLayer, ...],
         final_norm: Norm,
         output: Linear,
@@ -42,6 +45,7 @@ class Decoder:
             embedding: by token id.
             positions: ``[>= max_positions, hidden]``, or None where no positions are learned.
             embedding_norm: None: the embeddings are the residual.
+            layer_inputs: None: layers are told nothing but the residual.
             layers: in order.
             final_norm: before the output projection.
             output: ``[V, hidden]``.
@@ -52,9 +56,11 @@ class Decoder:
         self._embedding = embedding
         self._positions = positions
         self._embedding_norm = embedding_norm
+        self._layer_inputs = layer_inputs
         self._layers = layers
         self._final_norm = final_norm
         self._output = output
+        self._kv_places = description.kv_places
         # Rounded as the embeddings are: so did the training that it comes from.
         multiplier = torch.tensor(description.embedding_multiplier, dtype=embedding.dtype)
         self._multiplier = float(multiplier)
@@ -158,7 +164,9 @@ class Decoder:
         Raises:
             CutShortError: `cut` was asked.
         """
-        layout = kv_cache.layout
+        layout, inputs = kv_cache.layout, None
+        if self._layer_inputs is not None:
+            inputs = self._layer_inputs(token_ids, self._embedded(token_ids, positions))
         if self._native is not None:
             return self._native.hidden(
                 token_ids,
@@ -169,7 +177,9 @@ class Decoder:
                 on_layer,
                 adapters,
                 is_packed=layout.is_packed,
-                places=None if layout.groups is None else layout.groups.places,
+                places=self._places(layout),
+                offsets=self._offsets(kv_cache),
+                layer_inputs=inputs,
                 cut=cut,
             )
         if layout.is_packed:
@@ -181,9 +191,10 @@ class Decoder:
         for i, layer in enumerate(self._layers):
             if cut is not None and cut.is_asked:
                 raise CutShortError
-            group = 0 if layout.groups is None else layout.groups.places[i][0]
+            place = self._kv_places[i]
+            group = 0 if layout.groups is None else layout.groups.places[place][0]
             blocks = batch.of_group(group)
-            cache, slots = kv_cache.layer(i), blocks.slot_mapping
+            cache, slots = kv_cache.layer(place), blocks.slot_mapping
             q = layer.attention.write(hidden, positions, cache, slots, adapters)
             if on_layer is not None:
                 on_layer(i)
@@ -195,11 +206,28 @@ class Decoder:
                 residual = residual.index_select(0, logit_rows)
                 if adapters is not None:
                     adapters = adapters.index_select(0, logit_rows)
+                if inputs is not None:
+                    inputs = inputs.index_select(0, logit_rows)
                 if layer.is_parallel:
                     hidden = hidden.index_select(0, logit_rows)
             next_norm = self._final_norm if i == last else self._layers[i + 1].attention_in_norm
-            hidden, residual = layer.finish(attended, hidden, residual, next_norm, adapters)
+            own = None if inputs is None else inputs[:, i]
+            hidden, residual = layer.finish(attended, hidden, residual, next_norm, adapters, own)
         return hidden
+
+    def _places(self, layout: KvLayout) -> Sequence[tuple[int, int]] | None:
+        """Return for each layer the group and the place there of the one whose KV it reads."""
+        if layout.groups is not None:
+            return [layout.groups.places[place] for place in self._kv_places]
+        if self.description.kv_sources:
+            return [(0, place) for place in self._kv_places]
+        return None
+
+    def _offsets(self, kv_cache: KvCache) -> torch.Tensor | None:
+        """Return where each layer's K and V lie in a block, if not at even distances."""
+        if kv_cache.offsets is None:
+            return None
+        return kv_cache.offsets.index_select(0, torch.tensor(self._kv_places))
 
     def _embedded(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the first residual, ``[T, hidden]``."""

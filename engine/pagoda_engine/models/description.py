@@ -8,11 +8,12 @@ from typing import Literal
 
 import torch
 
-from pagoda_engine.cache.kv_cache import KvLayout
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.cache.layer_groups import layer_groups
+from pagoda_engine.cache.mixed_heads import LayerHeads
 from pagoda_engine.models.rope_scaling import RopeDescription
 from pagoda_engine.models.weights.names import WeightNames
-from pagoda_kernels import ClampedSwiglu
+from pagoda_kernels.moe.expert_gate import ExpertGate
 
 NormKind = Literal["rms", "rms_unit_offset", "layer"]
 """RMS norm; the same with weights stored minus one; LayerNorm."""
@@ -50,6 +51,8 @@ class ExpertsDescription:
         has_bias: the router has one, and both projections of every expert.
         gate: of the experts; None: SiLU.
         stored: see ExpertsFormat.
+        is_beside_dense: layers with experts have their dense part, too, and add both; what each
+            reads and adds has norms of its own.
     """
 
     num_experts: int
@@ -64,8 +67,9 @@ class ExpertsDescription:
     routed_scale: float = 1.0
     is_router_float32: bool = False
     has_bias: bool = False
-    gate: ClampedSwiglu | None = None
+    gate: ExpertGate | None = None
     stored: ExpertsFormat = "dense"
+    is_beside_dense: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,19 @@ class LatentDescription:
     def width(self) -> int:
         """Width of what is cached of a token: the latent of K and V, then the K that turned."""
         return self.kv_rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputsDescription:
+    """What each layer is told of a token besides the residual, see `LayerInputs`.
+
+    Attributes:
+        vocab_size: rows of their table.
+        width: of what one layer is told.
+    """
+
+    vocab_size: int
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +166,15 @@ class DecoderDescription:
         qkv_clip: bound of the absolute values of Q, K and V before RoPE; None: they have none.
         latent: attention reads latents, `num_kv_heads` heads of K and V are made of each; None: it
             reads K and V.
+        layer_heads: KV heads and their width, which is that of Q's too, of each layer where they
+            differ; empty: `num_kv_heads` and `head_dim` for all.
+        k_is_v_layers: indices of layers whose V is made by K's projection; neither is the other
+            after norms and rotation.
+        is_v_normed: V is RMS-normed over each head, without a weight.
+        kv_sources: for each layer the one whose K and V it attends to: itself, or an earlier one,
+            and then it makes none; empty: all have their own.
+        layer_inputs: None: layers are told nothing but the residual.
+        layer_intermediate_sizes: of each layer where they differ; empty: `intermediate_size`.
     """
 
     architecture: str
@@ -186,16 +212,49 @@ class DecoderDescription:
     alibi_bias_max: float = 0.0
     qkv_clip: float | None = None
     latent: LatentDescription | None = None
+    layer_heads: tuple[LayerHeads, ...] = ()
+    k_is_v_layers: frozenset[int] = frozenset()
+    is_v_normed: bool = False
+    kv_sources: tuple[int, ...] = ()
+    layer_inputs: LayerInputsDescription | None = None
+    layer_intermediate_sizes: tuple[int, ...] = ()
 
     @property
     def scale(self) -> float:
         """Factor of the attention scores."""
         return self.attention_scale or self.head_dim**-0.5
 
+    def heads(self, layer: int) -> LayerHeads:
+        """Return the KV heads of a layer that caches K and V, of another where it reads those."""
+        return self.layer_heads[layer] if self.layer_heads else self._usual_heads
+
     @property
-    def rope_width(self) -> int:
-        """Dims of a head that rotations are of, of all or a part."""
-        return self.head_dim if self.latent is None else self.latent.rope_dim
+    def _usual_heads(self) -> LayerHeads:
+        return LayerHeads(self.num_kv_heads, self.head_dim)
+
+    def intermediate_size_of(self, layer: int) -> int:
+        """Return the width of a layer's dense feed-forward part."""
+        sizes = self.layer_intermediate_sizes
+        return sizes[layer] if sizes else self.intermediate_size
+
+    def has_kv(self, layer: int) -> bool:
+        """Whether a layer makes K and V, and reads no other one's."""
+        return not self.kv_sources or self.kv_sources[layer] == layer
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """Layers that have KV of their own, in the order in which a block has them."""
+        return tuple(i for i in range(self.num_layers) if self.has_kv(i))
+
+    @property
+    def kv_places(self) -> tuple[int, ...]:
+        """For each layer the place among `kv_layers` of the one whose KV it reads."""
+        nth = {layer: place for place, layer in enumerate(self.kv_layers)}
+        return tuple(nth[source] for source in self.kv_sources or range(self.num_layers))
+
+    def rope_width(self, layer: int) -> int:
+        """Return the dims of a layer's heads that rotations are of, of all or a part."""
+        return self.heads(layer).head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def ropes(self) -> tuple[RopeDescription | None, ...]:
@@ -214,13 +273,13 @@ class DecoderDescription:
         Some depend on that (see `RopeDescription.for_length`), and so does the KV that they turn.
         """
 
-        def turned(rope: RopeDescription | None) -> RopeDescription | None:
-            return None if rope is None else rope.for_length(max_positions, self.rope_width)
+        def turned(rope: RopeDescription | None, layer: int) -> RopeDescription | None:
+            return None if rope is None else rope.for_length(max_positions, self.rope_width(layer))
 
         return replace(
             self,
-            rope=turned(self.rope),
-            layer_ropes=tuple(turned(rope) for rope in self.layer_ropes),
+            rope=turned(self.rope, 0),
+            layer_ropes=tuple(turned(rope, i) for i, rope in enumerate(self.layer_ropes)),
         )
 
     def kv_layout(
@@ -232,12 +291,17 @@ class DecoderDescription:
         """
         if self.latent is not None:
             return KvLayout(self.num_layers, block_size, 1, self.latent.width, dtype, num_planes=1)
-        heads, width = self.num_kv_heads, self.head_dim
-        groups = layer_groups(self.sliding_windows)
+        layers = self.kv_layers
+        windows = [self.sliding_windows[layer] for layer in layers]
+        heads = [self.heads(layer) for layer in layers]
+        is_mixed = len(set(heads)) > 1
+        groups = layer_groups(windows, [each.width for each in heads])
         if groups is not None and groups.window >= max_positions:
             groups = None
-        layers = self.num_layers
-        return KvLayout(layers, block_size, heads, width, dtype, scales=scales, groups=groups)
+        if is_mixed:
+            return KvLayout.of_mixed(block_size, heads, dtype, scales=scales, groups=groups)
+        count, width = heads[0].num_kv_heads, heads[0].head_dim
+        return KvLayout(len(layers), block_size, count, width, dtype, scales=scales, groups=groups)
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the size of what is cached of one token, all layers."""

@@ -12,8 +12,11 @@ import torch
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_engine.models.description import ExpertsDescription
 from pagoda_engine.models.linear import ActivatedLinear, GatedLinear, Linear, holdable
-from pagoda_kernels import ClampedSwiglu, fused_moe, route_topk
+from pagoda_engine.models.norm import RmsNorm
+from pagoda_kernels import fused_moe, route_topk
+from pagoda_kernels.moe.expert_gate import ExpertGate
 from pagoda_kernels.native import packed_linear
+from pagoda_kernels.native.layer_weights import PackedBeside
 from pagoda_kernels.native.packed_experts import PackedExperts, PackedFeedForward, PackedRouter
 from pagoda_kernels.native.quantised_weight import Bits
 
@@ -68,16 +71,19 @@ class Router:
         weight: ``[E, hidden]``, in fp32 where the description says so.
         bias: ``[E]`` fp32, added to the scores for the choice alone; None: there is none.
         description: how many experts, and how they are scored.
+        scales: ``[E]`` fp32, factors of the weights of experts that are chosen; None: there are
+            none.
     """
 
     weight: Linear
     bias: torch.Tensor | None
     description: ExpertsDescription
+    scales: torch.Tensor | None = None
 
     def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weights ``[T, k]`` fp32 and experts ``[T, k]`` int32 of ``[T, hidden]``."""
         shape = self.description
-        return route_topk(
+        weights, experts = route_topk(
             self.weight(hidden.float() if shape.is_router_float32 else hidden),
             shape.num_experts_per_tok,
             scoring=shape.scoring,
@@ -87,6 +93,7 @@ class Router:
             top_groups=shape.top_groups,
             scale=shape.routed_scale,
         )
+        return weights if self.scales is None else weights * self.scales[experts.long()], experts
 
     @property
     def packed(self) -> PackedRouter | None:
@@ -103,6 +110,7 @@ class Router:
             num_groups=shape.num_groups,
             top_groups=shape.top_groups,
             scale=shape.routed_scale,
+            expert_scales=self.scales,
         )
 
 
@@ -133,7 +141,7 @@ class Experts:
         *,
         gate_up_bias: torch.Tensor | None = None,
         down_bias: torch.Tensor | None = None,
-        gate: ClampedSwiglu | None = None,
+        gate: ExpertGate | None = None,
         shared: SharedExpert | None = None,
         bits: Bits | None = None,
     ) -> None:
@@ -182,11 +190,14 @@ class Experts:
             shared_gate=None if shared is None or shared.gate is None else shared.gate.packed,
         )
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return ``[T, hidden]`` for ``[T, hidden]``."""
+    def __call__(self, hidden: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
+        """Return ``[T, hidden]`` for ``[T, hidden]``.
+
+        `routed_by` is what the router reads, where it is not the same.
+        """
         if self.packed is not None:
-            return self.packed(hidden)
-        weights, experts = self._router(hidden)
+            return self.packed(hidden, routed_by)
+        weights, experts = self._router(hidden if routed_by is None else routed_by)
         routed = fused_moe(
             hidden,
             self._gate_up,
@@ -198,6 +209,50 @@ class Experts:
             gate=self._gate,
         )
         return routed if self._shared is None else routed + self._shared(hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseAndExperts:
+    """The sum of a dense part and of experts beside it, each with norms of its own.
+
+    Attributes:
+        dense: reads what the layer's norm returns.
+        dense_out_norm: of what it adds.
+        router_norm: of the residual, for the router.
+        experts_in_norm: of the residual, for the experts.
+        experts: without a shared one.
+        experts_out_norm: of what they add.
+    """
+
+    dense: DenseFeedForward
+    dense_out_norm: RmsNorm
+    router_norm: RmsNorm
+    experts_in_norm: RmsNorm
+    experts: Experts
+    experts_out_norm: RmsNorm
+
+    @property
+    def packed(self) -> PackedBeside | None:
+        """All of it as native operators take it; None if it is not packed."""
+        dense, experts = self.dense.packed, self.experts.packed
+        if dense is None or experts is None:
+            return None
+        return PackedBeside(
+            dense=dense,
+            dense_out_norm=self.dense_out_norm.weight,
+            router_norm=self.router_norm.weight,
+            experts_in_norm=self.experts_in_norm.weight,
+            experts=experts,
+            experts_out_norm=self.experts_out_norm.weight,
+        )
+
+    def __call__(
+        self, hidden: torch.Tensor, residual: torch.Tensor, adapters: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return ``[T, hidden]`` for it normed, as it is, and adapters as `Linear`'s."""
+        dense = self.dense_out_norm(self.dense(hidden, adapters))
+        routed = self.experts(self.experts_in_norm(residual), self.router_norm(residual))
+        return dense + self.experts_out_norm(routed)
 
 
 def _can_pack(

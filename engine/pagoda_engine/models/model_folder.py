@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pagoda_engine.cache.kv_cache import KvLayout
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.cache.layer_groups import can_be_in_parts
 from pagoda_engine.checkpoints.fingerprint import fingerprint
 from pagoda_engine.checkpoints.safetensors_header import StoredTensor

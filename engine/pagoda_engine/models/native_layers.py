@@ -9,10 +9,11 @@ from typing import overload
 
 import torch
 
+from pagoda_engine.cache.mixed_heads import LayerHeads
 from pagoda_engine.models.attention import Attention, QkNorm
 from pagoda_engine.models.decoder_layer import DecoderLayer
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.embedding import Embedding
+from pagoda_engine.models.embeddings.embedding import Embedding
 from pagoda_engine.models.latent_attention import LatentAttention
 from pagoda_engine.models.norm import LayerNorm, Norm, RmsNorm
 from pagoda_kernels.native.decoder_layers import DecoderLayers
@@ -38,7 +39,7 @@ def native_layers(
     `embedding_multiplier` is rounded as the embeddings are; `positions` and `embedding_norm` are a
     `Decoder`'s. Where a CPU cannot have the call, the log says why.
     """
-    weights = [_weights(layer) for layer in layers]
+    weights = [_weights(layer, description.heads(i)) for i, layer in enumerate(layers)]
     packed = [layer for layer in weights if layer is not None]
     if len(packed) < len(weights):
         if _weight(final_norm).device.type == "cpu":
@@ -90,6 +91,8 @@ def _why_not(layer: DecoderLayer, name: str, dtype: torch.dtype) -> str:
         part = "the feed-forward part"
     else:
         part = "the output" if layer.attention.output.packed is None else "Q, K and V"
+        if layer.layer_input is not None and layer.layer_input.packed is None:
+            part = "the input by token"
     return f"{part} of {name}: weights have an odd number of inputs"
 
 
@@ -97,12 +100,18 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _weights(layer: DecoderLayer) -> LayerWeights | None:
+def _weights(layer: DecoderLayer, heads: LayerHeads) -> LayerWeights | None:
     """Return what the call takes, or None if a projection is not packed."""
     attention = layer.attention
-    packed = _latents(attention) if isinstance(attention, LatentAttention) else _heads(attention)
+    if isinstance(attention, LatentAttention):
+        packed: PackedLatents | PackedAttention | None = _latents(attention)
+    else:
+        packed = _heads(attention, heads)
     output, feed_forward = attention.output.packed, layer.feed_forward.packed
+    told = None if layer.layer_input is None else layer.layer_input.packed
     if packed is None or output is None or feed_forward is None:
+        return None
+    if layer.layer_input is not None and told is None:
         return None
     return LayerWeights(
         input_norm=_weight(layer.attention_in_norm),
@@ -113,6 +122,8 @@ def _weights(layer: DecoderLayer) -> LayerWeights | None:
         feed_forward=feed_forward,
         attention_out_norm=_weight(layer.attention_out_norm),
         feed_forward_out_norm=_weight(layer.feed_forward_out_norm),
+        layer_input=told,
+        scalar=None if layer.scalar is None else float(layer.scalar),
     )
 
 
@@ -129,10 +140,11 @@ def _weight(norm: Norm | None) -> torch.Tensor | None:
     return None if norm is None else norm.weight
 
 
-def _heads(attention: Attention) -> PackedAttention | None:
+def _heads(attention: Attention, heads: LayerHeads) -> PackedAttention | None:
     if attention.qkv.packed is None:
         return None
-    norm = attention.qk_norm
+    norm, dtype = attention.qk_norm, attention.qkv.packed.dtype
+    is_v_normed = attention.is_v_normed and attention.has_kv
     return PackedAttention(
         qkv=attention.qkv.packed,
         q_norm=None if norm is None else _weight(norm.q),
@@ -143,6 +155,9 @@ def _heads(attention: Attention) -> PackedAttention | None:
         clip=attention.clip,
         k_scale=None if attention.kv_scales is None else attention.kv_scales.k,
         v_scale=None if attention.kv_scales is None else attention.kv_scales.v,
+        v_norm=torch.ones(heads.head_dim, dtype=dtype) if is_v_normed else None,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
     )
 
 

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from pagoda_engine.checkpoints.tensor_part import Arrange
 from pagoda_engine.models.description import DecoderDescription
-from pagoda_engine.models.weights.source import halves_apart, heads_joined, one_after_another
+from pagoda_engine.models.weights.source import (
+    heads_joined,
+    one_after_another,
+    turning_first,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +32,27 @@ class Projection:
 
 
 def qkv_projection(description: DecoderDescription, layer: int) -> Projection:
-    """Return that of Q, K and V."""
+    """Return that of Q, K and V; of Q alone, where a layer reads another one's KV."""
     names, rope = description.names, description.ropes[layer]
-    num_heads, num_kv_heads = description.num_heads, description.num_kv_heads
-    head_dim = description.head_dim
-    if len(names.qkv) == 1:
+    heads, num_heads = description.heads(layer), description.num_heads
+    num_kv_heads, head_dim = heads.num_kv_heads, heads.head_dim
+    stored = names.qkv
+    if not description.has_kv(layer):
+        steps, rotated, rows, stored = [], [num_heads], [num_heads], stored[:1]
+    elif len(stored) == 1:
         steps = [heads_joined(num_heads)] if names.qkv_layout == "by_head" else []
         rotated, rows = [num_heads + num_kv_heads], [num_heads + 2 * num_kv_heads]
     else:
         steps, rotated, rows = [], [num_heads, num_kv_heads, 0], [num_heads, *[num_kv_heads] * 2]
+        if layer in description.k_is_v_layers:
+            stored = stored[0], stored[1], stored[1]
     arranges = [list(steps) for _ in rows]
-    if rope is not None and rope.is_interleaved:
-        for arrange, count in zip(arranges, rotated, strict=True):
-            if count:
-                arrange.append(halves_apart(count, head_dim, rope.rotary_dim(head_dim)))
+    for arrange, count in zip(arranges, rotated, strict=True):
+        order = turning_first(rope, count, head_dim)
+        if order is not None:
+            arrange.append(order)
     return Projection(
-        names=_in_layer(description, layer, names.qkv),
+        names=_in_layer(description, layer, stored),
         num_rows=tuple(count * head_dim for count in rows),
         num_columns=description.hidden_size,
         arranges=tuple(map(one_after_another, arranges)),
@@ -69,13 +78,14 @@ def q_up_projection(description: DecoderDescription, layer: int) -> Projection:
 def output_projection(description: DecoderDescription, layer: int) -> Projection:
     """Return that of the attention's output."""
     names, latent = (description.names.attention_output,), description.latent
-    width = description.num_heads * (description.head_dim if latent is None else latent.value_dim)
+    head_dim = description.heads(layer).head_dim if latent is None else latent.value_dim
+    width = description.num_heads * head_dim
     return _plain(description, layer, names, (description.hidden_size,), width)
 
 
 def up_projection(description: DecoderDescription, layer: int) -> Projection:
     """Return that into a dense feed-forward part: gate, then up, or up alone."""
-    names, inner = description.names, description.intermediate_size
+    names, inner = description.names, description.intermediate_size_of(layer)
     if not description.is_gated:
         return _plain(description, layer, (names.up,), (inner,), description.hidden_size)
     # A checkpoint that has both joined names one tensor.
@@ -86,7 +96,7 @@ def up_projection(description: DecoderDescription, layer: int) -> Projection:
 def down_projection(description: DecoderDescription, layer: int) -> Projection:
     """Return that out of a dense feed-forward part."""
     names, hidden = (description.names.down,), description.hidden_size
-    return _plain(description, layer, names, (hidden,), description.intermediate_size)
+    return _plain(description, layer, names, (hidden,), description.intermediate_size_of(layer))
 
 
 def adaptable_projections(description: DecoderDescription, layer: int) -> tuple[Projection, ...]:
@@ -98,7 +108,7 @@ def adaptable_projections(description: DecoderDescription, layer: int) -> tuple[
         up = [q_up_projection(description, layer)] if latent.q_rank else []
         attention = [latent_projection(description, layer), *up, *attention]
     experts = description.experts
-    if experts is not None and layer in experts.layers:
+    if experts is not None and layer in experts.layers and not experts.is_beside_dense:
         return tuple(attention)
     return *attention, up_projection(description, layer), down_projection(description, layer)
 

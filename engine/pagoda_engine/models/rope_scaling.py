@@ -27,7 +27,8 @@ class RopeDescription:
 
     Attributes:
         theta: base of the wavelengths.
-        rope_type: ``default``, ``linear``, ``dynamic``, ``llama3``, ``yarn`` or ``longrope``.
+        rope_type: ``default``, ``linear``, ``dynamic``, ``llama3``, ``yarn``, ``longrope`` or
+            ``proportional``: wavelengths are those of a whole head, of which the shortest turn.
         factor: how much longer the context became.
         original_max_position_embeddings: context before that; 0 where the type does not need it.
         low_freq_factor: llama3; wavelengths above original / this are scaled fully.
@@ -38,7 +39,8 @@ class RopeDescription:
         attention_factor: yarn and longrope; multiplies cosines and sines.
         short_factors: longrope; of every wavelength, for sequences up to the original context.
         long_factors: the same for longer ones.
-        rotary_factor: part of a head's dims that turns; the others follow it and stay.
+        rotary_factor: part of a head's dims that turns; the others follow it and stay; see
+            `is_spread`.
         is_interleaved: pairs of dims turn that lie side by side, not half a rotation apart.
     """
 
@@ -63,6 +65,11 @@ class RopeDescription:
         if self.rope_type not in ("linear", "dynamic", "yarn"):
             return 0
         return int(self.original_max_position_embeddings * self.factor)
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether dims that turn are the first ones of each half of a head, not of the head."""
+        return self.rope_type == "proportional" and self.rotary_factor < 1
 
     def rotary_dim(self, head_dim: int) -> int:
         """Return how many dims of a head turn."""
@@ -174,6 +181,12 @@ def _read_linear(
     return replace(rope, factor=factor, original_max_position_embeddings=original)
 
 
+def _read_proportional(
+    rope: RopeDescription, config: ConfigReader, section: ConfigReader
+) -> RopeDescription:
+    return replace(rope, factor=section.number("factor", 1.0))
+
+
 def _read_dynamic(
     rope: RopeDescription, config: ConfigReader, section: ConfigReader
 ) -> RopeDescription:
@@ -264,9 +277,14 @@ def read_score_multiplier(config: ConfigReader) -> float:
 
 
 def cos_sin_table(rope: RopeDescription, head_dim: int, max_positions: int) -> torch.Tensor:
-    """Return ``[max_positions, rotary dim]`` float32 cpu: all cosines, then all sines."""
+    """Return ``[max_positions, rotary dim]`` float32 cpu: all cosines, then all sines.
+
+    Of heads whose dims that turn come first, whatever their order in the files is.
+    """
     rope = rope.for_length(max_positions, head_dim)
-    frequencies = _FREQUENCIES[rope.rope_type](rope, rope.rotary_dim(head_dim))
+    rotary_dim = rope.rotary_dim(head_dim)
+    width = head_dim if rope.rope_type == "proportional" else rotary_dim
+    frequencies = _FREQUENCIES[rope.rope_type](rope, width)[: rotary_dim // 2]
     angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies[None]
     return torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
 
@@ -324,6 +342,7 @@ _FREQUENCIES: dict[str, Callable[[RopeDescription, int], torch.Tensor]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _linear,
 }
 _SCALINGS: dict[str, Callable[[RopeDescription, ConfigReader, ConfigReader], RopeDescription]] = {
     "default": _read_plain,
@@ -332,4 +351,5 @@ _SCALINGS: dict[str, Callable[[RopeDescription, ConfigReader, ConfigReader], Rop
     "llama3": _read_llama3,
     "yarn": _read_yarn,
     "longrope": _read_longrope,
+    "proportional": _read_proportional,
 }

@@ -309,9 +309,10 @@ def step_limits_of(
     description: DecoderDescription, dtype: torch.dtype, room_bytes: int
 ) -> StepLimits:
     """Return what a step should compute at most on a GPU with that much room beside the weights."""
-    q_width = description.num_heads * description.head_dim
-    kv_width = description.num_kv_heads * description.head_dim
-    inner = description.intermediate_size
+    layers = range(description.num_layers)
+    q_width = description.num_heads * max(description.heads(i).head_dim for i in layers)
+    kv_width = max(description.heads(i).width for i in layers)
+    inner = max(map(description.intermediate_size_of, layers))
     if description.experts is not None:
         experts = description.experts
         routed = experts.num_experts_per_tok * experts.intermediate_size

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.cache.windowed_parts import place_table
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.engine import Engine
@@ -30,19 +31,20 @@ class OneLayerCache(KvCache):
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
-        one_layer = replace(layout, num_layers=1, groups=None)
-        super().__init__(one_layer, num_blocks * layout.num_parts, device)
+        super().__init__(layout.in_one_place(), num_blocks * layout.num_parts, device)
         self.layout, self.num_blocks = layout, num_blocks
         if layout.groups is not None:
             self.part_places = place_table(num_blocks * layout.num_parts, layout.num_parts - 1)
 
     def layer(self, layer_index: int) -> tuple[torch.Tensor, ...]:
-        """Return the same views for every layer."""
-        return self._layers[0]
+        """Return views of the same memory for every layer."""
+        return self._layers[0 if self.layout.mixed is None else layer_index]
 
     @property
     def all_layers(self) -> torch.Tensor:
         """The same blocks as every layer's."""
+        if self.layout.mixed is not None:
+            return self.tensor
         return self.tensor.expand(-1, self.layout.block_shape[1], -1, -1, -1, -1)
 
 

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu, clamped_swiglu
 from pagoda_kernels.matmul.weights import spread_blocks
+from pagoda_kernels.moe.expert_gate import ExpertGate
 
 
 def fused_moe(
@@ -18,7 +19,7 @@ def fused_moe(
     *,
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
-    gate: ClampedSwiglu | None = None,
+    gate: ExpertGate | None = None,
 ) -> torch.Tensor:
     """As `pagoda_kernels.fused_moe`, arguments already checked."""
     num_experts, top_k = len(gate_up), experts.shape[1]
@@ -46,10 +47,12 @@ def fused_moe(
     return out.to(x.dtype)
 
 
-def _gated(gate_up: torch.Tensor, rule: ClampedSwiglu | None) -> torch.Tensor:
-    if rule is not None:
+def _gated(gate_up: torch.Tensor, rule: ExpertGate | None) -> torch.Tensor:
+    if isinstance(rule, ClampedSwiglu):
         return clamped_swiglu(gate_up, rule)
     gate, up = gate_up.chunk(2, -1)
+    if rule == "gelu_tanh":
+        return F.gelu(gate, approximate="tanh").mul_(up)
     return F.silu(gate).mul_(up)
 
 

@@ -6,9 +6,9 @@ Knows the experts' weights. Knows nothing of how they were chosen (see `moe_rout
 import torch
 
 from pagoda_kernels.checks import check_float, check_last_dim_dense, check_same, check_shape
-from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu
 from pagoda_kernels.matmul.weights import FP8, FP8_BLOCK
 from pagoda_kernels.moe import cpu
+from pagoda_kernels.moe.expert_gate import ExpertGate
 
 
 def fused_moe(
@@ -22,7 +22,7 @@ def fused_moe(
     down_scale: torch.Tensor | None = None,
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
-    gate: ClampedSwiglu | None = None,
+    gate: ExpertGate | None = None,
 ) -> torch.Tensor:
     """``sum_j weights[t, j] * down_e (silu(gate_e x_t) * up_e x_t)`` with ``e = experts[t, j]``.
 

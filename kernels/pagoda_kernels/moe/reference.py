@@ -3,8 +3,9 @@
 import torch
 
 from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu
-from pagoda_kernels.gate.reference import clamped_swiglu
+from pagoda_kernels.gate.reference import clamped_swiglu, gelu_mul
 from pagoda_kernels.matmul.weights import spread_blocks
+from pagoda_kernels.moe.expert_gate import ExpertGate
 
 
 def route_topk(
@@ -47,7 +48,7 @@ def fused_moe(
     down_scale: torch.Tensor | None = None,
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
-    gate: ClampedSwiglu | None = None,
+    gate: ExpertGate | None = None,
 ) -> torch.Tensor:
     """One token and one expert at a time: ``sum_j weight_j down_e (silu(gate_e x) * up_e x)``.
 
@@ -65,10 +66,12 @@ def fused_moe(
             both = wide_in @ x[token].float()
             if gate_up_bias is not None:
                 both = both + gate_up_bias[expert].float()
-            if gate is None:
-                gated = both.chunk(2)[0].sigmoid() * both.chunk(2)[0] * both.chunk(2)[1]
-            else:
+            if isinstance(gate, ClampedSwiglu):
                 gated = clamped_swiglu(both, gate)
+            elif gate == "gelu_tanh":
+                gated = gelu_mul(both[None], "tanh")[0]
+            else:
+                gated = both.chunk(2)[0].sigmoid() * both.chunk(2)[0] * both.chunk(2)[1]
             part = wide_out @ gated
             out[token] += weight * (part if down_bias is None else part + down_bias[expert].float())
     return out.to(x.dtype)

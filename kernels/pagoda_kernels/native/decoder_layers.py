@@ -7,7 +7,7 @@ import torch
 
 from pagoda_kernels.attention.batch import AttentionBatch
 from pagoda_kernels.cut import Cut, CutShortError
-from pagoda_kernels.native.layer_weights import LayerWeights, address_of
+from pagoda_kernels.native.layer_weights import LayerWeights, PackedBeside, address_of
 from pagoda_kernels.native.library import SCRATCH_BYTES, native_library
 from pagoda_kernels.native.memory import room_of
 from pagoda_kernels.native.packed_experts import PackedExperts, PackedFeedForward
@@ -80,23 +80,40 @@ class DecoderLayers:
         )
         self._dtype = embedding.dtype
         parts = [layer.feed_forward for layer in layers]
+        both = [part for part in parts if isinstance(part, PackedBeside)]
         dense = [part for part in parts if isinstance(part, PackedFeedForward)]
-        self._inner = max((part.down.width for part in dense), default=0)
+        dense += [part.dense for part in both]
+        told = [layer.layer_input for layer in layers if layer.layer_input is not None]
+        assert len(told) in (0, len(layers)), "all layers are told of tokens, or none is"
+        self._told_width = told[0].gate.num_outputs if told else 0
+        self._inner = max((part.down.width for part in dense), default=self._told_width)
+        self._inner = max(self._inner, self._told_width)
         self._experts = [part for part in parts if isinstance(part, PackedExperts)]
+        self._experts += [part.experts for part in both]
+        self._has_both = bool(both)
         latents = [each.attention for each in layers if isinstance(each.attention, PackedLatents)]
         assert len(latents) in (0, len(layers)), "all layers have latents, or none has"
         self._latents = latents[0] if latents else None
         self._has_scales = all(layer.has_kv_scales for layer in layers)
-        self._layers = (Layer * len(layers))(*(layer.structure() for layer in layers))
-        self._decoder = Decoder(
-            shape=AttentionShape(
+        heads = [_heads(layer) or (num_kv_heads, head_dim) for layer in layers]
+        shapes = {
+            each: AttentionShape(
                 num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
+                num_kv_heads=each[0],
+                head_dim=each[1],
                 scale=scale,
                 is_bf16=self._dtype is torch.bfloat16,
                 soft_cap=soft_cap or 0.0,
-            ),
+            )
+            for each in heads
+        }
+        self._shapes = tuple(shapes.values())
+        structures = (
+            layer.structure(shapes[each]) for layer, each in zip(layers, heads, strict=True)
+        )
+        self._layers = (Layer * len(layers))(*structures)
+        self._decoder = Decoder(
+            is_bf16=self._dtype is torch.bfloat16,
             hidden_size=final_norm.shape[-1],
             num_layers=len(layers),
             eps=eps,
@@ -116,7 +133,10 @@ class DecoderLayers:
     @property
     def misfit(self) -> str:
         """What of the heads is not computed here, in words; empty: nothing."""
-        shape, library = self._decoder.shape, self._library
+        return next(filter(None, map(self._misfit, self._shapes)), "")
+
+    def _misfit(self, shape: AttentionShape) -> str:
+        library = self._library
         if self._latents is None:
             needed = library.scratch_bytes(shape)
         else:
@@ -130,8 +150,8 @@ class DecoderLayers:
 
     def can_pack(self, block_size: int) -> bool:
         """Whether KV may lie in blocks of this size as attention multiplies it, which is faster."""
-        is_even = not block_size % GROUP_KEYS and not self._decoder.shape.head_dim % PACKED_WIDTH
-        return is_even and self._latents is None
+        is_even = not any(shape.head_dim % PACKED_WIDTH for shape in self._shapes)
+        return is_even and not block_size % GROUP_KEYS and self._latents is None
 
     def hidden(
         self,
@@ -145,6 +165,8 @@ class DecoderLayers:
         *,
         is_packed: bool = False,
         places: Sequence[tuple[int, int]] | None = None,
+        offsets: torch.Tensor | None = None,
+        layer_inputs: torch.Tensor | None = None,
         cut: Cut | None = None,
     ) -> torch.Tensor:
         """Write the KV of the new tokens and return the last norm's rows.
@@ -155,7 +177,7 @@ class DecoderLayers:
             batch: lengths and block tables of the T tokens.
             kv: ``[2, num_layers, num_blocks, block_size, HK, D]``, with latents ``[1, ...]``;
                 blocks dense, of the dtype of the weights; or float8_e4m3fn or int8, if layers have
-                scales.
+                scales. With `offsets` ``[1, 1, num_blocks, ...]``, blocks dense.
             logit_rows: ``[R]`` int64 rows of the T tokens that are wanted; None for all.
             on_layer: called with a layer's index after it.
             adapters: ``[T]`` int32 slots of the projections' adapters, -1 for none, contiguous;
@@ -163,27 +185,34 @@ class DecoderLayers:
             is_packed: `kv` has its blocks as ``sources/packed_kv.h`` says; see `can_pack`.
             places: for each layer its group, whose block tables are those of `batch.of_group`, and
                 its place among the layers of `kv`; None: one group, and all layers in order.
+            offsets: ``[num_layers, 2]`` int64 contiguous, elements before K and before V of each
+                layer in a block, where heads of layers differ; each ``[block_size, HK, D]``, dense.
+            layer_inputs: ``[T, num_layers, W]`` of the dtype of the weights, contiguous, where
+                layers are told of tokens.
             cut: looked at before each layer.
 
         Returns:
             ``[R, hidden]``.
 
         Raises:
-            ValueError: `kv` is another decoder's.
+            ValueError: `kv` or `layer_inputs` are another decoder's.
             CutShortError: `cut` was asked.
         """
         num_places = self._decoder.num_layers
         if places is not None:
             assert len(places) == num_places, "each layer has a place"
             num_places = 1 + max(place for _, place in places)
-        self._check(kv, batch.block_size, num_places)
+        if offsets is None:
+            self._check(kv, batch.block_size, num_places)
+        else:
+            self._check_mixed(kv, batch.block_size, offsets)
         num_tokens, decoder = len(token_ids), self._decoder
+        self._check_inputs(layer_inputs, num_tokens)
         num_wanted = num_tokens if logit_rows is None else len(logit_rows)
-        num_rows, shape = max(num_tokens, num_wanted), decoder.shape
-        attended = self._kept[0][0].output.width
-        qkv = attended
+        num_rows, shape = max(num_tokens, num_wanted), self._shapes[0]
+        attended = qkv = max(layer.output.width for layer in self._kept[0])
         if self._latents is None:
-            qkv += 2 * shape.num_kv_heads * shape.head_dim
+            qkv = max((s.num_heads + 2 * s.num_kv_heads) * s.head_dim for s in self._shapes)
         widths = {
             "residual": decoder.hidden_size,
             "kept": decoder.hidden_size,
@@ -192,6 +221,8 @@ class DecoderLayers:
             "attended": attended,
             "inner": self._inner,
             "beside": decoder.hidden_size * decoder.is_parallel,
+            "experts_x": decoder.hidden_size * self._has_both,
+            "router_x": decoder.hidden_size * self._has_both,
         }
         room = {
             name: torch.empty(num_rows, width, dtype=self._dtype) for name, width in widths.items()
@@ -241,6 +272,8 @@ class DecoderLayers:
             batch=structures[0],
             group_batches=structures,
             places=address_of(layer_places),
+            offsets=address_of(offsets),
+            layer_inputs=address_of(layer_inputs),
             token_ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
             logit_rows=None if logit_rows is None else logit_rows.data_ptr(),
@@ -275,7 +308,7 @@ class DecoderLayers:
         return slots, max((lora.shrunk_width for lora in loras), default=0)
 
     def _check(self, kv: torch.Tensor, block_size: int, num_layers: int) -> None:
-        shape = self._decoder.shape
+        (shape,) = self._shapes
         inner = (block_size, shape.num_kv_heads, shape.head_dim)
         expected = (
             2 if self._latents is None else 1,
@@ -284,9 +317,44 @@ class DecoderLayers:
             *inner,
         )
         dense = (shape.num_kv_heads * shape.head_dim, shape.head_dim, 1)
-        has_dtype = kv.dtype is self._dtype or (kv.dtype in CACHE_KINDS and self._has_scales)
+        has_dtype = self._has_dtype(kv)
         if kv.shape != expected or not has_dtype or kv.stride()[3:] != dense:
             raise ValueError(
                 f"kv: expected {self._dtype} {expected} with dense blocks, "
                 f"got {kv.dtype} {tuple(kv.shape)} with strides {kv.stride()}"
             )
+
+    def _check_mixed(self, kv: torch.Tensor, block_size: int, offsets: torch.Tensor) -> None:
+        layers = offsets.tolist()
+        widths = [block_size * s.num_kv_heads * s.head_dim for s in self._layer_shapes()]
+        end = max(max(k, v) + width for (k, v), width in zip(layers, widths, strict=True))
+        if kv[0, 0, 0].numel() < end or not kv.is_contiguous() or not self._has_dtype(kv):
+            raise ValueError(
+                f"kv: expected {self._dtype} [1, 1, blocks, ...] with at least {end} elements of a "
+                f"block, contiguous, got {kv.dtype} {tuple(kv.shape)} with strides {kv.stride()}"
+            )
+
+    def _check_inputs(self, inputs: torch.Tensor | None, num_tokens: int) -> None:
+        expected = (num_tokens, self._decoder.num_layers, self._told_width)
+        if inputs is None and not self._told_width:
+            return
+        is_ours = inputs is not None and inputs.shape == expected and inputs.dtype is self._dtype
+        if inputs is None or not is_ours or not inputs.is_contiguous():
+            found = None if inputs is None else f"{inputs.dtype} {tuple(inputs.shape)}"
+            raise ValueError(
+                f"layer_inputs: expected {self._dtype} {expected}, contiguous, got {found}"
+            )
+
+    def _layer_shapes(self) -> list[AttentionShape]:
+        return [layer.shape.contents for layer in self._layers]
+
+    def _has_dtype(self, kv: torch.Tensor) -> bool:
+        return kv.dtype is self._dtype or (kv.dtype in CACHE_KINDS and self._has_scales)
+
+
+def _heads(layer: LayerWeights) -> tuple[int, int] | None:
+    """Return HK and D of a layer that has heads of its own."""
+    attention = layer.attention
+    if isinstance(attention, PackedLatents) or not attention.head_dim:
+        return None
+    return attention.num_kv_heads, attention.head_dim

@@ -117,7 +117,9 @@ class NativeLibrary:
         self.experts_scratch_bytes.argtypes = [experts]
         self.experts_scratch_bytes.restype = integer
         self.experts = library.pagoda_experts
-        self.experts.argtypes = [pointer, experts, pointer, integer, pointer, pointer]
+        self.experts.argtypes = [
+            pointer, experts, pointer, pointer, integer, pointer, pointer,
+        ]  # fmt: skip
         self.experts.restype = None
         latents, shape = ctypes.POINTER(Latents), ctypes.POINTER(AttentionShape)
         self.latents_bytes = library.pagoda_latents_bytes

@@ -43,6 +43,8 @@ class PackedRouter:
         num_groups: equal groups of experts; 1 for none.
         top_groups: groups to choose from.
         scale: factor of the weights.
+        expert_scales: ``[E]`` fp32, factors of the weights of experts that were chosen; None: there
+            are none.
     """
 
     weight: PackedLinear
@@ -53,6 +55,7 @@ class PackedRouter:
     num_groups: int = 1
     top_groups: int = 1
     scale: float = 1.0
+    expert_scales: torch.Tensor | None = None
 
 
 class PackedExperts:
@@ -86,9 +89,11 @@ class PackedExperts:
         self.width, self.dtype = experts[0].down.num_outputs, experts[0].down.dtype
         _check(router, experts, shared, shared_gate)
         bias = None if router.bias is None else router.bias.float().contiguous()
+        scales = router.expert_scales
+        scales = None if scales is None else scales.float().contiguous()
         self.experts = tuple(experts)
         self._array = (FeedForward * len(experts))(*(each.structure for each in experts))
-        self._kept = router, shared, shared_gate, bias
+        self._kept = router, shared, shared_gate, bias, scales
         self.structure = Experts(
             router=router.weight.address,
             choice_bias=None if bias is None else bias.data_ptr(),
@@ -102,6 +107,7 @@ class PackedExperts:
             scale=router.scale,
             is_sigmoid=router.is_sigmoid,
             is_renormalised=router.renormalise,
+            expert_scales=None if scales is None else scales.data_ptr(),
         )
         needed = library.experts_scratch_bytes(self.structure)
         if needed > SCRATCH_BYTES:
@@ -109,17 +115,24 @@ class PackedExperts:
                 f"experts: {len(experts)} need {needed} bytes of a thread's {SCRATCH_BYTES}"
             )
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[M, hidden]`` for x ``[M, hidden]`` of the experts' dtype."""
-        if x.dtype is not self.dtype or x.dim() != 2 or x.shape[1] != self.width:
-            raise ValueError(
-                f"x: expected {self.dtype} [M, {self.width}], got {x.dtype} {list(x.shape)}"
-            )
-        x = x.contiguous()
+    def __call__(self, x: torch.Tensor, router_x: torch.Tensor | None = None) -> torch.Tensor:
+        """Return ``[M, hidden]`` for x ``[M, hidden]`` of the experts' dtype.
+
+        `router_x`, as x, is what the router reads; None: x.
+        """
+        router_x = x if router_x is None else router_x
+        for name, rows in (("x", x), ("router_x", router_x)):
+            if rows.dtype is not self.dtype or rows.shape != (len(x), self.width):
+                raise ValueError(
+                    f"{name}: expected {self.dtype} [M, {self.width}], got {rows.dtype} "
+                    f"{list(rows.shape)}"
+                )
+        x, router_x = x.contiguous(), router_x.contiguous()
         y, room = torch.empty_like(x), self.room(len(x))
         self._library.experts(
             self._library.threads(torch.get_num_threads()),
-            self.structure, x.data_ptr(), len(x), y.data_ptr(), room.data_ptr(),
+            self.structure, x.data_ptr(), router_x.data_ptr(), len(x), y.data_ptr(),
+            room.data_ptr(),
         )  # fmt: skip
         return y
 
@@ -151,8 +164,9 @@ def _check(
         _check_linear("shared_gate", shared_gate, (1, hidden), (dtype,))
         if shared is None:
             raise ValueError("shared_gate: there is no shared expert to weight")
-    if router.bias is not None and router.bias.shape != (count,):
-        raise ValueError(f"bias: expected [{count}], got {list(router.bias.shape)}")
+    for name, vector in (("bias", router.bias), ("expert_scales", router.expert_scales)):
+        if vector is not None and vector.shape != (count,):
+            raise ValueError(f"{name}: expected [{count}], got {list(vector.shape)}")
     if count % router.num_groups or not 1 <= router.top_groups <= router.num_groups:
         raise ValueError(
             f"num_groups: expected a divisor of {count} experts, at least {router.top_groups}, "

@@ -47,6 +47,7 @@ class Experts(ctypes.Structure):
         ("scale", c_float),
         ("is_sigmoid", c_int32),
         ("is_renormalised", c_int32),
+        ("expert_scales", c_void_p),
     )
 
 
@@ -152,6 +153,17 @@ class Layer(ctypes.Structure):
         ("qkv_clip", c_float),
         ("k_scale", c_void_p),
         ("v_scale", c_void_p),
+        ("shape", ctypes.POINTER(AttentionShape)),
+        ("v_norm", c_void_p),
+        ("is_q_alone", c_int32),
+        ("scalar", c_float),
+        ("input_gate", c_void_p),
+        ("input_projection", c_void_p),
+        ("input_out_norm", c_void_p),
+        ("dense_out_norm", c_void_p),
+        ("router_norm", c_void_p),
+        ("experts_in_norm", c_void_p),
+        ("experts_out_norm", c_void_p),
     )
 
 
@@ -159,7 +171,7 @@ class Decoder(ctypes.Structure):
     """All layers (pagoda.c)."""
 
     _fields_ = (
-        ("shape", AttentionShape),
+        ("is_bf16", c_int32),
         ("hidden_size", c_int64),
         ("num_layers", c_int64),
         ("eps", c_float),
@@ -204,6 +216,10 @@ class Step(ctypes.Structure):
         ("latents_room", c_void_p),
         ("group_batches", ctypes.POINTER(Batch)),
         ("places", c_void_p),
+        ("offsets", c_void_p),
+        ("layer_inputs", c_void_p),
+        ("experts_x", c_void_p),
+        ("router_x", c_void_p),
         ("cut", c_void_p),
     )
 

@@ -18,11 +18,12 @@ from pagoda_runtime.configuration.settings import CommonSettings
 pytestmark = pytest.mark.integration
 
 WINDOW = 27
+UNLIKE = "some layers, with other heads"
 RANDOM = random.Random(14)
 PROMPTS = [[RANDOM.randrange(250) for _ in range(length)] for length in (1, 16, 33, 90, 200)]
 
 
-@pytest_asyncio.fixture(params=["all layers", "some layers"])
+@pytest_asyncio.fixture(params=["all layers", "some layers", UNLIKE])
 async def cluster(
     worker_common: CommonSettings, tmp_path: Path, request: pytest.FixtureRequest
 ) -> AsyncIterator[Cluster]:
@@ -30,9 +31,14 @@ async def cluster(
     if request.param == "all layers":
         make_tiny_checkpoint(folder, "mistral")
     else:
-        layers = [*["sliding_attention"] * 3, "full_attention"]
+        family, count = ("olmo3", 3) if request.param == "some layers" else ("gemma4", 7)
+        layers = [*["sliding_attention"] * count, "full_attention"]
         make_family_checkpoint(
-            folder, "olmo3", num_hidden_layers=4, layer_types=layers, sliding_window=WINDOW
+            folder,
+            family,
+            num_hidden_layers=len(layers),
+            layer_types=layers,
+            sliding_window=WINDOW,
         )
     common = worker_common.model_copy(update={"model": str(folder)})
     async with Cluster.open(common, load_model(folder, EngineConfig(dtype="float32"))) as opened:
@@ -62,10 +68,13 @@ async def test_only_what_is_read_is_handed_over(cluster: Cluster) -> None:
     groups = cluster.model.kv_layout(BLOCK_SIZE).groups
     if groups is None:
         blocks = sum(-(-n // BLOCK_SIZE) - max(0, n - WINDOW) // BLOCK_SIZE for n in lengths)
-    else:  # one part of all, and three of those that are seen from the last full block's end on
+    else:  # a part of all, and the others of those that are seen from the last full block's end on
+        windowed = groups.num_windowed
         seen_from = [max(0, (n - 1) // BLOCK_SIZE * BLOCK_SIZE + 1 - WINDOW) for n in lengths]
         parts = [-(-len(p) // BLOCK_SIZE) for p in PROMPTS]
-        blocks = sum(parts) - sum(3 * (first // BLOCK_SIZE) for first in seen_from) / 4
+        blocks = sum(parts) - sum(first // BLOCK_SIZE for first in seen_from) * windowed / (
+            1 + windowed
+        )
     received = decode.metric("pagoda_kv_transfer_bytes_total", direction="received")
     assert received == blocks * block_bytes
     assert received < sum(-(-len(p) // BLOCK_SIZE) for p in PROMPTS) * block_bytes / 1.5
@@ -96,7 +105,7 @@ async def test_blocks_come_from_the_store(cluster: Cluster, tmp_path: Path) -> N
         await cluster.idle(other)
 
 
-@pytest.mark.parametrize("cluster", ["some layers"], indirect=True)
+@pytest.mark.parametrize("cluster", ["some layers", UNLIKE], indirect=True)
 @pytest.mark.parametrize("prefill_worker_id", ["", "prefill-1"])
 async def test_a_prompt_may_be_longer_than_the_blocks_of_a_pool_hold(
     cluster: Cluster, prefill_worker_id: str

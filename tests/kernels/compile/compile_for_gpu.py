@@ -66,7 +66,7 @@ def compile_elementwise() -> None:
 
 if __name__ == "__main__":
     compile_elementwise()
-    for head_dim in (128, 256):
+    for head_dim in (128, 256, 512):
         compile_attention(head_dim, torch.bfloat16, ScoreRule(0.1))
     compile_attention(128, torch.float32, ScoreRule(0.1))
     compile_attention(80, torch.float16, ScoreRule(0.1, window=1024, soft_cap=30.0))

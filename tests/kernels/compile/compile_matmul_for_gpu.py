@@ -77,6 +77,10 @@ def compile_moe(num_tokens: int, dtype: torch.dtype) -> None:
         )
 
     compile_each(f"{case}, gpt-oss", launches)
+    compile_each(
+        f"{case}, Gemma 4",
+        lambda: fused_moe(x, gate_up, down, weights, experts, *scales, gate="gelu_tanh"),
+    )
 
 
 def compile_others() -> None:

@@ -62,7 +62,9 @@ def test_takes_block_scaled_weights(path, device, dtype, shape, assert_close):
     assert_close(run(path, x, gate_up, down, *routing, scales), want)
 
 
-@pytest.mark.parametrize("gate", [None, ClampedSwiglu(limit=0.7, alpha=1.702)], ids=str)
+@pytest.mark.parametrize(
+    "gate", [None, ClampedSwiglu(limit=0.7, alpha=1.702), "gelu_tanh"], ids=str
+)
 @pytest.mark.parametrize("shape", [(1, 63, 40, 5, 2), (19, 127, 63, 4, 3)])
 def test_adds_biases_and_bounds_the_gate(path, device, dtype, shape, gate, assert_close):
     """Each of them changes the result."""

@@ -96,6 +96,7 @@ static Experts *random_experts(Threads *threads, long hidden, int is_bf16) {
     *made = (Experts){.router = kept_linear(threads, count, hidden, is_bf16 && draw() % 2, 0),
                       .choice_bias = draw() % 2 ? keep(numbers(count, 0)) : NULL, .experts = experts,
                       .num_experts = count, .per_row = per_row, .num_groups = groups, .top_groups = top,
+                      .expert_scales = draw() % 2 ? keep(numbers(count, 0)) : NULL,
                       .scale = 1.5f, .is_sigmoid = (int)between(0, 1), .is_renormalised = (int)between(0, 1)};
     if (has_shared) {
         made->shared = feed_forward(threads, hidden, 2 * between(1, 60), is_bf16, GATE_SILU);
@@ -167,18 +168,30 @@ static void one_model(Threads *threads) {
     adapters((Linear *)layer.output, 1, &hidden, lora_parts + 6);
     adapters(up, 1 + has_gate, up_rows, lora_parts + 12);
     adapters((Linear *)layer.down, 1, &hidden, lora_parts + 18);
+    if (!latents && draw() % 3 == 0) layer.qkv = kept_linear(threads, heads * width, hidden, is_bf16, 0), layer.is_q_alone = 1;
+    const long told = draw() % 2 ? 2 * between(1, 30) : 0;
+    if (told) {
+        Linear *gate = kept_linear(threads, told, hidden, is_bf16, 0);
+        gate->is_activated = 1, gate->gate = gates[between(0, 2)];
+        layer.input_gate = gate, layer.input_projection = kept_linear(threads, hidden, told, is_bf16, 0);
+        layer.input_out_norm = norms[1];
+    }
+    if (layer.experts && draw() % 2) layer.dense_out_norm = layer.router_norm = layer.experts_in_norm = layer.experts_out_norm = norms[1];
     void *embedding = numbers(vocab * hidden, is_bf16), *cos_sin = numbers(block_size * max_blocks * rotary, 0);
     const Linear *output = linear(threads, vocab, hidden, is_bf16, 0, parts + 12);
     if (latents || draw() % 2) layer.cos_sin = cos_sin, layer.rotary_dim = rotary;
-    Decoder decoder = {{heads, kv_heads, width, 0.3f, is_bf16}, hidden, 1, 1e-5f, embedding,
+    const AttentionShape shape = {heads, kv_heads, width, 0.3f, is_bf16, 0};
+    layer.shape = &shape, layer.scalar = draw() % 2 ? 1 : 0.7f;
+    if (draw() % 2) layer.v_norm = norms[2];
+    Decoder decoder = {is_bf16, hidden, 1, 1e-5f, embedding,
                        output->bits ? NULL : output, norms[0], &layer, draw() % 2 ? 1 : 2.5f, draw() % 2 ? 1 : 0.4f,
                        norm_kind, (int32_t)between(0, 1)};
     if (decoder.is_parallel && draw() % 2) layer.post_attention_norm = NULL;
     if (draw() % 2) decoder.position_table = keep(numbers(block_size * max_blocks * hidden, is_bf16));
     if (draw() % 2) decoder.embedding_norm = norms[1];
     if (!layer.sinks && draw() % 2) decoder.alibi_slopes = keep(numbers(heads, 0));
-    if (pagoda_scratch_bytes(&decoder.shape) > (int64_t)threads->scratch_bytes) abort();
-    if (latents && pagoda_latents_scratch_bytes(latents, &decoder.shape) > (int64_t)threads->scratch_bytes) abort();
+    if (pagoda_scratch_bytes(&shape) > (int64_t)threads->scratch_bytes) abort();
+    if (latents && pagoda_latents_scratch_bytes(latents, &shape) > (int64_t)threads->scratch_bytes) abort();
     const int32_t cache_kind = latents || is_packed ? CACHE_AS_ROWS : (int32_t)between(CACHE_AS_ROWS, CACHE_INT8);
     const size_t cache_bytes = (size_t)(num_blocks * block * cache_item(cache_kind, is_bf16));
     void *k_cache = calloc(cache_bytes, 1), *v_cache = calloc(cache_bytes, 1);
@@ -210,7 +223,7 @@ static void one_model(Threads *threads) {
     float *shrunk = malloc(sizeof *shrunk * (size_t)(num_tokens * 3 * MAX_RANK));
     const int has_adapters = (int)between(0, 1);
     void *room[7];
-    const long widths[7] = {hidden, hidden, hidden, latents ? attended : row, attended, inner, hidden * decoder.is_parallel};
+    const long widths[7] = {hidden, hidden, hidden, latents ? attended : row, attended, inner > told ? inner : told, hidden * decoder.is_parallel};
     for (int i = 0; i < 7; i++) room[i] = numbers(num_tokens * widths[i], is_bf16);
     int64_t *first_task = malloc(sizeof *first_task * (size_t)(num_seqs + 1));
     void *experts_room = NULL;
@@ -218,11 +231,15 @@ static void one_model(Threads *threads) {
         experts_room = keep(aligned_alloc(64, (size_t)pagoda_experts_bytes(layer.experts, num_tokens)));
     void *latents_room = NULL;
     if (latents)
-        latents_room = keep(aligned_alloc(64, (size_t)pagoda_latents_bytes(latents, &decoder.shape, num_tokens)));
+        latents_room = keep(aligned_alloc(64, (size_t)pagoda_latents_bytes(latents, &shape, num_tokens)));
     Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block, cache_kind, is_packed},
                  ids, positions, wanted, draw() % 2 ? num_wanted : -1, k_cache, v_cache, num_blocks * block,
                  room[0], room[1], room[2], room[3], room[4], room[5], room[6], first_task,
                  has_adapters ? slots_of : NULL, wanted_slots, shrunk, experts_room, latents_room};
+    const int64_t offsets[2] = {0, 0};
+    if (draw() % 2) step.offsets = offsets;
+    if (told) step.layer_inputs = keep(numbers(num_tokens * told, is_bf16));
+    step.experts_x = keep(numbers(num_tokens * hidden, is_bf16)), step.router_x = keep(numbers(num_tokens * hidden, is_bf16));
     pagoda_layers(threads, &decoder, &step, 0, 1);
     while (num_kept) free(kept[--num_kept]);
 

@@ -237,6 +237,7 @@ def test_experts_of_no_model_are_refused() -> None:
     refused("per_row: expected 1 to 2, got 3", per_row=3)
     refused("num_groups: expected a divisor of 2 experts, at least 1, got 3", num_groups=3)
     refused(r"bias: expected \[2\], got \[3\]", bias=torch.zeros(3))
+    refused(r"expert_scales: expected \[2\], got \[3\]", expert_scales=torch.zeros(3))
     refused(r"shared\.down: expected \[70, 66\]", shared=PackedFeedForward(
         PackedLinear(mixture.matrix(132, 70), is_gated=True),
         PackedLinear(mixture.matrix(40, 66)),

@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
 from pagoda_engine import ComputedLayers, Engine, EngineConfig, LoadedModel, SamplingParams
-from pagoda_engine.cache.kv_cache import KvCache, KvLayout
+from pagoda_engine.cache.kv_cache import KvCache
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.device.queue import ClockRecorder, DoneWork, Work
 from pagoda_engine.models.build_decoder import build_decoder
 from pagoda_engine.models.description import DecoderDescription, ExpertsDescription

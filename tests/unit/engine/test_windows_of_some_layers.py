@@ -37,6 +37,8 @@ SEARCH = SamplingParams(
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYERS = {
     "gemma3": ("gemma3", [*[SLIDING] * 5, FULL]),
+    "gemma4": ("gemma4", [*[SLIDING] * 7, FULL]),
+    "gemma4 whose last layers have no KV": ("gemma4_small", [*[SLIDING, SLIDING, FULL] * 3]),
     "olmo3": ("olmo3", [*[SLIDING] * 3, FULL]),
     "cohere2": ("cohere2", [*[SLIDING] * 3, FULL]),
     "olmo3 with a group that is not full": ("olmo3", [SLIDING, FULL, SLIDING, FULL, SLIDING]),
@@ -92,7 +94,7 @@ def make_whole(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EngineDriver]:
 
     def make_one(model: LoadedModel, **fields: object) -> EngineDriver:
         with monkeypatch.context() as patch:
-            patch.setattr(description, "layer_groups", lambda _: None)
+            patch.setattr(description, "layer_groups", lambda *_: None)
             driver = make(model, **fields)
         assert driver.engine.kv_cache.layout.groups is None
         return driver

@@ -11,7 +11,13 @@ from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.bloom import bloom
 from pagoda_engine.models.families.cohere import cohere, cohere2
 from pagoda_engine.models.families.deepseek import deepseek2, deepseek3
-from pagoda_engine.models.families.gemma import gemma, gemma2, gemma3, gemma3_with_images
+from pagoda_engine.models.families.gemma.gemma import gemma, gemma2, gemma3, gemma3_with_images
+from pagoda_engine.models.families.gemma.gemma4 import (
+    gemma4,
+    gemma4_unified,
+    gemma4_unified_with_images,
+    gemma4_with_images,
+)
 from pagoda_engine.models.families.glm import glm, glm4
 from pagoda_engine.models.families.gpt2 import gpt2
 from pagoda_engine.models.families.gpt_neox import gpt_neox
@@ -44,6 +50,10 @@ FAMILIES: dict[str, Callable[[ConfigReader], DecoderDescription]] = {
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "Gemma3ForConditionalGeneration": gemma3_with_images,
+    "Gemma4ForCausalLM": gemma4,
+    "Gemma4ForConditionalGeneration": gemma4_with_images,
+    "Gemma4UnifiedForCausalLM": gemma4_unified,
+    "Gemma4UnifiedForConditionalGeneration": gemma4_unified_with_images,
     "GlmForCausalLM": glm,
     "Glm4ForCausalLM": glm4,
     "CohereForCausalLM": cohere,

@@ -41,7 +41,7 @@ def settle_scales(decoder: Decoder, dtype: torch.dtype, device: torch.device) ->
     """
     if dtype not in LARGEST:
         return ""
-    attentions = [layer.attention for layer in decoder.layers]
+    attentions = [decoder.layers[layer].attention for layer in decoder.description.kv_layers]
     scales = [a.kv_scales for a in attentions if isinstance(a, Attention) and a.kv_scales]
     assert len(scales) == len(attentions), "latents are not cached in one byte"
     num_stored = sum(each.is_stored for each in scales)
@@ -77,10 +77,10 @@ def _measure(
     token_ids = positions * 2654435761 % description.vocab_size
     no_rows = torch.empty(0, dtype=torch.int64, device=device)
     decoder.hidden(token_ids, positions, batch, kv_cache, no_rows)
-    largest = kv_cache.tensor.float().abs().amax((2, 3, 5)).tolist()  # [K and V, layers, HK]
     for i, each in enumerate(scales):
         if not each.is_stored:
-            for scale, seen in ((each.k, largest[0][i]), (each.v, largest[1][i])):
+            for scale, plane in zip((each.k, each.v), kv_cache.layer(i), strict=True):
+                seen = plane.float().abs().amax((0, 1, 3)).tolist()
                 scale.copy_(torch.tensor([_scale(x, LARGEST[dtype]) for x in seen]))
 
 

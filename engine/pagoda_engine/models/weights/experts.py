@@ -27,6 +27,8 @@ def expert_gate_up(taker: WeightTaker, prefix: str) -> Taken:
     if names.experts_layout == "stacked":
         (name,) = names.expert_gate_up
         return _stacked(taker, prefix + names.expert + name, rows, width, turns_apart)
+    if names.experts_layout == "stacked_rows":
+        return _stacked_rows(taker, prefix + names.expert + names.expert_gate_up[0], rows, width)
     return _each(taker, prefix, names.expert_gate_up, rows, width)
 
 
@@ -38,6 +40,8 @@ def expert_down(taker: WeightTaker, prefix: str) -> Taken:
     rows, width = description.hidden_size, experts.intermediate_size
     if names.experts_layout == "stacked":
         return _stacked(taker, prefix + names.expert + names.expert_down, rows, width, None)
+    if names.experts_layout == "stacked_rows":
+        return _stacked_rows(taker, prefix + names.expert + names.expert_down, rows, width)
     return _each(taker, prefix, (names.expert_down,), rows, width)
 
 
@@ -58,6 +62,14 @@ def _each(
         bias = taker.source.take(biases, (count, num_rows))
     weights = [Part(f"{stem}.weight", (rows, width)) for stem in stems]
     return taker.rows(weights, (count * num_rows, width)), bias
+
+
+def _stacked_rows(taker: WeightTaker, name: str, num_rows: int, width: int) -> Taken:
+    """Take one tensor of all experts, which is as it is wanted."""
+    experts = taker.description.experts
+    assert experts is not None, "the layer has some"
+    count = experts.num_experts
+    return taker.rows([Part(name, (count, num_rows, width))], (count * num_rows, width)), None
 
 
 def _stacked(

@@ -9,9 +9,10 @@ from typing import Literal
 QkvLayout = Literal["joined", "by_head"]
 """Rows of one tensor with Q, K and V: all of Q, then of K, then of V; or so for every head."""
 
-ExpertsLayout = Literal["each", "stacked"]
+ExpertsLayout = Literal["each", "stacked", "stacked_rows"]
 """Tensors of every expert; or one for all of them, ``[E, inputs, outputs]`` without ``.weight``,
-where columns of gate and up take turns, and biases end in ``_bias``."""
+where columns of gate and up take turns, and biases end in ``_bias``; or one for all of them,
+``[E, outputs, inputs]`` without ``.weight``, rows of the gate first."""
 
 _RENAMED = (
     ("language_model.model.", "model."),
@@ -60,6 +61,12 @@ class WeightNames:
         up: that of one without a gate.
         down: projection back to the residual.
         router: scores of the experts.
+        router_norm: weight of an RMS norm of what the router reads, times ``sqrt(hidden)``, without
+            ``.weight``; empty: it reads what experts read.
+        expert_scales: of the weights of each expert, whole name; empty: there are none.
+        experts_in_norm: norm of what experts read that are beside a dense part.
+        experts_out_norm: norm of what they add.
+        dense_out_norm: norm of what that dense part adds.
         router_bias: added to the scores when experts are chosen, whole name; empty: nothing is.
         expert: prefix of an expert's tensors, with ``{}`` for its index where each has its own.
         expert_gate_up: as `gate_up`, after that prefix.
@@ -70,6 +77,14 @@ class WeightNames:
         qkv_layout: see QkvLayout; for one `qkv` tensor.
         is_transposed: weights of a layer's projections are stored ``[inputs, outputs]``.
         optional_prefix: of all names; exports of the bare model leave it out.
+        layer_input_rows: table of what layers are told of tokens.
+        layer_inputs: projection of the embeddings to what they are told besides.
+        layer_inputs_norm: norm of that.
+        layer_input_gate: of a layer, see `LayerInput`; so are
+        layer_input_projection: and
+        layer_input_norm.
+        layer_scalar: a number that the residual is multiplied by after the layer; the name has no
+            ``.weight``.
         ignored: ends of names of what is no weight, as masks that old exports carry.
         ignored_prefixes: beginnings of names of what is not computed here.
         vision_prefixes: those of what reads images, which is not computed here either.
@@ -102,6 +117,11 @@ class WeightNames:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
+    router_norm: str = ""
+    expert_scales: str = ""
+    experts_in_norm: str = ""
+    experts_out_norm: str = ""
+    dense_out_norm: str = ""
     router_bias: str = ""
     expert: str = "mlp.experts.{}."
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
@@ -112,6 +132,13 @@ class WeightNames:
     qkv_layout: QkvLayout = "joined"
     is_transposed: bool = False
     optional_prefix: str = ""
+    layer_input_rows: str = "model.embed_tokens_per_layer"
+    layer_inputs: str = "model.per_layer_model_projection"
+    layer_inputs_norm: str = "model.per_layer_projection_norm"
+    layer_input_gate: str = "per_layer_input_gate"
+    layer_input_projection: str = "per_layer_projection"
+    layer_input_norm: str = "post_per_layer_input_norm"
+    layer_scalar: str = ""
     ignored: tuple[str, ...] = ()
     ignored_prefixes: tuple[str, ...] = ()
     vision_prefixes: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ import torch
 
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight
 from pagoda_engine.checkpoints.tensor_part import Arrange, Part
+from pagoda_engine.models.rope_scaling import RopeDescription
 
 
 class WeightSource(Protocol):
@@ -71,20 +72,31 @@ def heads_joined(num_heads: int) -> Arrange:
     return arrange
 
 
-def halves_apart(num_heads: int, head_dim: int, rotary_dim: int) -> Arrange:
-    """Rows of the first heads so that dims which turn as a pair lie half a rotation apart.
+def turning_first(rope: RopeDescription | None, num_heads: int, head_dim: int) -> Arrange | None:
+    """Rows of the first heads as kernels turn them, whatever pairs of dims a model turns.
 
-    Scores do not change when Q and K are reordered alike, so that a model whose pairs lie side by
-    side needs no other rotation.
+    The dims that turn come first, the two of a pair half a rotation apart. Scores do not change
+    when Q and K are reordered alike, so that no model needs a rotation of its own.
+
+    Returns:
+        None: they are so already.
     """
+    if rope is None or not num_heads or not (rope.is_interleaved or rope.is_spread):
+        return None
+    dims, rotary_dim = torch.arange(head_dim), rope.rotary_dim(head_dim)
+    if rope.is_interleaved:
+        turning = dims[:rotary_dim].view(-1, 2).t().flatten()
+    else:
+        turning = dims.view(2, -1)[:, : rotary_dim // 2].flatten()
+    is_still = torch.ones(head_dim, dtype=torch.bool)
+    is_still[turning] = False
+    order = torch.cat((turning, dims[is_still]))
+    heads = torch.arange(num_heads)[:, None] * head_dim
 
     def arrange(tensor: torch.Tensor) -> torch.Tensor:
-        dims = torch.arange(head_dim, device=tensor.device)
-        turning = dims[:rotary_dim].view(-1, 2).t().flatten()
-        heads = torch.arange(num_heads, device=tensor.device)[:, None] * head_dim
-        rows = (heads + torch.cat((turning, dims[rotary_dim:]))).flatten()
-        rest = torch.arange(num_heads * head_dim, len(tensor), device=tensor.device)
-        return tensor.index_select(0, torch.cat((rows, rest)))
+        rest = torch.arange(num_heads * head_dim, len(tensor))
+        rows = torch.cat(((heads + order).flatten(), rest))
+        return tensor.index_select(0, rows.to(tensor.device))
 
     return arrange
 

@@ -54,6 +54,10 @@ class WeightTaker:
         shape = (num_rows, self.description.hidden_size)
         return self.source.take([Part(f"{name}.weight", shape)], shape)
 
+    def vector(self, name: str, size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return ``[size]`` of one tensor, which has this name to the end."""
+        return self.source.take([Part(name, (size,))], (size,), dtype)
+
     def norm(self, name: str, prefix: str = "") -> Norm:
         """Return a norm of the residual's width."""
         shape = (self.description.hidden_size,)
@@ -70,15 +74,14 @@ class WeightTaker:
         """As `norm`; None without a name."""
         return self.norm(name, prefix) if name else None
 
-    def kv_scales(self, prefix: str) -> KvScales | None:
+    def kv_scales(self, prefix: str, num_kv_heads: int) -> KvScales | None:
         """Return a layer's for a cache in one byte: as the checkpoint says, or 1; else None."""
         if self._kv_dtype not in LARGEST:
             return None
-        count = self.description.num_kv_heads
-        found = stored_scales(self.source, prefix, num_kv_heads=count, dtype=self._kv_dtype)
+        found = stored_scales(self.source, prefix, num_kv_heads=num_kv_heads, dtype=self._kv_dtype)
         if found is not None:
             return found
-        k, v = (torch.ones(count, device=self._device) for _ in "kv")
+        k, v = (torch.ones(num_kv_heads, device=self._device) for _ in "kv")
         return KvScales(k, v, is_stored=False)
 
     def projection(

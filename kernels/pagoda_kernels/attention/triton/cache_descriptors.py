@@ -58,8 +58,9 @@ def describe(
 ) -> Descriptors | None:
     """Descriptors of both caches ``[num_blocks, block_size, HK, D]``; None to read by pointers.
 
-    None if the GPU has no bulk copies (`wanted` overrides this), a tile would span blocks, a cache
-    is not aligned, or elements of q have four bytes, whose products take three passes anyway.
+    None if the GPU has no bulk copies (`wanted` overrides this), a tile would span blocks, heads
+    are wider than 256 dims, so that no tile fits, a cache is not aligned, or elements of q have
+    four bytes, whose products take three passes anyway.
     """
     if wanted is None:
         wanted = launch.capability(k_cache.device) >= 90
@@ -67,7 +68,13 @@ def describe(
     block_m, block_n, num_warps, num_stages = described_tile_shape(
         head_dim, block_size, k_cache.device
     )
-    if not wanted or element_bytes == 4 or block_size < 64 or block_size % block_n:
+    if (
+        not wanted
+        or head_dim > 256
+        or element_bytes == 4
+        or block_size < 64
+        or block_size % block_n
+    ):
         return None
     if not (_is_aligned(k_cache) and _is_aligned(v_cache)):
         return None

@@ -194,6 +194,8 @@ def tile_shape(head_dim: int, element_bytes: int, device: torch.device) -> tuple
         block_n, num_stages = (32, 3) if head_dim <= 128 else (16, 3)
     else:
         block_n, num_stages = (64, 5) if head_dim <= 128 else (32, 5)
+        if head_dim > 256:
+            block_n, num_stages = 16, 5
     shape = attention_shape(head_dim, element_bytes)
     return tuned(
         "attention_decode", shape, device, BLOCK_N=block_n, num_warps=4, num_stages=num_stages

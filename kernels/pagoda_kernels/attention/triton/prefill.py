@@ -196,7 +196,9 @@ def tile_shape(head_dim: int, element_bytes: int, device: torch.device) -> tuple
         block_m, block_n, num_warps, num_stages = (
             (128, 64, 8, 5) if head_dim <= 128 else (64, 32, 8, 5)
         )
-        if head_dim > 128 and launch.has_little_shared_memory(device):
+        if head_dim > 256:  # as Gemma 4's layers without windows
+            block_m, block_n, num_stages = 32, 16, 3
+        elif head_dim > 128 and launch.has_little_shared_memory(device):
             num_stages = 3
     return tuned(
         "attention_prefill",

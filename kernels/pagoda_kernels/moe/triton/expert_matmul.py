@@ -8,6 +8,7 @@ core. A tile belongs to one expert (`row_groups`), its rows are gathered.
 import triton
 import triton.language as tl
 
+from pagoda_kernels.gate.triton.gelu_mul import TWICE_SQRT_2_OVER_PI
 from pagoda_kernels.triton.one_byte_words import e4m3_bits_to_fp16, e4m3_to_fp16
 
 UNSCALED: tl.constexpr = tl.constexpr(0)
@@ -68,6 +69,7 @@ def moe_gate_up_kernel(
     TOP_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_CLAMPED: tl.constexpr,
+    IS_GELU: tl.constexpr,
     WEIGHT_KIND: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -76,7 +78,8 @@ def moe_gate_up_kernel(
 ):
     """``out[r] = silu(gate_e x[r // TOP_K]) * up_e x[r // TOP_K]`` for the rows r of expert e.
 
-    With HAS_BIAS both products have one; with IS_CLAMPED the gate is that of `ClampedSwiglu`.
+    With HAS_BIAS both products have one; with IS_CLAMPED the gate is that of `ClampedSwiglu`, with
+    IS_GELU it is that of `gelu_mul_kernel` with IS_TANH.
     Grid (tiles, N tiles of the width). One program makes a tile of the gate and the same tile of
     up, so that their product needs no second pass.
     """
@@ -134,6 +137,9 @@ def moe_gate_up_kernel(
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
         gated = gate * tl.sigmoid(gate * alpha) * (up + 1.0)
+    elif IS_GELU:
+        inner = gate * TWICE_SQRT_2_OVER_PI * (1.0 + 0.044715 * gate * gate)
+        gated = gate * tl.sigmoid(tl.maximum(inner, -80.0)) * up  # exp must not overflow
     else:
         gated = gate * tl.sigmoid(gate) * up
     tl.store(

@@ -11,6 +11,7 @@ from pagoda_kernels.gate.clamped_swiglu import ClampedSwiglu
 from pagoda_kernels.matmul.triton.matmul_tiles import MatmulTile, grouped_rows, tuned_tile
 from pagoda_kernels.matmul.triton.row_groups import group_rows
 from pagoda_kernels.matmul.weights import FP8
+from pagoda_kernels.moe.expert_gate import ExpertGate
 from pagoda_kernels.moe.triton.expert_matmul import (
     EMULATED,
     NATIVE,
@@ -54,7 +55,7 @@ def fused_moe(
     *,
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
-    gate: ClampedSwiglu | None = None,
+    gate: ExpertGate | None = None,
     is_emulated: bool | None = None,
 ) -> torch.Tensor:
     """Five launches; arguments as `pagoda_kernels.fused_moe`."""
@@ -100,11 +101,12 @@ def fused_moe(
             x.stride(0),
             *gate_up.stride()[:2],
             *((0, 0) if gate_up_scale is None else gate_up_scale.stride()[:2]),
-            0.0 if gate is None else gate.limit,
-            0.0 if gate is None else gate.alpha,
+            gate.limit if isinstance(gate, ClampedSwiglu) else 0.0,
+            gate.alpha if isinstance(gate, ClampedSwiglu) else 0.0,
             TOP_K=top_k,
             HAS_BIAS=gate_up_bias is not None,
-            IS_CLAMPED=gate is not None,
+            IS_CLAMPED=isinstance(gate, ClampedSwiglu),
+            IS_GELU=gate == "gelu_tanh",
             **shape,
         )
         moe_down_kernel[(groups.max_tiles, triton.cdiv(hidden, tile.block_n))](

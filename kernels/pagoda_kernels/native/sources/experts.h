@@ -26,6 +26,7 @@ typedef struct {
     float scale;         // of the weights
     int32_t is_sigmoid;  // scores are; else a softmax over all experts
     int32_t is_renormalised;  // the weights of a row are divided by their sum
+    const float *expert_scales;  // [E], of the weights of experts that were chosen; or NULL
 } Experts;
 
 // The rows of one expert.
@@ -91,6 +92,7 @@ typedef struct {
     const Experts *experts;
     const ExpertsRoom *room;
     const void *x;  // [rows, hidden]
+    const void *router_x;  // so; what the router reads
     void *out;      // [rows, hidden], which may be x
     long num_rows;
     int is_bf16;
@@ -103,7 +105,7 @@ static void widen_task(const void *argument, long task, int thread) {
     const long width = job->experts->router->width;
     (void)thread;
     for (long i = task * TASK_TOKENS * width; i < end_of(task, job->num_rows) * width; i++)
-        job->room->widened[i] = load_any(job->x, i, job->is_bf16);
+        job->room->widened[i] = load_any(job->router_x, i, job->is_bf16);
 }
 
 // scores[count], which are logits before; room for whole vectors.
@@ -181,6 +183,8 @@ static void route_task(const void *argument, long task, int thread) {
         }
         for (long j = 0; j < per_row; j++)
             weights[j] = (experts->is_renormalised ? weights[j] / total : weights[j]) * experts->scale;
+        for (long j = 0; experts->expert_scales && j < per_row; j++)
+            weights[j] *= experts->expert_scales[job->room->chosen[row * per_row + j]];
     }
 }
 
@@ -286,16 +290,17 @@ static void sum_task(const void *argument, long task, int thread) {
     else sum_rows(job, task, 0);
 }
 
-// out[rows, hidden] = the experts' sum for x. `room`: of pagoda_experts_bytes, at a multiple of 64.
-static void experts_sum(Threads *threads, const Experts *experts, const void *x, long num_rows, void *out, void *memory) {
+// out[rows, hidden] = the experts' sum for x, chosen by router_x. `room`: of pagoda_experts_bytes, at a multiple of 64.
+static void experts_sum(Threads *threads, const Experts *experts, const void *x, const void *router_x, long num_rows,
+                        void *out, void *memory) {
     ExpertsRoom room;
     long num_tasks[2];
     if (!num_rows) return;
     lay_out_experts(experts, num_rows, memory, &room);
-    ExpertsJob job = {.experts = experts, .room = &room, .x = x, .out = out, .num_rows = num_rows,
+    ExpertsJob job = {.experts = experts, .room = &room, .x = x, .router_x = router_x, .out = out, .num_rows = num_rows,
                       .is_bf16 = experts->experts->gate_up->is_bf16, .threads = threads};
     if (reads_widened(experts)) in_parallel(threads, widen_task, &job, tasks_of(num_rows));
-    product(threads, experts->router, reads_widened(experts) ? room.widened : x, num_rows, room.logits, NULL, NULL);
+    product(threads, experts->router, reads_widened(experts) ? room.widened : router_x, num_rows, room.logits, NULL, NULL);
     if (experts->shared_gate) product(threads, experts->shared_gate, x, num_rows, room.shared_gates, NULL, NULL);
     in_parallel(threads, route_task, &job, tasks_of(num_rows));
     job.num_runs = sort_pairs(&job);
@@ -307,8 +312,9 @@ static void experts_sum(Threads *threads, const Experts *experts, const void *x,
 }
 
 void pagoda_experts(
-    Threads *threads, const Experts *experts, const void *x, int64_t num_rows, void *out, void *memory) {
+    Threads *threads, const Experts *experts, const void *x, const void *router_x, int64_t num_rows, void *out,
+    void *memory) {
     pthread_mutex_lock(&threads->mutex);
-    experts_sum(threads, experts, x, num_rows, out, memory);
+    experts_sum(threads, experts, x, router_x, num_rows, out, memory);
     pthread_mutex_unlock(&threads->mutex);
 }

@@ -21,7 +21,7 @@ typedef struct {
     const Linear *gate_up;  // with a gate, or activated
     const Linear *down;
     int64_t window;
-    const Experts *experts;  // in place of gate_up and down; or NULL
+    const Experts *experts;  // in place of gate_up and down, or beside them (see dense_out_norm); or NULL
     const float *sinks;      // of attention, [H]; or NULL
     const Latents *latents;  // in place of qkv, Q and K norms, window and sinks: all layers have some or none has
     const float *cos_sin;    // [positions, rotary_dim]: cosines, then sines; or NULL: nothing turns
@@ -32,10 +32,22 @@ typedef struct {
     float qkv_clip;
     const float *k_scale;  // [HK] of a cache in one byte; NULL: there is none
     const float *v_scale;
+    const AttentionShape *shape;  // of its heads
+    const void *v_norm;           // see RotaryJob
+    int32_t is_q_alone;           // qkv is Q's: it reads another layer's KV
+    float scalar;                 // of the residual after it
+    const Linear *input_gate;     // activated: what the layer is told of a token is multiplied with it; or NULL
+    const Linear *input_projection;
+    const void *input_out_norm;   // of what that adds to the residual
+    // Experts beside gate_up and down, all of one residual, with norms of what each reads or adds; or NULL: no such
+    const void *dense_out_norm;
+    const void *router_norm;      // RMS
+    const void *experts_in_norm;
+    const void *experts_out_norm;
 } Layer;
 
 typedef struct {
-    AttentionShape shape;
+    int32_t is_bf16;
     int64_t hidden_size;
     int64_t num_layers;
     float eps;
@@ -79,6 +91,9 @@ typedef struct {
     // Where layers are in groups, with blocks of their own each; else NULL.
     const Batch *group_batches;     // for each group `batch` with its block tables and slots
     const int32_t *places;          // [num_layers, 2]: group, and place among the layers of the cache
+    const int64_t *offsets;         // [num_layers, 2]: elements before a layer's K, and V, where these follow no stride; or NULL
+    const void *layer_inputs;       // [T, num_layers, width of input_gate]: what layers are told; or NULL
+    void *experts_x, *router_x;     // [, hidden], if layers have experts beside a dense part
     const _Atomic int32_t *cut;     // not 0: no further layer is wanted; NULL: all are
 } Step;
 
@@ -96,6 +111,39 @@ int64_t pagoda_scratch_bytes(const AttentionShape *shape) {
     return (int64_t)(attention_bytes > product_bytes ? attention_bytes : product_bytes);
 }
 
+// A layer's experts beside its dense part, of which step->hidden has the sum; `job` adds both to the residual.
+static void experts_beside(Threads *threads, const Layer *layer, const Step *step, NormJob *job) {
+    NormJob in = *job;
+    in.x = NULL;
+    in.weight = layer->experts_in_norm, in.out = step->experts_x;
+    norm(threads, &in);
+    in.weight = layer->router_norm, in.out = step->router_x, in.kind = NORM_RMS;
+    norm(threads, &in);
+    experts_sum(threads, layer->experts, step->experts_x, step->router_x, job->num_rows, step->experts_x, step->experts_room);
+    job->x_weight = layer->dense_out_norm;
+    job->beside = step->experts_x;
+    job->beside_weight = layer->experts_out_norm;
+    job->sum_weight = layer->feed_forward_out_norm;
+}
+
+// Add a layer's last part to the residual, and then what it makes of that and of what it is told of tokens.
+static void told(Threads *threads, const Layer *layer, const Step *step, long index, long num_layers,
+                 const int64_t *tokens, NormJob *job, float *shrunk) {
+    const long width = layer->input_gate->num_outputs;
+    const void *next_weight = job->weight;
+    job->weight = NULL;  // step->hidden is the residual then
+    norm(threads, job);
+    product(threads, layer->input_gate, step->hidden, job->num_rows, step->inner, NULL, shrunk);
+    const MultiplyJob multiply = {.x = step->inner, .by = at(step->layer_inputs, index * width, job->is_bf16),
+                                  .tokens = tokens, .by_stride = num_layers * width, .num_rows = job->num_rows,
+                                  .width = width, .is_bf16 = job->is_bf16};
+    in_parallel(threads, multiply_task, &multiply, tasks_of(job->num_rows));
+    product(threads, layer->input_projection, step->inner, job->num_rows, step->hidden, NULL, shrunk);
+    job->x_weight = layer->input_out_norm;
+    job->beside = job->beside_weight = job->sum_weight = NULL;
+    job->weight = next_weight;
+}
+
 static void gather_rows(const void *rows, const int64_t *wanted, long num_wanted, size_t row_bytes, void *out) {
     for (long i = 0; i < num_wanted; i++)
         memcpy((char *)out + (size_t)i * row_bytes, (const char *)rows + (size_t)wanted[i] * row_bytes, row_bytes);
@@ -104,19 +152,19 @@ static void gather_rows(const void *rows, const int64_t *wanted, long num_wanted
 // Layers [first, end) of a step. Before layer 0 tokens are looked up; after the last one the norm is done.
 // Returns whether it was cut short.
 int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, int64_t first, int64_t end) {
-    const AttentionShape *shape = &decoder->shape;
-    const int is_bf16 = shape->is_bf16;
+    const AttentionShape *shape = NULL;
+    const int is_bf16 = decoder->is_bf16;
     const long hidden_size = decoder->hidden_size;
     const size_t item = is_bf16 ? 2 : 4;
     long num_rows = step->batch.num_tokens;
     const int32_t *adapters = step->adapters;
     float *shrunk = step->shrunk;
     pthread_mutex_lock(&threads->mutex);
-    const long task_tokens = count_tasks(shape, &step->batch, threads->num_threads, step->first_task);
+    long task_tokens = 0;
     NormJob norm_job = {.residual = step->residual, .out = step->hidden, .num_rows = num_rows,
                         .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16,
                         .multiplier = decoder->residual_multiplier, .kind = decoder->norm_kind,
-                        .beside = decoder->is_parallel ? step->beside : NULL};
+                        .beside = decoder->is_parallel ? step->beside : NULL, .scalar = 1};
     if (first == 0) {
         NormJob look_up = norm_job;
         look_up.token_ids = step->token_ids;
@@ -134,13 +182,19 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         if (step->cut && (is_cut = atomic_load_explicit(step->cut, memory_order_relaxed) != 0)) break;
         const Layer *layer = &decoder->layers[i];
         const Batch *batch = batch_of(step, i);
-        const long before = place_of(step, i) * step->layer_stride * cache_item(batch->cache_kind, is_bf16);
-        void *k_cache = (char *)step->k_cache + before, *v_cache = (char *)step->v_cache + before;
+        const int64_t in_order[2] = {place_of(step, i) * step->layer_stride, place_of(step, i) * step->layer_stride};
+        const int64_t *before = step->offsets ? step->offsets + 2 * i : in_order;
+        void *k_cache = (char *)step->k_cache + before[0] * cache_item(batch->cache_kind, is_bf16);
+        void *v_cache = (char *)step->v_cache + before[1] * cache_item(batch->cache_kind, is_bf16);
+        if (layer->shape != shape)
+            task_tokens = count_tasks(layer->shape, &step->batch, threads->num_threads, step->first_task);
+        shape = layer->shape;
+        const long q_width = shape->num_heads * shape->head_dim, kv_width = shape->num_kv_heads * shape->head_dim;
         const int is_last = i == decoder->num_layers - 1;
         const void *attended = step->attended;
         AttentionJob attention_job = {
             .shape = shape, .batch = batch, .q = step->qkv,
-            .q_stride = (shape->num_heads + 2 * shape->num_kv_heads) * shape->head_dim,
+            .q_stride = layer->is_q_alone ? q_width : q_width + 2 * kv_width,
             .k_cache = k_cache, .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
             .out = step->attended, .window = layer->window, .sinks = layer->sinks,
             .slopes = decoder->alibi_slopes, .first_task = step->first_task,
@@ -163,7 +217,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
                 .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = k_cache,
                 .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
                 .norm_place = layer->qk_norm_place, .kind = decoder->norm_kind == NORM_LAYER ? NORM_RMS : decoder->norm_kind,
-                .clip = layer->qkv_clip};
+                .clip = layer->qkv_clip, .v_norm = layer->v_norm, .is_q_alone = layer->is_q_alone};
             rotary(threads, &rotary_job);
             if (is_last && !step->num_logit_rows) break;
             attention(threads, &attention_job);
@@ -189,8 +243,8 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
             norm_job.x = NULL;
             norm(threads, &norm_job);
         }
-        if (layer->experts) {
-            experts_sum(threads, layer->experts, step->hidden, num_rows, step->hidden, step->experts_room);
+        if (layer->experts && !layer->dense_out_norm) {
+            experts_sum(threads, layer->experts, step->hidden, step->hidden, num_rows, step->hidden, step->experts_room);
         } else {
             product(threads, layer->gate_up, step->hidden, num_rows, step->inner, adapters, shrunk);
             product(threads, layer->down, step->inner, num_rows, step->hidden, adapters, shrunk);
@@ -199,7 +253,13 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         norm_job.x_weight = layer->feed_forward_out_norm;
         norm_job.beside_weight = layer->attention_out_norm;
         norm_job.weight = is_last ? decoder->final_norm : decoder->layers[i + 1].input_norm;
-        norm(threads, &norm_job);
+        NormJob last_job = norm_job;
+        if (layer->dense_out_norm) experts_beside(threads, layer, step, &last_job);
+        if (layer->input_gate)
+            told(threads, layer, step, i, decoder->num_layers,
+                 is_last && step->num_logit_rows > 0 ? step->logit_rows : NULL, &last_job, shrunk);
+        last_job.scalar = layer->scalar;
+        norm(threads, &last_job);
     }
     pthread_mutex_unlock(&threads->mutex);
     return is_cut;

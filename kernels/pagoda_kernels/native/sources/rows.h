@@ -34,6 +34,8 @@ typedef struct {
     float multiplier;       // of x and `beside`, or of what is looked up; rounded before it is added
     const void *x_weight;   // [width]: x is normed before that, in place, or what was looked up at last; or NULL
     const void *beside_weight;  // so with `beside`
+    const void *sum_weight;     // so with the sum of both; or NULL
+    float scalar;           // of the residual after that, rounded by itself
     int kind;               // of all norms: NORM_...
 } NormJob;
 
@@ -92,14 +94,24 @@ static inline __attribute__((always_inline)) void add_row(const NormJob *job, lo
         norm_row(job->x, first, job->x_weight, job->kind, width, job->eps, (void *)job->x, first, is_bf16);
     if (job->beside && job->beside_weight)
         norm_row(job->beside, first, job->beside_weight, job->kind, width, job->eps, (void *)job->beside, first, is_bf16);
+    if (job->sum_weight) {
+        for (long i = 0; i < width; i += LANES) {
+            const vfloat x = vload_some(job->x, first + i, width - i, is_bf16);
+            const vfloat beside = vload_some(job->beside, first + i, width - i, is_bf16);
+            vstore_some((void *)job->x, first + i, width - i, x + beside, is_bf16);
+        }
+        norm_row(job->x, first, job->sum_weight, job->kind, width, job->eps, (void *)job->x, first, is_bf16);
+    }
     for (long i = 0; i < width; i += LANES) {
         const vfloat before = vload_some(job->residual, first + i, width - i, is_bf16);
         vfloat x = vrounded(vload_some(job->x, first + i, width - i, is_bf16) * job->multiplier, is_bf16);
-        if (job->beside) {
+        if (job->beside && !job->sum_weight) {
             const vfloat beside = vload_some(job->beside, first + i, width - i, is_bf16) * job->multiplier;
             x = vrounded(vrounded(beside, is_bf16) + x, is_bf16);
         }
-        vstore_some(job->residual, first + i, width - i, before + x, is_bf16);
+        vfloat after = before + x;
+        if (job->scalar != 1) after = vrounded(after, is_bf16) * job->scalar;
+        vstore_some(job->residual, first + i, width - i, after, is_bf16);
     }
 }
 
@@ -125,6 +137,34 @@ static void norm(Threads *threads, const NormJob *job) {
     in_parallel(threads, norm_task, job, tasks_of(job->num_rows));
 }
 
+typedef struct {
+    void *x;               // [rows, width]
+    const void *by;        // [tokens, by_stride], what each row is multiplied with
+    const int64_t *tokens; // [rows]; NULL: 0, 1, ...
+    int64_t by_stride;
+    int64_t num_rows;
+    int64_t width;
+    int32_t is_bf16;
+} MultiplyJob;
+
+static inline __attribute__((always_inline)) void multiply_rows(const MultiplyJob *job, long task, const int is_bf16) {
+    const long width = job->width;
+    for (long row = task * TASK_TOKENS; row < end_of(task, job->num_rows); row++) {
+        const long from = (job->tokens ? job->tokens[row] : row) * job->by_stride;
+        for (long i = 0; i < width; i += LANES) {
+            const vfloat x = vload_some(job->x, row * width + i, width - i, is_bf16);
+            vstore_some(job->x, row * width + i, width - i, x * vload_some(job->by, from + i, width - i, is_bf16), is_bf16);
+        }
+    }
+}
+
+static void multiply_task(const void *argument, long task, int thread) {
+    const MultiplyJob *job = argument;
+    (void)thread;
+    if (job->is_bf16) multiply_rows(job, task, 1);
+    else multiply_rows(job, task, 0);
+}
+
 // Norms of Q and K: over a head, with one weight for all; over all heads at once; over a head, a layer norm each.
 enum { QK_NORM_HEAD, QK_NORM_JOINED, QK_NORM_EACH_HEAD };
 
@@ -137,6 +177,8 @@ typedef struct {
     int64_t rotary_dim;      // R
     const void *q_norm;      // [D], joined [H D], of each head [H, 2, D]; or NULL
     const void *k_norm;
+    const void *v_norm;      // [D], of each head of V; or NULL
+    int32_t is_q_alone;      // qkv is [T, H D]: there is no K or V to write
     int32_t norm_place;      // of both norms: QK_NORM_...
     int kind;                // of both norms, if they have one weight for all heads
     float clip;              // bound of Q, K and V, before norms with one weight for all heads; 0: none
@@ -202,16 +244,17 @@ static inline __attribute__((always_inline)) void clip_row(void *x, long width, 
 static inline __attribute__((always_inline)) void rotate_tokens(const RotaryJob *job, long task, const int is_bf16) {
     const AttentionShape *shape = job->shape;
     const Batch *batch = job->batch;
-    const long width = shape->head_dim, num_rotated = shape->num_heads + shape->num_kv_heads;
-    const long row_heads = num_rotated + shape->num_kv_heads;
+    const long num_kv_heads = job->is_q_alone ? 0 : shape->num_kv_heads;
+    const long width = shape->head_dim, num_rotated = shape->num_heads + num_kv_heads;
+    const long row_heads = num_rotated + num_kv_heads;
     for (long token = task * TASK_TOKENS; token < end_of(task, batch->num_tokens); token++) {
         void *row = (void *)at(job->qkv, token * row_heads * width, is_bf16);
         const float *cos_sin = NULL;
         if (job->cos_sin) cos_sin = job->cos_sin + ((const int32_t *)job->positions)[token] * job->rotary_dim;
-        const long q_width = shape->num_heads * width, k_width = shape->num_kv_heads * width;
+        const long q_width = shape->num_heads * width, k_width = num_kv_heads * width;
         if (job->norm_place == QK_NORM_JOINED) {
             norm_row(row, 0, job->q_norm, job->kind, q_width, job->eps, row, 0, is_bf16);
-            norm_row(row, q_width, job->k_norm, job->kind, k_width, job->eps, row, q_width, is_bf16);
+            if (k_width) norm_row(row, q_width, job->k_norm, job->kind, k_width, job->eps, row, q_width, is_bf16);
         }
         for (long head = 0; job->norm_place == QK_NORM_EACH_HEAD && head < num_rotated; head++) {
             const void *weight = head < shape->num_heads ? at(job->q_norm, 2 * head * width, is_bf16)
@@ -226,7 +269,9 @@ static inline __attribute__((always_inline)) void rotate_tokens(const RotaryJob 
                 norm_row(x, 0, weight, job->kind, width, job->eps, x, 0, is_bf16);
             if (cos_sin) rotate(x, cos_sin, job->rotary_dim, is_bf16);
         }
-        const long slot = batch->slot_mapping[token];
+        for (long head = num_rotated; job->v_norm && head < row_heads; head++)
+            norm_row(row, head * width, job->v_norm, NORM_RMS, width, job->eps, row, head * width, is_bf16);
+        const long slot = job->is_q_alone ? -1 : batch->slot_mapping[token];
         if (slot >= 0)
             write_slot(job, slot, at(row, shape->num_heads * width, is_bf16), at(row, num_rotated * width, is_bf16),
                        is_bf16);

@@ -201,7 +201,7 @@ def test_unknown_architecture_names_the_supported_ones(tmp_path: Path) -> None:
     ("fields", "what"),
     [
         ({"hidden_act": "relu"}, "hidden_act"),
-        ({"rope_scaling": {"rope_type": "proportional", "factor": 2.0}}, "rope_type"),
+        ({"rope_scaling": {"rope_type": "axial", "factor": 2.0}}, "rope_type"),
     ],
 )
 def test_unsupported_options_are_refused(tmp_path: Path, fields: dict[str, Any], what: str) -> None:

@@ -7,7 +7,7 @@ import torch
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import EngineConfig, load_model
-from pagoda_engine.models.embedding import Embedding
+from pagoda_engine.models.embeddings.embedding import Embedding
 from pagoda_kernels.native.packed_linear import PackedLinear, can_pack
 
 needs_packing = pytest.mark.skipif(

@@ -22,6 +22,7 @@ from pagoda_engine import (
 from pagoda_engine.models.kv.dtype import resolve_kv_dtype
 from pagoda_engine.models.kv.measure import HEADROOM, STEPS_PER_DOUBLING
 from pagoda_engine.models.kv.scales import NAMES
+from pagoda_kernels.native import packed_linear
 from pagoda_kernels.one_byte_dtypes import LARGEST
 
 PROMPT = list(range(40, 75))
@@ -141,6 +142,22 @@ def test_logits_are_near_those_of_plain_kv(tmp_path: Path, family: str, kv: str)
     plain, coded = logprobs(load(folder)), logprobs(load(folder, kv))
     error = (coded - plain).norm() / (plain - plain.mean()).norm()
     assert 1e-4 < error < 0.3
+
+
+@ONE_BYTE
+def test_heads_of_two_sizes_are_cached_in_one_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str
+) -> None:
+    """The same by the native forward as by torch's operators; how near depends on the scores."""
+    folder = make_family_checkpoint(tmp_path, "gemma4")
+    native = load(folder, kv)
+    found, plain = logprobs(native), logprobs(load(folder))
+    monkeypatch.setattr(packed_linear, "can_pack", lambda *_: False)
+    by_torch = load(folder, kv)
+    assert not by_torch.decoder.is_native
+    assert native.kv_scales == by_torch.kv_scales
+    torch.testing.assert_close(found, logprobs(by_torch), rtol=1e-3, atol=1e-3)
+    assert (found - plain).norm() > 1e-4 * plain.norm()
 
 
 def test_the_identity_tells_dtypes_and_scales_apart(tmp_path: Path) -> None:

@@ -82,6 +82,26 @@ def test_codes_that_weights_are_given(quantization: str, is_tied: bool, tmp_path
         assert reckoned == taken
 
 
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_small", "gemma4_moe"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_layers_that_are_not_alike(family: str, quantization: str, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {
+        "vocab_size": 320,
+        "vocab_size_per_layer_input": 320,
+        "hidden_size": 64,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 2,
+        "num_experts": 64,
+        "moe_intermediate_size": 64,
+        **({"hidden_size_per_layer_input": 64} if family == "gemma4_small" else {}),
+        "num_key_value_heads": 2,
+    }
+    folder = make_family_checkpoint(tmp_path / "model", family, **sizes)
+    reckoned, taken = reckoned_and_taken(folder, "bfloat16", quantization)
+    assert reckoned == taken
+
+
 def test_experts_in_mxfp4(tmp_path: Path) -> None:
     sizes = {"vocab_size": 320, "num_key_value_heads": 4, "num_local_experts": 64}
     dense, coded = (

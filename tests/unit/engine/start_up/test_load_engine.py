@@ -22,6 +22,7 @@ from pagoda_engine.start_up import load_engine as module
 from pagoda_engine.start_up.load_engine import load_engine, step_limits_of
 from pagoda_engine.start_up.phases import StartUp
 from pagoda_engine.start_up.step_limits import CUDA_LIMITS
+from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.library import native_library
 
 GIB = 2**30
@@ -53,6 +54,25 @@ def test_the_start_leaves_nothing_behind(folder: Path) -> None:
     assert not engine.has_work()
     assert evicted == []
     assert engine.step().stored == ()
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_layers_of_unlike_heads_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_native: bool, kv_cache_dtype: str
+) -> None:
+    if not is_native:
+        monkeypatch.setattr(packed_linear, "can_pack", lambda *_: False)
+    folder = make_family_checkpoint(tmp_path, "gemma4_small")
+    engine = load(folder, num_blocks=0, kv_cache_bytes=2**20, kv_cache_dtype=kv_cache_dtype)
+
+    layout = engine.kv_cache.layout
+    assert layout.mixed is not None
+    assert engine.kv_cache.num_blocks == 2**20 // layout.block_bytes
+    num_wide, num_narrow, item = 2, 4, 1 if kv_cache_dtype == "int8" else 4
+    needed = layout.block_size * 2 * (num_wide * 24 + num_narrow * 16) * item
+    assert needed <= layout.block_bytes < 1.3 * needed  # the last part has room for two layers
+    assert engine.kv_cache.tensor.nbytes == engine.kv_cache.num_blocks * layout.block_bytes
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

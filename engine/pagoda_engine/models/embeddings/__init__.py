@@ -1,0 +1,1 @@
+"""Rows by token: of the residual, and of what each layer is told besides."""

@@ -1,0 +1,1 @@
+"""Gemma: one file for those that are alike."""
