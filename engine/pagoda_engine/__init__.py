@@ -32,6 +32,7 @@ from pagoda_engine.models.model_folder import LoadedModel, load_model
 from pagoda_engine.sampling.beam_search import Hypothesis
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.sampling_params import BeamSearchParams, EarlyStopping, SamplingParams
+from pagoda_engine.scheduler.limits import Limits
 from pagoda_engine.scheduler.resumption import MatchLower, Preemption, Resumption
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.scheduler.step_cost import StepCost
@@ -77,6 +78,7 @@ __all__ = [
     "KvCache",
     "KvLayout",
     "KvSource",
+    "Limits",
     "LoadedModel",
     "MatchLower",
     "MemoryBudgetError",

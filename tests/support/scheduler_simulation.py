@@ -293,6 +293,7 @@ class Simulation:
         self.keep(scheduled)
         if not self.lag and scheduled.has_imports:  # as in `Engine.step`: whoever imports is told
             scheduled = replace(scheduled, batch=())
+            self.scheduler.not_computed()
         if scheduled.batch:
             self.in_flight.append((scheduled, self.launch(scheduled)))
         if self.in_flight and (len(self.in_flight) > self.lag or not scheduled.batch):

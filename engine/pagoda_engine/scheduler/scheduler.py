@@ -8,6 +8,7 @@ import math
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.scheduler.admission import Admission
 from pagoda_engine.scheduler.invariants import check_sequence
+from pagoda_engine.scheduler.limits import count
 from pagoda_engine.scheduler.preemption import SHARE, STUCK, RunningBlocks
 from pagoda_engine.scheduler.proposing.room import ProposalRoom
 from pagoda_engine.scheduler.proposing.speculator import Speculator
@@ -76,6 +77,7 @@ class Scheduler:
             )
         self._lateness = Lateness()
         self._num_steps = 0
+        self._limits: list[tuple[Sequence, str]] = []
         self.waiting = self._queues.waiting
         self.running = self._queues.running
         self.importing = self._queues.importing
@@ -152,6 +154,7 @@ class Scheduler:
         elif self._running_blocks.are_stuck(prefills):
             self._running_blocks.preempt_largest(self.step_cost, STUCK)
         self._counts.end_step()
+        self._limits = plan.limits
         reserved, resumed = self._admission.take_admitted()
         preempted = self._running_blocks.take_preempted()
         return ScheduledStep(tuple(plan.batch), reserved, preempted, resumed)
@@ -159,6 +162,8 @@ class Scheduler:
     def not_computed(self) -> None:
         """Note that the latest step is not computed; what was in it is scheduled again."""
         self._lateness.not_computed()
+        for sequence, limit in self._limits:
+            count(sequence.chunk_limits, limit, -1)
 
     def start_running(self, sequence: Sequence) -> None:
         """Let a sequence whose KV was imported take part in steps."""
