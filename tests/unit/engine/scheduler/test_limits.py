@@ -5,13 +5,9 @@ from collections.abc import Sequence as SequenceOf
 import pytest
 from support.engine_driver import make_request
 from support.forcing_mask import ForcingMask
+from support.imaginary_model import VOCAB_SIZE, AlwaysRight
 from support.scheduled_steps import add
-from support.scheduler_simulation import (
-    VOCAB_SIZE,
-    AlwaysRight,
-    Simulation,
-    make_simulation,
-)
+from support.scheduler_simulation import Simulation, make_simulation
 
 from pagoda_engine import SamplingParams, StepCost
 from pagoda_engine.scheduler import Sequence
