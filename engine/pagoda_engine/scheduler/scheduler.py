@@ -124,6 +124,8 @@ class Scheduler:
         self._counts.begin_step()
         are_several = self._queues.flows.are_several
         victims = self._make_room() if are_several else []
+        # Who was just preempted would be admitted at once and preempted again.
+        closed = {victim.flow for victim in victims}
         prefills, decodes, resting = list[Sequence](), list[Sequence](), list[Sequence]()
         for sequence in self.running:
             if sequence.num_launched_tokens < sequence.prefill_end:
@@ -132,7 +134,9 @@ class Scheduler:
                 decodes.append(sequence)
             else:
                 resting.append(sequence)
-        shared = self._share(decodes, prefills, resting) if are_several else None
+        shared = None
+        if are_several:
+            shared = self._share(decodes, prefills, resting, closed)
         plan = StepPlan(
             self._num_steps,
             self._config,
@@ -142,9 +146,9 @@ class Scheduler:
             proposals=self._proposals,
             shared=shared,
         )
-        victims += plan.add_decodes(decodes)
-        # Who was just preempted would be admitted at once and preempted again.
-        closed = {victim.flow for victim in victims}
+        if others := plan.add_decodes(decodes):
+            victims += others
+            closed |= {victim.flow for victim in others}
         if victims:
             prefills = [s for s in prefills if s.state is SequenceState.RUNNING]
         self._add_prompts(plan, prefills, closed)
@@ -245,7 +249,11 @@ class Scheduler:
         return victims
 
     def _share(
-        self, decodes: list[Sequence], prefills: list[Sequence], resting: list[Sequence]
+        self,
+        decodes: list[Sequence],
+        prefills: list[Sequence],
+        resting: list[Sequence],
+        closed: set[Flow],
     ) -> SharedStep:
         """Deal the step out to the flows by what they could use of it."""
         demands = demands_of(
@@ -254,7 +262,7 @@ class Scheduler:
             decodes=decodes,
             prefills=prefills,
             resting=resting,
-            foreseen_tokens=self._admission.foreseen_tokens(),
+            foreseen_tokens=self._admission.foreseen_tokens(closed),
         )
         return SharedStep(
             demands,
