@@ -33,6 +33,7 @@ from pagoda_engine.models.model_folder import LoadedModel, load_model
 from pagoda_engine.sampling.beam_search import Hypothesis
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.sampling_params import BeamSearchParams, EarlyStopping, SamplingParams
+from pagoda_engine.scheduler.limits import Limits
 from pagoda_engine.scheduler.resumption import MatchLower, Preemption, Resumption
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.scheduler.step_cost import StepCost
@@ -78,6 +79,7 @@ __all__ = [
     "KvCache",
     "KvLayout",
     "KvSource",
+    "Limits",
     "LoadedModel",
     "MatchLower",
     "MemoryBudgetError",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pagoda_engine.scheduler import Sequence
 from pagoda_engine.speculation import ForwardTime
-from support.scheduler_simulation import VOCAB_SIZE, next_token
+from support.imaginary_model import VOCAB_SIZE, next_token
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from opentelemetry.context import Context
 from opentelemetry.trace import Link
 
-from pagoda_engine import SequenceOutput, SequenceRequest
+from pagoda_engine import Limits, SequenceOutput, SequenceRequest
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 
 
@@ -61,6 +61,9 @@ class LiveSequence:
         num_prefilled_tokens: computed here as prefill.
         num_proposed_tokens: verified here.
         num_accepted_tokens: of them, those that are output.
+        chunk_limits: why chunks of its prompt had no more tokens, as `SequenceOutput` has it.
+        resumed_limits: the same of those that were computed after its first token.
+        proposal_limits: why proposals had no more.
         record_id: of its usage record, once it has one.
         num_recorded_tokens: published from here, as a record said that was made before its end.
         waited_for: what it lacked before it was let in, as `Reservation` has it.
@@ -90,6 +93,9 @@ class LiveSequence:
     num_prefilled_tokens: int = 0
     num_proposed_tokens: int = 0
     num_accepted_tokens: int = 0
+    chunk_limits: Limits = field(default_factory=dict)
+    resumed_limits: Limits = field(default_factory=dict)
+    proposal_limits: Limits = field(default_factory=dict)
     record_id: str = ""
     num_recorded_tokens: int = 0
     waited_for: tuple[str, ...] = ()
@@ -103,6 +109,19 @@ class LiveSequence:
             self.num_prefilled_tokens = output.num_prefilled_tokens
             self.num_proposed_tokens = output.num_proposed_tokens
             self.num_accepted_tokens = output.num_accepted_tokens
+            self.take_limits(output)
+
+    def take_limits(self, output: SequenceOutput) -> None:
+        """Note what an output says of chunks and proposals, if it says anything."""
+        if output.limits is None:
+            return
+        chunks, self.proposal_limits = output.limits
+        if not self.stages.joined:
+            self.chunk_limits = chunks
+            return
+        before = self.chunk_limits
+        more = {limit: number - before.get(limit, 0) for limit, number in chunks.items()}
+        self.resumed_limits = {limit: number for limit, number in more.items() if number}
 
     @property
     def num_known_tokens(self) -> int:

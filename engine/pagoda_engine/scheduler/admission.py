@@ -130,11 +130,14 @@ class Admission:
             return []
         return self._givers_to(first, self._counts.holdings().copy())
 
-    def foreseen_tokens(self) -> dict[Flow, int]:
-        """Return the tokens of prompts that a step makes room for before they are admitted."""
+    def foreseen_tokens(self, closed: AbstractSet[Flow]) -> dict[Flow, int]:
+        """Return the tokens of prompts that a step makes room for before they are admitted.
+
+        `closed` flows admit nobody.
+        """
         num_tokens = dict[Flow, int]()
         if self._queues.waiting and self._queues.has_seats():
-            for sequence, has_blocks in self._firsts():
+            for sequence, has_blocks in self._firsts(closed):
                 if has_blocks:
                     line = itertools.islice(self._queues.line(sequence.flow), MAX_FORESEEN)
                     computed = (s for s in line if not s.is_import_pending)

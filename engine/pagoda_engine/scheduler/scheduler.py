@@ -8,6 +8,7 @@ import math
 from pagoda_engine.config import EngineConfig
 from pagoda_engine.scheduler.admission import Admission
 from pagoda_engine.scheduler.invariants import check_sequence
+from pagoda_engine.scheduler.limits import count
 from pagoda_engine.scheduler.preemption import SHARE, STUCK, RunningBlocks
 from pagoda_engine.scheduler.proposing.room import ProposalRoom
 from pagoda_engine.scheduler.proposing.speculator import Speculator
@@ -76,6 +77,7 @@ class Scheduler:
             )
         self._lateness = Lateness()
         self._num_steps = 0
+        self._limits: list[tuple[Sequence, str]] = []
         self.waiting = self._queues.waiting
         self.running = self._queues.running
         self.importing = self._queues.importing
@@ -122,6 +124,8 @@ class Scheduler:
         self._counts.begin_step()
         are_several = self._queues.flows.are_several
         victims = self._make_room() if are_several else []
+        # Who was just preempted would be admitted at once and preempted again.
+        closed = {victim.flow for victim in victims}
         prefills, decodes, resting = list[Sequence](), list[Sequence](), list[Sequence]()
         for sequence in self.running:
             if sequence.num_launched_tokens < sequence.prefill_end:
@@ -130,7 +134,9 @@ class Scheduler:
                 decodes.append(sequence)
             else:
                 resting.append(sequence)
-        shared = self._share(decodes, prefills, resting) if are_several else None
+        shared = None
+        if are_several:
+            shared = self._share(decodes, prefills, resting, closed)
         plan = StepPlan(
             self._num_steps,
             self._config,
@@ -140,9 +146,9 @@ class Scheduler:
             proposals=self._proposals,
             shared=shared,
         )
-        victims += plan.add_decodes(decodes)
-        # Who was just preempted would be admitted at once and preempted again.
-        closed = {victim.flow for victim in victims}
+        if others := plan.add_decodes(decodes):
+            victims += others
+            closed |= {victim.flow for victim in others}
         if victims:
             prefills = [s for s in prefills if s.state is SequenceState.RUNNING]
         self._add_prompts(plan, prefills, closed)
@@ -152,6 +158,7 @@ class Scheduler:
         elif self._running_blocks.are_stuck(prefills):
             self._running_blocks.preempt_largest(self.step_cost, STUCK)
         self._counts.end_step()
+        self._limits = plan.limits
         reserved, resumed = self._admission.take_admitted()
         preempted = self._running_blocks.take_preempted()
         return ScheduledStep(tuple(plan.batch), reserved, preempted, resumed)
@@ -159,6 +166,8 @@ class Scheduler:
     def not_computed(self) -> None:
         """Note that the latest step is not computed; what was in it is scheduled again."""
         self._lateness.not_computed()
+        for sequence, limit in self._limits:
+            count(sequence.chunk_limits, limit, -1)
 
     def start_running(self, sequence: Sequence) -> None:
         """Let a sequence whose KV was imported take part in steps."""
@@ -240,7 +249,11 @@ class Scheduler:
         return victims
 
     def _share(
-        self, decodes: list[Sequence], prefills: list[Sequence], resting: list[Sequence]
+        self,
+        decodes: list[Sequence],
+        prefills: list[Sequence],
+        resting: list[Sequence],
+        closed: set[Flow],
     ) -> SharedStep:
         """Deal the step out to the flows by what they could use of it."""
         demands = demands_of(
@@ -249,7 +262,7 @@ class Scheduler:
             decodes=decodes,
             prefills=prefills,
             resting=resting,
-            foreseen_tokens=self._admission.foreseen_tokens(),
+            foreseen_tokens=self._admission.foreseen_tokens(closed),
         )
         return SharedStep(
             demands,

@@ -11,6 +11,7 @@ from pagoda_engine.cache.block_pool import NO_BLOCKS
 from pagoda_engine.sampling.row_plan import SampleRow
 from pagoda_engine.sampling.sampling_state import SamplingState
 from pagoda_engine.scheduler.beams import Beams
+from pagoda_engine.scheduler.limits import Limits
 from pagoda_engine.sequence_request import SequenceRequest
 from pagoda_engine.speculation import Guesses
 from pagoda_engine.token_mask import TokenBits
@@ -113,6 +114,8 @@ class Sequence:
             can be proposed.
         num_proposed_tokens: verified by the steps that were read.
         num_accepted_tokens: of them, those that are in the output.
+        chunk_limits: why chunks of its prompt were not longer, as often as there were some.
+        proposal_limits: why proposals were not longer; those that rest are not asked why.
         beams: the search that it computes; None: it is none.
         leader: of a search the sequence that queues, states and outputs are about, and whose tokens
             and blocks are of one beam; else itself.
@@ -128,6 +131,7 @@ class Sequence:
         "block_hashes",
         "block_ids",
         "can_speculate",
+        "chunk_limits",
         "compute_ns",
         "flow",
         "follows_read_tokens",
@@ -155,6 +159,7 @@ class Sequence:
         "num_unread_tokens",
         "num_unverified_tokens",
         "prefill_end",
+        "proposal_limits",
         "rank",
         "request",
         "sampling_state",
@@ -246,6 +251,8 @@ class Sequence:
         self.waits_for_tokens = False
         self.num_proposed_tokens = 0
         self.num_accepted_tokens = 0
+        self.chunk_limits: Limits = {}
+        self.proposal_limits: Limits = {}
         self.sampling_state = sampling_state
         self.stop_token_ids = frozenset(sampling_state.stop_token_ids)
         self.beams = beams

@@ -7,6 +7,14 @@ import math
 from collections.abc import Sequence as SequenceOf
 
 from pagoda_engine.config import EngineConfig
+from pagoda_engine.scheduler.limits import (
+    BLOCKS,
+    END_OF_PROMPT,
+    STEP_TIME,
+    STEP_TOKENS,
+    TENANT_SHARE,
+    count,
+)
 from pagoda_engine.scheduler.preemption import RunningBlocks
 from pagoda_engine.scheduler.proposing.room import ProposalRoom
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
@@ -28,6 +36,7 @@ class StepPlan:
     Attributes:
         batch: what it computes so far.
         budgets: tokens that each flow's prompts may have yet.
+        limits: what was counted of its chunks, and of whom.
     """
 
     def __init__(
@@ -54,6 +63,7 @@ class StepPlan:
         """
         self.batch: list[ScheduledSequence] = []
         self.budgets: dict[Flow, int] = {}
+        self.limits: list[tuple[Sequence, str]] = []
         self._number = number
         self._cost = cost
         self._flows = flows
@@ -87,7 +97,7 @@ class StepPlan:
             for flow in budgets:
                 spare, budgets[flow] = min(0, spare + budgets[flow]), max(0, budgets[flow] + spare)
         proposals: dict[Sequence, SequenceOf[int]] = {}
-        if self._proposals is not None:
+        if self._proposals is not None and not self._proposals.rest(decodes):
             unclaimed = math.inf if shared is None else shared.unclaimed
             proposals = self._proposals.propose(
                 decodes, self._cost, spare=spare, unclaimed=unclaimed
@@ -120,7 +130,10 @@ class StepPlan:
         it is long goes by what it takes: few tokens behind a long cached prefix take long too.
         """
         flow, cost = sequence.flow, self._cost
-        budget = min(self.budgets[flow], self._running_blocks.extend(sequence))
+        budget = self.budgets[flow]
+        limit = STEP_TOKENS if self._shared is None else TENANT_SHARE
+        if (num_slots := self._running_blocks.extend(sequence)) < budget:
+            budget, limit = num_slots, BLOCKS
         cached = sequence.num_cached_tokens
         if not budget:
             return
@@ -129,10 +142,15 @@ class StepPlan:
         if is_long and (num_decodes := sum(not entry.is_prefill for entry in self.batch)):
             spare = (LONG_STEP - 1) * cost.of(num_decodes=num_decodes, num_prefill_tokens=0)
             spare = max(spare, cost.of_prompt(0, MIN_CHUNK))
-            num_tokens = cost.tokens_within(spare, sequence.num_launched_tokens)
-            budget = min(budget, max(1, num_tokens))
+            num_tokens = max(1, cost.tokens_within(spare, sequence.num_launched_tokens))
+            if num_tokens < budget:
+                budget, limit = num_tokens, STEP_TIME
         self._flows.note_step(flow, self._number, is_prefill=True)
         self.budgets[flow] -= self._add(sequence, budget)
+        if self.batch[-1].samples:
+            limit = END_OF_PROMPT
+        count(sequence.chunk_limits, limit)
+        self.limits.append((sequence, limit))
         if not self._flows.are_several:
             num_scheduled = sum(entry.num_new_tokens for entry in self.batch if entry.is_prefill)
             if num_scheduled >= self._enough_prompt_tokens:

@@ -18,7 +18,7 @@ class Guesses(Acceptance):
     verified any more is watched for free, and begins again when it repeats itself.
 
     Attributes:
-        num_rests: steps for which it is not worth while to look.
+        looks_at: the number of the step from which on it is worth while to look again.
     """
 
     __slots__ = (
@@ -27,13 +27,13 @@ class Guesses(Acceptance):
         "_num_seen",
         "_proposer",
         "_token_ids",
-        "num_rests",
+        "looks_at",
     )
 
     def __init__(self, token_ids: Sequence[int], proposer: Proposer) -> None:
         """Follow `token_ids`, which go on growing, as `proposer` does."""
         super().__init__()
-        self.num_rests = 0
+        self.looks_at = 0
         self._next_rest = 1
         self._token_ids = token_ids
         self._proposer = proposer
@@ -55,7 +55,12 @@ class Guesses(Acceptance):
         self._expected = self._proposer.propose(max_tokens) if max_tokens else ()
         return self._expected
 
-    def rest(self, *, is_useful: bool) -> None:
-        """Look less often, the longer no look has been useful: each takes some microseconds."""
-        self.num_rests = 0 if is_useful else self._next_rest
+    def rest(self, step: int, *, is_useful: bool) -> None:
+        """Look less often, the longer no look has been useful: each takes some microseconds.
+
+        Args:
+            step: that has looked.
+            is_useful: it found something.
+        """
+        self.looks_at = step + 1 + (0 if is_useful else self._next_rest)
         self._next_rest = 1 if is_useful else min(MAX_RESTS, 2 * self._next_rest)

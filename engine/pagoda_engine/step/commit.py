@@ -91,12 +91,13 @@ def commit_step(
         token_ids = sequence.token_ids
         num_tokens = len(token_ids)
         token_ids.append(token_id)
-        reason = stop_token_id = None
+        reason = stop_token_id = limits = None
         if token_id in sequence.stop_token_ids or num_tokens + 1 >= sequence.max_num_tokens:
             reason = end_of(sequence)
             stop_token_id = token_id if reason is FinishReason.STOP else None
             sequence.has_ended = True
             scheduler.finish(sequence)
+            limits = sequence.chunk_limits, sequence.proposal_limits
         fields = (
             sequence.request.sequence_id,
             num_tokens - sequence.num_prompt_tokens,
@@ -113,6 +114,7 @@ def commit_step(
             sequence.num_prefilled_tokens,
             sequence.num_proposed_tokens,
             sequence.num_accepted_tokens,
+            limits,
         )
         outputs.append(_new_tuple(SequenceOutput, fields))
     return outputs, computed
@@ -202,6 +204,9 @@ def _commit_tokens(
         if scheduled.proposed:
             _keep_accepted(scheduler, sequence, len(sequence.token_ids) - first, len(sampled))
         output = output_from(sequence, first, reason)
+        if scheduled.is_prefill:  # copies: this goes to another thread, and they go on
+            limits = sequence.chunk_limits.copy(), sequence.proposal_limits.copy()
+            output = output._replace(limits=limits)
     else:
         output = final_output(sequence, FinishReason.LENGTH)
     if output.token_ids and sampled[0].logprobs is not None:

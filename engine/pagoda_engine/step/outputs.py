@@ -30,6 +30,7 @@ def final_output(
         num_prefilled_tokens=sequence.num_prefilled_tokens,
         num_proposed_tokens=sequence.num_proposed_tokens,
         num_accepted_tokens=sequence.num_accepted_tokens,
+        limits=(sequence.chunk_limits, sequence.proposal_limits),
     )
 
 
@@ -45,6 +46,7 @@ def output_from(sequence: Sequence, first: int, reason: FinishReason | None) -> 
         num_prefilled_tokens=sequence.num_prefilled_tokens,
         num_proposed_tokens=sequence.num_proposed_tokens,
         num_accepted_tokens=sequence.num_accepted_tokens,
+        limits=None if reason is None else (sequence.chunk_limits, sequence.proposal_limits),
     )
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pagoda_engine.sampling.beam_search import Hypothesis
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
+from pagoda_engine.scheduler.limits import Limits
 from pagoda_engine.scheduler.resumption import Preemption, Resumption
 
 
@@ -40,6 +41,9 @@ class SequenceOutput(NamedTuple):
     the sequence up to here, ``num_accepted_tokens`` what of the latter is output; outputs of the
     prompt's logprobs do not say it.
 
+    ``limits`` come with the first token behind a prompt and with the end: why chunks of the prompt,
+    and proposals, had no more tokens, as often as they did (see `scheduler.limits`).
+
     A sequence's last output has ``finish_reason``; it may carry no token (abort, error, invalid,
     max_tokens 0, or the end by an imported first token). The one token of a ``prefill_only``
     sequence has a finish_reason only if the output really ends with it (a stop token, or max_tokens
@@ -64,6 +68,7 @@ class SequenceOutput(NamedTuple):
     num_prefilled_tokens: int = 0
     num_proposed_tokens: int = 0
     num_accepted_tokens: int = 0
+    limits: tuple[Limits, Limits] | None = None
 
 
 @dataclass(frozen=True, slots=True)

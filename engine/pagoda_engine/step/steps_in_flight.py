@@ -105,6 +105,7 @@ class StepsInFlight:
         if not self._queue.lag and scheduled.has_imports:
             # A step is computed before it returns, and whoever imports must not wait for that.
             scheduled = replace(scheduled, batch=())
+            self._scheduler.not_computed()
         scheduled_at = self._clock()
         with self._queue.preparing():
             batch, rows, failed = self._rows(scheduled.batch)

@@ -111,6 +111,7 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
             sequence.next_index = output.first_index + len(output.token_ids)
             reason = output.finish_reason
             sequence.finish_reason = "" if reason is None else reason.value
+            sequence.take_limits(output)
             sequence.stages.first_token = self.worker.clock()
             frame = engine_messages.frame(sequence, output)
             frame.cached.CopyFrom(engine_messages.cached_message(sequence.cached))

@@ -57,6 +57,9 @@ def resumptions(traces: Path) -> list[dict[str, Any]]:
     spans = [span for span in every if span["name"] == "decode.resume"]
     assert {span["attributes"]["pagoda.resume.preempted_because"] for span in spans} == {GROWTH}
     assert all(s["end_unix_seconds"] >= s["start_unix_seconds"] > 0 for s in spans)
+    again = [s["attributes"] for s in every if s["name"] == "decode.generate"]
+    chunks = sum(attributes.get("pagoda.chunks.end_of_prompt", 0) for attributes in again)
+    assert 0 < chunks <= len(spans), "each computes once more up to its end, if it comes to it"
     return [
         {key.removeprefix("pagoda.resume."): value for key, value in span["attributes"].items()}
         for span in spans

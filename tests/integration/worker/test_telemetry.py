@@ -1,6 +1,7 @@
 """Spans, KV events and heartbeats of one request."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -20,6 +21,15 @@ pytestmark = pytest.mark.integration
 
 PROMPT = list(range(1, 101))
 LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+
+
+def counts(span: dict[str, Any], of: str) -> dict[str, int]:
+    """Return how often each limit was one."""
+    prefix = f"pagoda.{of}."
+    found = span["attributes"].items()
+    return {key.removeprefix(prefix): value for key, value in found if key.startswith(prefix)}
+
+
 REMOTE = {
     "prefill.queue",
     "kv.fetch",
@@ -69,6 +79,8 @@ async def test_every_stage_is_a_span_under_the_gateways(
     assert all(s["end_unix_seconds"] >= s["start_unix_seconds"] for s in spans.values())
     generate = spans["decode.generate"]["attributes"]
     assert generate["pagoda.output_tokens"] == (11 if "kv.transfer" in expected else 12)
+    assert counts(spans["prefill.compute"], "chunks") == {"step_tokens": 3, "end_of_prompt": 1}
+    assert counts(spans["decode.generate"], "chunks") == {}, "of nothing that was preempted"
 
 
 @pytest.mark.parametrize("prefill_worker_id", ["", "prefill-1"])
@@ -109,6 +121,10 @@ async def test_speculation_is_counted_and_traced(
     assert span["attributes"]["pagoda.output_tokens"] == num_tokens
     assert span["attributes"]["pagoda.proposed_tokens"] == proposed
     assert span["attributes"]["pagoda.accepted_tokens"] == accepted
+    limits = counts(span, "proposals")
+    assert limits.keys() <= {"setting", "nothing_found", "acceptance", "load", "end_of_output"}
+    assert "setting" in limits, "as many as are set were verified"
+    assert sum(limits.values()) <= 99, "of a step one, at the most"
 
 
 @pytest.mark.parametrize("prefill_worker_id", ["", "prefill-1"])

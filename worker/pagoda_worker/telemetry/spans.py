@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from opentelemetry.trace import Link
 from opentelemetry.util.types import AttributeValue
 
-from pagoda_engine import Resumption
+from pagoda_engine import Limits, Resumption
 from pagoda_runtime.telemetry.tracing import record_span
 from pagoda_worker.sequences import LiveSequence
 from pagoda_worker.telemetry.metrics import WorkerMetrics
@@ -99,6 +99,7 @@ class StageRecorder:
                 "pagoda.cached_tokens.device": cached.device,
                 "pagoda.cached_tokens.cpu": cached.cpu,
                 "pagoda.cached_tokens.nvme": cached.nvme,
+                **_counts("chunks", sequence.chunk_limits),
                 **extra,
             },
             sequence.step_links,
@@ -169,6 +170,8 @@ class StageRecorder:
                 "pagoda.proposed_tokens": sequence.num_proposed_tokens,
                 "pagoda.accepted_tokens": sequence.num_accepted_tokens,
                 "pagoda.finish_reason": finish_reason,
+                **_counts("chunks", sequence.resumed_limits),
+                **_counts("proposals", sequence.proposal_limits),
             },
             sequence.step_links,
         )
@@ -179,3 +182,8 @@ def _waited(sequence: LiveSequence) -> dict[str, AttributeValue]:
     if not sequence.waited_for:
         return {}
     return {"pagoda.queue.waited_for": ", ".join(sequence.waited_for)}
+
+
+def _counts(of: str, limits: Limits) -> dict[str, AttributeValue]:
+    """Return an attribute for each limit: how often it was one."""
+    return {f"pagoda.{of}.{limit}": number for limit, number in limits.items()}

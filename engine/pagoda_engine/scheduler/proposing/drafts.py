@@ -11,6 +11,14 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
+from pagoda_engine.scheduler.limits import (
+    ACCEPTANCE,
+    DRAFT,
+    END_OF_OUTPUT,
+    ROOM,
+    SETTING,
+    count,
+)
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.speculation import Acceptance, ForwardTime
@@ -29,7 +37,7 @@ CREDIT_STEPS = 8.0
 """Steps' time that may be lost at once, before it is not asked until that was made up for."""
 NUM_PROBED = 2
 """Tokens that are drafted to find out."""
-NUM_RESTS = 15
+NUM_RESTS = 63
 """Steps for which nobody is asked about once nothing could be gained; but if others decode."""
 FIRST_ACCEPTANCE = 0.7
 """Share of right tokens that is expected of a draft until something is known: somebody chose it."""
@@ -140,10 +148,28 @@ class Drafts:
         self._credit = math.inf  # seconds that may be lost; see `_may_lose`
         self._probe_credit = 0.0  # as many again, saved up to find out
         self._allowance = 0.0  # seconds that the draft may compute prompts for
+        self._is_off = False  # for `_num_rests` steps, or until the number of decodes changes
         self._num_rests = 0
         self._num_decodes = 0
         self._num_steps = 0  # since it was last looked at what may be gained
         self._pays = False
+
+    def rest(self, num_decodes: int, *, prolong: bool = False) -> bool:
+        """Tell whether nobody is drafted in a step of so many decodes, and count it if so.
+
+        Args:
+            num_decodes: of the step.
+            prolong: who rests goes on, since looking now would be for this alone.
+        """
+        if self._asked:
+            self._compare()
+        if not self._is_off or num_decodes != self._num_decodes:
+            return False
+        if self._num_rests == 0 and not prolong:
+            return False
+        self._num_rests -= self._num_rests > 0
+        self._num_steps += 1
+        return True
 
     def add_to(
         self,
@@ -166,16 +192,13 @@ class Drafts:
         Returns:
             Those for whom the draft proposes.
         """
-        if self._asked:
-            self._compare()
-        self._num_steps += 1
-        if self._num_rests and len(decodes) == self._num_decodes:
-            self._num_rests -= 1
+        if self.rest(len(decodes)):
             return []
+        self._num_steps += 1
         step = cost.of(num_decodes=len(decodes), num_prefill_tokens=0)
         self._credit += PROBE_SHARE * step * self._num_steps
         self._probe_credit += 0.0 if self._pays else PROBE_SHARE * step * self._num_steps
-        self._num_rests, self._num_decodes, self._num_steps = 0, len(decodes), 0
+        self._is_off, self._num_decodes, self._num_steps = False, len(decodes), 0
         num_rows = room()
         if num_rows < 1:
             return []
@@ -194,12 +217,16 @@ class Drafts:
         allowed = min(unclaimed, CATCH_UP_SHARE * step)
         worthy = [c for c in candidates if self._pays and c.gain > c.given_up]
         ready = [c for c in worthy if self._can_draft(c.sequence, num_tokens)]
+        _note_limits(candidates, ready, num_tokens, self._max_tokens)
+        num_best = num_tokens
         num_tokens, unclaimed = self._within(ready, num_tokens, cost, num_rows, unclaimed)
+        for candidate in ready if num_tokens < num_best else ():
+            count(candidate.sequence.proposal_limits, ROOM)
         late = [c for c in worthy if c not in ready] if len(ready) < len(worthy) else []
         catches_up = self._catch_up(late, min(unclaimed, CATCH_UP_SHARE * step))
         if not ready and not catches_up:
             self._pays = False
-            self._num_rests = NUM_RESTS
+            self._is_off, self._num_rests = True, NUM_RESTS
             before = self._credit
             drafted = self._probe(proposals, candidates, cost, allowed)
             self._probe_credit -= before - self._credit
@@ -425,17 +452,35 @@ class Drafts:
         if num_missing > MAX_FIRST_TOKENS:
             # In smaller chunks what a forward takes that has no tokens would be most of it.
             self._compute(sequence, num_missing, max(allowed, time.of(MIN_CHUNK), 2 * time.base))
-            self._num_rests = 0  # what was begun goes on, or new tokens would come as fast
+            self._is_off = False  # what was begun goes on, or new tokens would come as fast
         elif sequence.num_unread_tokens:
             sequence.waits_for_tokens = True  # so its token is known in the step after the next
             self._credit -= _saved(self._num_decodes, cost)
-            self._num_rests = 0
+            self._is_off = False
         drafted: list[Sequence] = []
         if self._can_draft(sequence, NUM_PROBED):
             most = min(NUM_PROBED, sequence.max_num_tokens - sequence.num_tokens - 1)
             found.num_worth = most
             drafted = self._draft(proposals, [found], most, cost)
         return drafted
+
+
+def _note_limits(
+    candidates: SequenceOf[_Candidate],
+    ready: SequenceOf[_Candidate],
+    num_tokens: int,
+    max_tokens: int,
+) -> None:
+    """Count why so many tokens are drafted of those who are ready, and none of the others."""
+    drafted = {candidate.sequence for candidate in ready}
+    for candidate in candidates:
+        sequence, num_worth = candidate.sequence, candidate.num_worth
+        limit = DRAFT
+        if sequence in drafted and num_worth <= num_tokens:
+            limit = SETTING if num_worth == max_tokens else ACCEPTANCE
+            if num_worth == sequence.max_num_tokens - sequence.num_tokens - 1:
+                limit = END_OF_OUTPUT
+        count(sequence.proposal_limits, limit)
 
 
 def _saved(num_decodes: int, cost: StepCost) -> float:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence as SequenceOf
 
 from pagoda_engine.config import EngineConfig
+from pagoda_engine.scheduler.limits import ROOM, count
 from pagoda_engine.scheduler.preemption import RunningBlocks
 from pagoda_engine.scheduler.proposing.speculator import Speculator
 from pagoda_engine.scheduler.queues import Queues
@@ -32,6 +33,10 @@ class ProposalRoom:
         self._running_blocks = running_blocks
         self._speculator = speculator
 
+    def rest(self, decodes: list[Sequence]) -> bool:
+        """Tell whether nobody is asked for proposals in this step; to be asked once in each."""
+        return self._speculator.rest(decodes)
+
     def propose(
         self, decodes: list[Sequence], cost: StepCost, *, spare: int, unclaimed: float
     ) -> dict[Sequence, SequenceOf[int]]:
@@ -52,6 +57,7 @@ class ProposalRoom:
         if num_rows >= self._max_num_rows:
             for sequence in decodes:
                 sequence.waits_for_tokens = False
+            self._speculator.note_load(decodes)
             return {}
         proposals = self._speculator.propose(
             decodes,
@@ -90,6 +96,8 @@ class ProposalRoom:
             ):
                 num_slots = self._blocks.num_free_slots(sequence)
             wanted = max(0, min(wanted, num_slots))
+            if wanted < len(proposals[sequence]):
+                count(sequence.proposal_limits, ROOM)
             proposals[sequence] = proposals[sequence][:wanted]
             sequence.waits_for_tokens &= wanted > 0
             room -= wanted

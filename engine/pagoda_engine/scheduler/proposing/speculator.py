@@ -8,6 +8,15 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from pagoda_engine.errors import TokenMaskError
+from pagoda_engine.scheduler.limits import (
+    ACCEPTANCE,
+    END_OF_OUTPUT,
+    GRAMMAR,
+    LOAD,
+    NOTHING_FOUND,
+    SETTING,
+    count,
+)
 from pagoda_engine.scheduler.proposing.drafts import LEAST_OVERLAPPED, MARGIN, Drafts
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.scheduler.step_cost import StepCost
@@ -20,6 +29,7 @@ from pagoda_engine.speculation import (
     SuffixProposer,
     TenantOutputs,
 )
+from pagoda_engine.speculation.guesses import MAX_RESTS
 
 
 class Speculator:
@@ -57,6 +67,12 @@ class Speculator:
         self._make_proposer = make_proposer
         self._drafts = drafts
         self.draft_seconds = 0.0
+        self._step = 0
+        self._looks_at = 0  # the first step of these decodes in which anybody looks
+        self._num_decodes = 0
+        self._latest: Sequence | None = None
+        self._is_loaded = False
+        self._noted_at = -MAX_RESTS
 
     def learn(self, sequence: Sequence) -> None:
         """Remember for its tenant what a sequence said that has ended, however it did.
@@ -70,6 +86,9 @@ class Speculator:
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what a draft keeps for a sequence that leaves the steps, or must not speculate."""
+        has_decoded = len(sequence.token_ids) > sequence.prefill_end + 1
+        if self._is_loaded and has_decoded and not sequence.proposal_limits:
+            self._note_load([sequence])
         if self._drafts is not None:
             self._drafts.drop(sequence)
 
@@ -77,6 +96,27 @@ class Speculator:
         """Raise AssertionError if anything is kept of a sequence that does not run."""
         if self._drafts is not None:
             self._drafts.check_invariants(running)
+
+    def rest(self, decodes: SequenceOf[Sequence]) -> bool:
+        """Tell whether nobody is to be asked in a step; every step is told of its decodes once.
+
+        Most steps of text that does not repeat itself are so, and cost this comparison. Who takes
+        another one's place may be asked up to 15 steps late.
+        """
+        self._step += 1
+        latest = decodes[-1] if decodes else None
+        if len(decodes) != self._num_decodes or latest is not self._latest:
+            self._num_decodes, self._latest, self._looks_at = len(decodes), latest, 0
+        if self._step < self._looks_at:
+            return self._drafts is None or self._drafts.rest(len(decodes), prolong=True)
+        return False
+
+    def note_load(self, decodes: SequenceOf[Sequence]) -> None:
+        """Note that none of these decodes can have a token verified, or should: they are many."""
+        self._is_loaded = True
+        if self._step > self._noted_at + MAX_RESTS:  # as often as who rests looks
+            self._noted_at = self._step
+            self._note_load(decodes)
 
     def propose(
         self,
@@ -102,7 +142,10 @@ class Speculator:
             self.draft_seconds = self._drafts.seconds - before
             for sequence in drafted:
                 if sequence.request.token_mask is not None:
+                    num_drafted = len(proposals[sequence])
                     proposals[sequence] = _that_may_come(sequence, proposals[sequence])
+                    if len(proposals[sequence]) < num_drafted:
+                        count(sequence.proposal_limits, GRAMMAR)
                 if not proposals[sequence]:
                     del proposals[sequence]
         return proposals
@@ -114,8 +157,12 @@ class Speculator:
         num_decodes = max(1, len(decodes))
         saved = cost.base / num_decodes + cost.per_decode
         least = MARGIN * cost.proposed(num_decodes) / saved if saved else 1.0
+        step = self._step
+        self._looks_at = step + 1 + MAX_RESTS
         if least >= 1.0:
+            self.note_load(decodes)
             return {}
+        self._is_loaded = False
         proposals = {}
         for sequence in decodes:
             guesses = sequence.guesses
@@ -123,12 +170,11 @@ class Speculator:
                 if not sequence.can_speculate:
                     continue
                 guesses = self._start(sequence)
-            elif guesses.num_rests:
-                guesses.num_rests -= 1
-                continue
-            if tokens := self._of(sequence, guesses, max(least, 1e-9)):
-                proposals[sequence] = tokens
-            guesses.rest(is_useful=bool(tokens) or sequence.waits_for_tokens)
+            if guesses.looks_at <= step:
+                if tokens := self._of(sequence, guesses, max(least, 1e-9)):
+                    proposals[sequence] = tokens
+                guesses.rest(step, is_useful=bool(tokens) or sequence.waits_for_tokens)
+            self._looks_at = min(self._looks_at, guesses.looks_at)
         return proposals
 
     def _start(self, sequence: Sequence) -> Guesses:
@@ -146,15 +192,33 @@ class Speculator:
         room = sequence.max_num_tokens - sequence.num_tokens - 1
         max_tokens = min(self._max_tokens, room)
         found = guesses.look(max_tokens, counts_none=sequence.waits_for_tokens)
-        if sequence.request.token_mask is not None:  # it waits for its tokens anyway
-            must_come = _forced_with_logprobs(sequence)[:max_tokens]
-            return _that_may_come(sequence, must_come or found[: guesses.num_likely(least)])
-        if self._overlaps:
+        wanted, limits = found[: guesses.num_likely(least)], sequence.proposal_limits
+        is_masked = sequence.request.token_mask is not None
+        if self._overlaps and not is_masked:  # else it waits for its tokens anyway
             is_worth_it = guesses.num_expected(self._max_tokens) >= LEAST_OVERLAPPED
             sequence.waits_for_tokens = is_worth_it
-            if not is_worth_it or sequence.num_unread_tokens:
+            if is_worth_it and sequence.num_unread_tokens:
                 return ()
-        return found[: guesses.num_likely(least)]
+            wanted = wanted if is_worth_it else ()
+        if len(wanted) < len(found):
+            count(limits, ACCEPTANCE)
+        elif len(found) < max_tokens:
+            count(limits, NOTHING_FOUND)
+        else:
+            count(limits, END_OF_OUTPUT if max_tokens < self._max_tokens else SETTING)
+        if not is_masked:
+            return wanted
+        must_come = _forced_with_logprobs(sequence)[:max_tokens]
+        may_come = _that_may_come(sequence, must_come or wanted)
+        if must_come or len(may_come) < len(wanted):
+            count(limits, GRAMMAR)
+        return may_come
+
+    @staticmethod
+    def _note_load(decodes: SequenceOf[Sequence]) -> None:
+        for sequence in decodes:
+            if sequence.can_speculate:
+                count(sequence.proposal_limits, LOAD)
 
 
 def _forced_with_logprobs(sequence: Sequence) -> SequenceOf[int]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence as SequenceOf
 
 import pytest
 from support.engine_driver import make_request
-from support.scheduler_simulation import AlwaysRight, Simulation, make_simulation
+from support.imaginary_model import AlwaysRight
+from support.scheduler_simulation import Simulation, make_simulation
 from support.simulated_drafter import SimulatedDrafter
 
 from pagoda_engine import SamplingParams, StepCost

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 
 import pytest
 from support.engine_driver import make_request
@@ -10,6 +11,8 @@ from support.scheduler_simulation import make_simulation
 
 from pagoda_engine import SamplingParams, StepCost
 from pagoda_engine.scheduler import Sequence, SequenceState
+from pagoda_engine.scheduler.preemption import GROWTH, SHARE
+from pagoda_engine.scheduler.sequence import MAX_INTERACTIVE_PRIORITY
 
 MAX_MODEL_LEN = 60
 
@@ -17,9 +20,11 @@ MAX_MODEL_LEN = 60
 class Caller:
     """Adds and aborts at random; both sides hear of the same."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, num_tenants: int = 1) -> None:
         rng = self.rng = random.Random(seed)
-        self.deadlines = random.Random(seed)
+        self.deadlines, self.tenants = random.Random(seed), random.Random(seed)
+        weights = [1.0, 1.0, 4.0, 0.5]
+        self.weights = {bytes([i]): weights[i] for i in range(num_tenants)}
         max_tokens = rng.choice([3, 8, 24, 40])
         self.simulation = make_simulation(
             num_blocks=rng.choice([16, 24, 100]),
@@ -40,12 +45,16 @@ class Caller:
         self.naive = NaiveScheduler(self.simulation.config, scheduler.step_cost)
         self.sequences: dict[str, Sequence] = {}
         self.num_preempted = self.num_long = 0
+        self.causes: list[str] = []
 
     def add(self) -> None:
         rng, name = self.rng, str(len(self.sequences))
         num_prompt, num_output = rng.randint(1, rng.choice([10, 40])), rng.randint(1, 16)
         priority, prefill_only = rng.choice([0, 0, -2, 1]), rng.random() < 0.1
         deadline = self.deadlines.choice([math.inf, math.inf, 5.0, self.deadlines.random()])
+        tenant = self.tenants.choice(sorted(self.weights))
+        if len(self.weights) > 1 and self.tenants.random() < 0.2:
+            priority = 1001
         prompt = [rng.randrange(49) for _ in range(num_prompt)]
         self.sequences[name] = self.simulation.add(
             make_request(
@@ -56,14 +65,24 @@ class Caller:
                 priority=priority,
                 deadline=deadline,
                 prefill_only=prefill_only,
+                tenant=tenant,
+                weight=self.weights[tenant],
             )
         )
         most = min(num_prompt + num_output, MAX_MODEL_LEN)
         arrival = self.simulation.num_arrivals
         self.naive.add(
             NaiveSequence(
-                name, priority, deadline, arrival, num_prompt, most, prefill_only=prefill_only
-            )
+                name,
+                priority,
+                deadline,
+                arrival,
+                num_prompt,
+                most,
+                prefill_only=prefill_only,
+                flow=(priority > MAX_INTERACTIVE_PRIORITY, tenant),
+            ),
+            self.weights[tenant],
         )
 
     def end(self, name: str) -> None:
@@ -78,6 +97,7 @@ class Caller:
         assert found == planned
         assert scheduled.num_preempted == len(self.naive.preempted)
         self.num_preempted += scheduled.num_preempted
+        self.causes += [preemption.cause for preemption in scheduled.preempted]
         self.num_long += any(e.is_prefill and not e.samples for e in scheduled.batch)
         for entry in scheduled.batch:
             name, sequence = entry.sequence.sequence_id, entry.sequence
@@ -98,10 +118,11 @@ class Caller:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(24))
-def test_every_step_is_the_planned_one(seed: int, number: int) -> None:
-    caller = Caller(1000 * seed + number)
-    caller.run(num_sequences=150)
+@pytest.mark.parametrize("num_tenants", [1, 2, 4])
+@pytest.mark.parametrize("number", range(10))
+def test_every_step_is_the_planned_one(seed: int, number: int, num_tenants: int) -> None:
+    caller = Caller(1000 * seed + number, num_tenants)
+    caller.run(num_sequences=120)
     assert not len(caller.simulation.scheduler)
 
 
@@ -112,3 +133,13 @@ def test_the_plans_have_preemptions_and_long_prompts() -> None:
         caller.run(num_sequences=80)
     assert sum(caller.num_preempted for caller in callers) > 8
     assert sum(caller.num_long for caller in callers) > 100
+
+
+@pytest.mark.slow
+def test_the_plans_of_several_share_steps_and_take_from_who_holds_much() -> None:
+    callers = [Caller(number, 4) for number in range(8)]
+    for caller in callers:
+        caller.run(num_sequences=80)
+    assert sum(caller.naive.num_shared for caller in callers) > 100
+    causes = Counter(cause for caller in callers for cause in caller.causes)
+    assert min(causes[SHARE], causes[GROWTH]) > 3, causes

@@ -1,7 +1,8 @@
 """Who gives blocks up, and how it goes on."""
 
+from support.imaginary_model import expected_output
 from support.scheduled_steps import add, step_until_preempted
-from support.scheduler_simulation import expected_output, make_simulation
+from support.scheduler_simulation import make_simulation
 
 from pagoda_engine import KvSource
 from pagoda_engine.scheduler import SequenceState

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 from support.engine_driver import make_request
-from support.scheduler_simulation import Simulation, expected_output, make_simulation
+from support.imaginary_model import expected_output
+from support.scheduler_simulation import Simulation, make_simulation
 
 from pagoda_engine import Preemption, Resumption, SamplingParams, SequenceRequest, StepCost
 from pagoda_engine.scheduler import Sequence, SequenceState

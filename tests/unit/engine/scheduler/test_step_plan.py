@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from support.imaginary_model import ForcesRuns, expected_output
 from support.scheduled_steps import add, batch_of
-from support.scheduler_simulation import ForcesRuns, expected_output, make_simulation
+from support.scheduler_simulation import make_simulation
 
 from pagoda_engine.scheduler import SequenceState
 from pagoda_engine.scheduler.step_cost import StepCost

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 from support.engine_driver import make_request
-from support.scheduler_simulation import Simulation, expected_output, make_simulation
+from support.imaginary_model import expected_output
+from support.scheduler_simulation import Simulation, make_simulation
 
 from pagoda_engine import KvSource, SamplingParams, StepCost
 from pagoda_engine.scheduler import Sequence, SequenceState
@@ -296,6 +297,20 @@ def test_an_interactive_sequence_takes_a_seat_of_the_background() -> None:
     for sequence in lines:
         found = simulation.tokens(sequence.sequence_id)
         assert found == expected_output(sequence.request, 64)
+
+
+def test_who_gave_its_seat_takes_no_share_of_the_step() -> None:
+    """It cannot be admitted in it, so its prompt is no reason to leave a decode out."""
+    simulation = make_simulation(max_num_seqs=2, num_blocks=24, max_num_batched_tokens=40)
+    simulation.scheduler.step_cost = StepCost(base=1.0, per_decode=0.5, per_prefill_token=0.5)
+    add(simulation, b"a", num_prompt_tokens=5, priority=1001)
+    decode = add(simulation, b"a")
+    for _ in range(6):
+        simulation.step()
+    first = add(simulation, b"a", num_prompt_tokens=6)
+    scheduled = simulation.step()
+    assert [preemption.cause for preemption in scheduled.preempted] == [SHARE]
+    assert {entry.sequence for entry in scheduled.batch} == {decode, first}
 
 
 def test_an_import_gets_its_seat_beside_a_full_batch() -> None:

@@ -82,8 +82,8 @@ def test_who_looks_in_vain_looks_less_often() -> None:
     guesses = Guesses([], Says())
     rests = []
     for _ in range(6):
-        guesses.rest(is_useful=False)
-        rests.append(guesses.num_rests)
+        guesses.rest(5, is_useful=False)
+        rests.append(guesses.looks_at - 6)
     assert rests == [1, 2, 4, 8, MAX_RESTS, MAX_RESTS]
-    guesses.rest(is_useful=True)
-    assert guesses.num_rests == 0
+    guesses.rest(5, is_useful=True)
+    assert guesses.looks_at == 6
