@@ -310,7 +310,7 @@ async def test_parameters_one_by_one_become_arguments(
     parameter = "<parameter=where>\nup\n</parameter>\n"
     said = f"<tool_call>\n<function=look>\n{parameter}</function>\n</tool_call>"
     ids = ModelTokenizer.load(folder).encode(said, add_special_tokens=False)
-    worker = ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]))
+    worker = ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]), step_seconds=0.002)
     schema = {"type": "object", "anyOf": [{"required": ["where"]}]}
     odd = {"type": "function", "function": {"name": "look", "parameters": schema}}
     strict = {"type": "function", "function": {**odd["function"], "strict": True}}

@@ -157,7 +157,7 @@ class Pool:
 
     def __init__(self, layout: KvLayout, num_blocks: int) -> None:
         self.layout = layout
-        self.num_blocks = num_blocks
+        self.num_blocks, self.num_layers = num_blocks, layout.num_layers
         self.tensor = torch.empty(layout.pool_shape(num_blocks), dtype=layout.dtype, device=DEVICE)
 
     def layer(self, index: int) -> tuple[torch.Tensor, ...]:

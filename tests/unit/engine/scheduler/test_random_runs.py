@@ -136,7 +136,7 @@ def test_random_runs_with_windows_keep_every_invariant(
         searches=number % 4 == 3,
         **{of: window},
     )
-    caller.run(num_sequences=125, max_steps=6000)
+    caller.run(num_sequences=150, max_steps=6000)
     caller.check()
     if of == "part_window":
         assert caller.simulation.num_dropped_parts > 20
