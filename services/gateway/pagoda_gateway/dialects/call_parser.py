@@ -10,6 +10,8 @@ from pagoda_gateway.dialects.stream_parser import StreamParser
 
 _ARGUMENTS = ("arguments", "parameters")
 _OTHERS = ("id", "type")
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+"""What templates that write Python's words teach models to write."""
 
 
 class CallParser(StreamParser):

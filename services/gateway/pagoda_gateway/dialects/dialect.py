@@ -115,11 +115,6 @@ class Dialect:
         assert self.reasoning is not None, "asked where reasoning is bounded"
         return self.reasoning.free_answer(token_ids)
 
-    def _reasoning_after(self, prompt: str) -> ReasoningMarks | None:
-        """Return the marks of reasoning that may come after a prompt, or goes on."""
-        reasoning = self.reasoning
-        return None if reasoning is None or reasoning.are_closed_by(prompt) else reasoning
-
     def reasoning_counter(
         self, prompt: str, token_ids: Mapping[str, int], decode: Decode
     ) -> Callable[[Sequence[int]], int] | None:
@@ -195,6 +190,11 @@ class Dialect:
             InvalidRequestError: the format cannot hold one of the names.
         """
         return "\n".join(self._family.calls_rules(calls))
+
+    def _reasoning_after(self, prompt: str) -> ReasoningMarks | None:
+        """Return the marks of reasoning that may come after a prompt, or goes on."""
+        reasoning = self.reasoning
+        return None if reasoning is None or reasoning.are_closed_by(prompt) else reasoning
 
 
 def _found(source: str) -> str:

@@ -4,11 +4,14 @@ Every rule's name begins with `call`. A mark that is one token of the model is n
 llguidance does not match such a token with its text.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+
+from pagoda_gateway.errors import InvalidRequestError, shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,26 @@ class Calls:
 def json_text(value: object) -> str:
     """Return a text as rules name exactly this text, or a schema as their `%json` takes it."""
     return orjson.dumps(value).decode()
+
+
+def check_names(tools: Sequence[Tool], end: re.Pattern[str], signs: str) -> None:
+    """Refuse tools whose names hold what ends a name in a format: `end`, which `signs` names.
+
+    Raises:
+        InvalidRequestError: names the first of them.
+    """
+    for tool in tools:
+        if end.search(tool.name):
+            raise unwritable("a tool", tool.name, signs)
+
+
+def unwritable(what: str, name: str, signs: str) -> InvalidRequestError:
+    """Return the error of a name that a format cannot hold."""
+    return InvalidRequestError(
+        f"this model cannot call {what} named {shorten(name)}: its format ends a name at {signs}; "
+        "use letters, digits, '_' and '-'",
+        param="tools",
+    )
 
 
 def mark(text: str, token_ids: Mapping[str, int]) -> str:

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 import orjson
 
-from pagoda_gateway.dialects.call_parser import MarkedCallParser
-from pagoda_gateway.dialects.grammar import Calls, Tool, json_text, mark, opening_rules
+from pagoda_gateway.dialects.call_parser import PYTHON_WORDS, MarkedCallParser
+from pagoda_gateway.dialects.grammar import Calls, Tool, check_names, json_text, mark, opening_rules
 from pagoda_gateway.dialects.parts import OutputParser
 from pagoda_gateway.dialects.source import Reading
-from pagoda_gateway.errors import InvalidRequestError, shorten
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 CALL = "call:"
@@ -21,7 +20,6 @@ MAX_DEPTH = 64  # of objects and lists in arguments; what is deeper is no call a
 _NAME_END = re.compile(r"[\s{<]")
 _KEY_END = re.compile(r"[:,{}\[\]<]")
 _SCALAR_END = re.compile(r"[,}\]]")
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class Gemma4:
@@ -41,13 +39,7 @@ class Gemma4:
         Raises:
             InvalidRequestError: a name that this format cannot hold.
         """
-        for tool in calls.tools:
-            if _NAME_END.search(tool.name):
-                raise InvalidRequestError(
-                    f"this model cannot call a tool named {shorten(tool.name)}: its format ends a "
-                    "name at a space, '{' and '<'; use letters, digits, '_' and '-'",
-                    param="tools",
-                )
+        check_names(calls.tools, _NAME_END, "a space, '{' and '<'")
         text = "" if calls.at_least_one else "call_text | "
         names = " | ".join(f"call_{i}" for i in range(len(calls.tools)))
         return [
@@ -101,7 +93,7 @@ class _Parser(MarkedCallParser):
         if not (yield from self._source.peek()):
             return False
         text = "".join(pieces).strip()
-        self._arguments(_scalar(_PYTHON.get(text, text)))
+        self._arguments(_scalar(PYTHON_WORDS.get(text, text)))
         return True
 
     def _members(self, opening: str, closing: str, depth: int) -> Reading[bool]:

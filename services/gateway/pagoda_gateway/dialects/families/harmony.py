@@ -8,11 +8,10 @@ message's `<|start|>assistant` is the prompt's end; `<|return|>` and `<|call|>` 
 import re
 from collections.abc import Mapping, Sequence
 
-from pagoda_gateway.dialects.grammar import Calls, Tool, bounded, json_text, mark
+from pagoda_gateway.dialects.grammar import Calls, Tool, bounded, check_names, json_text, mark
 from pagoda_gateway.dialects.parts import ContentText, OutputParser, ReasoningText
 from pagoda_gateway.dialects.source import Reading, Sink
 from pagoda_gateway.dialects.stream_parser import StreamParser
-from pagoda_gateway.errors import InvalidRequestError, shorten
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -88,13 +87,7 @@ class Harmony:
         Raises:
             InvalidRequestError: a name that this format cannot hold.
         """
-        for tool in calls.tools:
-            if _NAME_END.search(tool.name):
-                raise InvalidRequestError(
-                    f"this model cannot call a tool named {shorten(tool.name)}: its format ends a "
-                    "name at a space and '<'; use letters, digits, '_' and '-'",
-                    param="tools",
-                )
+        check_names(calls.tools, _NAME_END, "a space and '<'")
         channel, constrain, message = _marks((CHANNEL, CONSTRAIN, MESSAGE), calls.token_ids)
         names = " | ".join(f"call_{i}" for i in range(len(calls.tools)))
         rules = [

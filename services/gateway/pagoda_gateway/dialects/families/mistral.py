@@ -10,6 +10,7 @@ from pagoda_gateway.dialects.call_parser import MarkedCallParser
 from pagoda_gateway.dialects.grammar import (
     Calls,
     Tool,
+    check_names,
     json_text,
     mark,
     object_rules,
@@ -17,7 +18,6 @@ from pagoda_gateway.dialects.grammar import (
 )
 from pagoda_gateway.dialects.parts import OutputParser
 from pagoda_gateway.dialects.source import Reading
-from pagoda_gateway.errors import InvalidRequestError, shorten
 
 OPEN, ARGS = "[TOOL_CALLS]", "[ARGS]"
 _NAME_END = re.compile(r"[\s\[{]")
@@ -53,13 +53,7 @@ class Mistral:
                 *opening,
                 *object_rules(calls.tools, "arguments"),
             ]
-        for tool in calls.tools:
-            if _NAME_END.search(tool.name):
-                raise InvalidRequestError(
-                    f"this model cannot call a tool named {shorten(tool.name)}: its format ends a "
-                    "name at a space, '[' and '{'; use letters, digits, '_' and '-'",
-                    param="tools",
-                )
+        check_names(calls.tools, _NAME_END, "a space, '[' and '{'")
         args = mark(ARGS, calls.token_ids)
         alternatives = " | ".join(f"call_{i}" for i in range(len(calls.tools)))
         return [

@@ -10,16 +10,25 @@ from typing import Any
 
 import orjson
 
-from pagoda_gateway.dialects.call_parser import MarkedCallParser
-from pagoda_gateway.dialects.grammar import Calls, Tool, json_text, mark, opening_rules
+from pagoda_gateway.dialects.call_parser import PYTHON_WORDS, MarkedCallParser
+from pagoda_gateway.dialects.grammar import (
+    Calls,
+    Tool,
+    check_names,
+    json_text,
+    mark,
+    opening_rules,
+    unwritable,
+)
 from pagoda_gateway.dialects.parts import OutputParser
 from pagoda_gateway.dialects.source import Reading
-from pagoda_gateway.errors import InvalidRequestError, UnfollowableError, shorten
+from pagoda_gateway.errors import UnfollowableError, shorten
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, PARAMETER = "<function=", "<parameter="
 _FUNCTION_END, _PARAMETER_END = "</function>", "</parameter>"
 _KEY_END = re.compile(r"[>\n]")
+_SIGNS = "'>' and the end of a line"
 _ANNOTATIONS = {"type", "title", "description", "default", "examples", "deprecated"}
 _OF_PROPERTIES = {
     "type", "properties", "required", "additionalProperties", "title", "description", "$defs",
@@ -30,7 +39,6 @@ _SHARED = ("$defs", "definitions", "x-guidance")
 
 _LINE = "\n"
 _OPENING = ("{", "[", '"')
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
 _TYPES = {
     "string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list,
     "object": dict, "null": type(None),
@@ -55,6 +63,7 @@ class Qwen3Coder:
             InvalidRequestError: a name that this format cannot hold.
             UnfollowableError: schemas that it cannot hold, by their indices.
         """
+        check_names(calls.tools, _KEY_END, _SIGNS)
         _check_schemas(calls.tools)
         more = r' ("\n" call_block)*' if calls.parallel else ""
         text = "" if calls.at_least_one else "call_text | "
@@ -87,8 +96,6 @@ def _check_schemas(tools: Sequence[Tool]) -> None:
 def _function_rules(index: int, tool: Tool) -> list[str]:
     """Return rules of one function: its properties in their order, those not required optional."""
     schema = tool.arguments
-    if _KEY_END.search(tool.name):
-        raise _unwritable("a tool", tool.name)
     head = json_text(f"{FUNCTION}{tool.name}>\n")
     required = schema.get("required", ())
     properties = {**(schema.get("properties") or {})}
@@ -99,7 +106,7 @@ def _function_rules(index: int, tool: Tool) -> list[str]:
     names, rules = [], []
     for number, (key, value) in enumerate(properties.items()):
         if _KEY_END.search(key):
-            raise _unwritable("a function with a parameter", key)
+            raise unwritable("a function with a parameter", key, _SIGNS)
         if value is False:  # it may not be there
             continue
         name = f"call_{index}_{number}"
@@ -111,18 +118,10 @@ def _function_rules(index: int, tool: Tool) -> list[str]:
 def _value(value: Any, schema: Mapping[str, Any]) -> str:
     """Return words for a value and the tag after it."""
     line = json_text(_LINE)
-    if value is None or value is True or _is_plain_text(value):
+    if not value or value is True or _is_plain_text(value):  # as the parser reads it
         return f"call_words {line}"
     whole = {name: schema[name] for name in _SHARED if name in schema}
     return f"%json {json_text(whole | value)} {json_text(_LINE + _PARAMETER_END)} {line}"
-
-
-def _unwritable(what: str, name: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"this model cannot call {what} named {shorten(name)}: its format ends a name at '>' and "
-        "at the end of a line; use letters, digits, '_' and '-'",
-        param="tools",
-    )
 
 
 def _is_plain_text(value: Any) -> bool:
@@ -231,7 +230,7 @@ def _declared(key: str, schema: Mapping[str, Any]) -> Any:
 
 def _as_json(text: str, types: set[str]) -> str:
     """Return a value as JSON: as it was written if it is, else as a text."""
-    written = _PYTHON.get(text.strip(), text.strip())
+    written = PYTHON_WORDS.get(text.strip(), text.strip())
     try:
         value = orjson.loads(written)
     except orjson.JSONDecodeError:
