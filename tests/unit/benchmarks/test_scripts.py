@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-FOLDERS = [BENCHMARKS, *(BENCHMARKS / name for name in ("accounts", "engine", "speculation"))]
+NAMES = ("accounts", "engine", "scheduling", "speculation")
+FOLDERS = [BENCHMARKS, *(BENCHMARKS / name for name in NAMES)]
 IMPORT_ALL = """
 import importlib.util, sys
 from pathlib import Path

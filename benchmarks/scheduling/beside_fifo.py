@@ -1,6 +1,6 @@
 """What the scheduler does for others, beside the same engine without it, as ratios of one run.
 
-    PYTHONPATH=tests OMP_NUM_THREADS=1 python benchmarks/engine/scheduling.py [--rounds 5]
+    PYTHONPATH=tests OMP_NUM_THREADS=1 python benchmarks/scheduling/beside_fifo.py [--rounds 5]
 
 The demo model, no network. `shared`: requests say whose they are, and the engine is told what its
 steps take, as by a worker. `fifo`: all are one tenant's, so that who comes first is served first,

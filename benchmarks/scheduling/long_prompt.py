@@ -6,7 +6,7 @@ engine learns what its steps take as it does in a worker. 32 streams run all the
 A chunk there reads 25 MB of KV, which takes nearly as long as all decodes do: 1.4 ms for one token,
 1.9 for four, 2.9 for eight, beside 1.6 for a step of 32 decodes (two cores).
 
-    PYTHONPATH=tests python benchmarks/engine/long_prompt.py [--prompt-tokens 100000]
+    PYTHONPATH=tests python benchmarks/scheduling/long_prompt.py [--prompt-tokens 100000]
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Measures what a step costs the host, with a model that computes nothing.
 
-    PYTHONPATH=tests python benchmarks/engine/step_host_cost.py [--batch 64] [--steps 300]
-    PYTHONPATH=tests python benchmarks/engine/step_host_cost.py --batch 256 --tenants 8 --waiting 64
-    PYTHONPATH=tests python benchmarks/engine/step_host_cost.py --batch 1 --weights-mb 64
-    PYTHONPATH=tests python benchmarks/engine/step_host_cost.py --batch 256 --model demo/model
+    PYTHONPATH=tests python benchmarks/scheduling/step_host_cost.py [--batch 64] [--steps 300]
+    PYTHONPATH=tests python benchmarks/scheduling/step_host_cost.py --batch 256 --tenants 8 --waiting 64
+    PYTHONPATH=tests python benchmarks/scheduling/step_host_cost.py --batch 1 --weights-mb 64
+    PYTHONPATH=tests python benchmarks/scheduling/step_host_cost.py --batch 256 --model demo/model
 
 The demo model's forward is replaced by a decoder that returns the same logits at once; scheduling,
 blocks and their hashes, preparing, launching, sampling (greedy, on the CPU) and committing are the
