@@ -1,7 +1,8 @@
-"""Measures what a step costs the host, with a model that computes nothing.
+r"""Measures what a step costs the host, with a model that computes nothing.
 
     PYTHONPATH=tests python benchmarks/scheduling/step_host_cost.py [--batch 64] [--steps 300]
-    PYTHONPATH=tests python benchmarks/scheduling/step_host_cost.py --batch 256 --tenants 8 --waiting 64
+    PYTHONPATH=tests python benchmarks/scheduling/step_host_cost.py --batch 256 --tenants 8 \
+        --waiting 64
     PYTHONPATH=tests python benchmarks/scheduling/step_host_cost.py --batch 1 --weights-mb 64
     PYTHONPATH=tests python benchmarks/scheduling/step_host_cost.py --batch 256 --model demo/model
 

@@ -9,7 +9,7 @@ which the engine shares them too, so every run prints the same. The default is a
 model takes on a CPU with AVX-512, in ms.
 
     PYTHONPATH=tests OMP_NUM_THREADS=1 python benchmarks/scheduling/tenants.py
-    PYTHONPATH=tests OMP_NUM_THREADS=1 python benchmarks/scheduling/tenants.py --cost 1.0 0.066 0.022
+    PYTHONPATH=tests OMP_NUM_THREADS=1 python benchmarks/scheduling/tenants.py --cost 1 0.066 0.022
 """
 
 import argparse
