@@ -1,4 +1,4 @@
-"""What must have ended before a worker hears of a request, and what runs beside it until then."""
+"""What runs beside the sync of a request's account, and who waits for it."""
 
 import asyncio
 import errno
@@ -6,11 +6,12 @@ import threading
 from collections.abc import Iterable, Iterator
 
 import pytest
-from support.running_gateway import Running, Start
+from support.running_gateway import CHAT, Running, Start
 
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway.accounts.usage.segments import SegmentWriter
 from pagoda_gateway.http.generation import handler
+from pagoda_gateway.sequences.generation import Generation
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -48,21 +49,68 @@ async def idle(running: Running) -> None:
         assert await running.gateway.admission.drain(SECONDS)
 
 
+async def answered(running: Running) -> Generation:
+    """Return the only generation that is not on disk, once its worker has answered all of it."""
+
+    def found() -> list[Generation]:
+        all_of_them = running.gateway.admission._generations
+        return [g for g in all_of_them if g.is_over and not g.is_opened]
+
+    async with asyncio.timeout(SECONDS):
+        while not found():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    (generation,) = found()
+    return generation
+
+
 @pytest.mark.parametrize("stream", [False, True])
-async def test_no_worker_hears_of_what_is_not_on_disk(
+async def test_nobody_gets_a_token_that_no_account_on_disk_has(
     running: Running, disk: threading.Event, stream: bool
 ) -> None:
-    before, num_routed = len(running.worker.requests), len(running.router.requests)
-    asking = asyncio.create_task(running.chat(stream=stream))
-    await asked(running, num_routed + 1)  # beside the sync
+    """Though its worker has answered all of it meanwhile."""
+    before = len(running.worker.requests)
+    arrived = bytearray()
+
+    async def ask() -> int:
+        body = {**CHAT, "stream": stream}
+        async with running.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            async for part in answer.aiter_raw():
+                arrived.extend(part)
+        return answer.status_code
+
+    asking = asyncio.create_task(ask())
+    generation = await answered(running)
     for _ in range(100):
         await asyncio.sleep(0)
-    assert len(running.worker.requests) == before
+    assert not arrived
+    assert len(running.worker.requests) == before + 1
     disk.set()
 
-    assert (await asking).status_code == 200
-    assert len(running.worker.requests) == before + 1
-    assert len(running.router.requests) == num_routed + 1
+    assert await asking == 200
+    assert arrived
+    assert generation.ttft_seconds is not None
+    opened_after = generation._opened_unix_seconds - generation.identity.arrived_unix_seconds
+    assert generation.ttft_seconds == opened_after  # when it could have it
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_answered_already_is_refused_by_a_disk_that_fails(
+    start: Start, disk: threading.Event, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def refuse(*_: object) -> tuple[int, int]:
+        disk.wait(SECONDS)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with start() as running:
+        monkeypatch.setattr(SegmentWriter, "write", refuse)
+        asking = asyncio.create_task(running.chat(stream=stream))
+        await answered(running)
+        disk.set()
+        answer = await asking
+
+        assert answer.status_code == 503
+        assert "No space left" in answer.json()["error"]["message"]
+        await idle(running)
 
 
 async def test_a_disk_that_refuses_frees_the_question_to_the_router(

@@ -11,7 +11,7 @@ RECONCILED, LOST = "reconciled", "lost"  # closed for a dead gateway: from worke
 
 
 def open_values(record: UsageOpen) -> dict[str, Any]:
-    """Return the columns that are known before any work."""
+    """Return the columns that are known before any token."""
     return {
         "request_id": record.request_id,
         "object_id": record.object_id,

@@ -101,6 +101,9 @@ class Generation:
         self.meanwhile: Callable[[], None] | None = None  # nobody waits for it: see `_note_asking`
         self.kept_outputs: Sequence[KeptOutput] | None = None  # an answer that needs no worker
         self.opened: UsageOpen | None = None  # was sent, so a close record must follow
+        self.is_opened = False  # it is on disk: before that no token leaves this process
+        self._opened_unix_seconds = 0.0
+        self._stored: asyncio.Future[None] | None = None  # the open record
         self._gateway_id = gateway_id
         self._placer = placer
         self._frames = frames
@@ -124,11 +127,6 @@ class Generation:
             weight=identity.weight,
             asked_ahead=asked_ahead,
         )
-
-    @property
-    def is_opened(self) -> bool:
-        """Whether an open record was sent, so that a close record must follow."""
-        return self.opened is not None
 
     def add_sequence(self, sequence: OutputSequence) -> None:
         """Take one more sequence; before `run`."""
@@ -255,9 +253,11 @@ class Generation:
 
     @property
     def ttft_seconds(self) -> float | None:
-        """Arrival to the first token of any sequence; None without a token."""
+        """Arrival to the first token that the client may have; None without a token."""
         times = [s.first_token_seconds for s in self.sequences if s.first_token_seconds]
-        return min(times) - self.identity.arrived_unix_seconds if times else None
+        if not times:
+            return None
+        return max(min(times), self._opened_unix_seconds) - self.identity.arrived_unix_seconds
 
     def describe_routes(self) -> None:
         """Note on the span how its sequences were placed; to write that takes long: once, late."""
@@ -277,7 +277,7 @@ class Generation:
         objects at a time, while everybody waits.
         """
         self.on_progress, self.meanwhile = self.changed.set, None
-        self._runner = self.gate = self.judge = None
+        self._runner = self.gate = self.judge = self._stored = None
         self._request.on_route = self._request.on_asking = _hear_nothing
         for sequence in self.sequences:
             sequence.release()
@@ -316,12 +316,12 @@ class Generation:
         elif self.kept_outputs is None:
             await self._placer.run(self._request, sequence)
         else:
-            assert self._request.opened is not None, "the account is opened before sequences run"
-            await self._request.opened
+            assert self._stored is not None, "the account is opened before sequences run"
+            await asyncio.shield(self._stored)  # a stream of it is one, not all of it at once
             await replay(sequence, self.kept_outputs[sequence.index])
 
     def _open(self) -> None:
-        """Have the open record stored, within this call; no worker is asked before it is."""
+        """Have the open record stored; workers do not wait for that, tokens do."""
         self.opened = usage.open_record(
             self.identity,
             self._request,
@@ -329,16 +329,20 @@ class Generation:
             gateway_id=self._gateway_id,
             now=self._clock(),
         )
-        self._request.opened = self._open_log.open(self.opened)
-        self._request.opened.add_done_callback(self._note_opened)
+        self._stored = self._open_log.open(self.opened)
+        self._stored.add_done_callback(self._note_opened)
 
     def _note_opened(self, opened: asyncio.Future[None]) -> None:
-        """End what must not begin, whatever it waits for."""
-        error = None if opened.cancelled() else opened.exception()
-        if error is not None:
-            assert isinstance(error, GatewayError), "the log raises nothing else"
-            self.opened = None  # it is not stored, and will not be
-            self.fail(error, reason="deadline")
+        """Let tokens go, or end what must have none, though its workers may be done with it."""
+        error = opened.exception()
+        if error is None:
+            self.is_opened, self._opened_unix_seconds = True, self._clock()
+            self.changed.set()
+            return
+        assert isinstance(error, GatewayError), "the log raises nothing else"
+        self.opened = None  # it is not stored, and will not be
+        self._set_failure(error)
+        self._stop("deadline")
 
     def _note_asking(self) -> None:
         """A worker is about to be asked: what nobody waits for is done once that is sent.

@@ -123,8 +123,6 @@ class Placer:
         request = self._request(context, sequence)  # while the router thinks
         placement = await self._placement(context, sequence, refused)
         request.plan.CopyFrom(_plan(sequence, placement))
-        assert context.opened is not None, "the account is opened before sequences run"
-        await context.opened
         sequence.worker_id = placement.decode_worker_id
         if sequence.worker_id not in context.worker_ids:
             context.worker_ids.append(sequence.worker_id)

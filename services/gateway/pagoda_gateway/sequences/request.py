@@ -84,8 +84,6 @@ class RequestContext:
         cancel_reason: sent to the worker when a sequence is cancelled.
         worker_ids: decode workers that were asked, in that order.
         asked_ahead: has the router's answer for the first sequence. Whoever takes it out awaits it.
-        opened: done once the usage log has the request; no worker is asked before. What cancels one
-            sequence that waits for it cancels all of them. None until there is a record.
         placements: of each prompt's first choice, by the prompt's identity: the others follow it.
             None if it could not be placed.
     """
@@ -102,5 +100,4 @@ class RequestContext:
     cancel_reason: str = "client_disconnect"
     worker_ids: list[str] = field(default_factory=list)
     asked_ahead: AskedAhead | None = None
-    opened: asyncio.Future[None] | None = None
     placements: "dict[int, asyncio.Future[RouteResponse | None]]" = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a request used, as the two records of the usage log: before any work, and after it."""
+"""What a request used, as two records: before any token, and after the last."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ class OpenLog(Protocol):
     """Where open records go: all that sequences know of accounts."""
 
     def open(self, record: UsageOpen) -> asyncio.Future[None]:
-        """Store an open record; the future has a GatewayError if the work must not begin."""
+        """Store an open record; the future has a GatewayError if nobody must get anything."""
 
 
 def first_sequences(sequences: Iterable[OutputSequence]) -> list[OutputSequence]:

@@ -22,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class UsageOpen(_message.Message):
-    """Written before any work starts. An open record without its close is reconciled once its gateway is gone."""
+    """Written before a client gets anything. An open record without its close is reconciled once its gateway is gone."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -161,7 +161,7 @@ def receipt_beside_answer(opened: UsageOpen, closed: UsageClose, book: PriceBook
     """Return the receipt that goes with the answer itself, before the ledger has it.
 
     Args:
-        opened: as it was written before any work.
+        opened: as it was written before any token.
         closed: as it will be written if the client gets all of the answer.
         book: has the price that the request came in under.
     """

@@ -67,12 +67,8 @@ class Retention:
         return num_forgotten
 
     async def _forget_names(self, before: float) -> int:
-        first_kept = str(ULID.from_timestamp(before))[:10] if before > 0 else ""  # the time in it
-        return await self._bites(
-            lambda connection: _delete(
-                connection, REQUEST_NAMES, REQUEST_NAMES.c.request_id < first_kept
-            )
-        )
+        is_old = REQUEST_NAMES.c.request_id < _first_id(before)
+        return await self._bites(lambda connection: _delete(connection, REQUEST_NAMES, is_old))
 
     async def _forget_usage(self, before: float) -> int:
         num_forgotten, after = 0, ""
@@ -80,7 +76,7 @@ class Retention:
             for after in (chain["tenant"] for chain in chains):
                 num_forgotten += await self._bites(partial(_cut, tenant=after, before=before))
         # What never became a receipt: requests without an end, and lines of batches that failed.
-        return num_forgotten + await self._bites(
+        num_forgotten += await self._bites(
             lambda connection: _delete(
                 connection,
                 USAGE,
@@ -88,6 +84,13 @@ class Retention:
                 USAGE.c.opened_unix_seconds < before,
             )
         )
+        # And what workers did for requests whose account was never opened: nobody got anything.
+        has_account = sa.exists().where(USAGE.c.request_id == SEQUENCE_USAGE.c.request_id)
+        is_old = SEQUENCE_USAGE.c.request_id < _first_id(before)
+        await self._bites(
+            lambda connection: _delete(connection, SEQUENCE_USAGE, is_old, ~has_account)
+        )
+        return num_forgotten
 
     async def _bites(self, bite: Callable[[sa.Connection], int]) -> int:
         total = 0
@@ -96,6 +99,11 @@ class Retention:
             total += taken
             if taken < BITE:
                 return total
+
+
+def _first_id(unix_seconds: float) -> str:
+    """Return what ids of requests since then are not less than: the time is in them."""
+    return str(ULID.from_timestamp(unix_seconds))[:10] if unix_seconds > 0 else ""
 
 
 def _delete(connection: sa.Connection, table: sa.Table, *old: sa.ColumnElement[bool]) -> int:

@@ -1,4 +1,4 @@
-"""The usage log: an open record before any work, a close record after it, each stored once.
+"""The usage log: an open record before any token, a close record after the last, each stored once.
 
 Stored is what this host's outbox has; from there it finds its way to the ledger. An open record
 whose close never comes is reconciled once its gateway is gone.
@@ -26,9 +26,9 @@ class UsageLog:
         self._timeout_seconds = timeout_seconds
 
     def open(self, record: UsageOpen) -> asyncio.Future[None]:
-        """Store an open record; the future is done once it is.
+        """Store an open record; the future is done once it is. Nobody cancels it.
 
-        It has an UnavailableError if the record is not stored, so that the work must not begin.
+        It has an UnavailableError if the record is not stored, so that nobody must get anything.
         """
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = loop.create_future()
@@ -45,8 +45,8 @@ class UsageLog:
         def on_stored(stored: asyncio.Future[None]) -> None:
             timer.cancel()
             error = stored.exception()
-            if opened.done():
-                if not opened.cancelled() and error is None:
+            if opened.done():  # refused: the disk took too long
+                if error is None:
                     self.close_failed(record.request_id)
             elif error is None:
                 opened.set_result(None)
@@ -79,7 +79,7 @@ def _refuse(opened: asyncio.Future[None], reason: str) -> None:
     metrics.USAGE_FAILURES.labels("open").inc()
     opened.set_exception(
         UnavailableError(
-            f"the usage log takes no records, without which no work begins: {reason}; "
+            f"the usage log takes no records, without which nobody is answered: {reason}; "
             "try again later",
             retry_after_seconds=1,
         )

@@ -151,7 +151,7 @@ class GenerationResponse(Response):
                 async with asyncio.timeout(EXPLAIN_SECONDS):
                     await self._prefix.settle(record)
         finally:  # cancelled meanwhile: what was delivered is billed all the same
-            if generation.is_opened:
+            if generation.opened is not None:
                 with stage_span("gateway.settle", generation.context):
                     await self._gateway.usage_log.close(record)
             count(generation, record)

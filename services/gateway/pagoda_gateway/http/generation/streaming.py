@@ -71,7 +71,7 @@ class GenerationWriter:
         """Wait for the end, then send one body, or the error."""
         generation = self._generation
         generation.on_progress = self._note_end
-        while not generation.is_over:
+        while not generation.is_over or not self._may_tell():
             await generation.changed.wait()
             generation.changed.clear()
         if generation.is_disconnected:
@@ -101,6 +101,8 @@ class GenerationWriter:
             await self._wait()
             if generation.is_disconnected:
                 return
+            if not self._may_tell():
+                continue
             events, progress = self._read()
             is_over = generation.is_over
             failure = generation.failure or self._defect
@@ -121,6 +123,11 @@ class GenerationWriter:
             if is_over:
                 return
 
+    def _may_tell(self) -> bool:
+        """Whether the client may hear how it goes: what it gets is accounted for, or it failed."""
+        generation = self._generation
+        return generation.is_opened or generation.is_disconnected or generation.failure is not None
+
     def _note_end(self) -> None:
         if self._generation.is_over:
             self._generation.changed.set()
@@ -136,7 +143,8 @@ class GenerationWriter:
         self._is_flush_due = False
         generation, pipe = self._generation, self._pipe
         assert pipe is not None, "nobody else is called"
-        if not self.is_started or self._is_sending or generation.is_over or not pipe.is_open:
+        is_ours = self.is_started and generation.is_opened and not self._is_sending
+        if not is_ours or generation.is_over or not pipe.is_open:
             generation.changed.set()
             return
         events, progress = self._read()

@@ -7,6 +7,8 @@ from support.prices import Rows, SetPrice
 from support.usage_records import both, closed, opened
 from ulid import ULID
 
+from pagoda.rpc.v1.status_pb2 import Role
+from pagoda.rpc.v1.usage_pb2 import SequenceUsage
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.money import retention
@@ -15,6 +17,7 @@ from pagoda_gateway.accounts.money.retention import Retention
 from pagoda_gateway.accounts.money.sealing import DAY_SECONDS
 from pagoda_gateway.accounts.money.statements import Statements
 from pagoda_gateway.accounts.tables import REQUEST_NAMES
+from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
 
 
 @pytest.fixture
@@ -111,6 +114,23 @@ async def test_names_are_forgotten_by_the_time_in_their_request_ids(
     assert await keeper.forget_old() == 4
     left = await ledger.database.rows(sa.select(REQUEST_NAMES.c.client_request_id))
     assert {row["client_request_id"] for row in left} == {"0 days ago", "29 days ago"}
+
+
+async def test_what_workers_did_without_an_account_is_forgotten_by_the_time_in_its_id(
+    ledger: Ledger, keeper: Retention, now: Now
+) -> None:
+    now.seconds = 2_000_000_000.0
+    usages = SequenceUsages(ledger.database)
+    ids = [str(ULID.from_timestamp(now.seconds - days * DAY_SECONDS)) for days in (1, 11, 12, 13)]
+    await ledger.apply([opened(ids[3], opened_unix_seconds=now.seconds - DAY_SECONDS)])
+    await usages.apply(
+        SequenceUsage(request_id=name, record_id=str(n), role=Role.ROLE_DECODE)
+        for name in ids
+        for n in range(2)
+    )
+    assert await keeper.forget_old() == 0  # they are no receipts
+    left = await usages.of_requests(ids)
+    assert {name: len(found) for name, found in left.items()} == {ids[0]: 2, ids[3]: 2}
 
 
 async def test_by_default_nothing_is_forgotten(
