@@ -255,6 +255,42 @@ async def test_reasoning_is_an_item_of_its_own(nats_common: Any, bus: Any, tmp_p
     assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
 
 
+async def test_log_probabilities_of_the_text(nats_common: Any, bus: Any, tmp_path: Any) -> None:
+    template = TEMPLATE + "{# a model that writes </think> #}"
+    folder = write_model_folder(tmp_path / "thinks", chat_template=template)
+    worker = says(bus, folder, "<think>\nhm\n</think>\n\nh\u00e9, yes")
+    asked: Any = {**ASKED, "max_output_tokens": 90, "include": ["message.output_text.logprobs"]}
+    async with (
+        running_gateway(nats_common, bus, folder, worker) as running,
+        running.sdk() as client,
+    ):
+        whole = await client.responses.create(**asked, top_logprobs=2)
+        found = await client.responses.retrieve(whole.id)
+        events = [e async for e in await client.responses.create(**asked, stream=True)]
+        silent = await client.responses.create(**{**asked, "include": []})
+    assert whole.top_logprobs == 2
+    assert found.output == whole.output
+    assert not part_of(silent).logprobs
+    part = part_of(whole)
+    assert part.text == "h\u00e9, yes"
+    assert part.logprobs
+    assert b"".join(bytes(entry.bytes) for entry in part.logprobs).decode() == part.text
+    assert [len(entry.top_logprobs) for entry in part.logprobs] == [2] * len(part.logprobs)
+    ended = part_of(events[-1].response)
+    names = [entry.token for entry in ended.logprobs]
+    deltas = [e for e in events if e.type == "response.output_text.delta"]
+    (done,) = [e for e in events if e.type == "response.output_text.done"]
+    assert [entry.token for delta in deltas for entry in delta.logprobs] == names
+    assert [entry.token for entry in done.logprobs] == names
+    assert names == [entry.token for entry in part.logprobs]
+    assert [entry.top_logprobs for entry in ended.logprobs] == [[]] * len(names)
+
+
+def part_of(response: Any) -> Any:
+    """Return the text of a response's message."""
+    return response.output[-1].content[0]
+
+
 async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
     worker = ScriptedWorker(bus, gate_index=3)
     async with start(worker, max_attempts=1) as running, asyncio.TaskGroup() as tasks:
@@ -287,7 +323,7 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
             "'text.format.schema'",
         ),
         ({"truncation": "auto"}, "truncation"),
-        ({"include": ["message.output_text.logprobs"]}, "logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"conversation": "c"}, "conversation"),
     ],
 )

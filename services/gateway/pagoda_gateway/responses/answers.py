@@ -5,10 +5,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from pagoda_gateway.openai.schemas.receipts import AnswerReceipt
-from pagoda_gateway.openai.schemas.responses import CachedDetails
+from pagoda_gateway.openai.schemas.responses import CachedDetails, TokenLogprob
 from pagoda_gateway.responses.schemas import FunctionTool
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+_LOGPROBS = (
+    "Of an output_text, if `include` or `top_logprobs` asks for them: an entry for each of its "
+    "tokens."
+)
 
 
 class OutputPart(BaseModel):
@@ -17,7 +21,7 @@ class OutputPart(BaseModel):
     type: Literal["output_text", "reasoning_text"]
     text: str
     annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    logprobs: list[TokenLogprob] | None = Field(None, description=_LOGPROBS)
 
 
 class OutputItem(BaseModel):
@@ -98,6 +102,7 @@ class ResponseAnswer(BaseModel):
     text: dict[str, Any]
     tool_choice: Any
     tools: list[FunctionTool]
+    top_logprobs: int
     top_p: float
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
@@ -124,7 +129,7 @@ class ResponseEvent(BaseModel):
     part: OutputPart | None = None
     delta: str | None = None
     text: str | None = None
-    logprobs: list[Any] | None = None
+    logprobs: list[TokenLogprob] | None = Field(None, description=_LOGPROBS)
     name: str | None = None
     arguments: str | None = None
     receipt: AnswerReceipt | None = Field(

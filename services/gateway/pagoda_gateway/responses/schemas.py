@@ -16,10 +16,14 @@ from pagoda_gateway.openai.schemas.base import (
     RequestModel,
     ToolChoice,
 )
-from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS, StreamOptions
+from pagoda_gateway.openai.schemas.generation import (
+    MAX_CACHE_SALT_CHARS,
+    MAX_LOGPROBS,
+    StreamOptions,
+)
 from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS
 
-REFUSED_FIELDS = ("conversation", "prompt", "moderation", "top_logprobs")
+REFUSED_FIELDS = ("conversation", "prompt", "moderation")
 LOGPROBS = "message.output_text.logprobs"
 Names = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "string"}})]
 
@@ -99,13 +103,19 @@ class ResponsesBody(RequestBody):
     safety_identifier: str | None = None
     service_tier: str | None = None
     background: bool | None = None
+    include: Names = None  # of which LOGPROBS counts
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     # Known, and refused when they would change the answer.
-    include: Names = None
     truncation: str | None = None
     conversation: Any = None
     prompt: Any = None
     moderation: Any = None
-    top_logprobs: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives for each token of the text; None: no log probabilities are wanted."""
+        is_included = isinstance(self.include, list) and LOGPROBS in self.include
+        return (self.top_logprobs or 0) if is_included or self.top_logprobs else None
 
     @field_validator("metadata")
     @classmethod
@@ -123,13 +133,6 @@ class ResponsesBody(RequestBody):
                 "'background' is true and 'store' false: nobody could find the response",
                 param="background",
             )
-        return value
-
-    @field_validator("include")
-    @classmethod
-    def _refuse_logprobs(cls, value: Any) -> Any:
-        if isinstance(value, list) and LOGPROBS in value:
-            checks.refuse(f"include: {LOGPROBS}", value)
         return value
 
     @field_validator("truncation")
