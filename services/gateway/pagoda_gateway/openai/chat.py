@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: a conversation to go on with."""
 
 from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.beam_search import check_beam_search
 from pagoda_gateway.openai.choices import ChatSerializer
 from pagoda_gateway.openai.endpoint import ChoicesEndpoint
@@ -29,8 +30,7 @@ class ChatProcessor(RequestProcessor[ChatBody]):
         self, body: ChatBody, _options: OutputOptions, model: ServedModel
     ) -> TokenizedPrompts:
         """Render and tokenise the conversation."""
-        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-        chat = await self.conversation(body, use, model)
+        chat = await self.conversation(body, _tool_use(body), model)
         max_tokens = body.max_completion_tokens or body.max_tokens
         token_ids = truncated(chat.token_ids, body, model, num_reserved=max_tokens)
         last = body.messages[-1]
@@ -38,8 +38,12 @@ class ChatProcessor(RequestProcessor[ChatBody]):
             prompts=[(token_ids, None)],
             max_tokens=max_tokens,
             echo_texts=[content_text(last)] if body.echo and last.role == "assistant" else None,
-            form=await self._forms.of_chat(body, use, chat.text_end),
+            text_end=chat.text_end,
         )
+
+    async def form(self, body: ChatBody, text_end: str) -> AnswerForm:
+        """Return the form of an answer: text, calls, reasoning."""
+        return await self._forms.of_chat(body, _tool_use(body), text_end)
 
     async def conversation(self, body: ChatBody, use: ToolUse, model: ServedModel) -> ChatTokens:
         """Return the conversation's tokens, the offered tools among them."""
@@ -63,6 +67,10 @@ class ChatProcessor(RequestProcessor[ChatBody]):
             if error.param == "messages":  # which the client may have sent as something else
                 error.param = body.prompt_field
             raise
+
+
+def _tool_use(body: ChatBody) -> ToolUse:
+    return tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
 
 
 class ChatEndpoint(ChoicesEndpoint[ChatBody]):
