@@ -55,6 +55,8 @@ def check(answer: Any, status: int, param: str | None = None, *named: str) -> di
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
         ({"tool_choice": {}}, "tool_choice", "tools"),
         ({"tool_choice": "required"}, "tool_choice", "tools"),
+        ({"web_search_options": {}}, "web_search_options", "not supported"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]", "'custom'"),
         ({"response_format": {"type": "yaml"}}, "response_format", "text"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},

@@ -21,7 +21,7 @@ from pagoda_gateway.openai.schemas.generation import (
     MAX_LOGPROBS,
     StreamOptions,
 )
-from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS
+from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS, other_kind
 
 REFUSED_FIELDS = ("conversation", "prompt", "moderation")
 LOGPROBS = "message.output_text.logprobs"
@@ -41,8 +41,7 @@ class FunctionTool(RequestModel):
     def _check(self) -> "FunctionTool":
         if self.type != "function":
             raise InvalidRequestError(
-                f"a tool has type {shorten(self.type)}; this server runs no tools itself, so it "
-                "must be 'function'",
+                f"a tool has type {shorten(self.type)}: {other_kind(self.type)}",
                 param="tools",
             )
         if not self.name:

@@ -34,6 +34,11 @@ class ChatBody(GenerationBody):
     # OpenAI's former tools; known, and refused when set.
     functions: Any = None
     function_call: Any = None
+    # Known, and refused when set: other media, a search, a template of the client's own.
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    chat_template: Any = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -79,6 +84,18 @@ class ChatBody(GenerationBody):
             tools.tool_use(info.data["tools"], value, None)
         else:  # they are wrong themselves
             tools.check_choice(value)
+        return value
+
+    @field_validator("modalities")
+    @classmethod
+    def _check_modalities(cls, value: Any) -> Any:
+        checks.refuse("modalities", value if value != ["text"] else None, hint=' but ["text"]')
+        return value
+
+    @field_validator("audio", "web_search_options", "chat_template")
+    @classmethod
+    def _refuse_others(cls, value: Any, info: ValidationInfo) -> Any:
+        checks.refuse(info.field_name or "", value)
         return value
 
     @field_validator("functions", "function_call")

@@ -19,6 +19,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1)
     suffix: str | None = None
+    prompt_embeds: Any = None
 
     @field_validator("prompt")
     @classmethod
@@ -43,8 +44,8 @@ class CompletionBody(GenerationBody):
             )
         return value
 
-    @field_validator("suffix")
+    @field_validator("suffix", "prompt_embeds")
     @classmethod
-    def _refuse_suffix(cls, value: str | None) -> str | None:
-        checks.refuse("suffix", value)
+    def _refuse_others(cls, value: Any, info: ValidationInfo) -> Any:
+        checks.refuse(info.field_name or "", value)
         return value

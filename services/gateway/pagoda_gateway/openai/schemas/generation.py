@@ -100,6 +100,9 @@ class GenerationBody(RequestBody):
     service_tier: str | None = None
     store: bool | None = None
     verbosity: str | None = None
+    # Known, and refused when set.
+    logits_processors: Any = None
+    moderation: Any = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -121,6 +124,12 @@ class GenerationBody(RequestBody):
     def _check_n(cls, value: int | None, info: ValidationInfo) -> int | None:
         if info.context is not None:
             checks.check_n(value, info.context["max_n"])
+        return value
+
+    @field_validator("logits_processors", "moderation")
+    @classmethod
+    def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
+        checks.refuse(info.field_name or "", value)
         return value
 
     @field_validator("stream_options")
