@@ -227,6 +227,29 @@ async def test_formats_and_tool_choices_become_grammars(running: Running) -> Non
             assert answer.json()[name] == value
 
 
+async def test_fields_of_chat_mean_what_they_mean_there(running: Running) -> None:
+    fields: dict[str, Any] = {
+        "top_k": 5, "min_p": 0.1, "seed": 7, "frequency_penalty": 0.5, "presence_penalty": 0.25,
+        "repetition_penalty": 1.5, "logit_bias": {"70": 1},
+    }  # fmt: skip
+    answer = await running.http.post(PATH, json={**ASKED, **fields})
+    assert answer.status_code == 200, answer.text
+    assert "x-pagoda-ignored" not in answer.headers
+    ours = running.worker.requests[-1].sampling
+    await running.chat(**fields)
+    assert ours == running.worker.requests[-1].sampling
+
+
+async def test_what_was_asked_is_said_again(running: Running) -> None:
+    fields: dict[str, Any] = {
+        "max_tool_calls": 2, "prompt_cache_key": "k", "safety_identifier": "s",
+        "reasoning": {"effort": "low", "summary": None},
+        "text": {"format": {"type": "text"}, "verbosity": "low"}, "top_logprobs": 0,
+    }  # fmt: skip
+    answer = (await running.http.post(PATH, json={**ASKED, **fields})).json()
+    assert {name: answer[name] for name in fields} == fields
+
+
 async def test_reasoning_is_an_item_of_its_own(nats_common: Any, bus: Any, tmp_path: Any) -> None:
     template = TEMPLATE + "{# a model that writes </think> #}"
     folder = write_model_folder(tmp_path / "thinks", chat_template=template)
@@ -324,6 +347,11 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
         ),
         ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 21}, "top_logprobs"),
+        ({"include": "message.output_text.logprobs"}, "include"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"9999": 1}}, "9999"),
+        ({"seed": 2**63}, str(2**63 - 1)),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "one text parameter"),
         ({"conversation": "c"}, "conversation"),
     ],
 )

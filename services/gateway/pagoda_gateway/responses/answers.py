@@ -80,6 +80,13 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens", "content_filter"]
 
 
+class UsedReasoning(BaseModel):
+    """What was asked of reasoning."""
+
+    effort: str | None
+    summary: None = Field(description="It comes as it is.")
+
+
 class ResponseAnswer(BaseModel):
     """The answer to a ResponsesBody; fields of the body come back in it."""
 
@@ -92,11 +99,15 @@ class ResponseAnswer(BaseModel):
     incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: UsedReasoning
+    safety_identifier: str | None
     store: bool
     temperature: float
     text: dict[str, Any]

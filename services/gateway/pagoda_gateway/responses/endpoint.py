@@ -19,7 +19,7 @@ from pagoda_gateway.responses.background import BackgroundResponses
 from pagoda_gateway.responses.conversation import chat_messages, input_items
 from pagoda_gateway.responses.input_items import item_page, with_ids
 from pagoda_gateway.responses.items import without_logprobs
-from pagoda_gateway.responses.schemas import FunctionTool, ResponsesBody, TextFormat
+from pagoda_gateway.responses.schemas import AS_IN_CHAT, FunctionTool, ResponsesBody, TextFormat
 from pagoda_gateway.responses.serializer import ResponseSerializer, failed
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.served_model import ServedModel
@@ -69,19 +69,13 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             max_tokens=sent.max_output_tokens,
             stream=sent.stream,
             stream_options=sent.stream_options,
-            temperature=sent.temperature,
-            top_p=sent.top_p,
             tools=[_function(tool) for tool in sent.tools] if sent.tools else None,
             tool_choice=_tool_choice(sent.tool_choice),
-            parallel_tool_calls=sent.parallel_tool_calls,
             response_format=_response_format(sent.text.format if sent.text else None),
             reasoning_effort=_effort(sent.reasoning),
             logprobs=sent.num_logprobs is not None,
             top_logprobs=sent.num_logprobs,
-            cache_salt=sent.cache_salt,
-            metadata=sent.metadata,
-            priority=sent.priority,
-            user=sent.user,
+            **{name: getattr(sent, name) for name in AS_IN_CHAT},
         )
 
         def keep(response: dict[str, Any]) -> None:

@@ -172,6 +172,11 @@ class ResponseSerializer(Serializer):
         """Return a response without output."""
         generation, sent = self.generation, self._sent
         form = sent.text.format if sent.text else None
+        text: dict[str, Any] = {"format": {"type": "text"}}
+        if form is not None:
+            text["format"] = form.model_dump(by_alias=True, exclude_none=True)
+        if sent.text is not None and sent.text.verbosity is not None:
+            text["verbosity"] = sent.text.verbosity
         return {
             "id": generation.identity.object_id,
             "object": "response",
@@ -182,18 +187,18 @@ class ResponseSerializer(Serializer):
             "incomplete_details": None,
             "instructions": sent.instructions,
             "max_output_tokens": sent.max_output_tokens,
+            "max_tool_calls": sent.max_tool_calls,
             "metadata": sent.metadata or {},
             "model": generation.model.full_name,
             "output": [],
             "parallel_tool_calls": sent.parallel_tool_calls is not False,
             "previous_response_id": sent.previous_response_id,
+            "prompt_cache_key": sent.prompt_cache_key,
+            "reasoning": {"effort": (sent.reasoning or {}).get("effort"), "summary": None},
+            "safety_identifier": sent.safety_identifier,
             "store": sent.store is not False,
             "temperature": self._sequence.sampling.temperature,
-            "text": {
-                "format": form.model_dump(by_alias=True, exclude_none=True)
-                if form
-                else {"type": "text"}
-            },
+            "text": text,
             "tool_choice": sent.tool_choice or "auto",
             "tools": [tool.model_dump() for tool in sent.tools or ()],
             "top_logprobs": sent.top_logprobs or 0,
