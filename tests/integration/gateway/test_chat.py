@@ -309,6 +309,22 @@ async def test_documents_are_for_the_template(nats_common: Any, bus: Any, tmp_pa
         assert "x-pagoda-ignored" not in answer.headers
 
 
+async def test_no_effort_is_no_thinking(nats_common: Any, bus: Any, tmp_path: Any) -> None:
+    template = "{{ enable_thinking }}.{{ reasoning_effort }}"
+    folder = write_model_folder(tmp_path / "tiny", chat_template=template)
+    async with running_gateway(nats_common, bus, folder, ScriptedWorker(bus)) as running:
+        await running.chat(reasoning_effort="low")
+        await running.chat(reasoning_effort="none")
+        own = {"enable_thinking": True}
+        await running.chat(reasoning_effort="none", chat_template_kwargs=own)
+        prompts = running.gateway.texts["tiny"].prompts
+        texts = [
+            await prompts.text_of(list(request.prompt_token_ids))
+            for request in running.worker.requests
+        ]
+    assert texts == [".low", "False.none", "True.none"]
+
+
 async def test_offered_tools_are_shown_by_the_template_for_tools(
     nats_common: Any, bus: Any, tmp_path: Any
 ) -> None:

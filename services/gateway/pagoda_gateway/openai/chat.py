@@ -15,6 +15,8 @@ from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import ChatTokens
 
+NO_EFFORT = "none"
+
 
 class ChatProcessor(RequestProcessor[ChatBody]):
     """Renders messages; an answer may take what is left of the context."""
@@ -49,7 +51,9 @@ class ChatProcessor(RequestProcessor[ChatBody]):
         """Return the conversation's tokens, the offered tools among them."""
         variables = body.chat_template_kwargs
         if body.reasoning_effort is not None:
-            variables = {"reasoning_effort": body.reasoning_effort, **(variables or {})}
+            silent = {"enable_thinking": False} if body.reasoning_effort == NO_EFFORT else {}
+            wanted = {"reasoning_effort": body.reasoning_effort, **silent}
+            variables = {**wanted, **(variables or {})}
         if body.documents is not None:
             variables = {"documents": body.documents, **(variables or {})}
         try:
