@@ -94,7 +94,7 @@ class ResponseAnswer(BaseModel):
     object: Literal["response"]
     created_at: int
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-    background: bool
+    background: bool | None = Field(description="null where only the account tells of it.")
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
@@ -109,12 +109,12 @@ class ResponseAnswer(BaseModel):
     reasoning: UsedReasoning
     safety_identifier: str | None
     store: bool
-    temperature: float
+    temperature: float | None
     text: dict[str, Any]
     tool_choice: Any
     tools: list[FunctionTool]
     top_logprobs: int
-    top_p: float
+    top_p: float | None
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     user: str | None
