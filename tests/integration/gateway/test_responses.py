@@ -345,7 +345,7 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
             {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
             "'text.format.schema'",
         ),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"include": "message.output_text.logprobs"}, "include"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
@@ -400,3 +400,42 @@ async def test_a_context_that_is_too_long_names_the_input(running: Running) -> N
         answer = await running.http.post(PATH, json={**ASKED, "input": text})
         assert answer.json()["error"]["code"] == "context_length_exceeded"
         assert answer.json()["error"]["param"] == "input", len(text)
+
+
+async def test_a_conversation_that_is_too_long_goes_without_its_oldest_turns(
+    running: Running,
+) -> None:
+    limit = running.gateway.catalog.get("tiny").max_model_len
+    words = [chr(97 + i) * 90 for i in range(8)]
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "ok"}
+    items: list[dict[str, Any]] = [{"role": "developer", "content": "brief"}]
+    for word in words:
+        items += [{"role": "user", "content": word}, call, result]
+    body = {**ASKED, "input": items, "instructions": "only once"}
+    assert (await running.http.post(PATH, json=body)).status_code == 400
+    answer = (await running.http.post(PATH, json={**body, "truncation": "auto"})).json()
+    count = await running.http.post(
+        f"{PATH}/input_tokens", json={"model": "tiny", **body, "truncation": "auto"}
+    )
+    prompt = await prompt_of(running)
+    assert answer["truncation"] == "auto"
+    assert count.json()["input_tokens"] == answer["usage"]["input_tokens"] <= limit - 8
+    kept = [word for word in words if word in prompt]
+    assert 1 <= len(kept) < len(words)
+    assert kept == words[-len(kept) :]
+    assert prompt.startswith(
+        "<|bos|><|system|>only once<|end|><|system|>brief<|end|><|user|>" + kept[0]
+    )
+    assert limit - 8 - answer["usage"]["input_tokens"] < 90 + 100  # no turn more would fit
+    page = await running.http.get(f"{PATH}/{answer['id']}/input_items?limit=100")
+    assert len(page.json()["data"]) == len(items)
+
+
+async def test_a_last_turn_that_is_too_long_is_refused_all_the_same(running: Running) -> None:
+    limit = running.gateway.catalog.get("tiny").max_model_len
+    for text in ("x" * limit, "x" * 100 * limit):
+        items = [{"role": "user", "content": "hello"}, {"role": "user", "content": text}]
+        body = {**ASKED, "input": items, "truncation": "auto"}
+        answer = await running.http.post(PATH, json=body)
+        assert answer.json()["error"]["code"] == "context_length_exceeded", len(text)

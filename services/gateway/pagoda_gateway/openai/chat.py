@@ -1,5 +1,7 @@
 """POST /v1/chat/completions: a conversation to go on with."""
 
+from collections.abc import Sequence
+
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.beam_search import check_beam_search
@@ -9,8 +11,9 @@ from pagoda_gateway.openai.messages import content_text, conversation_tokens
 from pagoda_gateway.openai.output_options import output_options
 from pagoda_gateway.openai.request_processor import RequestProcessor, TokenizedPrompts
 from pagoda_gateway.openai.schemas.chat import ChatBody
+from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.openai.schemas.tools import ToolUse, tool_use
-from pagoda_gateway.openai.truncation import truncated
+from pagoda_gateway.openai.truncation import fitting_conversation, truncated
 from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import ChatTokens
@@ -49,6 +52,18 @@ class ChatProcessor(RequestProcessor[ChatBody]):
 
     async def conversation(self, body: ChatBody, use: ToolUse, model: ServedModel) -> ChatTokens:
         """Return the conversation's tokens, the offered tools among them."""
+
+        async def tokens_of(messages: Sequence[Message]) -> ChatTokens:
+            return await self._tokens_of(messages, body, use, model)
+
+        if not body.drops_turns:
+            return await tokens_of(body.messages)
+        room = model.max_model_len - max(1, body.max_completion_tokens or body.max_tokens or 0)
+        return await fitting_conversation(body.messages, tokens_of, room)
+
+    async def _tokens_of(
+        self, messages: Sequence[Message], body: ChatBody, use: ToolUse, model: ServedModel
+    ) -> ChatTokens:
         variables = body.chat_template_kwargs
         if body.reasoning_effort is not None:
             silent = {"enable_thinking": False} if body.reasoning_effort == NO_EFFORT else {}
@@ -59,7 +74,7 @@ class ChatProcessor(RequestProcessor[ChatBody]):
         try:
             return await conversation_tokens(
                 self._prompts,
-                body.messages,
+                messages,
                 model,
                 tools=use.offered,
                 add_generation_prompt=body.add_generation_prompt,

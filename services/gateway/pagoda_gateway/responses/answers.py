@@ -115,7 +115,7 @@ class ResponseAnswer(BaseModel):
     tools: list[FunctionTool]
     top_logprobs: int
     top_p: float | None
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     user: str | None
 

@@ -29,6 +29,13 @@ RETRY_AFTER_SECONDS = 1.0
 
 
 class _Chat(ChatBody):
+    truncation: str | None = None
+
+    @property
+    def drops_turns(self) -> bool:
+        """Whether a conversation that is too long goes without its oldest turns."""
+        return self.truncation == "auto"
+
     @property
     def prompt_field(self) -> str:
         """Name of the field that has the prompt."""
@@ -73,6 +80,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             tool_choice=_tool_choice(sent.tool_choice),
             response_format=_response_format(sent.text.format if sent.text else None),
             reasoning_effort=_effort(sent.reasoning),
+            truncation=sent.truncation,
             logprobs=sent.num_logprobs is not None,
             top_logprobs=sent.num_logprobs,
             **{name: getattr(sent, name) for name in AS_IN_CHAT},

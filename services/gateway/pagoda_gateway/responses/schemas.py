@@ -107,6 +107,7 @@ class ResponsesBody(RequestBody):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
     priority: Priority = None
     user: str | None = None
@@ -122,7 +123,6 @@ class ResponsesBody(RequestBody):
     include: Items[str] | None = None  # of which LOGPROBS counts
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     # Known, and refused when they would change the answer.
-    truncation: str | None = None
     conversation: Any = None
     prompt: Any = None
     moderation: Any = None
@@ -161,13 +161,6 @@ class ResponsesBody(RequestBody):
                 "'background' is true and 'store' false: nobody could find the response",
                 param="background",
             )
-        return value
-
-    @field_validator("truncation")
-    @classmethod
-    def _refuse_truncation(cls, value: str | None) -> str | None:
-        if value != "disabled":
-            checks.refuse("truncation", value, hint=" but 'disabled'; shorten the input")
         return value
 
     @field_validator(*REFUSED_FIELDS)

@@ -203,7 +203,7 @@ class ResponseSerializer(Serializer):
             "tools": [tool.model_dump() for tool in sent.tools or ()],
             "top_logprobs": sent.top_logprobs or 0,
             "top_p": self._sequence.sampling.top_p,
-            "truncation": "disabled",
+            "truncation": sent.truncation or "disabled",
             "usage": None,
             "user": sent.user,
         }

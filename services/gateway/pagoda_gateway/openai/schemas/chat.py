@@ -51,6 +51,11 @@ class ChatBody(GenerationBody):
         return "messages"
 
     @property
+    def drops_turns(self) -> bool:
+        """Whether a conversation that is too long goes without its oldest turns."""
+        return False
+
+    @property
     def thinking_budget_field(self) -> str:
         """Name of the field that bounds the reasoning."""
         return "thinking_token_budget"
