@@ -228,6 +228,9 @@ async def test_what_no_account_can_tell_is_not_found(
     name = f"none{'-'.join(fields)}{'-'.join(fields.values())}"[:60]
     await account(running, name, **fields)
     async with running.sdk() as client:
+        if "outcome" in fields:
+            with pytest.raises(openai.NotFoundError, match=rf"\({fields['outcome']}\).*receipt"):
+                await client.responses.retrieve(f"resp_{name}")
         for ask in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
             with pytest.raises(openai.NotFoundError):
                 await ask(f"resp_{name}")

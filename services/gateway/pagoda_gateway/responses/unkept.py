@@ -6,6 +6,8 @@ Its text is where it was made, or gone. Knows an account by the names of its fie
 from collections.abc import Mapping
 from typing import Any
 
+from pagoda_gateway.errors import NotFoundError, shorten
+
 _DIED = "the gateway that made it died before it had ended, and its text with it; "
 _BILLED = "what workers had published until then is billed: see its receipt. Ask again."
 _MESSAGES = {
@@ -16,16 +18,23 @@ _MESSAGES = {
 """Of outcomes after which nobody has an answer."""
 
 
-def unkept_response(account: Mapping[Any, Any]) -> dict[str, Any] | None:
+def unkept_response(account: Mapping[Any, Any]) -> dict[str, Any]:
     """Return a response of another gateway as far as its account tells of it.
 
     It is in progress as long as its account is open: its gateway works on it, or is dead and has
-    not been missed for long enough. None: it had an end, which only that gateway can tell.
+    not been missed for long enough.
+
+    Raises:
+        NotFoundError: it had an end, which only that gateway can tell.
     """
     is_open = account["closed_unix_seconds"] is None
     message = _MESSAGES.get(account["outcome"] or "")
     if not is_open and message is None:
-        return None
+        raise NotFoundError(
+            f"response {shorten(account['object_id'])} has ended ({account['outcome']}) at another "
+            "replica, or before a restart of this one, which keeps its text for a while, in "
+            "memory: ask that replica, or ask again. Its receipt says what is billed."
+        )
     error = None if is_open else {"code": "server_error", "message": message}
     return {
         "id": account["object_id"],

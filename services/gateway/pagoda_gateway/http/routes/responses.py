@@ -82,12 +82,10 @@ def make_router(gateway: Gateway) -> APIRouter:
         except NotFoundError:
             with database_answers(request):
                 account = await gateway.ledger.object_row(tenant, response_id)
-            if account is None or account["gateway_id"] == gateway.gateway_id:
+            is_others = account is not None and account["gateway_id"] != gateway.gateway_id
+            if account is None or not is_others or account["endpoint"] != ENDPOINT:
                 raise
-            response = unkept_response(account) if account["endpoint"] == ENDPOINT else None
-            if response is None:
-                raise
-            return response
+            return unkept_response(account)
 
     @router.delete(f"{PATH}/{{response_id}}", openapi_extra=described(DeletedResponse))
     async def delete_response(response_id: str, request: Request) -> dict[str, Any]:
