@@ -11,6 +11,7 @@ from pagoda_gateway.openai.schemas.base import (
     MAX_TOOLS,
     Content,
     Items,
+    Refused,
     RequestBody,
     RequestModel,
 )
@@ -122,8 +123,8 @@ class MessagesBody(CountTokensBody):
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     service_tier: str | None = None  # known, and without effect
     # Known, and refused when set.
-    container: Any = None
-    mcp_servers: Any = None
+    container: Refused = None
+    mcp_servers: Refused = None
 
     @field_validator("container", "mcp_servers")
     @classmethod

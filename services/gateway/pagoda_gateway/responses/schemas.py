@@ -13,6 +13,7 @@ from pagoda_gateway.openai.schemas.base import (
     Items,
     Metadata,
     Priority,
+    Refused,
     RequestBody,
     RequestModel,
     ToolChoice,
@@ -123,9 +124,9 @@ class ResponsesBody(RequestBody):
     include: Items[str] | None = None  # of which LOGPROBS counts
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     # Known, and refused when they would change the answer.
-    conversation: Any = None
-    prompt: Any = None
-    moderation: Any = None
+    conversation: Refused = None
+    prompt: Refused = None
+    moderation: Refused = None
 
     @property
     def num_logprobs(self) -> int | None:

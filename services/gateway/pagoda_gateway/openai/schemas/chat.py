@@ -6,7 +6,14 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas import checks, tools
-from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, ToolChoice, Tools
+from pagoda_gateway.openai.schemas.base import (
+    MAX_MESSAGES,
+    Items,
+    Modalities,
+    Refused,
+    ToolChoice,
+    Tools,
+)
 from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBody
 from pagoda_gateway.openai.schemas.messages import Message
 
@@ -32,13 +39,13 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     # OpenAI's former tools; known, and refused when set.
-    functions: Any = None
-    function_call: Any = None
+    functions: Refused = None
+    function_call: Refused = None
     # Known, and refused when set: other media, a search, a template of the client's own.
-    modalities: Any = None
-    audio: Any = None
-    web_search_options: Any = None
-    chat_template: Any = None
+    modalities: Modalities = None
+    audio: Refused = None
+    web_search_options: Refused = None
+    chat_template: Refused = None
 
     @property
     def max_tokens_field(self) -> str:

@@ -12,6 +12,7 @@ from pagoda_gateway.openai.schemas.base import (
     Items,
     Metadata,
     Priority,
+    Refused,
     RequestBody,
     RequestModel,
     ResponseFormat,
@@ -128,8 +129,8 @@ class GenerationBody(RequestBody):
     store: bool | None = None
     verbosity: str | None = None
     # Known, and refused when set.
-    logits_processors: Any = None
-    moderation: Any = None
+    logits_processors: Refused = None
+    moderation: Refused = None
 
     @property
     def max_tokens_field(self) -> str:
