@@ -328,11 +328,11 @@ class _Gathered:
 
 
 def joined(errors: Sequence[InvalidRequestError]) -> InvalidRequestError:
-    """Return one error that says all of them; its kind, code and param are the first one's."""
-    first, more = errors[0], len(errors) - MAX_PROBLEMS
-    if len(errors) == 1:
+    """Return one error that says all of them once; kind, code and param are the first one's."""
+    first, lines = errors[0], list(dict.fromkeys(map(str, errors)))
+    if len(lines) == 1:
         return first
-    lines = [str(error) for error in errors[:MAX_PROBLEMS]]
+    more, lines = len(lines) - MAX_PROBLEMS, lines[:MAX_PROBLEMS]
     lines += [f"and {more} more problems"] * (more > 0)
     return type(first)("; ".join(lines), param=first.param)
 

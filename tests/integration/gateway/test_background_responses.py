@@ -8,6 +8,7 @@ import pytest
 from support.running_gateway import Running, Start
 from support.scripted_worker import ScriptedWorker
 
+from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway.http.generation.prefix_watch import PrefixWatch
 from pagoda_gateway.sequences.generation import Generation
 
@@ -171,3 +172,65 @@ async def test_cancelling_what_was_just_kept_changes_nothing(
         await ended(running)
         found = await client.responses.retrieve(first.id)
     assert cancelled.status == found.status == "incomplete"
+
+
+async def account(running: Running, request_id: str, **fields: Any) -> None:
+    """Put a request of another gateway into the ledger, and its end if `outcome` says one."""
+    opened = {
+        "request_id": request_id, "object_id": f"resp_{request_id}", "tenant": "default",
+        "model": "tiny", "endpoint": "responses", "gateway_id": "gateway-gone", "num_choices": 1,
+        "opened_unix_seconds": 1000.0, **fields,
+    }  # fmt: skip
+    outcome = opened.pop("outcome", "")
+    records = [UsageRecord(open=UsageOpen(**opened))]
+    if outcome:
+        close = UsageClose(request_id=request_id, outcome=outcome, closed_unix_seconds=1001.0)
+        records.append(UsageRecord(close=close))
+    await running.gateway.ledger.apply(records)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "said"),
+    [
+        ("", "in_progress", ""),
+        ("reconciled", "failed", "is billed"),
+        ("lost", "failed", "nothing of it is billed"),
+        ("failed", "failed", "another replica"),
+    ],
+)
+async def test_what_another_gateway_had_is_found_as_its_account_tells(
+    running: Running, outcome: str, status: str, said: str
+) -> None:
+    await account(running, f"gone{outcome}", outcome=outcome)
+    async with running.sdk() as client:
+        found = await client.responses.retrieve(f"resp_gone{outcome}")
+    assert (found.status, found.model, found.created_at) == (status, "tiny", 1000)
+    assert found.output == []
+    assert (found.error is None) is (status == "in_progress")
+    assert said in (found.error.message if found.error else "")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"outcome": "finished"},
+        {"outcome": "disconnected"},
+        {"tenant": "other"},
+        {"endpoint": "chat.completions"},
+        {"gateway_id": ""},
+    ],
+)
+async def test_what_no_account_can_tell_is_not_found(
+    running: Running, fields: dict[str, Any]
+) -> None:
+    if "gateway_id" in fields:  # our own: what is kept is all that there is
+        fields = {"gateway_id": running.gateway.gateway_id}
+    name = f"none{'-'.join(fields)}{'-'.join(fields.values())}"[:60]
+    await account(running, name, **fields)
+    async with running.sdk() as client:
+        if "outcome" in fields:
+            with pytest.raises(openai.NotFoundError, match=rf"\({fields['outcome']}\).*receipt"):
+                await client.responses.retrieve(f"resp_{name}")
+        for ask in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                await ask(f"resp_{name}")

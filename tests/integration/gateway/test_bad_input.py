@@ -55,6 +55,8 @@ def check(answer: Any, status: int, param: str | None = None, *named: str) -> di
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
         ({"tool_choice": {}}, "tool_choice", "tools"),
         ({"tool_choice": "required"}, "tool_choice", "tools"),
+        ({"web_search_options": {}}, "web_search_options", "not supported"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]", "'custom'"),
         ({"response_format": {"type": "yaml"}}, "response_format", "text"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
@@ -95,6 +97,55 @@ async def test_every_wrong_field_is_named_at_once(running: Running) -> None:
     fields = {"n": 17, "temperature": 9, "stop": 5, "stream_options": {}, "logit_bias": {"x": 1}}
     check(await running.chat(**fields), 400, "n", *(f"'{name}" for name in fields))
     check(await running.completion(**fields, prompt=5), 400, "n", *fields, "'prompt'")
+
+
+async def test_a_schema_that_cannot_be_held_is_named_beside_wrong_fields(running: Running) -> None:
+    bad = {"type": "object", "not": {}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": bad, "strict": True}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": bad}}
+    where = "'response_format.json_schema.schema'"
+    wrong = {"temperature": 9, "messages": []}
+    for fields, params in (
+        ({"response_format": form, **wrong}, ("'temperature'", "'messages'", where)),
+        ({"tools": [tool], **wrong}, ("'temperature'", "'tools'", "'f'")),
+        ({"tools": [{}], "response_format": form}, ("'tools[0]'", where)),
+        ({"structured_outputs": {"regex": "("}, "n": 0}, ("'n'", "'structured_outputs.regex'")),
+        ({"guided_json": bad, "response_format": form, "n": 0}, ("'n'", "exclude each other")),
+        ({"response_format": form, "messages": [IMAGE]}, ("image_url", where)),
+        ({"response_format": form, "max_tokens": 10**6}, ("max_tokens", where)),
+        (
+            {"response_format": form, "use_beam_search": True, "top_k": -9},
+            ("'top_k'", where),
+        ),
+        ({"response_format": form, "use_beam_search": True, "bad_words": ["x"]}, (where,)),
+    ):
+        check(await running.chat(**fields), 400, None, *params)
+    check(
+        await running.completion(structured_outputs={"regex": "("}, prompt=5, best_of=0),
+        400, "prompt", "'best_of'", "'structured_outputs.regex'",
+    )  # fmt: skip
+    sent = {
+        "model": "tiny",
+        "input": [{}],
+        "text": {"format": {"type": "json_schema", "name": "x"}},
+    }
+    sent["text"]["format"]["schema"] = bad  # type: ignore[index]
+    check(
+        await running.http.post("/v1/responses", json=sent), 400, "input[0]", "text.format.schema"
+    )
+    answer = await running.http.post(
+        "/v1/messages",
+        json={"model": "tiny", "output_config": {"format": {"type": "json_schema", "schema": bad}}},
+    )
+    assert "output_config.format.schema" in answer.json()["error"]["message"]
+    assert "max_tokens" in answer.json()["error"]["message"]
+    assert running.worker.requests == []
+
+
+async def test_a_wrong_body_without_a_good_model_is_named_alone(running: Running) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}
+    check(await running.chat(model="x", n=0, response_format=form), 400, "n")
+    check(await running.chat(model=5, n=0, response_format=form), 400, "model", "'n'")
 
 
 async def test_what_the_model_cannot_serve_is_named_at_once(running: Running) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.running_gateway import CHAT, Running, Start, running_gateway, text_of
 from support.scripted_worker import ScriptedWorker, spell
-from support.tiny_tokenizer import write_model_folder
+from support.tiny_tokenizer import EOS_ID, TEMPLATE, write_model_folder
 
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
@@ -228,6 +228,60 @@ async def test_continue_final_message_with_echo(running: Running) -> None:
     assert text_of(await running.events(**explicit)) == whole
 
 
+THINKS: dict[str, Any] = {"continue_final_message": True, "max_tokens": 60, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("begun", "said", "thought", "content"),
+    [
+        ("<think>\nhm, " + "well, " * 30, "yes</think>\n\nSo it", "yes", "So it"),
+        ("<think>\nhm, ", "yes", "yes", ""),
+        ("<think>hm</think>So", " it <think>is</think>", None, " it <think>is</think>"),
+        ("So", " it is", None, " it is"),
+    ],
+)
+async def test_what_goes_on_within_reasoning_is_split_as_a_whole_answer(
+    nats_common: Any, bus: Any, tmp_path: Any, begun: str, said: str, thought: Any, content: str
+) -> None:
+    template = TEMPLATE + "{# a model that writes </think> #}"
+    folder = write_model_folder(tmp_path / "thinks", chat_template=template)
+    ids = ModelTokenizer.load(folder).encode(said, add_special_tokens=False)
+    worker = ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]))
+    messages = [*CHAT["messages"], {"role": "assistant", "content": begun}]
+    fields = {**THINKS, "messages": messages}
+    async with running_gateway(nats_common, bus, folder, worker) as running:
+        whole = (await running.chat(**fields)).json()
+        echoed = (await running.chat(**fields, echo=True)).json()
+        chunks = await running.events(**fields)
+        prefilled = await running.http.post(
+            "/v1/messages", json={"model": "tiny", "messages": messages, "max_tokens": 60}
+        )
+        bound = {"structured_outputs": {"regex": "x"}}
+        await running.chat(**fields, **bound)
+        grammar = running.worker.requests[-1].sampling.grammar
+    message = whole["choices"][0]["message"]
+    assert message.get("reasoning_content") == thought
+    assert message["content"] == content
+    num_thoughts = len(thought) + (not content) if thought else 0  # its end is thought, too
+    details = whole["usage"].get("completion_tokens_details", {"reasoning_tokens": 0})
+    assert details["reasoning_tokens"] == num_thoughts
+    assert text_of(chunks) == content
+    assert thought_of(chunks) == (thought or "")
+    blocks = {block["type"]: block for block in prefilled.json()["content"]}
+    assert blocks.get("thinking", {"thinking": None})["thinking"] == thought
+    repeated = echoed["choices"][0]["message"]
+    if thought is not None:
+        assert repeated["reasoning_content"] == begun.removeprefix("<think>") + thought
+        assert repeated["content"] == content
+    assert ("think_text" in grammar) is ("</think>" not in begun)
+
+
+def thought_of(chunks: list[Any]) -> str:
+    """Return the reasoning that chat chunks make."""
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    return "".join(delta.get("reasoning_content") or "" for delta in deltas)
+
+
 @pytest.mark.parametrize(
     ("last", "text"),
     [
@@ -253,6 +307,22 @@ async def test_documents_are_for_the_template(nats_common: Any, bus: Any, tmp_pa
         answer = await running.chat(documents=[{"text": "ab"}])
         assert answer.json()["usage"]["prompt_tokens"] == plain + 4
         assert "x-pagoda-ignored" not in answer.headers
+
+
+async def test_no_effort_is_no_thinking(nats_common: Any, bus: Any, tmp_path: Any) -> None:
+    template = "{{ enable_thinking }}.{{ reasoning_effort }}"
+    folder = write_model_folder(tmp_path / "tiny", chat_template=template)
+    async with running_gateway(nats_common, bus, folder, ScriptedWorker(bus)) as running:
+        await running.chat(reasoning_effort="low")
+        await running.chat(reasoning_effort="none")
+        own = {"enable_thinking": True}
+        await running.chat(reasoning_effort="none", chat_template_kwargs=own)
+        prompts = running.gateway.texts["tiny"].prompts
+        texts = [
+            await prompts.text_of(list(request.prompt_token_ids))
+            for request in running.worker.requests
+        ]
+    assert texts == [".low", "False.none", "True.none"]
 
 
 async def test_offered_tools_are_shown_by_the_template_for_tools(

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from support.running_gateway import Running
+from support.running_gateway import Running, Start
+from support.scripted_worker import ScriptedWorker
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -132,3 +133,22 @@ async def test_minus_one_cuts_to_the_context(running: Running) -> None:
     messages = [{"role": "user", "content": "a" * 600}]
     usage = (await running.chat(messages=messages, **fields)).json()["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (500, 12)
+
+
+async def test_a_repetition_ends_the_output_and_no_more_is_billed(start: Start, bus: Any) -> None:
+    worker = ScriptedWorker(bus, token_at=lambda _request, index: 70 + index % 3)
+    fields = {"max_tokens": 60, "repetition_detection": {"max_pattern_size": 4, "min_count": 3}}
+    async with start(worker) as running:
+        whole = await running.completion(**fields)
+        chunks = await running.events("/v1/completions", prompt="hello", **fields)
+        receipt = await running.receipt(whole)
+        bad = await running.completion(repetition_detection={"max_pattern_size": 4})
+        searched = await running.completion(**fields, use_beam_search=True, n=2)
+    choice = whole.json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+    assert whole.json()["usage"]["completion_tokens"] == receipt["output_tokens"] == 9
+    assert receipt["finish_reasons"] == ["repetition"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "repetition"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
+    assert bad.json()["error"]["param"] == "repetition_detection.min_count"
+    assert searched.json()["error"]["param"] == "repetition_detection"

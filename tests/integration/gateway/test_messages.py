@@ -196,6 +196,45 @@ async def test_thinking_has_blocks_of_its_own(nats_common: Any, bus: Any, tmp_pa
     assert [block.model_dump(exclude_none=True) for block in final.content] == whole["content"]
 
 
+async def test_thinking_is_counted_and_left_out_where_nobody_wants_it(
+    nats_common: Any, bus: Any, tmp_path: Any
+) -> None:
+    template = TEMPLATE + "{# a model that writes </think> #}"
+    folder = write_model_folder(tmp_path / "thinks", chat_template=template)
+    worker = says(bus, folder, "<think>\nhm\n</think>\n\nyes")
+    async with running_gateway(nats_common, bus, folder, worker) as running:
+        omitted = {"thinking": {"type": "adaptive", "display": "omitted"}}
+        body = {**ASKED, "max_tokens": 60, **omitted}
+        whole = (await running.http.post(PATH, json=body)).json()
+        events = await events_of(running, max_tokens=60, **omitted)
+    details = {"thinking_tokens": len("\nhm\n")}
+    assert whole["content"] == [{"type": "text", "text": "yes"}]
+    assert whole["usage"]["output_tokens_details"] == details
+    assert events[-2]["usage"]["output_tokens_details"] == details
+    assert not any(event.get("content_block", {}).get("type") == "thinking" for event in events)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({}, "."),
+        ({"thinking": {"type": "enabled"}}, "True."),
+        ({"thinking": {"type": "disabled"}}, "False."),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, ".high"),
+    ],
+)
+async def test_what_is_asked_of_thinking_is_for_the_template(
+    nats_common: Any, bus: Any, tmp_path: Any, fields: dict[str, Any], shown: str
+) -> None:
+    template = "{{ enable_thinking }}.{{ reasoning_effort }}"
+    folder = write_model_folder(tmp_path / "tiny", chat_template=template)
+    async with running_gateway(nats_common, bus, folder, ScriptedWorker(bus)) as running:
+        await running.http.post(PATH, json={**ASKED, **fields})
+        prompt = list(running.worker.requests[-1].prompt_token_ids)
+        text = await running.gateway.texts["tiny"].prompts.text_of(prompt)
+    assert text == shown
+
+
 async def test_a_budget_of_thinking_is_held_where_its_end_is_a_token(
     nats_common: Any, bus: Any, tmp_path: Any
 ) -> None:
@@ -281,6 +320,9 @@ async def test_an_answer_must_follow_a_schema(running: Running) -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
     body = {**ASKED, "output_config": {"format": form}}
     assert (await running.http.post(PATH, json=body)).status_code == 200
+    assert running.worker.requests[-1].sampling.grammar
+    running.worker.requests.clear()
+    await running.http.post(PATH, json={**ASKED, "output_format": form})  # its former name
     assert running.worker.requests[-1].sampling.grammar
     form["schema"] = {"not": {}}
     refused = await running.http.post(PATH, json=body)

@@ -227,6 +227,29 @@ async def test_formats_and_tool_choices_become_grammars(running: Running) -> Non
             assert answer.json()[name] == value
 
 
+async def test_fields_of_chat_mean_what_they_mean_there(running: Running) -> None:
+    fields: dict[str, Any] = {
+        "top_k": 5, "min_p": 0.1, "seed": 7, "frequency_penalty": 0.5, "presence_penalty": 0.25,
+        "repetition_penalty": 1.5, "logit_bias": {"70": 1},
+    }  # fmt: skip
+    answer = await running.http.post(PATH, json={**ASKED, **fields})
+    assert answer.status_code == 200, answer.text
+    assert "x-pagoda-ignored" not in answer.headers
+    ours = running.worker.requests[-1].sampling
+    await running.chat(**fields)
+    assert ours == running.worker.requests[-1].sampling
+
+
+async def test_what_was_asked_is_said_again(running: Running) -> None:
+    fields: dict[str, Any] = {
+        "max_tool_calls": 2, "prompt_cache_key": "k", "safety_identifier": "s",
+        "reasoning": {"effort": "low", "summary": None},
+        "text": {"format": {"type": "text"}, "verbosity": "low"}, "top_logprobs": 0,
+    }  # fmt: skip
+    answer = (await running.http.post(PATH, json={**ASKED, **fields})).json()
+    assert {name: answer[name] for name in fields} == fields
+
+
 async def test_reasoning_is_an_item_of_its_own(nats_common: Any, bus: Any, tmp_path: Any) -> None:
     template = TEMPLATE + "{# a model that writes </think> #}"
     folder = write_model_folder(tmp_path / "thinks", chat_template=template)
@@ -253,6 +276,42 @@ async def test_reasoning_is_an_item_of_its_own(nats_common: Any, bus: Any, tmp_p
     assert said["content"][0]["text"] == "yes"
     kinds = [event["type"] for event in events]
     assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+
+
+async def test_log_probabilities_of_the_text(nats_common: Any, bus: Any, tmp_path: Any) -> None:
+    template = TEMPLATE + "{# a model that writes </think> #}"
+    folder = write_model_folder(tmp_path / "thinks", chat_template=template)
+    worker = says(bus, folder, "<think>\nhm\n</think>\n\nh\u00e9, yes")
+    asked: Any = {**ASKED, "max_output_tokens": 90, "include": ["message.output_text.logprobs"]}
+    async with (
+        running_gateway(nats_common, bus, folder, worker) as running,
+        running.sdk() as client,
+    ):
+        whole = await client.responses.create(**asked, top_logprobs=2)
+        found = await client.responses.retrieve(whole.id)
+        events = [e async for e in await client.responses.create(**asked, stream=True)]
+        silent = await client.responses.create(**{**asked, "include": []})
+    assert whole.top_logprobs == 2
+    assert found.output == whole.output
+    assert not part_of(silent).logprobs
+    part = part_of(whole)
+    assert part.text == "h\u00e9, yes"
+    assert part.logprobs
+    assert b"".join(bytes(entry.bytes) for entry in part.logprobs).decode() == part.text
+    assert [len(entry.top_logprobs) for entry in part.logprobs] == [2] * len(part.logprobs)
+    ended = part_of(events[-1].response)
+    names = [entry.token for entry in ended.logprobs]
+    deltas = [e for e in events if e.type == "response.output_text.delta"]
+    (done,) = [e for e in events if e.type == "response.output_text.done"]
+    assert [entry.token for delta in deltas for entry in delta.logprobs] == names
+    assert [entry.token for entry in done.logprobs] == names
+    assert names == [entry.token for entry in part.logprobs]
+    assert [entry.top_logprobs for entry in ended.logprobs] == [[]] * len(names)
+
+
+def part_of(response: Any) -> Any:
+    """Return the text of a response's message."""
+    return response.output[-1].content[0]
 
 
 async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
@@ -286,8 +345,13 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
             {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
             "'text.format.schema'",
         ),
-        ({"truncation": "auto"}, "truncation"),
-        ({"include": ["message.output_text.logprobs"]}, "logprobs"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"include": "message.output_text.logprobs"}, "include"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"9999": 1}}, "9999"),
+        ({"seed": 2**63}, str(2**63 - 1)),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "one text parameter"),
         ({"conversation": "c"}, "conversation"),
     ],
 )
@@ -336,3 +400,42 @@ async def test_a_context_that_is_too_long_names_the_input(running: Running) -> N
         answer = await running.http.post(PATH, json={**ASKED, "input": text})
         assert answer.json()["error"]["code"] == "context_length_exceeded"
         assert answer.json()["error"]["param"] == "input", len(text)
+
+
+async def test_a_conversation_that_is_too_long_goes_without_its_oldest_turns(
+    running: Running,
+) -> None:
+    limit = running.gateway.catalog.get("tiny").max_model_len
+    words = [chr(97 + i) * 90 for i in range(8)]
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "ok"}
+    items: list[dict[str, Any]] = [{"role": "developer", "content": "brief"}]
+    for word in words:
+        items += [{"role": "user", "content": word}, call, result]
+    body = {**ASKED, "input": items, "instructions": "only once"}
+    assert (await running.http.post(PATH, json=body)).status_code == 400
+    answer = (await running.http.post(PATH, json={**body, "truncation": "auto"})).json()
+    count = await running.http.post(
+        f"{PATH}/input_tokens", json={"model": "tiny", **body, "truncation": "auto"}
+    )
+    prompt = await prompt_of(running)
+    assert answer["truncation"] == "auto"
+    assert count.json()["input_tokens"] == answer["usage"]["input_tokens"] <= limit - 8
+    kept = [word for word in words if word in prompt]
+    assert 1 <= len(kept) < len(words)
+    assert kept == words[-len(kept) :]
+    assert prompt.startswith(
+        "<|bos|><|system|>only once<|end|><|system|>brief<|end|><|user|>" + kept[0]
+    )
+    assert limit - 8 - answer["usage"]["input_tokens"] < 90 + 100  # no turn more would fit
+    page = await running.http.get(f"{PATH}/{answer['id']}/input_items?limit=100")
+    assert len(page.json()["data"]) == len(items)
+
+
+async def test_a_last_turn_that_is_too_long_is_refused_all_the_same(running: Running) -> None:
+    limit = running.gateway.catalog.get("tiny").max_model_len
+    for text in ("x" * limit, "x" * 100 * limit):
+        items = [{"role": "user", "content": "hello"}, {"role": "user", "content": text}]
+        body = {**ASKED, "input": items, "truncation": "auto"}
+        answer = await running.http.post(PATH, json=body)
+        assert answer.json()["error"]["code"] == "context_length_exceeded", len(text)

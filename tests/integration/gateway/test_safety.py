@@ -67,6 +67,9 @@ async def test_a_refused_prompt_reaches_no_worker(start: Start, rules: Path) -> 
             ("/v1/embeddings", {"input": "damn"}),
             ("/v1/messages", {**asked("damn")}),
             ("/v1/responses", {"input": "damn", "max_output_tokens": 20}),
+            ("/v1/chat/completions", {**asked("hi"), "reasoning_effort": "damn"}),
+            ("/v1/responses", {"input": "hi", "reasoning": {"effort": "damn"}}),
+            ("/v1/messages", {**asked("hi"), "output_config": {"effort": "damn"}}),
         ]  # fmt: skip
         refused = []
         for path, body in bodies:

@@ -56,3 +56,10 @@ def test_shorten_cuts_before_it_prints() -> None:
     assert len(errors.shorten("x" * 10**7)) <= errors.MAX_VALUE_CHARS + 3
     assert len(errors.shorten(list(range(10**6)))) <= errors.MAX_VALUE_CHARS + 3
     assert errors.shorten({"a": 1}) == "{'a': 1}"
+
+
+def test_what_two_find_is_said_once() -> None:
+    same = [errors.InvalidRequestError("'n' is 0", param="n") for _ in range(2)]
+    assert str(errors.joined(same)) == "'n' is 0"
+    other = errors.InvalidRequestError("'m' is 0")
+    assert str(errors.joined([*same, other])) == "'n' is 0; 'm' is 0"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
-from pagoda_gateway.accounts.database import Database, open_database
+from pagoda_gateway.accounts.database import Database, comparable, open_database
 from pagoda_gateway.accounts.money.sealing import Sealer
 from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
 from pagoda_gateway.accounts.usage_rows import (
@@ -79,6 +79,11 @@ class Ledger:
         }  # fmt: skip
         statement = self.database.insert(REQUEST_NAMES).values(values).on_conflict_do_nothing()
         await self.database.call(lambda connection: connection.execute(statement))
+
+    async def object_row(self, tenant: str, object_id: str) -> sa.RowMapping | None:
+        """Return the row of the tenant's request whose answer has this id; None: there is none."""
+        is_it = sa.and_(USAGE.c.object_id == comparable(object_id), USAGE.c.tenant == tenant)
+        return await self.database.first(sa.select(USAGE).where(is_it))
 
     async def totals(self, tenant: str) -> tuple[int, int]:
         """Return (prompt tokens, output tokens) billed to a tenant."""

@@ -9,6 +9,12 @@ from pagoda_gateway.openai.schemas.receipts import AnswerReceipt
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 
 
+class OutputDetails(BaseModel):
+    """What output tokens were."""
+
+    thinking_tokens: int
+
+
 class MessagesUsage(BaseModel):
     """Tokens used; those of the prompt are the sum of all three."""
 
@@ -16,6 +22,9 @@ class MessagesUsage(BaseModel):
     cache_creation_input_tokens: Literal[0]
     cache_read_input_tokens: int = Field(description="Prompt tokens whose KV was reused.")
     output_tokens: int
+    output_tokens_details: OutputDetails | None = Field(
+        None, description="At the end, of a model that thinks before it answers."
+    )
 
 
 class MessageBlock(BaseModel):

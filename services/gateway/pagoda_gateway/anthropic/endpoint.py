@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagoda_gateway.anthropic.conversation import chat_messages
-from pagoda_gateway.anthropic.schemas import Choice, ClientTool, CountTokensBody, MessagesBody
+from pagoda_gateway.anthropic.schemas import (
+    Choice,
+    ClientTool,
+    CountTokensBody,
+    MessagesBody,
+    Thinking,
+)
 from pagoda_gateway.anthropic.serializer import MessageSerializer
 from pagoda_gateway.openai.chat import ChatProcessor
 from pagoda_gateway.openai.endpoint import Endpoint, Translated
@@ -70,9 +76,9 @@ def _conversation(sent: CountTokensBody) -> dict[str, Any]:
     """Return the fields of a chat's body that its prompt and its grammar depend on."""
     messages = chat_messages(sent.system, sent.messages)
     last = messages[-1]
-    choice, form = sent.tool_choice, sent.output_config and sent.output_config.format
+    choice, config, thinking = sent.tool_choice, sent.output_config, sent.thinking
+    form = (config and config.format) or sent.output_format
     is_begun = last.role == "assistant" and not last.tool_calls  # the answer, by the client
-    is_silent = sent.thinking is not None and sent.thinking.type == "disabled"
     return {
         "model": sent.model,
         "messages": messages,
@@ -82,9 +88,21 @@ def _conversation(sent: CountTokensBody) -> dict[str, Any]:
         "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
         "response_format": form
         and {"type": "json_schema", "json_schema": {"schema": form.schema_}},
-        "chat_template_kwargs": {"enable_thinking": False} if is_silent else None,
-        "thinking_token_budget": sent.thinking.budget_tokens if sent.thinking else None,
+        "chat_template_kwargs": _thinks(thinking),
+        "thinking_token_budget": thinking.budget_tokens if thinking else None,
+        "include_reasoning": False if thinking and thinking.display == "omitted" else None,
+        "reasoning_effort": config.effort if config else None,
     }
+
+
+def _thinks(thinking: Thinking | None) -> dict[str, Any] | None:
+    """Return the template's variable that says whether the model thinks; None: as it does."""
+    match thinking and thinking.type:
+        case "enabled":
+            return {"enable_thinking": True}
+        case "disabled":
+            return {"enable_thinking": False}
+    return None
 
 
 def _function(tool: ClientTool) -> dict[str, Any]:

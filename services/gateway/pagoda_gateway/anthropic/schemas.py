@@ -11,6 +11,7 @@ from pagoda_gateway.openai.schemas.base import (
     MAX_TOOLS,
     Content,
     Items,
+    Refused,
     RequestBody,
     RequestModel,
 )
@@ -67,10 +68,11 @@ class Choice(RequestModel):
 
 
 class Thinking(RequestModel):
-    """Whether the model thinks, and in how many tokens at most."""
+    """Whether the model thinks, in how many tokens at most, and whether the client sees it."""
 
     type: str
     budget_tokens: int | None = Field(None, ge=0, le=MAX_THINKING_TOKENS)
+    display: str | None = None
 
 
 class JsonFormat(RequestModel):
@@ -81,7 +83,7 @@ class JsonFormat(RequestModel):
 
 
 class OutputConfig(RequestModel):
-    """The form of the answer; `effort` has no effect."""
+    """The form of the answer, and how hard the model thinks."""
 
     format: JsonFormat | None = None
     effort: str | None = None
@@ -103,6 +105,7 @@ class CountTokensBody(RequestBody):
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None  # what `output_config.format` was called
     cache_control: dict[str, Any] | None = None  # known, and without effect: all is cached
 
 
@@ -120,8 +123,8 @@ class MessagesBody(CountTokensBody):
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     service_tier: str | None = None  # known, and without effect
     # Known, and refused when set.
-    container: Any = None
-    mcp_servers: Any = None
+    container: Refused = None
+    mcp_servers: Refused = None
 
     @field_validator("container", "mcp_servers")
     @classmethod

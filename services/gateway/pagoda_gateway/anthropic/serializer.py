@@ -25,13 +25,14 @@ class MessageSerializer(Serializer):
         self._generation = generation
         new_call_id = partial(form.new_call_id, "toolu_")
         self._output = BlockReader(form.new_parser(), new_call_id)
+        self._form = form
         self._has_begun = False
 
     def body(self) -> dict[str, Any]:
         """Return the whole message."""
         self._output.read(whole_output(self._sequence).text, is_last=True)
         content = [_whole_block(block) for block in self._output.blocks]
-        return self._message(content) | self._stop()
+        return self._message(content) | self._stop() | {"usage": self._whole_usage()}
 
     def events(self, _sequence: OutputSequence, delta: Delta) -> list[bytes]:
         """Return events of blocks; those of the first token begin the message."""
@@ -44,7 +45,8 @@ class MessageSerializer(Serializer):
 
     def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
         """Return why the message has ended, and its end, with the receipt if it is wanted."""
-        delta = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+        usage = self._whole_usage()
+        delta = {"type": "message_delta", "delta": self._stop(), "usage": usage}
         stop: dict[str, Any] = {"type": "message_stop"}
         if receipt is not None:
             stop["receipt"] = receipt
@@ -74,7 +76,15 @@ class MessageSerializer(Serializer):
             "usage": self._usage(),
         }
 
-    def _usage(self) -> dict[str, int]:
+    def _whole_usage(self) -> dict[str, Any]:
+        """Return what was used, and of that what thinking took, where the model thinks."""
+        usage, token_ids = self._usage(), self._sequence.token_ids
+        if self._form.count_reasoning is not None:
+            num_thinking = self._form.num_reasoning_tokens(token_ids)
+            usage["output_tokens_details"] = {"thinking_tokens": num_thinking}
+        return usage
+
+    def _usage(self) -> dict[str, Any]:
         num_cached, _ = self._generation.cached_tokens()
         return {
             "input_tokens": self._generation.num_prompt_tokens - num_cached,

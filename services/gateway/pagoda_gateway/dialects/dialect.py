@@ -78,6 +78,18 @@ class Dialect:
             _family=family,
         )
 
+    def prompt_end(self, prompt: str, begun: str) -> str:
+        """Return the end of a prompt as the other methods take it.
+
+        Args:
+            prompt: its end.
+            begun: the beginning of the answer that it ends with, as a client wrote it; empty: the
+                output is all of the answer. Where it ends within its reasoning, or behind it, that
+                is what the output goes on from, however long ago the mark was.
+        """
+        left = "" if self.reasoning is None else self.reasoning.left_by(begun)
+        return left or prompt
+
     def opens_reasoning(self, prompt: str) -> bool:
         """Return whether the output goes on inside reasoning that the prompt's end has opened."""
         return self.reasoning is not None and self.reasoning.are_opened_by(prompt)

@@ -38,6 +38,16 @@ class ReasoningMarks:
         """Return whether the prompt's end has closed it, so that no more comes."""
         return prompt.rstrip().endswith(self.close)
 
+    def left_by(self, begun: str) -> str:
+        """Return the mark that the beginning of an answer has left last, as a prompt's end.
+
+        Empty if there is none in it.
+        """
+        opened, closed = begun.rfind(self.open), begun.rfind(self.close)
+        if opened == closed:
+            return ""
+        return self.open + self.label if opened > closed else self.close
+
     def rules(self, *, inside: bool, token_ids: Mapping[str, int], budget: int | None) -> str:
         """Return `prefix`, reasoning that the prompt has opened (`inside`) or that may come.
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from pagoda_gateway.embeddings.schemas import MAX_INPUTS, EmbeddingsBody
 from pagoda_gateway.embeddings.serializer import EmbeddingSerializer
+from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.completion_prompts import completion_prompts
 from pagoda_gateway.openai.endpoint import Endpoint, Translated
 from pagoda_gateway.openai.output_options import output_options
@@ -40,8 +41,11 @@ class EmbeddingProcessor(RequestProcessor[CompletionBody]):
         prompts = await completion_prompts(
             self._prompts, body, model, max_prompts=MAX_INPUTS, default_max_tokens=None
         )
-        form = await self._forms.of_text(body)
-        return TokenizedPrompts(prompts, body.max_tokens, None, form)
+        return TokenizedPrompts(prompts, body.max_tokens, None)
+
+    async def form(self, _body: CompletionBody, _text_end: str) -> AnswerForm:
+        """Return the form of what has no text."""
+        return AnswerForm()
 
 
 class EmbeddingsEndpoint(Endpoint[EmbeddingsBody, CompletionBody]):

@@ -38,6 +38,21 @@ async def read_body(
         GatewayError: says which field and limit.
         starlette.requests.ClientDisconnect: the client left while it sent.
     """
+    async with read_object(request, reader) as value:
+        note_ignored(request.scope, value, schema)
+        body = validated(value, schema, limits)
+        del value
+        yield body
+
+
+@contextlib.asynccontextmanager
+async def read_object(request: Request, reader: BodyReader) -> AsyncIterator[dict[str, Any]]:
+    """Yield the request's body as a JSON object; the reader's budget has its bytes to the end.
+
+    Raises:
+        GatewayError: it is none, or over a limit.
+        starlette.requests.ClientDisconnect: the client left while it sent.
+    """
     declared = header(request.scope, b"content-type") or "application/json"
     media_type = declared.partition(";")[0].strip()
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -49,10 +64,7 @@ async def read_body(
         await check_structure(raw)
         value = parse_object(raw)
         del raw  # its text is in the object now
-        note_ignored(request.scope, value, schema)
-        body = validated(value, schema, limits)
-        del value
-        yield body
+        yield value
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from functools import partial
 from pagoda_gateway.dialects import Calls, Dialect, OutputParser, Tool, new_call_id
 from pagoda_gateway.errors import InvalidRequestError, UnfollowableError
 from pagoda_gateway.openai.bound_tools import BoundTool, bound_tools, loosened
+from pagoda_gateway.openai.messages import content_text
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.formats import RESPONSE_SCHEMA, Wanted, only_wanted
 from pagoda_gateway.openai.schemas.generation import GenerationBody
@@ -30,6 +31,8 @@ class AnswerForm:
     Attributes:
         grammar: that every output must follow; "" = any text.
         new_parser: makes what reads an output; None: all of it is content.
+        new_echo_parser: makes what reads the beginning of an answer that the output goes on from;
+            None: all of it is content.
         kept_token_ids: special tokens whose text the parser needs.
         calls_reason: why an answer with calls has finished.
         call_id_chars: see `Dialect`.
@@ -39,6 +42,7 @@ class AnswerForm:
 
     grammar: str = ""
     new_parser: Callable[[], OutputParser] | None = None
+    new_echo_parser: Callable[[], OutputParser] | None = None
     kept_token_ids: frozenset[int] = frozenset()
     calls_reason: str = "tool_calls"
     call_id_chars: int | None = None
@@ -91,6 +95,8 @@ class AnswerForms:
             InvalidRequestError: nothing can follow what the body asks for.
         """
         dialect = self._dialect
+        begun = content_text(body.messages[-1]) if body.continue_final_message else ""
+        prompt = dialect.prompt_end(prompt, begun)
         functions = [tool["function"] for tool in use.callable]
         tools = [Tool(f["name"], f.get("parameters") or {}) for f in functions]
         budget = body.thinking_token_budget
@@ -107,12 +113,17 @@ class AnswerForms:
                 calls_only=use.is_required,
                 hides_reasoning=body.include_reasoning is False,
             ),
+            new_echo_parser=self._echo_parser(body) if begun else None,
             kept_token_ids=frozenset(self._mark_ids.values()),
             calls_reason="stop" if use.is_named else "tool_calls",
             call_id_chars=dialect.call_id_chars,
             ignored=not_held + ignored,
             count_reasoning=dialect.reasoning_counter(prompt, self._mark_ids, self._decode),
         )
+
+    def _echo_parser(self, body: ChatBody) -> Callable[[], OutputParser]:
+        is_hidden = body.include_reasoning is False
+        return partial(self._dialect.parser, [], hides_reasoning=is_hidden)
 
     async def _chat_grammar(
         self, wanted: Wanted | None, use: ToolUse, prompt: str, budget: int | None

@@ -17,7 +17,9 @@ _OFF = {
     "dry_multiplier": 0,
     "lz_penalty": 0,
 }
-_ABSENT = ("logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids")
+_ABSENT = (
+    "logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids", "repetition_detection",
+)  # fmt: skip
 _EARLY_STOPPING = {
     None: generate_pb2.EARLY_STOPPING_UNSPECIFIED,
     False: generate_pb2.EARLY_STOPPING_UNSPECIFIED,

@@ -1,6 +1,9 @@
 """POST /v1/chat/completions: a conversation to go on with."""
 
+from collections.abc import Sequence
+
 from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.beam_search import check_beam_search
 from pagoda_gateway.openai.choices import ChatSerializer
 from pagoda_gateway.openai.endpoint import ChoicesEndpoint
@@ -8,11 +11,14 @@ from pagoda_gateway.openai.messages import content_text, conversation_tokens
 from pagoda_gateway.openai.output_options import output_options
 from pagoda_gateway.openai.request_processor import RequestProcessor, TokenizedPrompts
 from pagoda_gateway.openai.schemas.chat import ChatBody
+from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.openai.schemas.tools import ToolUse, tool_use
-from pagoda_gateway.openai.truncation import truncated
+from pagoda_gateway.openai.truncation import fitting_conversation, truncated
 from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import ChatTokens
+
+NO_EFFORT = "none"
 
 
 class ChatProcessor(RequestProcessor[ChatBody]):
@@ -29,8 +35,7 @@ class ChatProcessor(RequestProcessor[ChatBody]):
         self, body: ChatBody, _options: OutputOptions, model: ServedModel
     ) -> TokenizedPrompts:
         """Render and tokenise the conversation."""
-        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-        chat = await self.conversation(body, use, model)
+        chat = await self.conversation(body, _tool_use(body), model)
         max_tokens = body.max_completion_tokens or body.max_tokens
         token_ids = truncated(chat.token_ids, body, model, num_reserved=max_tokens)
         last = body.messages[-1]
@@ -38,20 +43,38 @@ class ChatProcessor(RequestProcessor[ChatBody]):
             prompts=[(token_ids, None)],
             max_tokens=max_tokens,
             echo_texts=[content_text(last)] if body.echo and last.role == "assistant" else None,
-            form=await self._forms.of_chat(body, use, chat.text_end),
+            text_end=chat.text_end,
         )
+
+    async def form(self, body: ChatBody, text_end: str) -> AnswerForm:
+        """Return the form of an answer: text, calls, reasoning."""
+        return await self._forms.of_chat(body, _tool_use(body), text_end)
 
     async def conversation(self, body: ChatBody, use: ToolUse, model: ServedModel) -> ChatTokens:
         """Return the conversation's tokens, the offered tools among them."""
+
+        async def tokens_of(messages: Sequence[Message]) -> ChatTokens:
+            return await self._tokens_of(messages, body, use, model)
+
+        if not body.drops_turns:
+            return await tokens_of(body.messages)
+        room = model.max_model_len - max(1, body.max_completion_tokens or body.max_tokens or 0)
+        return await fitting_conversation(body.messages, tokens_of, room)
+
+    async def _tokens_of(
+        self, messages: Sequence[Message], body: ChatBody, use: ToolUse, model: ServedModel
+    ) -> ChatTokens:
         variables = body.chat_template_kwargs
         if body.reasoning_effort is not None:
-            variables = {"reasoning_effort": body.reasoning_effort, **(variables or {})}
+            silent = {"enable_thinking": False} if body.reasoning_effort == NO_EFFORT else {}
+            wanted = {"reasoning_effort": body.reasoning_effort, **silent}
+            variables = {**wanted, **(variables or {})}
         if body.documents is not None:
             variables = {"documents": body.documents, **(variables or {})}
         try:
             return await conversation_tokens(
                 self._prompts,
-                body.messages,
+                messages,
                 model,
                 tools=use.offered,
                 add_generation_prompt=body.add_generation_prompt,
@@ -63,6 +86,10 @@ class ChatProcessor(RequestProcessor[ChatBody]):
             if error.param == "messages":  # which the client may have sent as something else
                 error.param = body.prompt_field
             raise
+
+
+def _tool_use(body: ChatBody) -> ToolUse:
+    return tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
 
 
 class ChatEndpoint(ChoicesEndpoint[ChatBody]):

@@ -112,8 +112,8 @@ class ChoiceSerializer(Serializer):
         extras = {} if self._begun else self._prompt_extras()
         if is_first:
             self._begun.add(sequence.index)
-            if echo := self._echo(sequence):
-                content[self.text_field] = echo + content.get(self.text_field, "")
+            for field, text in self._echoed(sequence).items():
+                content[field] = text + content.get(field, "")
         choice = self._delta_choice(sequence, delta, content, is_first=is_first)
         return [sse.data(self._chunk(choice, extras))]
 
@@ -186,6 +186,11 @@ class ChoiceSerializer(Serializer):
             return ""
         return self._echo_texts[sequence.index // self._options.num_choices]
 
+    def _echoed(self, sequence: OutputSequence) -> dict[str, str]:
+        """Return the texts of a choice that the output goes on with, by their fields."""
+        echo = self._echo(sequence)
+        return {self.text_field: echo} if echo else {}
+
     def _prompt_extras(self) -> dict[str, Any]:
         """Return what the answer says of its prompt beside the choices, in a stream once."""
         return {}
@@ -241,9 +246,9 @@ class ChatSerializer(ChoiceSerializer):
         super().__init__(generation, *args, **options)
         new_parser = self._form.new_parser
         assert new_parser is not None, "a chat's answers are read by a parser"
-        new_call_id = partial(self._form.new_call_id, "call_")
+        self._new_call_id = partial(self._form.new_call_id, "call_")
         self._messages = {
-            s.index: ChatMessage(new_parser(), new_call_id) for s in generation.sequences
+            s.index: ChatMessage(new_parser(), self._new_call_id) for s in generation.sequences
         }
 
     def body(self) -> dict[str, Any]:
@@ -258,8 +263,8 @@ class ChatSerializer(ChoiceSerializer):
 
     def _whole_choice(self, sequence: OutputSequence, delta: Delta) -> dict[str, Any]:
         message = self._messages[sequence.index].whole(delta.text)
-        if echo := self._echo(sequence):
-            message["content"] = echo + (message["content"] or "")
+        for field, text in self._echoed(sequence).items():
+            message[field] = text + (message.get(field) or "")
         return {
             "index": sequence.index,
             "message": message,
@@ -278,6 +283,13 @@ class ChatSerializer(ChoiceSerializer):
             "finish_reason": self._reason(sequence, delta),
             **self._extras(sequence, delta),
         }
+
+    def _echoed(self, sequence: OutputSequence) -> dict[str, str]:
+        new_parser = self._form.new_echo_parser
+        if new_parser is None:
+            return super()._echoed(sequence)
+        begun = ChatMessage(new_parser(), self._new_call_id)
+        return begun.delta(self._echo(sequence), is_last=True)
 
     def _content(self, sequence: OutputSequence, text: str, *, is_last: bool) -> dict[str, Any]:
         return self._messages[sequence.index].delta(text, is_last=is_last)

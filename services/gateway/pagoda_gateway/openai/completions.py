@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.beam_search import check_beam_search
 from pagoda_gateway.openai.choices import CompletionSerializer
 from pagoda_gateway.openai.completion_prompts import completion_prompts
@@ -48,8 +49,11 @@ class CompletionProcessor(RequestProcessor[CompletionBody]):
             default_max_tokens=self.default_max_tokens,
         )
         echo_texts = [text or "" for _, text in prompts] if body.echo else None
-        form = await self._forms.of_text(body)
-        return TokenizedPrompts(prompts, body.max_tokens, echo_texts, form)
+        return TokenizedPrompts(prompts, body.max_tokens, echo_texts)
+
+    async def form(self, body: CompletionBody, _text_end: str) -> AnswerForm:
+        """Return the form of plain texts."""
+        return await self._forms.of_text(body)
 
 
 class CompletionEndpoint(ChoicesEndpoint[CompletionBody]):

@@ -2,6 +2,7 @@
 
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.output_options import OutputOptions
+from pagoda_gateway.sequences.repetition import Repetition
 
 
 def output_options(body: GenerationBody, *, num_logprobs: int | None) -> OutputOptions:
@@ -20,4 +21,12 @@ def output_options(body: GenerationBody, *, num_logprobs: int | None) -> OutputO
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         num_prompt_logprobs=body.prompt_logprobs,
         is_search=bool(body.use_beam_search),
+        repetition=_repetition(body),
     )
+
+
+def _repetition(body: GenerationBody) -> Repetition | None:
+    wanted = body.repetition_detection
+    if wanted is None or not wanted.max_pattern_size:
+        return None
+    return Repetition(max(1, wanted.min_pattern_size), wanted.max_pattern_size, wanted.min_count)

@@ -58,13 +58,13 @@ class TokenizedPrompts:
         prompts: token ids and, where they are known, the text.
         max_tokens: what the client asked for; None = nothing.
         echo_texts: see `ProcessedRequest`.
-        form: of the answers.
+        text_end: the end of a conversation's text, which the output goes on from.
     """
 
     prompts: list[tuple[list[int], str | None]]
     max_tokens: int | None
     echo_texts: list[str] | None
-    form: AnswerForm
+    text_end: str = ""
 
 
 class RequestProcessor(ABC, Generic[Body]):
@@ -101,6 +101,14 @@ class RequestProcessor(ABC, Generic[Body]):
     ) -> TokenizedPrompts:
         """Turn the body's prompt or messages into token ids; no more than make `max_sequences`."""
 
+    @abstractmethod
+    async def form(self, body: Body, text_end: str, /) -> AnswerForm:
+        """Return the form of the answers to what ends with `text_end`.
+
+        Raises:
+            InvalidRequestError: nothing can follow what the body asks for.
+        """
+
     async def process(
         self, body: Body, options: OutputOptions, model: ServedModel, tenant: str
     ) -> ProcessedRequest:
@@ -110,10 +118,14 @@ class RequestProcessor(ABC, Generic[Body]):
             InvalidRequestError: names every field that the model cannot serve, and its limit.
         """
         problems = Problems()
+        text_end = ""
         with problems.gathered():
             tokenized = await self.tokenize(body, options, model)
-            check_grammar(tokenized.form.grammar, options)
+            text_end = tokenized.text_end
             budgets = self._budgets(body, tokenized, options, model)
+        with problems.gathered():
+            form = await self.form(body, text_end)
+            check_grammar(form.grammar, options)
         for param, token_ids in (
             ("stop_token_ids", body.stop_token_ids),
             ("logit_bias", tuple(logit_bias(body))),
@@ -134,7 +146,7 @@ class RequestProcessor(ABC, Generic[Body]):
                 body,
                 options,
                 max_tokens=budget,
-                grammar=tokenized.form.grammar,
+                grammar=form.grammar,
                 bad_words=bad_words,
                 dry_sequence_breakers=breakers,
             )
@@ -152,9 +164,9 @@ class RequestProcessor(ABC, Generic[Body]):
                 sampling.append(params)
             if len(prompts) < len(tokenized.prompts):
                 await asyncio.sleep(0)  # others have their turn between them
-        if tokenized.form.kept_token_ids != options.kept_token_ids:
-            options = replace(options, kept_token_ids=tokenized.form.kept_token_ids)
-        return ProcessedRequest(prompts, sampling, options, tokenized.echo_texts, tokenized.form)
+        if form.kept_token_ids != options.kept_token_ids:
+            options = replace(options, kept_token_ids=form.kept_token_ids)
+        return ProcessedRequest(prompts, sampling, options, tokenized.echo_texts, form)
 
     def _budgets(
         self, body: Body, tokenized: TokenizedPrompts, options: OutputOptions, model: ServedModel

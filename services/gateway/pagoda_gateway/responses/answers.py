@@ -5,10 +5,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from pagoda_gateway.openai.schemas.receipts import AnswerReceipt
-from pagoda_gateway.openai.schemas.responses import CachedDetails
+from pagoda_gateway.openai.schemas.responses import CachedDetails, TokenLogprob
 from pagoda_gateway.responses.schemas import FunctionTool
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+_LOGPROBS = (
+    "Of an output_text, if `include` or `top_logprobs` asks for them: an entry for each of its "
+    "tokens."
+)
 
 
 class OutputPart(BaseModel):
@@ -17,7 +21,7 @@ class OutputPart(BaseModel):
     type: Literal["output_text", "reasoning_text"]
     text: str
     annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    logprobs: list[TokenLogprob] | None = Field(None, description=_LOGPROBS)
 
 
 class OutputItem(BaseModel):
@@ -76,6 +80,13 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens", "content_filter"]
 
 
+class UsedReasoning(BaseModel):
+    """What was asked of reasoning."""
+
+    effort: str | None
+    summary: None = Field(description="It comes as it is.")
+
+
 class ResponseAnswer(BaseModel):
     """The answer to a ResponsesBody; fields of the body come back in it."""
 
@@ -83,23 +94,28 @@ class ResponseAnswer(BaseModel):
     object: Literal["response"]
     created_at: int
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-    background: bool
+    background: bool | None = Field(description="null where only the account tells of it.")
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: UsedReasoning
+    safety_identifier: str | None
     store: bool
-    temperature: float
+    temperature: float | None
     text: dict[str, Any]
     tool_choice: Any
     tools: list[FunctionTool]
-    top_p: float
-    truncation: Literal["disabled"]
+    top_logprobs: int
+    top_p: float | None
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     user: str | None
 
@@ -124,7 +140,7 @@ class ResponseEvent(BaseModel):
     part: OutputPart | None = None
     delta: str | None = None
     text: str | None = None
-    logprobs: list[Any] | None = None
+    logprobs: list[TokenLogprob] | None = Field(None, description=_LOGPROBS)
     name: str | None = None
     arguments: str | None = None
     receipt: AnswerReceipt | None = Field(

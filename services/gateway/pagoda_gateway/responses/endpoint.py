@@ -12,13 +12,16 @@ from pagoda_gateway.errors import (
 )
 from pagoda_gateway.openai.chat import ChatProcessor
 from pagoda_gateway.openai.endpoint import Endpoint, Translated
+from pagoda_gateway.openai.request_processor import ProcessedRequest
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.tools import function_tool, tool_use
 from pagoda_gateway.responses.background import BackgroundResponses
 from pagoda_gateway.responses.conversation import chat_messages, input_items
 from pagoda_gateway.responses.input_items import item_page, with_ids
-from pagoda_gateway.responses.schemas import FunctionTool, ResponsesBody, TextFormat
+from pagoda_gateway.responses.items import without_logprobs
+from pagoda_gateway.responses.schemas import AS_IN_CHAT, FunctionTool, ResponsesBody, TextFormat
 from pagoda_gateway.responses.serializer import ResponseSerializer, failed
+from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.tenant_values import TenantValues
 
@@ -26,6 +29,13 @@ RETRY_AFTER_SECONDS = 1.0
 
 
 class _Chat(ChatBody):
+    truncation: str | None = None
+
+    @property
+    def drops_turns(self) -> bool:
+        """Whether a conversation that is too long goes without its oldest turns."""
+        return self.truncation == "auto"
+
     @property
     def prompt_field(self) -> str:
         """Name of the field that has the prompt."""
@@ -66,17 +76,14 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             max_tokens=sent.max_output_tokens,
             stream=sent.stream,
             stream_options=sent.stream_options,
-            temperature=sent.temperature,
-            top_p=sent.top_p,
             tools=[_function(tool) for tool in sent.tools] if sent.tools else None,
             tool_choice=_tool_choice(sent.tool_choice),
-            parallel_tool_calls=sent.parallel_tool_calls,
             response_format=_response_format(sent.text.format if sent.text else None),
             reasoning_effort=_effort(sent.reasoning),
-            cache_salt=sent.cache_salt,
-            metadata=sent.metadata,
-            priority=sent.priority,
-            user=sent.user,
+            truncation=sent.truncation,
+            logprobs=sent.num_logprobs is not None,
+            top_logprobs=sent.num_logprobs,
+            **{name: getattr(sent, name) for name in AS_IN_CHAT},
         )
 
         def keep(response: dict[str, Any]) -> None:
@@ -86,16 +93,18 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                 is_wanted or self.background.is_running(tenant, response["id"])
             ):
                 new = with_ids(previous, items[len(previous) :], response["id"])
-                value = {"response": response, "items": [*previous, *new, *response["output"]]}
+                said = [without_logprobs(item) for item in response["output"]]
+                value = {"response": response, "items": [*previous, *new, *said]}
                 is_running = response["status"] == "queued"  # nobody could end it otherwise
                 self._store.put(tenant, response["id"], value, is_pinned=is_running)
 
-        return Translated(
-            body,
-            lambda processed, generation: ResponseSerializer(
-                generation, processed.form, sent, keep
-            ),
-        )
+        def serializer(processed: ProcessedRequest, generation: Generation) -> ResponseSerializer:
+            tokenizer = self.processors[generation.model.name].tokenizer
+            return ResponseSerializer(
+                generation, processed.form, processed.options, tokenizer, sent, keep
+            )
+
+        return Translated(body, serializer)
 
     def run_behind(
         self, tenant: str, serializer: ResponseSerializer, answer: Coroutine[Any, Any, None]

@@ -1,5 +1,6 @@
 """Blocks of an output as items, and the events that tell of each."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from pagoda_gateway.dialects import Block, BlockChange
@@ -9,8 +10,13 @@ _PART_EVENTS = {"text": "response.output_text", "reasoning": "response.reasoning
 _CALL_EVENT = "response.function_call_arguments"
 
 
-def item(block: Block, request_id: str, status: str) -> dict[str, Any]:
-    """Return an item: a message, a function call or reasoning; `status` as OpenAI has it."""
+def item(
+    block: Block, request_id: str, status: str, logprobs: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """Return an item: a message, a function call or reasoning.
+
+    `status` is as OpenAI has it; `logprobs` has an entry for each token of a message's text.
+    """
     known = {"id": _item_id(block, request_id), "status": status}
     is_begun = status == "in_progress"  # clients add up what the events after it bring
     if block.kind == "call":
@@ -21,24 +27,40 @@ def item(block: Block, request_id: str, status: str) -> dict[str, Any]:
             "name": block.name,
             "arguments": "" if is_begun else block.text,
         }
-    parts = [] if is_begun else [_part(block, block.text)]
+    parts = [] if is_begun else [_part(block, block.text, logprobs)]
     if block.kind == "reasoning":
         return {"type": "reasoning", **known, "summary": [], "content": parts}
     return {"type": "message", **known, "role": "assistant", "content": parts}
 
 
-def item_events(change: BlockChange, request_id: str, status: str) -> list[dict[str, Any]]:
-    """Return the events of a change, without their numbers; `status` is the item's after it."""
+def item_events(
+    change: BlockChange,
+    request_id: str,
+    status: str,
+    *,
+    new_logprobs: Sequence[dict[str, Any]] = (),
+    logprobs: Sequence[Any] = (),
+) -> list[dict[str, Any]]:
+    """Return the events of a change, without their numbers.
+
+    Args:
+        change: of a block.
+        request_id: of the block's request.
+        status: the item's after the change.
+        new_logprobs: an entry for each token of a message's new text.
+        logprobs: at the end, of all its text.
+    """
     block = change.block
     place = {"item_id": _item_id(block, request_id), "output_index": block.index}
     is_call = block.kind == "call"
     if not is_call:
         place["content_index"] = 0
     name = _CALL_EVENT if is_call else _PART_EVENTS[block.kind]
-    extras: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+    is_text = block.kind == "text"
     if change.kind == "text":
-        return [{"type": f"{name}.delta", **place, "delta": change.text, **extras}]
-    whole = {"output_index": block.index, "item": item(block, request_id, status)}
+        new = {"logprobs": list(new_logprobs)} if is_text else {}
+        return [{"type": f"{name}.delta", **place, "delta": change.text, **new}]
+    whole = {"output_index": block.index, "item": item(block, request_id, status, logprobs)}
     if change.kind == "start":
         added = {"type": "response.output_item.added", **whole}
         part = {"type": "response.content_part.added", **place, "part": _part(block, "")}
@@ -47,15 +69,25 @@ def item_events(change: BlockChange, request_id: str, status: str) -> list[dict[
     if is_call:
         said = {"name": block.name, "arguments": block.text}
         return [{"type": f"{name}.done", **place, **said}, item_done]
-    part_done = {"type": "response.content_part.done", **place, "part": _part(block, block.text)}
-    return [{"type": f"{name}.done", **place, "text": block.text, **extras}, part_done, item_done]
+    part = _part(block, block.text, logprobs)
+    part_done = {"type": "response.content_part.done", **place, "part": part}
+    text_logprobs = {"logprobs": part["logprobs"]} if is_text else {}
+    text_done = {"type": f"{name}.done", **place, "text": block.text, **text_logprobs}
+    return [text_done, part_done, item_done]
+
+
+def without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item as a conversation keeps it: what goes on with it reads its text alone."""
+    if item["type"] != "message":
+        return item
+    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
 
 
 def _item_id(block: Block, request_id: str) -> str:
     return f"{_ID_PREFIXES[block.kind]}_{request_id}_{block.index}"
 
 
-def _part(block: Block, text: str) -> dict[str, Any]:
+def _part(block: Block, text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}

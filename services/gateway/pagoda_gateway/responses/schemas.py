@@ -1,27 +1,39 @@
 """Body of POST /v1/responses: fields, types, ranges. Items are checked by `conversation`."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas import checks
 from pagoda_gateway.openai.schemas.base import (
     MAX_TOOLS,
+    Bias,
     Content,
     Items,
     Metadata,
     Priority,
+    Refused,
     RequestBody,
     RequestModel,
     ToolChoice,
 )
-from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS, StreamOptions
-from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS
+from pagoda_gateway.openai.schemas.chat import MAX_THINKING_TOKENS
+from pagoda_gateway.openai.schemas.generation import (
+    MAX_CACHE_SALT_CHARS,
+    MAX_LOGPROBS,
+    StreamOptions,
+)
+from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS, other_kind
 
-REFUSED_FIELDS = ("conversation", "prompt", "moderation", "top_logprobs")
+REFUSED_FIELDS = ("conversation", "prompt", "moderation")
 LOGPROBS = "message.output_text.logprobs"
-Names = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "string"}})]
+AS_IN_CHAT = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "logit_bias", "thinking_token_budget", "chat_template_kwargs",
+    "parallel_tool_calls", "cache_salt", "metadata", "priority", "user",
+)  # fmt: skip
+"""Fields that mean what they mean in chat."""
 
 
 class FunctionTool(RequestModel):
@@ -37,8 +49,7 @@ class FunctionTool(RequestModel):
     def _check(self) -> "FunctionTool":
         if self.type != "function":
             raise InvalidRequestError(
-                f"a tool has type {shorten(self.type)}; this server runs no tools itself, so it "
-                "must be 'function'",
+                f"a tool has type {shorten(self.type)}: {other_kind(self.type)}",
                 param="tools",
             )
         if not self.name:
@@ -83,10 +94,21 @@ class ResponsesBody(RequestBody):
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
+    # As vLLM has them here, beyond OpenAI's.
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=checks.INT64_MIN, le=checks.INT64_MAX)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    logit_bias: dict[str, Bias] | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=MAX_THINKING_TOKENS)
+    chat_template_kwargs: dict[str, Any] | None = None
     tools: Items[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
     priority: Priority = None
     user: str | None = None
@@ -99,13 +121,30 @@ class ResponsesBody(RequestBody):
     safety_identifier: str | None = None
     service_tier: str | None = None
     background: bool | None = None
+    include: Items[str] | None = None  # of which LOGPROBS counts
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     # Known, and refused when they would change the answer.
-    include: Names = None
-    truncation: str | None = None
-    conversation: Any = None
-    prompt: Any = None
-    moderation: Any = None
-    top_logprobs: int | None = None
+    conversation: Refused = None
+    prompt: Refused = None
+    moderation: Refused = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives for each token of the text; None: no log probabilities are wanted."""
+        is_included = LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if is_included or self.top_logprobs else None
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _check_seed(cls, value: Any) -> Any:
+        checks.check_seed(value)
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_logit_bias(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        checks.check_logit_bias(value)
+        return value
 
     @field_validator("metadata")
     @classmethod
@@ -123,20 +162,6 @@ class ResponsesBody(RequestBody):
                 "'background' is true and 'store' false: nobody could find the response",
                 param="background",
             )
-        return value
-
-    @field_validator("include")
-    @classmethod
-    def _refuse_logprobs(cls, value: Any) -> Any:
-        if isinstance(value, list) and LOGPROBS in value:
-            checks.refuse(f"include: {LOGPROBS}", value)
-        return value
-
-    @field_validator("truncation")
-    @classmethod
-    def _refuse_truncation(cls, value: str | None) -> str | None:
-        if value != "disabled":
-            checks.refuse("truncation", value, hint=" but 'disabled'; shorten the input")
         return value
 
     @field_validator(*REFUSED_FIELDS)

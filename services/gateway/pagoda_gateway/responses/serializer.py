@@ -1,20 +1,29 @@
 """A generation written down as OpenAI's response: whole, or as its events."""
 
-from collections.abc import Callable
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+
+import orjson
 
 from pagoda_gateway import sse
 from pagoda_gateway.dialects import BlockReader
 from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.openai.answer_form import AnswerForm
+from pagoda_gateway.openai.logprobs import LogprobFormat
 from pagoda_gateway.openai.serializer import Serializer, whole_output
+from pagoda_gateway.responses.block_logprobs import BlockLogprobs, LoggedChange
 from pagoda_gateway.responses.items import item, item_events
 from pagoda_gateway.responses.schemas import ResponsesBody
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output_guard import CONTENT_FILTER
+from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
+from pagoda_gateway.text.tokenizer import ModelTokenizer
 
+TOKENS_AT_ONCE = 256  # whose log probabilities are written before others have their turn
 _CUTS = {"length": "max_output_tokens", CONTENT_FILTER: CONTENT_FILTER}
 
 
@@ -36,6 +45,8 @@ class ResponseSerializer(Serializer):
         self,
         generation: Generation,
         form: AnswerForm,
+        options: OutputOptions,
+        tokenizer: ModelTokenizer,
         sent: ResponsesBody,
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
@@ -44,6 +55,8 @@ class ResponseSerializer(Serializer):
         Args:
             generation: whose answer this is.
             form: of the answer.
+            options: of the output.
+            tokenizer: the model's.
             sent: what it answers; much of it is repeated.
             keep: gets a response that is whole, and what one in the background has become.
         """
@@ -52,6 +65,9 @@ class ResponseSerializer(Serializer):
         self.generation = generation
         self._form = form
         self._output = BlockReader(form.new_parser(), partial(form.new_call_id, "call_"))
+        self._logprobs = _logprobs(generation, options, tokenizer, self._output)
+        # Of each text, as JSON: an answer's are held to its end, and are much smaller so.
+        self._entries: defaultdict[int, list[orjson.Fragment]] = defaultdict(list)
         self._sent = sent
         self._keep = keep
         self._num_events = 0
@@ -63,10 +79,16 @@ class ResponseSerializer(Serializer):
         self._keep(response)
         return response
 
+    def parts(self) -> Iterator[bytes]:
+        """Yield the whole response; before it white space, while log probabilities are written."""
+        for count, _ in enumerate(self._read(whole_output(self._sequence), is_last=True), 1):
+            if count % TOKENS_AT_ONCE == 0:
+                yield b" "
+        yield orjson.dumps(self._ended())
+
     def body(self) -> dict[str, Any]:
-        """Return the whole response."""
-        self._output.read(whole_output(self._sequence).text, is_last=True)
-        return self._ended()
+        """See `Serializer.body`."""
+        raise AssertionError("a response is written in parts")
 
     def events(self, _sequence: OutputSequence, delta: Delta) -> list[bytes]:
         """Return events of items; those of the first token begin the response."""
@@ -75,10 +97,17 @@ class ResponseSerializer(Serializer):
             response = self._response("in_progress")
             for kind in ("response.created", "response.in_progress"):
                 events.append({"type": kind, "response": response})
-        for change in self._output.read(delta.text, is_last=delta.finish_reason is not None):
-            index = change.block.index
-            status = self._item_status(index) if change.kind == "end" else "in_progress"
-            events += item_events(change, self.generation.identity.request_id, status)
+        request_id = self.generation.identity.request_id
+        is_last = delta.finish_reason is not None
+        for read in itertools.chain.from_iterable(self._read(delta, is_last=is_last)):
+            index, is_end = read.change.block.index, read.change.kind == "end"
+            events += item_events(
+                read.change,
+                request_id,
+                self._item_status(index) if is_end else "in_progress",
+                new_logprobs=read.entries,
+                logprobs=self._entries[index] if is_end else (),
+            )
         return [self._numbered(event) for event in events]
 
     def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
@@ -98,6 +127,17 @@ class ResponseSerializer(Serializer):
             self._keep(self._response("queued") | failed(error))
         return error.body()
 
+    def _read(self, delta: Delta, *, is_last: bool) -> Iterator[list[LoggedChange]]:
+        """Yield what something new changes, and keep the log probabilities of texts."""
+        if self._logprobs is None:
+            yield [LoggedChange(c) for c in self._output.read(delta.text, is_last=is_last)]
+            return
+        for changes in self._logprobs.read(delta, is_last=is_last):
+            for read in changes:
+                entries = [orjson.Fragment(orjson.dumps(entry)) for entry in read.entries]
+                self._entries[read.change.block.index] += entries
+            yield changes
+
     def _numbered(self, event: dict[str, Any]) -> bytes:
         number = self._num_events
         self._num_events += 1
@@ -109,7 +149,12 @@ class ResponseSerializer(Serializer):
         response = self._response("incomplete" if cause else "completed") | {
             "incomplete_details": {"reason": cause} if cause else None,
             "output": [
-                item(block, request_id, self._item_status(block.index))
+                item(
+                    block,
+                    request_id,
+                    self._item_status(block.index),
+                    self._entries[block.index],
+                )
                 for block in self._output.blocks
             ],
             "usage": self._usage(),
@@ -127,6 +172,11 @@ class ResponseSerializer(Serializer):
         """Return a response without output."""
         generation, sent = self.generation, self._sent
         form = sent.text.format if sent.text else None
+        text: dict[str, Any] = {"format": {"type": "text"}}
+        if form is not None:
+            text["format"] = form.model_dump(by_alias=True, exclude_none=True)
+        if sent.text is not None and sent.text.verbosity is not None:
+            text["verbosity"] = sent.text.verbosity
         return {
             "id": generation.identity.object_id,
             "object": "response",
@@ -137,22 +187,23 @@ class ResponseSerializer(Serializer):
             "incomplete_details": None,
             "instructions": sent.instructions,
             "max_output_tokens": sent.max_output_tokens,
+            "max_tool_calls": sent.max_tool_calls,
             "metadata": sent.metadata or {},
             "model": generation.model.full_name,
             "output": [],
             "parallel_tool_calls": sent.parallel_tool_calls is not False,
             "previous_response_id": sent.previous_response_id,
+            "prompt_cache_key": sent.prompt_cache_key,
+            "reasoning": {"effort": (sent.reasoning or {}).get("effort"), "summary": None},
+            "safety_identifier": sent.safety_identifier,
             "store": sent.store is not False,
             "temperature": self._sequence.sampling.temperature,
-            "text": {
-                "format": form.model_dump(by_alias=True, exclude_none=True)
-                if form
-                else {"type": "text"}
-            },
+            "text": text,
             "tool_choice": sent.tool_choice or "auto",
             "tools": [tool.model_dump() for tool in sent.tools or ()],
+            "top_logprobs": sent.top_logprobs or 0,
             "top_p": self._sequence.sampling.top_p,
-            "truncation": "disabled",
+            "truncation": sent.truncation or "disabled",
             "usage": None,
             "user": sent.user,
         }
@@ -170,3 +221,18 @@ class ResponseSerializer(Serializer):
             },
             "total_tokens": num_prompt + len(token_ids),
         }
+
+
+def _logprobs(
+    generation: Generation, options: OutputOptions, tokenizer: ModelTokenizer, output: BlockReader
+) -> BlockLogprobs | None:
+    """Return what reads the log probabilities of a generation's output; None: none are wanted."""
+    if options.num_logprobs is None:
+        return None
+    detokenizer = tokenizer.detokenizer(
+        generation.sequences[0].prompt.token_ids,
+        skip_special_tokens=options.skip_special_tokens,
+        kept=options.kept_token_ids,
+    )
+    form = LogprobFormat(tokenizer, tokens_as_ids=options.tokens_as_ids)
+    return BlockLogprobs(output, detokenizer, form, options.num_logprobs)

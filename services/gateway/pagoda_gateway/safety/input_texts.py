@@ -10,7 +10,9 @@ from pagoda_gateway.openai.schemas.generation import GenerationBody
 Body = TypeVar("Body", bound=GenerationBody)
 Rewrite = Callable[[str], str]
 
-FIELDS = ("messages", "prompt", "tools", "documents", "chat_template_kwargs")
+FIELDS = (
+    "messages", "prompt", "tools", "documents", "chat_template_kwargs", "reasoning_effort",
+)  # fmt: skip
 # Words of the API, not of the client: looked at, as a template may show them, and never changed.
 _FIXED = frozenset({"role", "type", "id", "tool_call_id"})
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from pagoda_gateway.sequences.repetition import Repetition
+
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
@@ -22,6 +24,7 @@ class OutputOptions:
         kept_token_ids: special tokens that have text all the same: whoever reads the output needs
             them.
         return_token_ids: token ids go out beside the text.
+        repetition: what ends an output, if it ends with that; None: nothing of the kind does.
         tokens_as_ids: logprobs name tokens as "token_id:42".
     """
 
@@ -39,6 +42,7 @@ class OutputOptions:
     embed: bool = False
     num_best: int | None = None
     is_search: bool = False
+    repetition: Repetition | None = None
 
     @property
     def num_choices_field(self) -> str:

@@ -16,6 +16,7 @@ from pagoda.rpc.v1 import generate_pb2, route_pb2
 from pagoda_gateway.sequences.output_guard import CONTENT_FILTER, OutputGuard
 from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.sequences.prompt_logprobs import PromptLogprobs
+from pagoda_gateway.sequences.repetition import DETECTED, REPETITION
 from pagoda_gateway.text.prompts import Prompt
 from pagoda_gateway.text.stop_strings import StopStrings
 from pagoda_gateway.text.tokenizer import ModelTokenizer
@@ -130,6 +131,7 @@ class OutputSequence:
         self._is_text_only = (
             guard is None
             and not options.stops
+            and options.repetition is None
             and options.num_engine_logprobs is None
             and self.prompt_logprobs is None
         )
@@ -361,6 +363,10 @@ class OutputSequence:
                 self.is_ended_by_worker = is_last and bool(reason)
                 self._finish(CONTENT_FILTER, None)
                 return
+            if not (is_last and reason) and self._repeats():
+                self._show_rest()
+                self._finish(REPETITION, DETECTED)
+                return
         if reason:
             self.embedding = frame.embedding
             self._end(reason, frame.error, matched_id)
@@ -428,14 +434,25 @@ class OutputSequence:
         elif reason == generate_pb2.FINISH_REASON_ABORT:
             self.lose("the worker aborted the sequence")
         else:
-            self._show(self._stops.push(self._detokenizer.flush()))
+            self._show_rest()
             matched = self._stops.matched
-            if matched is None:
-                self._show(self._stops.flush())
             self._finish(
                 "length" if reason == _LENGTH and matched is None else "stop",
                 matched_id if matched is None else matched,
             )
+
+    def _repeats(self) -> bool:
+        """Return whether it says the same again and again, as the request has it."""
+        repetition, num_tokens = self._options.repetition, len(self.token_ids)
+        if repetition is None or num_tokens < self._options.min_tokens:
+            return False
+        return repetition.ends(self.token_ids)
+
+    def _show_rest(self) -> None:
+        """Show what was held back; no token will follow."""
+        self._show(self._stops.push(self._detokenizer.flush()))
+        if self._stops.matched is None:
+            self._show(self._stops.flush())
 
     def on_judged(self) -> None:
         """The guard has judged more of the text."""

@@ -11,6 +11,28 @@ from pagoda_gateway.text.grammars import json_rules, whole_grammar
 MARKS = ["<think>", "</think>"]
 
 
+@pytest.mark.parametrize(
+    ("begun", "expected"),
+    [
+        ("", "prompt"),
+        ("So it", "prompt"),
+        ("<think>\nhm, " + "long " * 100, "<think>"),
+        ("<think>hm</think>\n\nSo", "</think>"),
+        ("hm</think>So", "</think>"),
+    ],
+)
+def test_a_begun_answer_says_whether_the_output_goes_on_within_its_reasoning(
+    begun: str, expected: str
+) -> None:
+    assert Dialect.of("</think>").prompt_end("prompt", begun) == expected
+    assert Dialect.of("<tool_call>").prompt_end("prompt", begun) == "prompt"
+
+
+def test_the_label_of_a_mark_is_a_part_of_it() -> None:
+    dialect = Dialect.of("<|channel>thought<channel|>")
+    assert dialect.opens_reasoning(dialect.prompt_end("", "<|channel>thought\nhm"))
+
+
 @pytest.mark.parametrize("marks", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("inside", [False, True], ids=["opens", "opened"])
 def test_reasoning_is_free_and_the_answer_bound(marks: bool, inside: bool) -> None:

@@ -58,6 +58,12 @@ def test_min_tokens_within_what_is_asked_for(field: str) -> None:
     [
         {"functions": [{"name": "f"}]},
         {"function_call": "auto"},
+        {"modalities": ["text", "audio"]},
+        {"audio": {"voice": "alloy", "format": "wav"}},
+        {"web_search_options": {}},
+        {"moderation": {"model": "omni-moderation-latest"}},
+        {"chat_template": "{{ messages }}"},
+        {"logits_processors": ["ban"]},
     ],
 )
 def test_fields_that_would_change_the_answer_are_refused(fields: dict[str, Any]) -> None:
@@ -68,6 +74,20 @@ def test_fields_that_would_change_the_answer_are_refused(fields: dict[str, Any])
 
 def test_former_tools_name_what_replaces_them() -> None:
     assert "use 'tools'" in str(refused(functions=[{"name": "f"}]))
+
+
+@pytest.mark.parametrize("kind", ["custom", "web_search", "mcp"])
+def test_tools_that_are_no_functions_are_refused_by_their_type(kind: str) -> None:
+    error = refused(tools=[{"type": kind, kind: {"name": "x"}}])
+    assert isinstance(error, UnsupportedFieldError)
+    assert error.param == "tools[0]"
+    assert f"type '{kind}'" in str(error)
+    assert "function" in str(error)
+
+
+def test_a_prompt_of_embeddings_is_refused() -> None:
+    with pytest.raises(UnsupportedFieldError, match="prompt_embeds"):
+        completion(prompt_embeds="x")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +106,7 @@ def test_former_tools_name_what_replaces_them() -> None:
         {"priority": -1000},
         {"priority": 1000},
         {"functions": [], "function_call": None},
+        {"modalities": ["text"], "audio": None, "chat_template": ""},
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"reasoning_effort": "low", "verbosity": "low", "prompt_cache_key": "k"},
         {"safety_identifier": "s", "cache_salt": "s" * 1024},

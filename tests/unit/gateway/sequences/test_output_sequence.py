@@ -10,6 +10,7 @@ import pytest
 from pagoda.rpc.v1 import generate_pb2 as pb
 from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.sequences.output_sequence import MAX_EARLY_FRAMES, OutputSequence
+from pagoda_gateway.sequences.repetition import DETECTED, REPETITION, Repetition
 from pagoda_gateway.text.prompts import Prompt
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
@@ -334,3 +335,25 @@ async def test_what_was_speculated_is_the_sum_over_attempts(tokenizer: ModelToke
     sequence.take(frame(3, [13], attempt=1))
     assert (sequence.num_proposed_tokens, sequence.num_accepted_tokens) == (11, 5)
     sequence.close()
+
+
+def test_a_repetition_ends_the_output_where_it_is_seen(tokenizer: ModelTokenizer) -> None:
+    ids = tokenizer.encode("abcabcabcabc", add_special_tokens=False)
+    sequence = make(tokenizer, repetition=Repetition(2, 4, 3), stops=("cabx",))
+    sequence.take(frame(0, ids[:5]))
+    sequence.take(frame(5, ids[5:]))  # a step may bring several
+    assert (sequence.finish_reason, sequence.matched_stop) == (REPETITION, DETECTED)
+    assert len(sequence.token_ids) == 9
+    assert not sequence.is_ended_by_worker
+    assert text_of(sequence) == "abcabcabc"  # what the stop string held back comes, too
+
+
+def test_a_repetition_counts_from_min_tokens_on_and_not_behind_an_end(
+    tokenizer: ModelTokenizer,
+) -> None:
+    ids = tokenizer.encode("aaaa", add_special_tokens=False)
+    sequence = make(tokenizer, repetition=Repetition(1, 1, 2), min_tokens=4)
+    sequence.take(frame(0, ids[:3]))
+    assert not sequence.is_finished
+    sequence.take(frame(3, ids[3:], finish_reason=pb.FINISH_REASON_LENGTH))
+    assert sequence.finish_reason == "length"

@@ -6,18 +6,20 @@ One handler serves one endpoint; what makes APIs differ is in their `Endpoint`.
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Generic
+from dataclasses import dataclass
+from typing import Any, Generic
 
 from opentelemetry.trace import Span, set_span_in_context
 from starlette.requests import Request
 from starlette.types import Scope
 
 from pagoda_gateway.accounts.limits.reservation import LimitedRequest
-from pagoda_gateway.errors import GatewayError
+from pagoda_gateway.errors import GatewayError, InvalidRequestError
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.http.body import read_body
+from pagoda_gateway.http.body import read_object, validated
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.caller import Caller, caller_of
+from pagoda_gateway.http.generation.form_check import FormCheck
 from pagoda_gateway.http.generation.prefix_watch import PrefixWatch
 from pagoda_gateway.http.generation.request_policy import RequestPolicy
 from pagoda_gateway.http.generation.request_telemetry import (
@@ -28,18 +30,29 @@ from pagoda_gateway.http.generation.request_telemetry import (
     start_request_span,
 )
 from pagoda_gateway.http.generation.response import GenerationResponse
-from pagoda_gateway.http.ignored_fields import note_loose
+from pagoda_gateway.http.ignored_fields import note_ignored, note_loose
 from pagoda_gateway.http.limit_headers import note_limits
 from pagoda_gateway.http.request_head import timeout_of
-from pagoda_gateway.openai.endpoint import Endpoint, Sent
+from pagoda_gateway.openai.endpoint import Endpoint, Sent, Translated
 from pagoda_gateway.openai.request_processor import Body, ProcessedRequest
 from pagoda_gateway.openai.schemas.base import MAX_PRIORITY
 from pagoda_gateway.sequences.generation import Generation
+from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.sequences.request import AskedAhead, RequestIdentity
 from pagoda_gateway.served_model import ServedModel
 
 PRIORITY_OF_TIER = {"default": 0, "batch": 2 * MAX_PRIORITY + 1}  # behind whatever a client says
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted(Generic[Body]):
+    """A body as the model may see it, what it asks of its output, and the policy that applies."""
+
+    body: Body
+    model: ServedModel
+    options: OutputOptions
+    policy: RequestPolicy | None
 
 
 class GenerationHandler(Generic[Sent, Body]):
@@ -50,6 +63,7 @@ class GenerationHandler(Generic[Sent, Body]):
         self._endpoint = endpoint
         self._bodies = BodyReader.of(gateway)
         self._limits = {"max_n": gateway.settings.max_n}
+        self._form_check = FormCheck(gateway, endpoint, self._limits)
 
     async def handle(self, request: Request) -> GenerationResponse:
         """Read, check and tokenise; the response runs what comes out, and frees the slot.
@@ -64,26 +78,31 @@ class GenerationHandler(Generic[Sent, Body]):
             span = held.enter_context(self._recorded(request, caller))
             admission, tenant = self._gateway.admission, caller.key.tenant
             admission.check(tenant)  # before anything is sent in vain
-            async with read_body(
-                request, self._endpoint.schema, self._bodies, self._limits
-            ) as sent:
+            async with read_object(request, self._bodies) as value:
                 held.enter_context(admission.slot(tenant))
-                translated = self._endpoint.translate(sent, tenant)
-                generation, processed, body, policy = await self._process(
-                    translated.body, caller, span, request.scope, held
+                binding_part = self._form_check.binding_part(value)
+                try:
+                    translated = self._translated(request.scope, value, tenant)
+                    del value
+                    admitted = await self._admitted(translated.body, caller, span)
+                except InvalidRequestError as error:
+                    raise await self._form_check.named_with(error, binding_part, caller) from None
+                del binding_part
+                generation, processed = await self._process(
+                    admitted, caller, span, request.scope, held
                 )
                 self._limit(generation, caller, request)
                 generation.begin()
                 unanswered.callback(self._end_unanswered, generation)
                 serializer = translated.serializer(processed, generation)
                 tokenizer = self._endpoint.processors[generation.model.name].tokenizer
-                prefix = PrefixWatch(self._gateway.prefixes, generation, body, tokenizer)
+                prefix = PrefixWatch(self._gateway.prefixes, generation, admitted.body, tokenizer)
             options = translated.body.stream_options
             response = GenerationResponse(
                 self._gateway, caller, generation, serializer, prefix,
                 is_stream=bool(translated.body.stream),
                 include_receipt=bool(options and options.include_receipt),
-                held=held.pop_all(), policy=policy,
+                held=held.pop_all(), policy=admitted.policy,
             )  # fmt: skip
             unanswered.pop_all()
             return response
@@ -105,24 +124,41 @@ class GenerationHandler(Generic[Sent, Body]):
         finally:
             span.end()
 
-    async def _process(
-        self, body: Body, caller: Caller, span: Span, scope: Scope, held: contextlib.ExitStack
-    ) -> tuple[Generation, ProcessedRequest, Body, RequestPolicy | None]:
-        """Return what is ready to run, what it was made of, and the policy that applies to it."""
-        gateway, endpoint = self._gateway, self._endpoint
-        tenant = caller.key.tenant
-        timeout_seconds = timeout_of(scope, gateway.settings.request_timeout_seconds)
+    def _translated(self, scope: Scope, value: dict[str, Any], tenant: str) -> Translated[Body]:
+        """Return what a client has sent as the processors take it."""
+        note_ignored(scope, value, self._endpoint.schema)
+        sent = validated(value, self._endpoint.schema, self._limits)
+        return self._endpoint.translate(sent, tenant)
+
+    async def _admitted(self, body: Body, caller: Caller, span: Span) -> _Admitted[Body]:
+        """Return a body that its model and the tenant's policy let through."""
+        gateway = self._gateway
         context = set_span_in_context(span)
         with stage_span("gateway.admit", context, start_seconds=caller.arrived_unix_seconds):
             model = gateway.model_of(caller.key, body.model)
-            processor = endpoint.processors[model.name]
-            options = processor.options(body)
-            policy = RequestPolicy.of(gateway, tenant, model)
+            options = self._endpoint.processors[model.name].options(body)
+            policy = RequestPolicy.of(gateway, caller.key.tenant, model)
             if policy is not None:
                 body = await policy.checked(body)
+        return _Admitted(body, model, options, policy)
+
+    async def _process(
+        self,
+        admitted: _Admitted[Body],
+        caller: Caller,
+        span: Span,
+        scope: Scope,
+        held: contextlib.ExitStack,
+    ) -> tuple[Generation, ProcessedRequest]:
+        """Return what is ready to run, and what it was made of."""
+        gateway, endpoint = self._gateway, self._endpoint
+        body, model, policy = admitted.body, admitted.model, admitted.policy
+        tenant, processor = caller.key.tenant, endpoint.processors[model.name]
+        timeout_seconds = timeout_of(scope, gateway.settings.request_timeout_seconds)
+        context = set_span_in_context(span)
         started = time.perf_counter()
         with stage_span("gateway.tokenize", context):
-            processed = await processor.process(body, options, model, tenant)
+            processed = await processor.process(body, admitted.options, model, tenant)
         note_loose(scope, processed.form.ignored)
         asked = None
         if policy is None and not caller.key.scopes:  # nothing can keep it from running
@@ -163,7 +199,7 @@ class GenerationHandler(Generic[Sent, Body]):
             generation.judge = policy.judge
             policy.look_up(generation, processed, scope, is_seeded=body.seed is not None)
         describe_request(generation, body)
-        return generation, processed, body, policy
+        return generation, processed
 
     def _limit(self, generation: Generation, caller: Caller, request: Request) -> None:
         """Have the generation pass the limits of its key, if it has any."""

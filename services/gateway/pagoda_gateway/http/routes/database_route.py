@@ -1,7 +1,8 @@
 """Routes that cannot do without the database: when it does not answer, they say so."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from fastapi import Request, Response
@@ -26,13 +27,24 @@ class DatabaseRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def watched(request: Request) -> Response:
-            try:
+            with database_answers(request):
                 return await handle(request)
-            except NOT_ANSWERING as error:
-                logger.warning("%s %s: %r", request.method, request.url.path, error)
-                raise UnavailableError(
-                    "the database of accounts does not answer; try again",
-                    retry_after_seconds=RETRY_AFTER_SECONDS,
-                ) from error
 
         return watched
+
+
+@contextlib.contextmanager
+def database_answers(request: Request) -> Iterator[None]:
+    """Turn what the database raises within into a 503.
+
+    Raises:
+        UnavailableError: it does not answer.
+    """
+    try:
+        yield
+    except NOT_ANSWERING as error:
+        logger.warning("%s %s: %r", request.method, request.url.path, error)
+        raise UnavailableError(
+            "the database of accounts does not answer; try again",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        ) from error

@@ -7,12 +7,13 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message
 
-from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.errors import InvalidRequestError, NotFoundError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.admitted_body import admitted_body
 from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.generation.handler import GenerationHandler
 from pagoda_gateway.http.openapi import described
+from pagoda_gateway.http.routes.database_route import database_answers
 from pagoda_gateway.responses.answers import (
     DeletedResponse,
     InputItemList,
@@ -23,8 +24,10 @@ from pagoda_gateway.responses.answers import (
 from pagoda_gateway.responses.input_items import DEFAULT_ITEMS, MAX_ITEMS
 from pagoda_gateway.responses.schemas import ResponsesBody
 from pagoda_gateway.responses.serializer import ResponseSerializer
+from pagoda_gateway.responses.unkept import unkept_response
 
 PATH = "/v1/responses"
+ENDPOINT = "responses"  # in accounts
 
 
 def make_router(gateway: Gateway) -> APIRouter:
@@ -63,13 +66,26 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def get_response(
         response_id: str, request: Request, stream: bool = False
     ) -> dict[str, Any]:
-        """Return a kept response of the caller's own tenant; its events are not kept."""
+        """Return a kept response of the caller's own tenant; its events are not kept.
+
+        Of one that another gateway made, or this one before a restart: whether it runs or has
+        failed, as its account says.
+        """
         if stream:
             raise InvalidRequestError(
                 "'stream' is true; events of a response are not kept: ask without it",
                 param="stream",
             )
-        return gateway.responses.find(caller_of(request).key.tenant, response_id)
+        tenant = caller_of(request).key.tenant
+        try:
+            return gateway.responses.find(tenant, response_id)
+        except NotFoundError:
+            with database_answers(request):
+                account = await gateway.ledger.object_row(tenant, response_id)
+            is_others = account is not None and account["gateway_id"] != gateway.gateway_id
+            if account is None or not is_others or account["endpoint"] != ENDPOINT:
+                raise
+            return unkept_response(account)
 
     @router.delete(f"{PATH}/{{response_id}}", openapi_extra=described(DeletedResponse))
     async def delete_response(response_id: str, request: Request) -> dict[str, Any]:

@@ -47,6 +47,9 @@ Content = Annotated[
     Any,
     WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]}),
 ]
+# A field that is refused unless its value asks for nothing.
+Refused = Annotated[Any, WithJsonSchema({"enum": [None, False, "", []]})]
+Modalities = Annotated[Any, WithJsonSchema({"enum": [None, [], ["text"]]})]
 EarlyStopping = Annotated[Any, WithJsonSchema({"enum": [None, False, True, "never"]})]
 ToolChoice = Annotated[
     Any,

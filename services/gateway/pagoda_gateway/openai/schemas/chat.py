@@ -6,7 +6,14 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas import checks, tools
-from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, ToolChoice, Tools
+from pagoda_gateway.openai.schemas.base import (
+    MAX_MESSAGES,
+    Items,
+    Modalities,
+    Refused,
+    ToolChoice,
+    Tools,
+)
 from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBody
 from pagoda_gateway.openai.schemas.messages import Message
 
@@ -32,8 +39,13 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     # OpenAI's former tools; known, and refused when set.
-    functions: Any = None
-    function_call: Any = None
+    functions: Refused = None
+    function_call: Refused = None
+    # Known, and refused when set: other media, a search, a template of the client's own.
+    modalities: Modalities = None
+    audio: Refused = None
+    web_search_options: Refused = None
+    chat_template: Refused = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -44,6 +56,11 @@ class ChatBody(GenerationBody):
     def prompt_field(self) -> str:
         """Name of the field that has the prompt."""
         return "messages"
+
+    @property
+    def drops_turns(self) -> bool:
+        """Whether a conversation that is too long goes without its oldest turns."""
+        return False
 
     @property
     def thinking_budget_field(self) -> str:
@@ -79,6 +96,18 @@ class ChatBody(GenerationBody):
             tools.tool_use(info.data["tools"], value, None)
         else:  # they are wrong themselves
             tools.check_choice(value)
+        return value
+
+    @field_validator("modalities")
+    @classmethod
+    def _check_modalities(cls, value: Any) -> Any:
+        checks.refuse("modalities", value if value != ["text"] else None, hint=' but ["text"]')
+        return value
+
+    @field_validator("audio", "web_search_options", "chat_template")
+    @classmethod
+    def _refuse_others(cls, value: Any, info: ValidationInfo) -> Any:
+        checks.refuse(info.field_name or "", value)
         return value
 
     @field_validator("functions", "function_call")

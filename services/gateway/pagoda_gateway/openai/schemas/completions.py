@@ -6,7 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas import checks
-from pagoda_gateway.openai.schemas.base import Prompts
+from pagoda_gateway.openai.schemas.base import Prompts, Refused
 from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBody
 
 
@@ -18,7 +18,8 @@ class CompletionBody(GenerationBody):
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1)
-    suffix: str | None = None
+    suffix: Refused = None
+    prompt_embeds: Refused = None
 
     @field_validator("prompt")
     @classmethod
@@ -43,8 +44,8 @@ class CompletionBody(GenerationBody):
             )
         return value
 
-    @field_validator("suffix")
+    @field_validator("suffix", "prompt_embeds")
     @classmethod
-    def _refuse_suffix(cls, value: str | None) -> str | None:
-        checks.refuse("suffix", value)
+    def _refuse_others(cls, value: Any, info: ValidationInfo) -> Any:
+        checks.refuse(info.field_name or "", value)
         return value

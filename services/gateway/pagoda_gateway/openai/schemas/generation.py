@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas import checks, formats
@@ -12,6 +12,7 @@ from pagoda_gateway.openai.schemas.base import (
     Items,
     Metadata,
     Priority,
+    Refused,
     RequestBody,
     RequestModel,
     ResponseFormat,
@@ -24,6 +25,8 @@ MAX_CACHE_SALT_CHARS = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_DRY_LENGTH = 50  # what workers count
+MAX_PATTERN_SIZE = 128
+MAX_PATTERN_COUNT = 1024
 MAX_LENGTH_PENALTY = 10  # either way; what workers take
 
 
@@ -35,6 +38,30 @@ class StreamOptions(RequestModel):
     include_receipt: bool | None = Field(
         None, description="The last event before [DONE] has the request's receipt (Pagoda's own)."
     )
+
+
+class RepetitionDetection(RequestModel):
+    """What ends an output that says the same again and again; vLLM's."""
+
+    max_pattern_size: int = Field(0, ge=0, le=MAX_PATTERN_SIZE, description="Tokens; 0: off.")
+    min_pattern_size: int = Field(0, ge=0, le=MAX_PATTERN_SIZE, description="0 is 1.")
+    min_count: int = Field(0, ge=0, le=MAX_PATTERN_COUNT)
+
+    @model_validator(mode="after")
+    def _check(self) -> "RepetitionDetection":
+        where = "repetition_detection"
+        if self.max_pattern_size and self.min_count < 2:
+            raise InvalidRequestError(
+                f"'{where}.min_count' is {self.min_count}; it must be 2 or more",
+                param=f"{where}.min_count",
+            )
+        if self.min_pattern_size > self.max_pattern_size:
+            raise InvalidRequestError(
+                f"'{where}.min_pattern_size' is {self.min_pattern_size}; it must be <= "
+                f"max_pattern_size {self.max_pattern_size}",
+                param=f"{where}.min_pattern_size",
+            )
+        return self
 
 
 class GenerationBody(RequestBody):
@@ -68,6 +95,7 @@ class GenerationBody(RequestBody):
     stop_token_ids: Items[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    repetition_detection: RepetitionDetection | None = None
     allowed_token_ids: Items[int] | None = Field(
         None, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS
     )
@@ -100,6 +128,9 @@ class GenerationBody(RequestBody):
     service_tier: str | None = None
     store: bool | None = None
     verbosity: str | None = None
+    # Known, and refused when set.
+    logits_processors: Refused = None
+    moderation: Refused = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -121,6 +152,12 @@ class GenerationBody(RequestBody):
     def _check_n(cls, value: int | None, info: ValidationInfo) -> int | None:
         if info.context is not None:
             checks.check_n(value, info.context["max_n"])
+        return value
+
+    @field_validator("logits_processors", "moderation")
+    @classmethod
+    def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
+        checks.refuse(info.field_name or "", value)
         return value
 
     @field_validator("stream_options")

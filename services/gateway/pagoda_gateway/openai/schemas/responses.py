@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from pagoda_gateway.openai.schemas.receipts import AnswerReceipt
 
 RECEIPT = "In the last chunk, with stream_options.include_receipt."
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "repetition"]
 
 
 class TopLogprob(BaseModel):

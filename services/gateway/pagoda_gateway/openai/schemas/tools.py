@@ -6,7 +6,7 @@ Knows what OpenAI lets a client ask for. Knows nothing of how a model writes a c
 from dataclasses import dataclass
 from typing import Any
 
-from pagoda_gateway.errors import InvalidRequestError, joined, shorten
+from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, joined, shorten
 
 MAX_NAME_CHARS = 256
 MAX_NAMED_TOOLS = 16  # of those that are wrong
@@ -97,6 +97,13 @@ def by_name(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def other_kind(kind: Any) -> str:
+    """Return why a tool of this type, which is no function, cannot be offered."""
+    if kind == "custom":
+        return "calls with free text are not supported; offer a function with one text parameter"
+    return "this server runs no tools itself; offer functions, which the client runs"
+
+
 def check_choice(choice: Any) -> None:
     """Raise InvalidRequestError unless it is a choice among some tools, which are not known."""
     _choice(choice)
@@ -120,8 +127,11 @@ def _good_name(tool: dict[str, Any]) -> str | None:
 
 def _errors(where: str, tool: dict[str, Any]) -> list[InvalidRequestError]:
     """Return all that is wrong with a tool; if nothing is, its name is another's, too."""
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict):
+    function, kind = tool.get("function"), tool.get("type")
+    if isinstance(kind, str) and kind != "function":
+        why = f"'{where}' has type {shorten(kind)}: {other_kind(kind)}"
+        return [UnsupportedFieldError(why, param=where)]
+    if kind != "function" or not isinstance(function, dict):
         must_be = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
         return [_wrong(where, tool, must_be)]
     name = function.get("name")

@@ -1,0 +1,68 @@
+"""What is said of a response that is kept nowhere here: how far its account says it came.
+
+Its text is where it was made, or gone. Knows an account by the names of its fields.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagoda_gateway.errors import NotFoundError, shorten
+
+_DIED = "the gateway that made it died before it had ended, and its text with it; "
+_BILLED = "what workers had published until then is billed: see its receipt. Ask again."
+_MESSAGES = {
+    "reconciled": _DIED + _BILLED,
+    "lost": _DIED + "nothing of it is billed. Ask again.",
+    "failed": "it failed at another replica, or before a restart, where the reason was kept",
+}
+"""Of outcomes after which nobody has an answer."""
+
+
+def unkept_response(account: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a response of another gateway as far as its account tells of it.
+
+    It is in progress as long as its account is open: its gateway works on it, or is dead and has
+    not been missed for long enough.
+
+    Raises:
+        NotFoundError: it had an end, which only that gateway can tell.
+    """
+    is_open = account["closed_unix_seconds"] is None
+    message = _MESSAGES.get(account["outcome"] or "")
+    if not is_open and message is None:
+        raise NotFoundError(
+            f"response {shorten(account['object_id'])} has ended ({account['outcome']}) at another "
+            "replica, or before a restart of this one, which keeps its text for a while, in "
+            "memory: ask that replica, or ask again. Its receipt says what is billed."
+        )
+    error = None if is_open else {"code": "server_error", "message": message}
+    return {
+        "id": account["object_id"],
+        "object": "response",
+        "created_at": int(account["opened_unix_seconds"]),
+        "status": "in_progress" if is_open else "failed",
+        "background": None,
+        "error": error,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "metadata": {},
+        "model": account["model"],
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": None,
+        "store": True,
+        "temperature": None,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": None,
+        "truncation": "disabled",
+        "usage": None,  # the receipt has it
+        "user": None,
+    }
