@@ -31,6 +31,9 @@ from pagoda_kernels import PAD_SLOT
 BLOCK_SIZE = 4
 FEW = dict.fromkeys(range(30, 34), 40.0)
 """Bias to so few tokens that they repeat what has been."""
+REFRAIN = [219] * 15
+"""What the tiny model has an answer to that repeats itself."""
+WHERE_PROPOSALS_PAY = StepCost(8.0, 1.0, 0.35, 0.05, is_seconds=True)
 
 
 class Capturing(EngineDriver):
@@ -146,12 +149,13 @@ def test_replays_that_verify_are_as_eager_steps(
     lag: int,
 ) -> None:
     """Tokens and log probabilities to the bit, and what each step proposed and accepted."""
-    fields = {"num_blocks": 30, "max_num_seqs": 16, "speculation": "ngram"}
+    fields = {"num_blocks": 28, "max_num_seqs": 16, "speculation": "ngram"}
     graphs = Capturing(tiny_model, sizes, queue=queues[0] if lag else None, **fields)
     eager = EngineDriver(tiny_model, graphs.config, queue=queues[1] if lag else None)
     for driver in (eager, graphs):
+        driver.engine.set_step_cost(WHERE_PROPOSALS_PAY)
         rng = random.Random(seed + number)
-        for name in map(str, range(14)):
+        for name in map(str, range(24)):
             sampling = SamplingParams(
                 max_tokens=rng.randint(10, 40),
                 temperature=rng.choice([0.0, 0.7]),
@@ -166,6 +170,8 @@ def test_replays_that_verify_are_as_eager_steps(
             prompt = [rng.randrange(250) for _ in range(rng.randint(1, 12))] * rng.randint(1, 2)
             driver.add(name, prompt, sampling=sampling, token_mask=mask)
         driver.run()
+        driver.add("alone", REFRAIN, sampling=greedy(60))  # proposed for, whatever was drawn
+        driver.run()
     assert graphs.num_preempted > 0
     for name in graphs.sequences:
         assert found_of(graphs, name) == found_of(eager, name)
@@ -177,14 +183,14 @@ def test_a_decode_behind_one_that_verifies_goes_on_from_its_own_row(
     tiny_model: LoadedModel, queues: list[ThreadQueue]
 ) -> None:
     """Its token is still on the device when the next step is launched."""
-    prompt, samplings = [219] * 15, (greedy(60), greedy(60, repetition_penalty=1.01))
+    samplings = greedy(60), greedy(60, repetition_penalty=1.01)
     driver = Capturing(tiny_model, (1, 2, 16), queue=queues[0], speculation="ngram")
-    driver.engine.set_step_cost(StepCost(8.0, 1.0, 0.35, 0.05, is_seconds=True))
+    driver.engine.set_step_cost(WHERE_PROPOSALS_PAY)
     for name, sampling in zip("ab", samplings, strict=True):
-        driver.add(name, prompt, sampling=sampling)
+        driver.add(name, REFRAIN, sampling=sampling)
     driver.run()
     for name, sampling in zip("ab", samplings, strict=True):
-        expected = make_driver(tiny_model).generate([prompt], sampling=sampling)[0]
+        expected = make_driver(tiny_model).generate([REFRAIN], sampling=sampling)[0]
         assert driver.sequences[name].token_ids == expected
     assert any(num == 2 and num_proposed for num, num_proposed, _ in verified_by(driver))
 
