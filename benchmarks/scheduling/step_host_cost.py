@@ -17,7 +17,8 @@ about half of it, preparing the inputs (`launch`) a quarter, and the rest is sam
 is longer by its forward, which is not counted: name its time by --step-ms for the share of it. With
 --weights-mb the forward reads as much memory as weights have, so the host's code finds the caches
 as a real forward leaves them: a step of one decode then takes some three times as long. With
---model that model's forward is computed, in bf16, and its share is what a real step gives.
+--model that model's forward is computed, in bf16, and its share is what a real step gives. With
+--graphs decodes are prepared as a GPU's are, for the replay of a graph, which computes nothing.
 
 `scheduler and pool` are schedule, commit, what the pool reports, and the load that a worker asks
 for after each step; with --step-ms also as shares of steps that take that long.
@@ -38,6 +39,7 @@ from support.engine_driver import make_request
 from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams, StepCost, load_model
 from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.cache.kv_layout import KvLayout
+from pagoda_engine.device import Forward
 from pagoda_kernels import AttentionBatch
 from pagoda_runtime.block_hash import hash_block
 from pagoda_runtime.process.service import keep_loaded
@@ -78,6 +80,19 @@ class NoDecoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the same for all rows."""
         return self._logits.expand(len(hidden), -1)
+
+    def forward(self, token_ids: torch.Tensor, *_: Any) -> torch.Tensor:
+        """Return what a graph is captured of."""
+        return self.logits(token_ids)
+
+
+class KeptOutputs:
+    """Captures: a replay is what the capture gave."""
+
+    def capture(self, forward: Forward) -> Forward:
+        """Run the forward once."""
+        output = forward()
+        return lambda: output
 
 
 class Clients:
@@ -146,7 +161,11 @@ def measure(options: argparse.Namespace) -> list[dict[str, float]]:
         model = load_model(MODEL, config)
         nothing: Any = NoDecoder(model, options.weights_mb)
         model = replace(model, decoder=nothing)
-    engine = Engine(model, config, hash_block=hash_block, clock=time.thread_time)
+    capture = KeptOutputs() if options.graphs else None
+    engine = Engine(
+        model, config, hash_block=hash_block, clock=time.thread_time, graph_capture=capture
+    )
+    engine.capture()
     engine.set_step_cost(StepCost(*options.cost))
     clients = Clients(engine, options)
     for row in clients.steps(10_000):
@@ -172,6 +191,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=0, help="of the pool; 0: enough for all")
     parser.add_argument("--weights-mb", type=int, default=0, help="read by each forward")
     parser.add_argument("--model", type=Path, help="whose forward is computed; default: none is")
+    parser.add_argument("--graphs", action="store_true", help="decodes are prepared for replays")
     parser.add_argument("--step-ms", type=float, nargs="*", default=[], help="shares of such steps")
     parser.add_argument("--cost", type=float, nargs=3, default=(6.0, 0.008, 0.02), help=COST)
     options = parser.parse_args()

@@ -35,8 +35,8 @@ class EngineConfig:
         load_format: ``auto`` | ``dummy``: random weights from ``config.json`` alone.
         num_threads: CPU threads of one forward; 0 leaves torch's own choice.
         enforce_eager: on CUDA: capture no graphs.
-        graph_batch_sizes: on CUDA: numbers of decodes to capture graphs for, ascending; None:
-            chosen up to max_num_seqs.
+        graph_batch_sizes: on CUDA: numbers of decodes to capture graphs for, ascending, each
+            proposed token that is verified counted as one; None: chosen up to max_num_seqs.
         num_layer_groups: parts in which a prefill_only sequence's KV is reported while its forward
             runs (see `Engine`); 1: not before the forward has ended.
         speculation: ``off`` | ``ngram``: propose tokens that followed the same ones before, in the

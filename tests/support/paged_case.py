@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from pagoda_kernels import AttentionBatch, paged_attention, plan_attention
+from pagoda_kernels import AttentionBatch, decode_batch, paged_attention, plan_attention
 from pagoda_kernels.attention import reference
 from pagoda_kernels.attention.score_rule import ScoreRule
 from pagoda_kernels.attention.triton import paged_attention as triton_attention
@@ -99,6 +99,22 @@ class Case:
         )
         rows = self.q[starts[seq] : starts[seq + 1]]
         return Case(rows, self.k_cache, self.v_cache, alone, self.scale, self.k_scale, self.v_scale)
+
+
+def each_token_a_row(batch):
+    """A batch of decodes: tokens of one sequence share its block table, and see one more each."""
+    lengths = zip(batch.seqlens_q_host, batch.context_lens_host, strict=True)
+    contexts = [end - new + 1 + i for new, end in lengths for i in range(new)]
+    device = batch.context_lens.device
+    repeats = torch.tensor(batch.seqlens_q_host, device=device)
+    return decode_batch(
+        context_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+        block_tables=batch.block_tables.repeat_interleave(repeats, 0),
+        slot_mapping=batch.slot_mapping,
+        cu_seqlens_q=torch.arange(len(contexts) + 1, dtype=torch.int32, device=device),
+        block_size=batch.block_size,
+        max_context_len=max(contexts),
+    )
 
 
 def make_case(

@@ -82,8 +82,8 @@ class WorkerSettings(ServiceSettings):
     )
     graph_batch_sizes: tuple[int, ...] = Field(
         (),
-        description="On a GPU: numbers of decodes that get a graph, ascending; each takes memory "
-        "and start-up time; []: chosen up to max_num_seqs",
+        description="On a GPU: numbers of decodes that get a graph, ascending, a proposed token "
+        "counted as one; each takes memory and start-up time; []: chosen up to max_num_seqs",
     )
     num_layer_groups: int = Field(
         0,

@@ -17,7 +17,14 @@ from support.tiny_checkpoints import make_tiny_checkpoint
 
 from gpu.harness.points import Group, Point, Setting, Subject
 from gpu.harness.rows import Row
-from pagoda_engine import EngineConfig, KvSource, LoadedModel, SamplingParams, load_model
+from pagoda_engine import (
+    EngineConfig,
+    KvSource,
+    LoadedModel,
+    SamplingParams,
+    StepCost,
+    load_model,
+)
 
 MAX_TOKENS = 16
 BLOCK_SIZE = 16
@@ -30,6 +37,8 @@ WEIGHT_SEED = 1
 
 SCENARIO_SECONDS = 60.0
 """The first ones compile kernels."""
+
+WHERE_PROPOSALS_PAY = StepCost(8.0, 1.0, 0.35, 0.05, is_seconds=True)
 
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
 
@@ -178,12 +187,29 @@ def imported(subject: FamilySubject, is_eager: bool) -> tuple[Tokens, Tokens]:
     return [first_token + consumer.run()["x"].token_ids], subject.expected([prompt])
 
 
+def verified(subject: FamilySubject, is_eager: bool) -> tuple[Tokens, Tokens]:
+    """What a tenant was told once is proposed when it asks again."""
+    driver = subject.driver(is_eager, speculation="ngram", num_speculative_tokens=3)
+    driver.engine.set_step_cost(WHERE_PROPOSALS_PAY)
+    names = ("first", "again", "once more")
+    for name in names:
+        driver.add(name, PROMPTS[1], sampling=GREEDY, tenant=b"same")
+        driver.run()
+    stats = [result.stats for result in driver.results]
+    assert sum(s.num_accepted_tokens for s in stats) > 0, "nothing that was proposed came"
+    verifying = {s.is_graph for s in stats if s.num_proposed_tokens}
+    assert verifying == {any(s.is_graph for s in stats)}, "other steps than decodes' verify"
+    found = [driver.sequences[name].token_ids for name in names]
+    return found, subject.expected([PROMPTS[1]] * len(names))
+
+
 SCENARIOS: dict[str, Scenario] = {
     "batch": batched,
     "chunked prefill": chunked,
     "prefix hits": prefix_hits,
     "preemption": preempted,
     "import": imported,
+    "proposals": verified,
 }
 
 

@@ -1,7 +1,9 @@
-"""Forwards of decodes alone, captured once per batch size and replayed over persistent buffers.
+"""Forwards of decodes alone, captured once per number of rows and replayed over persistent buffers.
 
-A step then costs the host one small copy and one launch. Knows the model, its inputs and padding.
-Knows nothing of sampling or of when sequences end.
+A step then costs the host one small copy and one launch. A decode that verifies proposed tokens has
+a row for each of its tokens, as if they were decodes of as many sequences with the same blocks: the
+KV of all rows is written before any is attended to. Knows the model, its inputs and padding. Knows
+nothing of sampling or of when sequences end.
 """
 
 import functools
@@ -16,7 +18,7 @@ import torch
 from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.device import Forward, GraphCapture
 from pagoda_engine.models.decoder import Decoder
-from pagoda_engine.scheduler.scheduled import ScheduledSequence
+from pagoda_engine.scheduler.scheduled import NUM_NEW_TOKENS, ScheduledSequence
 from pagoda_engine.scheduler.sequence import NO_ADAPTER, NULL_BLOCK
 from pagoda_engine.step.inputs import KNOWN
 from pagoda_engine.step.table_rows import TableRows
@@ -27,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 
 class DecodeGraphs:
-    """Captured forwards of up to `sizes[-1]` sequences with one new token each."""
+    """Captured forwards of up to `sizes[-1]` rows, each a new token of a sequence."""
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class DecodeGraphs:
             last_tokens: int64, tokens that the step launched before has sampled, by row.
             capture: on the same device.
             dtype: of the model's logits.
-            sizes: batch sizes to capture, ascending; a batch is padded to the next one.
+            sizes: numbers of rows to capture, ascending; a batch is padded to the next one.
             max_model_len: bounds a block table.
         """
         self._decoder = decoder
@@ -91,14 +93,14 @@ class DecodeGraphs:
         progress(len(self._sizes), len(self._sizes))
 
     def fits(self, batch: SequenceOf[ScheduledSequence]) -> bool:
-        """Tell whether a batch gives logits alone, one token each, and is not too large.
+        """Tell whether all tokens of a batch give logits, and nothing else, and are not too many.
 
         Graphs are captured without adapters, whose kernels the other steps would wait for too.
         """
         return (
             bool(self._replays)
-            and len(batch) <= self._sizes[-1]
-            and all(e.num_new_tokens == 1 and e.samples and not e.embeds for e in batch)
+            and sum(map(NUM_NEW_TOKENS, batch)) <= self._sizes[-1]
+            and all(e.num_new_tokens == e.num_rows and not e.embeds for e in batch)
             and all(e.sequence.adapter_slot == NO_ADAPTER for e in batch)
         )
 
@@ -106,22 +108,34 @@ class DecodeGraphs:
         """Take a snapshot of a batch that `fits` and is not launched yet.
 
         Returns:
-            The row of each entry in the logits, and the forward: ``[len(batch), V]`` logits that
-            stay until the next replay.
+            The row of each token in the logits, in the order of the batch and of an entry's tokens,
+            and the forward: logits ``[rows, V]`` that stay until the next replay.
         """
-        rows, update = self._rows.assign([entry.sequence for entry in batch])
-        size = next(size for size in self._sizes if size >= len(batch))
+        first_rows, update = self._rows.assign([entry.sequence for entry in batch])
+        rows, sources = _rows_behind(first_rows, batch)
+        num_rows = len(rows)
+        size = next(size for size in self._sizes if size >= num_rows)
         inputs = self._padding(size)
-        inputs[:, rows] = np.array([self._column(entry) for entry in batch], np.int32).T
+        columns = [
+            self._column(entry, position)
+            for entry in batch
+            for position in range(entry.first_token, entry.num_context_tokens)
+        ]
+        inputs[:, rows] = np.array(columns, np.int32).T
         positions = np.array(update.positions, np.int64)
         block_ids = np.array(self._places(update.block_ids), np.int32).T
-        staged, at, new = to_device([inputs, positions, block_ids], self._device)
+        arrays = inputs, positions, block_ids, np.array(sources, np.int64)
+        staged, at, new, shared = to_device(arrays, self._device)
 
         def forward() -> torch.Tensor:
             self.inputs[:, :size].copy_(staged)
+            tables = self.block_tables
             if update.positions:
-                self.block_tables.view(self._num_parts, -1).index_copy_(1, at, new)
-            return self._replays[size]()[: len(batch)]
+                tables.view(self._num_parts, -1).index_copy_(1, at, new)
+            if sources:
+                behind = tables[:, num_rows - len(sources) : num_rows]
+                behind.copy_(tables.index_select(1, shared))
+            return self._replays[size]()[:num_rows]
 
         return rows, forward
 
@@ -135,16 +149,22 @@ class DecodeGraphs:
         column = np.array([0, KNOWN, 0, 1, *[PAD_SLOT] * self._num_parts], np.int32)
         return np.repeat(column[:, None], size, axis=1)
 
-    def _column(self, entry: ScheduledSequence) -> tuple[int, ...]:
-        sequence, position = entry.sequence, entry.first_token
-        is_known = position < len(sequence.token_ids)
+    def _column(self, entry: ScheduledSequence, position: int) -> tuple[int, ...]:
+        """Return the inputs of one token of an entry."""
+        sequence, token_id, previous_row = entry.sequence, 0, KNOWN
+        if position < len(sequence.token_ids):
+            token_id = sequence.token_ids[position]
+        elif entry.proposed:  # all tokens before these are known
+            token_id = entry.proposed[position - len(sequence.token_ids)]
+        else:
+            previous_row = sequence.unread_row
         block, offset = divmod(position, self._block_size)
         (places,) = self._kv_cache.places_of([sequence.block_ids[block]])
         return (
-            sequence.token_ids[position] if is_known else 0,
-            KNOWN if is_known else sequence.unread_row,
+            token_id,
+            previous_row,
             position,
-            entry.num_context_tokens,
+            position + 1,
             *(place * self._block_size + offset for place in places),
         )
 
@@ -170,6 +190,25 @@ class DecodeGraphs:
             None,
         )
         return self._logits[:size].copy_(logits)
+
+
+def _rows_behind(
+    first_rows: list[int], batch: SequenceOf[ScheduledSequence]
+) -> tuple[list[int], list[int]]:
+    """Put the rows of proposed tokens behind those that sequences have from step to step.
+
+    Returns:
+        The row of each token, and of each row of a proposed one the row whose blocks are its own.
+    """
+    if sum(map(NUM_NEW_TOKENS, batch)) == len(batch):  # most steps
+        return first_rows, []
+    rows, sources, num_rows = list[int](), list[int](), len(batch)
+    for row, entry in zip(first_rows, batch, strict=True):
+        num_proposed = len(entry.proposed)
+        rows += [row, *range(num_rows, num_rows + num_proposed)]
+        sources += [row] * num_proposed
+        num_rows += num_proposed
+    return rows, sources
 
 
 def chosen_sizes(max_num_seqs: int) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """A step between its launch and the reading of its tokens."""
 
+import itertools
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -67,16 +68,15 @@ class LaunchedStep:
             tensors = tensors[:-1]
         if not prepared.rows:
             return ReadStep([], scores, embeddings)
-        if len(prepared.rows) == len(prepared.row_of) and len(tensors) == 1:
+        if not prepared.has_proposed and len(tensors) == 1:
             token_ids = tensors[0].tolist()
             return ReadStep([token_ids[row] for row in prepared.row_of], scores, embeddings)
         by_row = to_tokens(tensors, prepared.rows)
-        sampled = [entry for entry in self.batch if entry.samples]
+        sampled = iter([by_row[row] for row in prepared.row_of])
         tokens = [
-            verified(entry.proposed, by_row[row : row + entry.num_rows])
-            if entry.proposed
-            else by_row[row : row + 1]
-            for entry, row in zip(sampled, prepared.row_of, strict=True)
+            verified(entry.proposed, [*itertools.islice(sampled, entry.num_rows)])
+            for entry in self.batch
+            if entry.samples
         ]
         return ReadStep(tokens, scores, embeddings)
 

@@ -3,7 +3,6 @@
 Knows tensors, the model and the KV cache. Knows nothing of queues or budgets.
 """
 
-import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -43,8 +42,9 @@ class PreparedStep:
         work: for the device's queue; returns the tensors of `sample`, float32 ``[E, hidden]``
             embeddings if there are any, and then the tensors of `score`.
         rows: as sampled, in the order of the step's tokens.
-        row_of: of each entry with ``samples``, in the order of the batch, its first row; those of
-            its proposed tokens follow.
+        row_of: of each token that is sampled its row: in the order of the batch, and of an entry
+            first its next token, then those behind its proposed ones.
+        has_proposed: an entry has more than one of these.
         num_embedded: E, entries that ``embeds``.
         scored: prompt tokens whose logprobs are wanted; None if there are none.
         is_graph: the forward is a replay.
@@ -53,6 +53,7 @@ class PreparedStep:
     work: Work
     rows: list[SampleRow]
     row_of: list[int]
+    has_proposed: bool
     num_embedded: int
     scored: ScoredRows | None
     is_graph: bool
@@ -128,17 +129,28 @@ class Runner:
             row_of, forward = self._graphs.prepare(batch)
             ordered = [row for _, row in sorted(zip(row_of, rows, strict=True), key=_first)]
             work = self._work(lambda _: (forward(), []), ordered, copies)
-            return PreparedStep(work, ordered, row_of, 0, scored=None, is_graph=True)
+            return PreparedStep(
+                work,
+                ordered,
+                row_of,
+                has_proposed=len(rows) > len(batch),
+                num_embedded=0,
+                scored=None,
+                is_graph=True,
+            )
         inputs = flatten(batch)
         tables = self._block_tables.of([entry.sequence for entry in batch])
         scored = ScoredRows.of(inputs.scored_token_ids, inputs.scored_nums, self._device)
         work = self._work(self._eager(inputs, tables, scored, on_layer, cut), rows, copies)
-        row_of = [*range(len(rows))]
-        if any(entry.proposed for entry in batch):
-            starts = itertools.accumulate((entry.num_rows for entry in batch), initial=0)
-            row_of = [row for row, entry in zip(starts, batch, strict=False) if entry.samples]
-        num_embedded = len(inputs.embedded)
-        return PreparedStep(work, rows, row_of, num_embedded, scored=scored, is_graph=False)
+        return PreparedStep(
+            work,
+            rows,
+            row_of=[*range(len(rows))],
+            has_proposed=any(entry.proposed for entry in batch),
+            num_embedded=len(inputs.embedded),
+            scored=scored,
+            is_graph=False,
+        )
 
     def _eager(
         self,

@@ -129,10 +129,13 @@ class StepsInFlight:
             self.idle()
             return replace(scheduled, batch=()), failed
         self._newcomers.end()
-        sampled_rows = iter(step.row_of)
+        num_sampled = 0
         for sequence, _, num_new_tokens, _, samples, proposed in batch:
-            row = next(sampled_rows) if samples else None
-            sequence.launch(num_new_tokens, row, len(proposed))
+            row, num_proposed = None, len(proposed)
+            if samples:
+                row = step.row_of[num_sampled]
+                num_sampled += 1 + num_proposed
+            sequence.launch(num_new_tokens, row, num_proposed)
         times = (started, scheduled_at, self._clock())
         self._steps.append(LaunchedStep(batch, step, work, times, draft_seconds))
         return scheduled, failed

@@ -1,10 +1,11 @@
 """A batch of decodes over buffers that are refilled: what a captured graph replays."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
-from support.paged_case import FP32_AND_BF16, Case, make_case
+from support.paged_case import FP32_AND_BF16, Case, each_token_a_row, make_case
 
 from pagoda_kernels import PAD_SLOT, decode_batch, write_kv
 from pagoda_kernels.attention.triton import decode as attention_decode
@@ -60,6 +61,16 @@ def test_follows_what_the_buffers_hold(path, device, dtype, seed, window, assert
         buffers.fill(case)
         got = padded(case, batch).got(path, sliding_window=window)
         assert_close(got[:num_rows], case.want(sliding_window=window))
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@FP32_AND_BF16
+def test_rows_of_one_sequence_see_what_its_chunk_sees(path, device, dtype, window, assert_close):
+    """As a decode that verifies proposed tokens; the first case is cut into splits."""
+    case = make_case([4, 1, 6], [530, 20, 34], heads=(4, 2), dtype=dtype, device=device)
+    apart = replace(case, batch=each_token_a_row(case.batch))
+    got = apart.got(path, sliding_window=window)
+    assert_close(got, case.want(sliding_window=window))
 
 
 def test_rows_of_padding_write_nothing(path, device, seed):

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from support.paged_case import each_token_a_row
 
 from pagoda_kernels import plan_attention
 from pagoda_kernels.attention import reference
@@ -86,6 +87,12 @@ def test_decode_of_other_widths(path, device, dtype, rank, rope_dim, assert_clos
 def test_decode_of_several_new_tokens(path, device, dtype, assert_close):
     case = make_decode_case([3, 1, 17], [40, 63, 17], dtype=dtype, device=device)
     assert_close(decode(path, *case, 32), want_decode(*case, 32))
+
+
+def test_rows_of_one_sequence_see_what_its_chunk_sees(path, device, dtype, assert_close):
+    q, cache, batch = make_decode_case([4, 1, 6], [530, 20, 34], dtype=dtype, device=device)
+    apart = each_token_a_row(batch)
+    assert_close(decode(path, q, cache, apart, 32), want_decode(q, cache, batch, 32))
 
 
 def test_decode_takes_q_sliced_and_blocks_apart_in_memory(path, device, dtype, assert_close):

@@ -2,8 +2,9 @@
 
 Run as a script without TRITON_INTERPRET. Every step's work runs as if a graph were captured: a
 value that the host asks for, or a copy between host and device, fails. Prints a JSON object for
-each model: steps, replays, the kernels that serving compiles although it is warm, and what every
-kernel that it launched compiles to. Widths are real ones: fake tensors have no bytes.
+each model: steps, replays, steps of those that verified proposed tokens, the kernels that serving
+compiles although it is warm, and what every kernel that it launched compiles to. Widths are real
+ones: fake tensors have no bytes.
 """
 
 import json
@@ -180,6 +181,7 @@ class AnyToken(ForcingMask):
         return (1,) * 5 if len(output_token_ids) == 4 else ()
 
 
+DRAWN = SamplingParams(max_tokens=1)
 REQUESTS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {},
@@ -207,14 +209,17 @@ def add_all(engine: Engine, name: str) -> None:
     add("exported", 70, {}, prefill_only=True)
 
 
-def run(engine: Engine) -> int:
-    num_steps = 0
+def run(engine: Engine) -> tuple[int, int]:
+    """Return how many steps there were, and how many of them replayed with proposed tokens."""
+    num_steps = num_verifying = 0
     while engine.has_work():
-        for computed in engine.step().computed:
+        result = engine.step()
+        for computed in result.computed:
             engine.release(computed.sequence_id) if len(computed.block_ids) % 2 else None
         num_steps += 1
+        num_verifying += result.stats.is_graph and result.stats.num_proposed_tokens > 0
         assert num_steps < 200
-    return num_steps
+    return num_steps, num_verifying
 
 
 def serve(description: DecoderDescription) -> dict[str, object]:
@@ -237,6 +242,7 @@ def serve(description: DecoderDescription) -> dict[str, object]:
             max_num_seqs=8,
             max_num_batched_tokens=128,
             num_layer_groups=2,
+            speculation="ngram",
         )
         reports: list[ComputedLayers] = []
         replays = Replays()
@@ -252,6 +258,8 @@ def serve(description: DecoderDescription) -> dict[str, object]:
         engine.capture()
         add_all(engine, "warm")
         run(engine)
+        engine.add(make_request("warm", range(9), block_size=16, sampling=DRAWN))
+        run(engine)  # alone: beside others its logits are of another dtype
         for length in prompt_lengths(config.max_num_batched_tokens):
             params = SamplingParams(max_tokens=1, temperature=0.0)
             engine.add(make_request("warm", range(length), block_size=16, sampling=params))
@@ -259,12 +267,13 @@ def serve(description: DecoderDescription) -> dict[str, object]:
         warm = set(log.keys)
         log.clear()
         add_all(engine, "served")
-        num_steps = run(engine)
+        num_steps, num_verifying = run(engine)
         late = sorted({name for name, key in {*log.keys} - warm})
         engine.check_invariants()
     return {
         "num_steps": num_steps,
         "num_replays": replays.num_replays,
+        "num_verifying": num_verifying,
         "num_reports": len(reports),
         "late": late,
         "compiled": [compile_launch(*launch, CAPABILITY, case="") for launch in log.first.values()],

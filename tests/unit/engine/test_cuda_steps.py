@@ -34,6 +34,7 @@ def served() -> dict[str, dict[str, object]]:
 def test_steps_wait_for_nothing(served: dict[str, dict[str, object]], model: str) -> None:
     """The script fails at the first value or copy that a step's work asks for."""
     assert served[model]["num_replays"] > 10
+    assert served[model]["num_verifying"] > 0
     assert served[model]["num_steps"] > served[model]["num_reports"] > 0
 
 

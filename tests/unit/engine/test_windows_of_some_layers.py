@@ -308,10 +308,15 @@ def test_proposed_tokens_leave_no_trace(
 ) -> None:
     prompt = prompt_of(rng, 20) * 5
     few = greedy(60, logit_bias=dict.fromkeys(range(30, 34), 40.0))  # so they repeat what has been
-    driver = make(model, num_blocks=60, speculation="ngram", num_speculative_tokens=6)
-    found = driver.generate([prompt, prompt[7:]], sampling=few)
-    assert sum(result.stats.num_proposed_tokens for result in driver.results)
-    assert found == make_whole(model).generate([prompt, prompt[7:]], sampling=few)
+    expected = make_whole(model).generate([prompt, prompt[7:]], sampling=few)
+    for capture in (None, RerunCapture()):
+        config = {"num_blocks": 60, "speculation": "ngram", "num_speculative_tokens": 6}
+        driver = make(model, graph_capture=capture, **config)
+        driver.engine.capture()
+        assert driver.generate([prompt, prompt[7:]], sampling=few) == expected
+        verifying = [r.stats for r in driver.results if r.stats.num_proposed_tokens]
+        assert verifying
+        assert any(stats.is_graph for stats in verifying) == (capture is not None)
 
 
 def test_windows_that_no_sequence_outgrows_leave_blocks_whole(folder: Path) -> None:

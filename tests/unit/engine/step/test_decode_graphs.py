@@ -1,14 +1,27 @@
 """What the persistent buffers hold at every replay, and that a replay computes the same tokens."""
 
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from support.automaton_mask import AutomatonMask, random_edges
 from support.engine_driver import EngineDriver
+from support.family_checkpoints import make_family_checkpoint
 from support.rerun_capture import RerunCapture
+from support.seeds import runs
+from support.thread_queue import ThreadQueue
 from support.tiny_engine import OTHER, PROMPT, greedy, make_driver
 
-from pagoda_engine import EngineConfig, InvalidConfigError, LoadedModel, SamplingParams
+from pagoda_engine import (
+    EngineConfig,
+    InvalidConfigError,
+    LoadedModel,
+    SamplingParams,
+    StepCost,
+    load_model,
+)
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
 from pagoda_engine.step.decode_graphs import DecodeGraphs, chosen_sizes
@@ -16,18 +29,35 @@ from pagoda_engine.step.inputs import KNOWN
 from pagoda_kernels import PAD_SLOT
 
 BLOCK_SIZE = 4
+FEW = dict.fromkeys(range(30, 34), 40.0)
+"""Bias to so few tokens that they repeat what has been."""
+REFRAIN = [219] * 15
+"""What the tiny model has an answer to that repeats itself."""
+WHERE_PROPOSALS_PAY = StepCost(8.0, 1.0, 0.35, 0.05, is_seconds=True)
 
 
 class Capturing(EngineDriver):
     """An engine with stand-in graphs of some sizes."""
 
-    def __init__(self, model: LoadedModel, sizes: tuple[int, ...], **fields: object) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        sizes: tuple[int, ...],
+        queue: ThreadQueue | None = None,
+        **fields: object,
+    ) -> None:
         self.capture = RerunCapture()
         values = {"block_size": BLOCK_SIZE, "num_blocks": 40, "max_model_len": 100}
         config = EngineConfig(**{**values, "graph_batch_sizes": sizes, **fields})
-        super().__init__(model, config, graph_capture=self.capture)
+        super().__init__(model, config, queue=queue, graph_capture=self.capture)
         self.progress: list[tuple[int, int]] = []
         self.engine.capture(lambda done, total: self.progress.append((done, total)))
+
+
+def num_verifying(driver: EngineDriver) -> int:
+    """Return how many steps replayed a graph and verified proposed tokens."""
+    stats = [result.stats for result in driver.results]
+    return sum(s.is_graph and s.num_proposed_tokens > 0 for s in stats)
 
 
 def test_capture_reports_its_progress(tiny_model: LoadedModel) -> None:
@@ -99,23 +129,127 @@ def test_replays_give_the_tokens_of_eager_steps(
         assert graphs.sequences[str(i)].token_ids == eager.sequences[str(i)].token_ids
 
 
-def test_buffers_at_every_replay(
-    tiny_model: LoadedModel, monkeypatch: pytest.MonkeyPatch, seed: int
+@pytest.fixture
+def queues(seed: int) -> Iterator[list[ThreadQueue]]:
+    queues = [ThreadQueue(seed), ThreadQueue(seed + 1)]
+    yield queues
+    for queue in queues:
+        queue.close()
+
+
+@pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
+@pytest.mark.parametrize("sizes", [(*range(1, 17),), (9,), (3, 16)], ids=str)
+@pytest.mark.parametrize("number", runs(1))
+def test_replays_that_verify_are_as_eager_steps(
+    tiny_model: LoadedModel,
+    queues: list[ThreadQueue],
+    seed: int,
+    number: int,
+    sizes: tuple[int, ...],
+    lag: int,
 ) -> None:
-    """Positions, contexts, slots and tables are the sequences'; padding reads one slot only."""
-    expected: list[dict[int, tuple[int, list[int]]]] = []
-    found: list[dict[int, tuple[int, list[int]]]] = []
+    """Tokens and log probabilities to the bit, and what each step proposed and accepted."""
+    fields = {"num_blocks": 28, "max_num_seqs": 16, "speculation": "ngram"}
+    graphs = Capturing(tiny_model, sizes, queue=queues[0] if lag else None, **fields)
+    eager = EngineDriver(tiny_model, graphs.config, queue=queues[1] if lag else None)
+    for driver in (eager, graphs):
+        driver.engine.set_step_cost(WHERE_PROPOSALS_PAY)
+        rng = random.Random(seed + number)
+        for name in map(str, range(24)):
+            sampling = SamplingParams(
+                max_tokens=rng.randint(10, 40),
+                temperature=rng.choice([0.0, 0.7]),
+                seed=rng.getrandbits(64),
+                logit_bias=FEW,
+                presence_penalty=rng.choice([0.0, 0.0, 0.0, 0.5]),
+                num_logprobs=rng.choice([None, 2]),
+                min_tokens=rng.choice([0, 9]),
+                stop_token_ids=(rng.choice([31, 250]),),
+            )
+            mask = rng.choice([None, None, AutomatonMask(random_edges(rng, num_states=6))])
+            prompt = [rng.randrange(250) for _ in range(rng.randint(1, 12))] * rng.randint(1, 2)
+            driver.add(name, prompt, sampling=sampling, token_mask=mask)
+        driver.run()
+        driver.add("alone", REFRAIN, sampling=greedy(60))  # proposed for, whatever was drawn
+        driver.run()
+    assert graphs.num_preempted > 0
+    for name in graphs.sequences:
+        assert found_of(graphs, name) == found_of(eager, name)
+    assert verified_by(graphs) == verified_by(eager)
+    assert num_verifying(graphs) > 1
+
+
+def test_a_decode_behind_one_that_verifies_goes_on_from_its_own_row(
+    tiny_model: LoadedModel, queues: list[ThreadQueue]
+) -> None:
+    """Its token is still on the device when the next step is launched."""
+    samplings = greedy(60), greedy(60, repetition_penalty=1.01)
+    driver = Capturing(tiny_model, (1, 2, 16), queue=queues[0], speculation="ngram")
+    driver.engine.set_step_cost(WHERE_PROPOSALS_PAY)
+    for name, sampling in zip("ab", samplings, strict=True):
+        driver.add(name, REFRAIN, sampling=sampling)
+    driver.run()
+    for name, sampling in zip("ab", samplings, strict=True):
+        expected = make_driver(tiny_model).generate([REFRAIN], sampling=sampling)[0]
+        assert driver.sequences[name].token_ids == expected
+    assert any(num == 2 and num_proposed for num, num_proposed, _ in verified_by(driver))
+
+
+def found_of(driver: EngineDriver, name: str) -> tuple[object, ...]:
+    found = driver.sequences[name]
+    return found.token_ids, found.logprobs, found.finish_reason, found.matched_stop_token_id
+
+
+def verified_by(driver: EngineDriver) -> list[tuple[int, ...]]:
+    """Return of each step its sequences, proposed tokens, and those of them that were right."""
+    stats = [result.stats for result in driver.results]
+    return [(s.num_sequences, s.num_proposed_tokens, s.num_accepted_tokens) for s in stats]
+
+
+@pytest.mark.parametrize("family", ["bloom", "deepseek_v2", "gpt_oss", "mistral"])
+def test_rows_of_a_sequence_attend_as_its_decodes_would(tmp_path: Path, family: str) -> None:
+    """With ALiBi, latents, sinks and windows too."""
+    folder = make_family_checkpoint(tmp_path, family)
+    model = load_model(folder, EngineConfig(dtype="float32", max_model_len=100))
+    graphs = Capturing(model, (2, 8, 16), speculation="ngram")
+    sampling = greedy(50, logit_bias=FEW)
+    expected = make_driver(model).generate([PROMPT, OTHER], sampling=sampling)
+    assert graphs.generate([PROMPT, OTHER], sampling=sampling) == expected
+    assert num_verifying(graphs) > 2
+
+
+def test_a_step_with_more_rows_than_the_largest_graph_runs_eagerly(tiny_model: LoadedModel) -> None:
+    """Whatever a step is of: a graph of four rows verifies three proposed tokens at most."""
+    driver = Capturing(tiny_model, (1, 4), speculation="ngram")
+    driver.generate([PROMPT], sampling=greedy(60, logit_bias=FEW))
+    rows = [
+        (s.num_decode_tokens + s.num_proposed_tokens, s.is_graph)
+        for result in driver.results
+        if (s := result.stats).num_decode_tokens
+    ]
+    assert all(is_graph == (num_rows <= 4) for num_rows, is_graph in rows)
+    assert {is_graph for num_rows, is_graph in rows if num_rows > 1} == {True, False}
+
+
+Row = tuple[int | None, int, list[int]]
+"""Token, unless the device alone knows it; position; blocks up to there."""
+
+
+@pytest.mark.parametrize("speculation", ["off", "ngram"])
+def test_buffers_at_every_replay(
+    tiny_model: LoadedModel, monkeypatch: pytest.MonkeyPatch, seed: int, speculation: str
+) -> None:
+    """Tokens, contexts, slots and tables are the sequences'; padding reads one slot only."""
+    expected: list[dict[int, Row]] = []
+    found: list[dict[int, Row]] = []
     prepare, forward = DecodeGraphs.prepare, Decoder.forward
     graphs: list[DecodeGraphs] = []
 
     def watched_prepare(self: DecodeGraphs, batch: tuple[ScheduledSequence, ...]) -> object:
         rows, replay = prepare(self, batch)
-        expected.append(
-            {
-                row: (entry.first_token, list(entry.sequence.block_ids))
-                for row, entry in zip(rows, batch, strict=True)
-            }
-        )
+        tokens = [row for entry in batch for row in _rows_of(entry)]
+        assert sorted(rows) == list(range(len(tokens)))
+        expected.append(dict(zip(rows, tokens, strict=True)))
         graphs[:] = [self]
         return rows, replay
 
@@ -127,29 +261,42 @@ def test_buffers_at_every_replay(
     monkeypatch.setattr(DecodeGraphs, "prepare", watched_prepare)
     monkeypatch.setattr(Decoder, "forward", watched_forward)
     rng = random.Random(seed)
-    driver = Capturing(tiny_model, (2, 4, 8), num_blocks=16, max_num_seqs=7)
+    fields = {"num_blocks": 24, "max_num_seqs": 7, "speculation": speculation}
+    driver = Capturing(tiny_model, (2, 4, 8), **fields)
     prompts = [[rng.randrange(250) for _ in range(rng.randint(1, 9))] for _ in range(12)]
-    driver.generate(prompts, sampling=greedy(11))
+    driver.generate(prompts, sampling=greedy(24, logit_bias=FEW))
     assert driver.num_preempted > 0
     assert len(expected) > 20
     assert found == expected
+    assert (num_verifying(driver) > 5) == (speculation != "off")
 
 
-def _read_buffers(
-    graphs: DecodeGraphs, rows: dict[int, tuple[int, list[int]]]
-) -> dict[int, tuple[int, list[int]]]:
-    """Return (position, blocks) of each row from what the model will read, checking the rest."""
+def _rows_of(entry: ScheduledSequence) -> list[Row]:
+    """Return what the rows of an entry should be, in order."""
+    known = [*entry.sequence.token_ids, *entry.proposed]
+    return [
+        (
+            known[position] if position < len(known) else None,
+            position,
+            entry.sequence.block_ids[: position // BLOCK_SIZE + 1],
+        )
+        for position in range(entry.first_token, entry.num_context_tokens)
+    ]
+
+
+def _read_buffers(graphs: DecodeGraphs, rows: dict[int, Row]) -> dict[int, Row]:
+    """Return each row from what the model will read, checking the rest."""
     size = next(size for size in (2, 4, 8) if size >= len(rows))
-    found = {}
+    found: dict[int, Row] = {}
     for row, column in enumerate(graphs.inputs[:, :size].T.tolist()):
-        _, previous_row, position, context_len, slot = column
+        token_id, previous_row, position, context_len, slot = column
         if row not in rows:
             assert (previous_row, position, context_len, slot) == (KNOWN, 0, 1, PAD_SLOT)
             continue
         assert context_len == position + 1
         blocks = graphs.block_tables[0, row, : position // BLOCK_SIZE + 1].tolist()
         assert slot == blocks[-1] * BLOCK_SIZE + position % BLOCK_SIZE
-        found[row] = position, blocks
+        found[row] = token_id if previous_row == KNOWN else None, position, blocks
     return found
 
 

@@ -57,7 +57,7 @@ def test_the_whole_engine_section_in_tiny_size():
     assert kernels["busy_ms"] > 0
     assert kernels["kernels"][0]["ms"] > 0
     assert rows["start-up", "ready"]["predicted_full_seconds"] > 0
-    assert result.table[0] == "golden tokens: 16 passed"
+    assert result.table[0] == "golden tokens: 18 passed"
     assert all(len(line) <= 100 for line in result.table)
     assert result.predictions[0][0] == "tiny decode b1 ctx32"
     assert saved[-1] == result.data
