@@ -32,8 +32,8 @@ MAIN_CAPABILITY = 90
 EVERYTHING_VARIABLE = "PAGODA_COMPILE_EVERYTHING"
 EVERY_GPU_VARIABLE = "PAGODA_COMPILE_FOR_EVERY_GPU"
 FEW_CAPABILITIES = (MAIN_CAPABILITY,)
-"""Unless every GPU is asked for, as CI does after the tests (`make every-gpu`): to compile takes half
-a second of CPU a kernel."""
+"""Unless every GPU is asked for, as CI does after the tests (`make every-gpu`): to compile takes
+half a second of CPU a kernel."""
 
 STREAMING = {
     "decode_kernel", "mla_decode_kernel", "fp8_matmul_kernel", "int8_matmul_kernel",
