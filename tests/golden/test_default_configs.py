@@ -37,6 +37,7 @@ SCALED = {"GptOssForCausalLM"}
 
 SIZES: dict[str, int] = {
     "vocab_size": 300,
+    "vocab_size_per_layer_input": 300,
     "hidden_size": 64,
     "intermediate_size": 96,
     "moe_intermediate_size": 24,

@@ -31,9 +31,9 @@ MAIN_CAPABILITY = 90
 
 EVERYTHING_VARIABLE = "PAGODA_COMPILE_EVERYTHING"
 EVERY_GPU_VARIABLE = "PAGODA_COMPILE_FOR_EVERY_GPU"
-FEW_CAPABILITIES = (80, MAIN_CAPABILITY)
-"""Unless every GPU is asked for (`make every-gpu`): Hopper, and what has neither its products nor
-its copies. To compile takes half a second of CPU a kernel."""
+FEW_CAPABILITIES = (MAIN_CAPABILITY,)
+"""Unless every GPU is asked for, as CI does after the tests (`make every-gpu`): to compile takes
+half a second of CPU a kernel."""
 
 STREAMING = {
     "decode_kernel", "mla_decode_kernel", "fp8_matmul_kernel", "int8_matmul_kernel",
@@ -71,10 +71,23 @@ def specialise(
 
     The third, with the options, is the key under which a launch looks for its compiled kernel.
     """
-    backend = make_backend(GPUTarget("cuda", capability, 32))
-    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    backend, bind = _binder(kernel, capability)
     bound, specialisation, options = bind(*args, **kwargs)
     return backend, bound, specialisation, options
+
+
+def _binder(kernel: Any, capability: int) -> tuple[Any, Callable[..., Any]]:
+    """(backend, what binds the arguments of a launch): code that Triton writes for each kernel."""
+    key = id(kernel), capability  # its hash would be of its source, which is not settled yet
+    if key not in _binders:
+        backend = make_backend(GPUTarget("cuda", capability, 32))
+        bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+        _binders[key] = kernel, backend, bind
+    return _binders[key][1:]
+
+
+_binders: dict[tuple[int, int], tuple[Any, Any, Callable[..., Any]]] = {}
+"""With the kernel, so that no other gets its id."""
 
 
 def source_of(
@@ -88,6 +101,7 @@ def source_of(
     return ASTSource(kernel, signature, constants, attributes), parsed.__dict__
 
 
+@functools.cache
 def resources_of(cubin: bytes) -> dict[str, int]:
     """Registers, stack and local memory (spills) per thread, as cuobjdump reports them."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -115,7 +129,7 @@ def compile_launch(
     copies_async = "cp.async" in compiled.asm["ptx"]
     is_judged = kernel.__name__ in STREAMING and capability == MAIN_CAPABILITY
     is_looked_at = copies_async and (is_judged or os.environ.get(EVERYTHING_VARIABLE))
-    loops = innermost_loops(compiled.asm["cubin"]) if is_looked_at else []
+    loops = innermost_loops(compiled.asm["cubin"]) if is_looked_at else ()
     return {
         "kernel": kernel.__name__,
         **labels,

@@ -4,6 +4,7 @@ A loop that copies few bytes for each instruction is bound by issuing instructio
 memory could do. Knows SASS, NVIDIA's machine code. Knows nothing of single kernels.
 """
 
+import functools
 import re
 import subprocess
 import tempfile
@@ -45,7 +46,8 @@ class Loop:
         return SCHEDULERS * self.copied_bytes / self.instructions
 
 
-def innermost_loops(cubin: bytes) -> list[Loop]:
+@functools.cache  # cases share kernels, and to disassemble one takes as long as to compile it
+def innermost_loops(cubin: bytes) -> tuple[Loop, ...]:
     """Every innermost loop, in the order of the code."""
     instructions, labels = _disassembled(cubin)
     spans = []
@@ -58,7 +60,7 @@ def innermost_loops(cubin: bytes) -> list[Loop]:
         for span in spans
         if not any(o != span and span[0] <= o[0] and o[1] <= span[1] for o in spans)
     ]
-    return [_loop(instructions[first : last + 1]) for first, last in sorted(set(inner))]
+    return tuple(_loop(instructions[first : last + 1]) for first, last in sorted(set(inner)))
 
 
 def _disassembled(cubin: bytes) -> tuple[list[str], dict[str, int]]:

@@ -131,7 +131,7 @@ static void one_model(Threads *threads) {
     const long kv_heads = has_latents ? 1 : between(1, 3), heads = kv_heads * between(1, 5);
     const long width = is_packed ? 32 * between(1, 3) : 2 * between(1, 60);
     const long hidden = 2 * between(1, 60), inner = 2 * between(1, 60), vocab = between(1, 150);
-    const long block_size = is_packed ? 16 * between(1, 2) : between(1, 20), num_seqs = between(1, 5), max_blocks = between(1, 20);
+    const long block_size = is_packed ? 16 * between(1, 2) : between(1, 20), num_seqs = between(1, 5), max_blocks = between(1, 8);
     const long row = (heads + 2 * kv_heads) * width, block = block_size * kv_heads * width;
     const long num_blocks = num_seqs * max_blocks, rotary = between(1, has_latents && width > 2 ? width / 2 - 1 : width / 2) * 2;
     const int norm_kind = (int)between(NORM_RMS, NORM_LAYER);

@@ -74,10 +74,10 @@ def small_tiles(monkeypatch):
         monkeypatch.setattr(triton_penalties, "BLOCK_V", 64)
 
 
-@pytest.mark.parametrize("vocab_size", [1, 63, 127, 300, 1500])
+@pytest.mark.parametrize("vocab_size", [1, 63, 127, 300, 700])
 def test_matches_reference(path, device, seed, vocab_size):
-    logits = 3 * torch.randn(16, vocab_size, device=device)
-    rows = rows_of(16, device, **draw_columns(16, seed))
+    logits = 3 * torch.randn(10, vocab_size, device=device)
+    rows = rows_of(10, device, **draw_columns(10, seed))
     token_ids, is_valid = SAMPLE[path](logits, rows)
     want, _ = reference_sampling.sample_tokens(logits, rows)
     assert token_ids.tolist() == want
@@ -143,8 +143,8 @@ def test_a_row_does_not_depend_on_the_others(path, device, seed):
     ],
 )
 def test_equals_are_kept_together(path, device, options):
-    logits = torch.tensor([2.0, -1.0, 2.0, 2.0, -3.0, 2.0, 2.0], device=device).repeat(24, 1)
-    rows = rows_of(24, device, index=range(24), **options)
+    logits = torch.tensor([2.0, -1.0, 2.0, 2.0, -3.0, 2.0, 2.0], device=device).repeat(12, 1)
+    rows = rows_of(12, device, index=range(12), **options)
     token_ids, _ = SAMPLE[path](logits, rows)
     assert set(token_ids.tolist()) <= {0, 2, 3, 5, 6}
     assert len(set(token_ids.tolist())) > 2
@@ -154,17 +154,17 @@ def test_equals_are_kept_together(path, device, options):
 @pytest.mark.parametrize("num_levels", [2, 5, 50])
 def test_equals_at_a_threshold_are_kept_together(path, device, options, num_levels):
     """Whatever part of the vocabulary a threshold is looked for in."""
-    levels = torch.randint(num_levels, (4, 600), device=device)
-    rows = rows_of(4, device, seed=range(4), index=range(4), **options)
+    levels = torch.randint(num_levels, (2, 300), device=device)
+    rows = rows_of(2, device, seed=range(2), index=range(2), **options)
     logits = levels.float() * (4 / num_levels)
     token_ids, _ = SAMPLE[path](logits, rows)
     assert token_ids.tolist() == reference_sampling.sample_tokens(logits, rows)[0]
 
 
 def test_masked_logits_are_never_drawn(path, device):
-    logits = torch.randn(12, 150, device=device)
+    logits = torch.randn(6, 150, device=device)
     logits[:, ::2] = float("-inf")
-    token_ids, is_valid = SAMPLE[path](logits, rows_of(12, device, index=range(12), top_k=90))
+    token_ids, is_valid = SAMPLE[path](logits, rows_of(6, device, index=range(6), top_k=90))
     assert all(token % 2 for token in token_ids.tolist())
     assert is_valid.all()
 
@@ -226,10 +226,10 @@ def test_rows_that_are_not_dense_are_refused(choose, device):
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 1.0}])
 def test_draws_the_bucket_of_the_philox_uniform(path, device, seed, options):
     rng = random.Random(seed)
-    seeds = [0, 2**64 - 1, 2**63, *(rng.getrandbits(64) for _ in range(13))]
-    indices = [0, 2**32 - 1, 2**31, *(rng.getrandbits(32) for _ in range(13))]
-    rows = rows_of(16, device, seed=seeds, index=indices, **options)
-    token_ids, _ = SAMPLE[path](torch.zeros(16, 256, device=device), rows)  # all kept: equals
+    seeds = [0, 2**64 - 1, 2**63, *(rng.getrandbits(64) for _ in range(5))]
+    indices = [0, 2**32 - 1, 2**31, *(rng.getrandbits(32) for _ in range(5))]
+    rows = rows_of(8, device, seed=seeds, index=indices, **options)
+    token_ids, _ = SAMPLE[path](torch.zeros(8, 256, device=device), rows)  # all kept: equals
     numbers = map(reference_sampling.philox_uniform, seeds, indices)
     assert token_ids.tolist() == [int(number * 256) for number in numbers]
 

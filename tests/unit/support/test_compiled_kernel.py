@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from support.compile_scripts import bound_by_issue, resource_table, spilling, too_large
+from support.compiled_kernel import EVERY_GPU_VARIABLE, asked_capabilities
 
 FACTS = {
     "kernel": "a_kernel",
@@ -65,12 +66,12 @@ print(json.dumps([(loop.instructions, loop.copied_bytes, loop.bytes_per_cycle) f
 """
 
 
-def run_script(tmp_path, text):
+def run_script(tmp_path, text, **variables):
     """What a script without the interpreter prints, by lines."""
     script = tmp_path / "compile.py"
     script.write_text(text, encoding="utf-8")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {
+    environment |= variables | {
         "PYTHONPATH": os.pathsep.join(sys.path),
         "TRITON_CACHE_DIR": str(tmp_path / "cache"),
     }
@@ -83,11 +84,18 @@ def run_script(tmp_path, text):
 
 @pytest.mark.slow
 def test_launches_become_reports(tmp_path):
-    lines = run_script(tmp_path, SCRIPT)
+    lines = run_script(tmp_path, SCRIPT, **{EVERY_GPU_VARIABLE: "1"})
     assert len(lines) == 3  # the second case for the main capability alone
     assert all('"kernel": "add_kernel", "case": "a case"' in line for line in lines)
     assert '"num_warps": 1' in lines[0]
     assert '"num_warps": 2' in lines[1]
+
+
+def test_every_gpu_is_asked_for_by_a_variable_alone(monkeypatch):
+    monkeypatch.delenv(EVERY_GPU_VARIABLE, raising=False)
+    assert asked_capabilities() == (90,)
+    monkeypatch.setenv(EVERY_GPU_VARIABLE, "1")
+    assert asked_capabilities() == (80, 89, 90, 100)
 
 
 @pytest.mark.slow
