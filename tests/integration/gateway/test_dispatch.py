@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import threading
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -19,13 +18,13 @@ SECONDS = 60.0
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
     """A disk that syncs nothing until the event is set."""
-    is_well, write = threading.Event(), SegmentWriter.write
+    is_well, write = asyncio.Event(), SegmentWriter.write
 
-    def slow_write(*arguments: object) -> tuple[int, int]:
-        is_well.wait(SECONDS)
-        return write(*arguments)  # type: ignore[arg-type]
+    async def slow_write(self: SegmentWriter, records: Iterable[bytes]) -> tuple[int, int]:
+        await is_well.wait()
+        return await write(self, records)
 
     monkeypatch.setattr(SegmentWriter, "write", slow_write)
     yield is_well
@@ -65,7 +64,7 @@ async def answered(running: Running) -> Generation:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nobody_gets_a_token_that_no_account_on_disk_has(
-    running: Running, disk: threading.Event, stream: bool
+    running: Running, disk: asyncio.Event, stream: bool
 ) -> None:
     """Though its worker has answered all of it meanwhile."""
     before = len(running.worker.requests)
@@ -95,10 +94,10 @@ async def test_nobody_gets_a_token_that_no_account_on_disk_has(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_was_answered_already_is_refused_by_a_disk_that_fails(
-    start: Start, disk: threading.Event, monkeypatch: pytest.MonkeyPatch, stream: bool
+    start: Start, disk: asyncio.Event, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    def refuse(*_: object) -> tuple[int, int]:
-        disk.wait(SECONDS)
+    async def refuse(*_: object) -> tuple[int, int]:
+        await disk.wait()
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async with start() as running:
@@ -116,7 +115,7 @@ async def test_what_was_answered_already_is_refused_by_a_disk_that_fails(
 async def test_a_disk_that_refuses_frees_the_question_to_the_router(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> tuple[int, int]:
+    async def refuse(*_: object) -> tuple[int, int]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async with start() as running:
@@ -155,10 +154,10 @@ async def test_the_account_of_what_no_response_runs_is_closed(
     stored: list[UsageRecord] = []
     write = SegmentWriter.write
 
-    def noting(self: SegmentWriter, records: Iterable[bytes]) -> tuple[int, int]:
+    async def noting(self: SegmentWriter, records: Iterable[bytes]) -> tuple[int, int]:
         written = list(records)
         stored.extend(map(UsageRecord.FromString, written))
-        return write(self, written)
+        return await write(self, written)
 
     def fail(*_: object) -> None:
         raise RuntimeError("a defect")

@@ -1,12 +1,12 @@
 """The outbox: records on this host's disk, synced, before anybody else has them.
 
-One thread writes: what waits while it syncs goes with the next sync, all together. Knows no
+One task writes: what waits while the disk syncs goes with the next sync, all together. Knows no
 record's meaning and no network; `forwarder` sends what is here.
 """
 
 import asyncio
+import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from pagoda_gateway.accounts.usage.segments import (
     SegmentReader,
     SegmentWriter,
 )
+from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,6 @@ class Outbox:
         self._max_bytes = max_bytes
         self._on_state = on_state
         self._writer = writer or SegmentWriter(lock.folder)
-        self._event_loop = asyncio.get_running_loop()
         self._ends: dict[int, int] = {}  # synced bytes of each segment
         # The folder is its own: it need not look there for what it has written itself.
         self._reader = SegmentReader(
@@ -71,9 +71,10 @@ class Outbox:
         self._trouble = ""  # of the disk
         self._full = ""
         self._queue: list[_Entry] = []
-        self._wakeup = threading.Condition()
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._has_entries = asyncio.Event()
+        self._is_closing = asyncio.Event()
+        self._has_ended = False
+        self._tasks = BackgroundTasks()
 
     @classmethod
     async def open(cls, root: Path, name: str, *, max_bytes: int, on_state: OnState) -> "Outbox":
@@ -84,9 +85,13 @@ class Outbox:
         """
         lock = await asyncio.to_thread(FolderLock.make, root / name)
         outbox = cls(lock, max_bytes=max_bytes, on_state=on_state)
-        outbox._thread.start()
+        outbox.start()
         on_state(True, "")
         return outbox
+
+    def start(self) -> None:
+        """Begin to write; until `close`."""
+        self._tasks.start(self._run(), name="outbox")
 
     @property
     def name(self) -> str:
@@ -106,10 +111,9 @@ class Outbox:
             raise OutboxError(f"{len(record)} bytes are no usage record ({MAX_RECORD_BYTES})")
         if not is_kept:
             self._check_room()
-        entry = _Entry(record, is_kept, self._event_loop.create_future())
-        with self._wakeup:
-            self._queue.append(entry)
-            self._wakeup.notify()
+        entry = _Entry(record, is_kept, asyncio.get_running_loop().create_future())
+        self._queue.append(entry)
+        self._has_entries.set()
         return entry.stored
 
     def next_batch(self) -> Batch | None:
@@ -129,13 +133,11 @@ class Outbox:
 
         What is left is for whoever adopts it.
         """
-        with self._wakeup:
-            self._is_closing = True
-            self._wakeup.notify()
-        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)  # a disk may hang
-        await asyncio.sleep(0)  # what the thread has said last
-        has_ended = not self._thread.is_alive() and not self._queue
-        is_empty = has_ended and self.is_drained.is_set()
+        self._is_closing.set()
+        self._has_entries.set()
+        await self._tasks.close(grace_seconds=CLOSE_SECONDS)  # a disk may hang
+        self._writer.close()
+        is_empty = self._has_ended and not self._queue and self.is_drained.is_set()
         await asyncio.to_thread(self._lock.release, delete=is_empty)
 
     def _check_room(self) -> None:
@@ -168,45 +170,38 @@ class Outbox:
             logger.warning("the outbox takes records again")
         self._on_state(not reason, reason)
 
-    # Below: the thread.
-
-    def _run(self) -> None:
-        while entries := self._take():
+    async def _run(self) -> None:
+        while entries := await self._take():
             started = time.perf_counter()
             try:
-                segment, end = self._writer.write(entry.record for entry in entries)
+                segment, end = await self._writer.write(entry.record for entry in entries)
             except OSError as error:
-                self._tell(self._on_failed, entries, error)
-                if not self._wait_to_retry(entries):
-                    break
+                self._on_failed(entries, error)
+                if not await self._wait_to_retry(entries):
+                    return
                 continue
-            seconds = time.perf_counter() - started
-            self._tell(self._on_stored, entries, segment, end)  # first: a request waits for it
-            metrics.OUTBOX_COMMIT_SECONDS.observe(seconds)
-        self._writer.close()
+            self._on_stored(entries, segment, end)
+            metrics.OUTBOX_COMMIT_SECONDS.observe(time.perf_counter() - started)
+        self._has_ended = True
 
-    def _take(self) -> list[_Entry]:
-        with self._wakeup:
-            while not self._queue and not self._is_closing:
-                self._wakeup.wait()
-            entries, self._queue = self._queue, []
-            return entries
+    async def _take(self) -> list[_Entry]:
+        """Return what waits, all that one turn of the event loop has brought; nothing: the end."""
+        if not self._is_closing.is_set():
+            await self._has_entries.wait()
+            self._has_entries.clear()
+        entries, self._queue = self._queue, []
+        return entries
 
-    def _wait_to_retry(self, entries: list[_Entry]) -> bool:
+    async def _wait_to_retry(self, entries: list[_Entry]) -> bool:
         """Put back what is kept, or an empty record that shows whether the disk is well again."""
         kept = [entry for entry in entries if entry.is_kept]
-        with self._wakeup:
-            self._wakeup.wait_for(lambda: self._is_closing, RETRY_SECONDS)
-            self._queue[:0] = kept or [_Entry(b"", True, self._event_loop.create_future())]
-            return not self._is_closing
-
-    def _tell(self, function: Callable[..., object], *args: object) -> None:
-        try:
-            self._event_loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the event loop is closed: nobody waits
-            self._is_closing = True
-
-    # Below: the event loop, told by the thread.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_SECONDS):
+                await self._is_closing.wait()
+        nobody_s = _Entry(b"", True, asyncio.get_running_loop().create_future())
+        self._queue[:0] = kept or [nobody_s]
+        self._has_entries.set()
+        return not self._is_closing.is_set()
 
     def _on_stored(self, entries: list[_Entry], segment: int, end: int) -> None:
         num_bytes, self._ends[segment] = end - self._ends.get(segment, 0), end

@@ -1,8 +1,10 @@
 """Records in files of a folder, numbered: each record has its length and checksum before it.
 
-What a crash tore off at the end of a file is seen and left out. Knows no record's meaning. Blocks.
+What a crash tore off at the end of a file is seen and left out. Knows no record's meaning. Reading
+blocks.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagoda_gateway.accounts.usage.disk_sync import DiskSync, disk_sync
 from pagoda_gateway.accounts.usage.folder_lock import sync_folder
 
 logger = logging.getLogger(__name__)
@@ -55,45 +58,58 @@ def segment_numbers(folder: Path) -> list[int]:
 
 
 class SegmentWriter:
-    """Appends to a folder that nobody else writes."""
+    """Appends to a folder that nobody else writes. One call at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sync: DiskSync | None = None) -> None:
+        """Write to `folder`; `sync` is closed with this."""
         self._folder = folder
+        self._sync = sync or disk_sync()
         self._number = 0
         self._size = 0
         self._file: int | None = None
 
-    def write(self, records: Iterable[bytes]) -> tuple[int, int]:
+    async def write(self, records: Iterable[bytes]) -> tuple[int, int]:
         """Write and sync records; return (segment, its size). All of them are stored, or none.
+
+        The event loop copies them to the kernel's pages itself, while no sync is under way, as
+        Redis does: that takes microseconds where a thread takes a tenth of a millisecond.
 
         Raises:
             OSError: the disk is full or broken. The next call begins another segment.
         """
         data = b"".join(map(framed, records))
         if self._file is None or self._size >= SEGMENT_BYTES:
-            self._file = self._next_segment()
+            self._file = await asyncio.to_thread(self._next_segment)
         try:
             _write_all(self._file, data)
-            os.fdatasync(self._file)
+            await self._sync.sync(self._file)
         except OSError:
-            # What is in the file now, and whether it stays, nobody knows: cut it off, begin anew.
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
-                os.fdatasync(self._file)
-            self.close()
+            await asyncio.to_thread(self._cut_off)
             raise
         self._size += len(data)
         return self._number, self._size
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of file and sync."""
+        self._close_file()
+        self._sync.close()
+
+    def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
                 os.close(file)
 
+    def _cut_off(self) -> None:
+        """Cut off what is in the file now, which may stay or not, nobody knows; begin anew."""
+        assert self._file is not None, "it was written to"
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._file, self._size)
+            os.fdatasync(self._file)
+        self._close_file()
+
     def _next_segment(self) -> int:
-        self.close()
+        self._close_file()
         self._number, self._size = self._number + 1, 0
         path = segment_path(self._folder, self._number)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)

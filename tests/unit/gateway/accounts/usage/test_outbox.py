@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import random
-import threading
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from support.seeds import seed_of_tests
 from pagoda.rpc.v1.usage_pb2 import UsageOpen, UsageRecord
 from pagoda_gateway.accounts.usage import outbox as outbox_module
 from pagoda_gateway.accounts.usage import segments
+from pagoda_gateway.accounts.usage.disk_sync import ThreadSync
 from pagoda_gateway.accounts.usage.folder_lock import FolderLock, folders_of
 from pagoda_gateway.accounts.usage.outbox import Outbox, OutboxError
 from pagoda_gateway.accounts.usage.segments import (
@@ -41,7 +41,7 @@ def states() -> States:
 async def outbox(tmp_path: Path, states: States) -> AsyncIterator[Outbox]:
     made = await Outbox.open(tmp_path / "root", "gateway-1", max_bytes=1000, on_state=states)
     yield made
-    if made._thread.is_alive():
+    if not made._is_closing.is_set():
         await made.close()
 
 
@@ -68,16 +68,32 @@ async def test_what_was_promised_is_on_disk(outbox: Outbox, tmp_path: Path) -> N
     assert read_all(tmp_path / "root" / "gateway-1") == records
 
 
-async def test_those_that_wait_share_a_sync(
-    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    syncs: list[int] = []
-    monkeypatch.setattr(segments.os, "fdatasync", syncs.append)
-    with outbox._wakeup:  # the thread can take nothing until all of them are there
-        waiting = [outbox.append(b"x") for _ in range(20)]
-    await asyncio.gather(*waiting)
+class CountedSync(ThreadSync):
+    """Syncs, and says how often; or fails."""
 
-    assert len(syncs) <= 2
+    def __init__(self) -> None:
+        self.num_syncs = 0
+        self.is_broken = False
+
+    async def sync(self, file: int) -> None:
+        self.num_syncs += 1
+        if self.is_broken:
+            raise OSError(errno.EIO, "broken")
+        await super().sync(file)
+
+
+async def test_those_that_wait_share_a_sync(tmp_path: Path, states: States) -> None:
+    lock, sync = FolderLock.make(tmp_path / "box"), CountedSync()
+    outbox = Outbox(lock, max_bytes=1000, on_state=states, writer=SegmentWriter(lock.folder, sync))
+    outbox.start()
+    await asyncio.gather(*[outbox.append(b"x") for _ in range(20)])
+    first = outbox.append(b"first")
+    while sync.num_syncs < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asyncio.gather(first, *[outbox.append(b"behind") for _ in range(20)])
+
+    assert sync.num_syncs == 3
+    await outbox.close()
 
 
 def test_records_come_back_up_to_a_torn_end_wherever_it_is_torn(tmp_path: Path) -> None:
@@ -142,10 +158,10 @@ class FailingWriter(SegmentWriter):
 
     is_full = True
 
-    def write(self, records: Iterable[bytes]) -> tuple[int, int]:
+    async def write(self, records: Iterable[bytes]) -> tuple[int, int]:
         if self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().write(records)
+        return await super().write(records)
 
 
 async def test_a_full_disk_refuses_what_opens_and_keeps_what_closes(
@@ -155,7 +171,7 @@ async def test_a_full_disk_refuses_what_opens_and_keeps_what_closes(
     lock = FolderLock.make(tmp_path / "box")
     writer = FailingWriter(lock.folder)
     outbox = Outbox(lock, max_bytes=1000, on_state=states, writer=writer)
-    outbox._thread.start()
+    outbox.start()
     closing = outbox.append(b"close", is_kept=True)
     with pytest.raises(OutboxError, match="No space left on device"):
         await outbox.append(b"open")
@@ -179,31 +195,26 @@ async def test_a_disk_is_found_well_without_anything_to_write(
     lock = FolderLock.make(tmp_path / "box")
     writer = FailingWriter(lock.folder)
     outbox = Outbox(lock, max_bytes=1000, on_state=states, writer=writer)
-    outbox._thread.start()
+    outbox.start()
     with pytest.raises(OutboxError):
         await outbox.append(b"open")
     writer.is_full = False
     async with asyncio.timeout(60):
-        while not states or not states[-1][0]:  # noqa: ASYNC110  (told by a thread)
+        while not states or not states[-1][0]:  # noqa: ASYNC110
             await asyncio.sleep(0)
     await outbox.append(b"open")
     await outbox.close()
 
 
-def test_a_failed_sync_leaves_nothing_that_was_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = SegmentWriter(tmp_path)
-    writer.write([b"good"])
-
-    def broken(_file: int) -> None:
-        raise OSError(errno.EIO, "broken")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(segments.os, "fdatasync", broken)
-        with pytest.raises(OSError, match="broken"):
-            writer.write([b"refused"])
-    assert writer.write([b"next"])[0] == 2  # whatever that file has in its pages
+async def test_a_failed_sync_leaves_nothing_that_was_refused(tmp_path: Path) -> None:
+    sync = CountedSync()
+    writer = SegmentWriter(tmp_path, sync)
+    await writer.write([b"good"])
+    sync.is_broken = True
+    with pytest.raises(OSError, match="broken"):
+        await writer.write([b"refused"])
+    sync.is_broken = False
+    assert (await writer.write([b"next"]))[0] == 2  # whatever that file has in its pages
     writer.close()
     assert read_all(tmp_path) == [b"good", b"next"]
 
@@ -214,7 +225,7 @@ async def test_a_folder_is_taken_only_from_the_dead(outbox: Outbox, tmp_path: Pa
     assert FolderLock.take(folder) is None
 
     await outbox.append(b"left")
-    outbox._writer.close()
+    outbox._writer._close_file()
     os.close(outbox._lock._file)  # as the kernel does when a process is killed
     lock = FolderLock.take(folder)
     assert lock is not None
@@ -230,11 +241,11 @@ class HangingWriter(SegmentWriter):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.goes_on = threading.Event()
+        self.goes_on = asyncio.Event()
 
-    def write(self, records: Iterable[bytes]) -> tuple[int, int]:
-        assert self.goes_on.wait(60)
-        return super().write(records)
+    async def write(self, records: Iterable[bytes]) -> tuple[int, int]:
+        await self.goes_on.wait()
+        return await super().write(records)
 
 
 async def test_what_is_stored_after_its_client_was_refused_is_closed(
@@ -243,13 +254,13 @@ async def test_what_is_stored_after_its_client_was_refused_is_closed(
     lock = FolderLock.make(tmp_path / "box")
     writer = HangingWriter(lock.folder)
     outbox = Outbox(lock, max_bytes=1000, on_state=states, writer=writer)
-    outbox._thread.start()
+    outbox.start()
     log = UsageLog(outbox, timeout_seconds=0.01)
     with pytest.raises(UnavailableError, match=r"longer than 0\.01 s"):
         await log.open(UsageOpen(request_id="r"))
     writer.goes_on.set()
     async with asyncio.timeout(60):
-        while len(found := read_copy(lock.folder)) < 2:  # noqa: ASYNC110  (told by a thread)
+        while len(found := read_copy(lock.folder)) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0)
     assert [UsageRecord.FromString(data).WhichOneof("record") for data in found] == [
         "open",
