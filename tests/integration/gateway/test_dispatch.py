@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 import pytest
 from support.running_gateway import CHAT, Running, Start
 
-from pagoda.rpc.v1.usage_pb2 import UsageRecord
+from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageRecord
 from pagoda_gateway.accounts.usage.segments import SegmentWriter
+from pagoda_gateway.accounts.usage.usage_log import UsageLog
 from pagoda_gateway.http.generation import handler
 from pagoda_gateway.sequences.generation import Generation
 
@@ -90,6 +91,35 @@ async def test_nobody_gets_a_token_that_no_account_on_disk_has(
     assert generation.ttft_seconds is not None
     opened_after = generation._opened_unix_seconds - generation.identity.arrived_unix_seconds
     assert generation.ttft_seconds == opened_after  # when it could have it
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_leaves_before_the_account_is_on_disk_is_billed_nothing(
+    start: Start, disk: asyncio.Event, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Though all of the answer was there."""
+    closed: list[UsageClose] = []
+    close = UsageLog.close
+
+    async def noting(self: UsageLog, record: UsageClose) -> None:
+        closed.append(record)
+        await close(self, record)
+
+    monkeypatch.setattr(UsageLog, "close", noting)
+    async with start() as running:
+        asking = asyncio.create_task(running.chat(stream=stream))
+        generation = await answered(running)
+        asking.cancel()
+        await asyncio.wait([asking])
+        async with asyncio.timeout(SECONDS):
+            while not closed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        disk.set()
+        await idle(running)
+
+        assert generation.is_disconnected
+        (record,) = closed
+        assert (record.outcome, record.num_output_tokens) == ("disconnected", 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -209,8 +209,9 @@ class Generation:
             self.changed.set()
 
     def disconnect(self) -> None:
-        """The client went away: stop everything now."""
-        if not self.is_over:
+        """The client went away: stop everything now. It gets nothing that waits for its account."""
+        is_withheld = self.failure is None and not self.is_opened
+        if not self.is_over or is_withheld:
             self.is_disconnected = True
             self._stop("client_disconnect")
 
