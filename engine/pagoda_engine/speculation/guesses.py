@@ -55,6 +55,10 @@ class Guesses(Acceptance):
         self._expected = self._proposer.propose(max_tokens) if max_tokens else ()
         return self._expected
 
+    def is_likely(self, least: float) -> bool:
+        """Tell whether the last look found something that is right with this probability."""
+        return bool(self._expected) and self.acceptance > least
+
     def rest(self, step: int, *, is_useful: bool) -> None:
         """Look less often, the longer no look has been useful: each takes some microseconds.
 

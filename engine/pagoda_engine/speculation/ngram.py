@@ -13,7 +13,7 @@ LONG, SHORT = 4, 2
 """Tokens of the suffixes that are looked for; the long one is asked first."""
 MAX_TABLE_BITS = 14
 """A table has 2**14 entries of 4 bytes at most, so a proposer's two have 128 KiB."""
-MIN_MANY = 64
+MIN_MANY = 48
 """New tokens from which numpy is faster than a loop."""
 
 _NOWHERE = -1
@@ -134,14 +134,14 @@ class NgramProposer:
     def _index_many(self, num_tokens: int) -> None:
         """Index all n-grams but those that end with the last token, and look that one up."""
         start = max(0, self._num_seen - LONG)
-        ids = np.array(self._token_ids[start:], np.uint64)
-        for table, size in ((self._long, LONG), (self._short, SHORT)):
-            places = np.arange(max(self._num_seen, start + size), num_tokens)
-            sums = np.zeros(len(places), np.uint64)
-            for back, factor in enumerate(_FACTORS[:size]):
-                sums += ids[places - start - 1 - back] * np.uint64(factor)
-            slots = (sums >> np.uint64(_LOW_BITS)) & np.uint64(self._mask)
-            np.frombuffer(table, np.int32)[slots.astype(np.int64)] = places  # the last one stays
+        ids = np.array(self._token_ids[start:], np.int64)
+        factor, factor_2, factor_3, factor_4 = _FACTORS
+        short = ids[1:] * factor + ids[:-1] * factor_2
+        long = short[2:] + ids[1:-2] * factor_3 + ids[:-3] * factor_4
+        for table, sums, size in ((self._long, long, LONG), (self._short, short, SHORT)):
+            first = max(self._num_seen, start + size)
+            slots = sums[first - start - size : -1] >> _LOW_BITS & self._mask
+            np.frombuffer(table, np.int32)[slots] = np.arange(first, num_tokens)  # the last stays
         self._num_seen = num_tokens
         self._slots = self._slots_at(num_tokens)
         self._match = self._look_up(num_tokens)

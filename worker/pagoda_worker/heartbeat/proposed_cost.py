@@ -68,6 +68,14 @@ class ProposedCost:
             batch.seconds *= decay
             batch.num_proposed *= decay
 
+    def line(self, fitted: float, prior: float) -> float:
+        """Return the seconds by a line through all steps, the nearer to `prior` the longer ago.
+
+        Steps without proposals say nothing about them: a line that was wrong would stay.
+        """
+        known = sum(batch.num_proposed for batch in self._batches)
+        return (known * fitted + PRIOR_TOKENS * prior) / (known + PRIOR_TOKENS)
+
     def by_batch(self, prior: float) -> tuple[float, ...]:
         """Return the seconds, at least 0; about `prior` where no proposed token was measured.
 

@@ -196,7 +196,8 @@ class SpeedModel:
         per_decode = time.per_sequence + float(time.per_context_token * num_context_tokens)
         per_token, per_attended, per_context = self._prefill_time.coefficients
         guessed = _guessed_per_prefill_token(time.base, per_decode)
-        per_proposed = time.per_proposed_token if gram[3, 3] else per_decode * PRIOR_PROPOSED
+        prior = per_decode * PRIOR_PROPOSED
+        per_proposed = self._proposed.line(time.per_proposed_token, prior) if gram[3, 3] else prior
         return StepCost(
             base=time.base,
             per_decode=per_decode,

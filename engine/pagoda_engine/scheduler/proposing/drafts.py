@@ -49,6 +49,17 @@ LEAST_OVERLAPPED = 1.25
 """Proposals that must be right on average where a sequence sits out a step to be verified."""
 
 
+def saving(num_decodes: int, num_proposing: int, cost: StepCost) -> float:
+    """Return what a right token saves where so many of a step's decodes have tokens proposed.
+
+    A decode, and its part of what a step takes anyway; but the others, who have none, need their
+    steps all the same. So that part is the smaller the more they are: what all propose saves steps,
+    and what one of many proposes none.
+    """
+    share = num_proposing / num_decodes
+    return cost.base / num_decodes * share * share + cost.per_decode
+
+
 class Drafter(Protocol):
     """A draft model and its KV; see `pagoda_engine.drafting.drafter.Drafter`."""
 
@@ -152,6 +163,7 @@ class Drafts:
         self._num_rests = 0
         self._num_decodes = 0
         self._num_steps = 0  # since it was last looked at what may be gained
+        self._saved = 0.0  # seconds, by a right token of this step
         self._pays = False
 
     def rest(self, num_decodes: int, *, prolong: bool = False) -> bool:
@@ -203,19 +215,17 @@ class Drafts:
         if num_rows < 1:
             return []
         self._credit = min(self._credit, self._may_lose(step, cost))
-        saved = _saved(len(decodes), cost) / MARGIN
-        candidates = [
-            candidate
-            for sequence in decodes
-            if self._may_be_drafted(sequence, proposals)
-            and (candidate := self._candidate(sequence, proposals, cost, saved))
-        ]
-        num_tokens = self._num_worth(candidates, cost, saved)
+        candidates, num_tokens = self._worth(proposals, decodes, cost, len(decodes))
+        num_proposing = len({c.sequence for c in candidates if _is_worth_it(c)} | {*proposals})
+        if num_proposing < len(decodes):
+            num_proposing = max(1, num_proposing)
+            candidates, num_tokens = self._worth(proposals, decodes, cost, num_proposing)
+        self._saved = saving(len(decodes), num_proposing, cost)
         self._pays = num_tokens > 0 and self._credit > 0.0
         for candidate in candidates if self._overlaps else ():
             self._let_wait(candidate)
         allowed = min(unclaimed, CATCH_UP_SHARE * step)
-        worthy = [c for c in candidates if self._pays and c.gain > c.given_up]
+        worthy = [c for c in candidates if self._pays and _is_worth_it(c)]
         ready = [c for c in worthy if self._can_draft(c.sequence, num_tokens)]
         _note_limits(candidates, ready, num_tokens, self._max_tokens)
         num_best = num_tokens
@@ -287,10 +297,27 @@ class Drafts:
     def _let_wait(self, candidate: _Candidate) -> None:
         """Let a sequence sit out steps to be drafted, or for what is looked up, or none."""
         sequence, guesses = candidate.sequence, candidate.sequence.guesses
-        is_drafted = self._pays and candidate.gain > candidate.given_up
+        is_drafted = self._pays and _is_worth_it(candidate)
         sequence.waits_for_tokens = (
             is_drafted and self._drafter.num_missing(sequence) <= MAX_FIRST_TOKENS
         ) or (guesses is not None and guesses.num_expected(self._max_tokens) >= LEAST_OVERLAPPED)
+
+    def _worth(
+        self,
+        proposals: dict[Sequence, SequenceOf[int]],
+        decodes: SequenceOf[Sequence],
+        cost: StepCost,
+        num_proposing: int,
+    ) -> tuple[list[_Candidate], int]:
+        """Return who could be drafted and how many tokens of each, if so many propose."""
+        saved = saving(len(decodes), num_proposing, cost) / MARGIN
+        candidates = [
+            candidate
+            for sequence in decodes
+            if self._may_be_drafted(sequence, proposals)
+            and (candidate := self._candidate(sequence, proposals, cost, saved))
+        ]
+        return candidates, self._num_worth(candidates, cost, saved)
 
     def _candidate(
         self,
@@ -323,7 +350,7 @@ class Drafts:
 
     def _num_worth(self, candidates: SequenceOf[_Candidate], cost: StepCost, saved: float) -> int:
         """Return how many tokens to draft at most of each sequence, so that the step gains most."""
-        worthy = [c for c in candidates if c.gain > c.given_up]
+        worthy = [c for c in candidates if _is_worth_it(c)]
         if not worthy:
             return 0
         time = self._drafter.time
@@ -374,13 +401,13 @@ class Drafts:
         """Draft so many tokens of each, or as many as it is worth."""
         if not ready or not num_tokens:
             return []
-        before, saved = self._drafter.seconds, _saved(self._num_decodes, cost)
+        before = self._drafter.seconds
         wanted = [(c.sequence, min(c.num_worth, num_tokens)) for c in ready]
         wanted.sort(key=lambda pair: pair[1], reverse=True)
         for (sequence, _), tokens in zip(wanted, self._drafter.draft(wanted), strict=True):
             drafted = self._known[sequence]
             drafted.expected, drafted.num_seen = tokens, len(sequence.token_ids)
-            drafted.saved = saved
+            drafted.saved = self._saved
             proposals[sequence] = tokens
         num_rows = sum(num for _, num in wanted)
         self._credit -= self._drafter.seconds - before + num_rows * cost.proposed(self._num_decodes)
@@ -455,7 +482,7 @@ class Drafts:
             self._is_off = False  # what was begun goes on, or new tokens would come as fast
         elif sequence.num_unread_tokens:
             sequence.waits_for_tokens = True  # so its token is known in the step after the next
-            self._credit -= _saved(self._num_decodes, cost)
+            self._credit -= self._saved
             self._is_off = False
         drafted: list[Sequence] = []
         if self._can_draft(sequence, NUM_PROBED):
@@ -483,9 +510,9 @@ def _note_limits(
         count(sequence.proposal_limits, limit)
 
 
-def _saved(num_decodes: int, cost: StepCost) -> float:
-    """Return the seconds that a right token saves: a decode, and its part of a step."""
-    return cost.base / num_decodes + cost.per_decode
+def _is_worth_it(candidate: _Candidate) -> bool:
+    """Tell whether the draft gains more than the other proposer it takes the place of."""
+    return candidate.gain > candidate.given_up
 
 
 def _num_right(expected: SequenceOf[int], came: SequenceOf[int]) -> int:

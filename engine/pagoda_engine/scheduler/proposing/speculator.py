@@ -17,7 +17,7 @@ from pagoda_engine.scheduler.limits import (
     SETTING,
     count,
 )
-from pagoda_engine.scheduler.proposing.drafts import LEAST_OVERLAPPED, MARGIN, Drafts
+from pagoda_engine.scheduler.proposing.drafts import LEAST_OVERLAPPED, MARGIN, Drafts, saving
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.speculation import (
@@ -36,9 +36,8 @@ class Speculator:
     """Chooses proposals for the decodes of one step.
 
     A token that a step verifies makes it longer by what `StepCost.proposed` says. If it
-    is right, its sequence needs one step less: that saves a decode, and its part of what a step
-    takes anyway. So one row alone has many proposals verified, and one of a large batch few that
-    are nearly certain.
+    is right, its sequence needs one step less: what that saves says `saving`. So one row alone has
+    many proposals verified, and one of a large batch few that are nearly certain.
     """
 
     def __init__(
@@ -154,16 +153,16 @@ class Speculator:
         self, decodes: SequenceOf[Sequence], cost: StepCost
     ) -> dict[Sequence, SequenceOf[int]]:
         """Return what is worth being verified of what followed the same tokens before."""
-        num_decodes = max(1, len(decodes))
-        saved = cost.base / num_decodes + cost.per_decode
-        least = MARGIN * cost.proposed(num_decodes) / saved if saved else 1.0
+        num_decodes = len(decodes)
+        least = _least(num_decodes, num_decodes, cost)
         step = self._step
         self._looks_at = step + 1 + MAX_RESTS
         if least >= 1.0:
             self.note_load(decodes)
             return {}
         self._is_loaded = False
-        proposals = {}
+        looks: list[tuple[Sequence, Guesses, SequenceOf[int]]] = []
+        num_proposing = 0
         for sequence in decodes:
             guesses = sequence.guesses
             if guesses is None:
@@ -171,9 +170,17 @@ class Speculator:
                     continue
                 guesses = self._start(sequence)
             if guesses.looks_at <= step:
-                if tokens := self._of(sequence, guesses, max(least, 1e-9)):
-                    proposals[sequence] = tokens
-                guesses.rest(step, is_useful=bool(tokens) or sequence.waits_for_tokens)
+                most, counts_none = self._most(sequence), sequence.waits_for_tokens
+                looks.append((sequence, guesses, guesses.look(most, counts_none=counts_none)))
+            else:
+                self._looks_at = min(self._looks_at, guesses.looks_at)
+            num_proposing += sequence.waits_for_tokens or guesses.is_likely(least)
+        least = _least(num_decodes, max(1, num_proposing), cost)
+        proposals = {}
+        for sequence, guesses, found in looks:
+            if tokens := self._of(sequence, guesses, found, least):
+                proposals[sequence] = tokens
+            guesses.rest(step, is_useful=bool(tokens) or sequence.waits_for_tokens)
             self._looks_at = min(self._looks_at, guesses.looks_at)
         return proposals
 
@@ -187,11 +194,15 @@ class Speculator:
         sequence.guesses = Guesses(sequence.token_ids, proposer)
         return sequence.guesses
 
-    def _of(self, sequence: Sequence, guesses: Guesses, least: float) -> SequenceOf[int]:
+    def _most(self, sequence: Sequence) -> int:
         # One token more is sampled, which may be the last.
-        room = sequence.max_num_tokens - sequence.num_tokens - 1
-        max_tokens = min(self._max_tokens, room)
-        found = guesses.look(max_tokens, counts_none=sequence.waits_for_tokens)
+        return min(self._max_tokens, sequence.max_num_tokens - sequence.num_tokens - 1)
+
+    def _of(
+        self, sequence: Sequence, guesses: Guesses, found: SequenceOf[int], least: float
+    ) -> SequenceOf[int]:
+        """Return as many of what is found as are right with this probability, and may come."""
+        max_tokens = self._most(sequence)
         wanted, limits = found[: guesses.num_likely(least)], sequence.proposal_limits
         is_masked = sequence.request.token_mask is not None
         if self._overlaps and not is_masked:  # else it waits for its tokens anyway
@@ -201,7 +212,7 @@ class Speculator:
                 return ()
             wanted = wanted if is_worth_it else ()
         if len(wanted) < len(found):
-            count(limits, ACCEPTANCE)
+            count(limits, ACCEPTANCE if least < 1.0 else LOAD)
         elif len(found) < max_tokens:
             count(limits, NOTHING_FOUND)
         else:
@@ -219,6 +230,12 @@ class Speculator:
         for sequence in decodes:
             if sequence.can_speculate:
                 count(sequence.proposal_limits, LOAD)
+
+
+def _least(num_decodes: int, num_proposing: int, cost: StepCost) -> float:
+    """Return how likely a token must be, above 0, to be verified in a step of these decodes."""
+    saved = saving(num_decodes, num_proposing, cost)
+    return max(1e-9, MARGIN * cost.proposed(num_decodes) / saved) if saved else 1.0
 
 
 def _forced_with_logprobs(sequence: Sequence) -> SequenceOf[int]:

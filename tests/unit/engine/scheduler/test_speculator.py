@@ -19,6 +19,14 @@ class AlwaysWrong(AlwaysRight):
         return [(token + 1) % 50 for token in super().propose(max_tokens)]
 
 
+class RightAboutFirst(AlwaysRight):
+    """Of the first arrival alone; the others' proposals are wrong."""
+
+    def propose(self, max_tokens: int) -> SequenceOf[int]:
+        proposed = super().propose(max_tokens)
+        return proposed if self.token_ids[0] == 0 else [(token + 1) % 50 for token in proposed]
+
+
 def speculating(*, cost: StepCost = CHEAP, **fields: object) -> Simulation:
     values = {"make_proposer": AlwaysRight, "num_blocks": 400, "max_num_seqs": 16}
     simulation = make_simulation(**{**values, **fields})
@@ -66,6 +74,20 @@ def test_a_dear_row_is_not_worth_a_guess(per_proposed_token: float, expected: in
     add(simulation, "a")
     simulation.step()
     assert num_proposed(simulation) == {"a": expected}, "half of what is proposed may be right"
+
+
+@pytest.mark.parametrize(("make_proposer", "most"), [(AlwaysRight, 28), (RightAboutFirst, 0)])
+def test_what_all_need_anyway_is_saved_by_all_or_by_nobody(
+    make_proposer: type[AlwaysRight], most: int
+) -> None:
+    # A right token saves 3 where all four propose, of the 12 that a step takes; but where one of
+    # them does, the others need their steps, and it saves little more than its decode: 1.1.
+    simulation = speculating(
+        make_proposer=make_proposer, cost=StepCost(per_proposed_token=1.2), max_num_seqs=64
+    )
+    for name in "abcd":
+        add(simulation, name)
+    assert max(sum(num_proposed(simulation).values()) for _ in range(50)) == most
 
 
 def test_rows_are_those_of_the_limit() -> None:

@@ -48,6 +48,16 @@ def test_who_was_too_dear_is_tried_again_some_time() -> None:
     assert cost.by_batch(0.1)[0] < 0.2
 
 
+def test_a_line_that_says_they_are_dear_is_forgotten_too() -> None:
+    cost = ProposedCost()
+    assert cost.line(5.0, 0.1) == pytest.approx(0.1), "nothing was measured"
+    train(cost, 1, 7, 5.0)
+    assert cost.line(5.0, 0.1) > 4.0
+    for _ in range(5000):
+        cost.add(1, 0, seconds=1.2, predicted=1.0)
+    assert cost.line(5.0, 0.1) < 0.2
+
+
 def test_a_token_takes_no_less_than_nothing() -> None:
     cost = ProposedCost()
     train(cost, 1, 7, -0.1)
