@@ -17,6 +17,7 @@ from pagoda_kernels.native.quantised_weight import (
     quantise,
 )
 from pagoda_kernels.native.structures import Linear
+from pagoda_kernels.native.twelve_bits import Exceptions, find_exceptions
 
 DTYPES = (torch.bfloat16, torch.float32)
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -39,8 +40,8 @@ class PackedLinear:
     """One projection. Owns its packed weight."""
 
     __slots__ = (
-        "_bias", "_levels", "_library", "_panels", "dtype", "is_gated", "lora", "num_outputs",
-        "structure", "width",
+        "_bias", "_exceptions", "_levels", "_library", "_panels", "dtype", "is_gated", "lora",
+        "num_outputs", "structure", "width",
     )  # fmt: skip
 
     def __init__(
@@ -96,17 +97,32 @@ class PackedLinear:
         )
         if isinstance(gate, ClampedSwiglu):
             self.structure.gate_limit, self.structure.gate_alpha = gate.limit, gate.alpha
-        num_bytes = library.packed_bytes(self.structure)
-        self._panels = huge_zeros(num_bytes)
-        self.structure.panels = self._panels.data_ptr()
-        if not isinstance(weight, QuantisedWeight) and coded is None:
-            dense = weight.contiguous()
-            library.pack(self._pool(), self.structure, dense.data_ptr(), self._panels.data_ptr())
+        self._exceptions: Exceptions | None = None
+        if coded is None:
+            assert isinstance(weight, torch.Tensor), "it is dense, or there are codes"
+            self._pack_dense(weight.contiguous())
             return
-        assert coded is not None, "it is dense, or there are codes"
+        self._take_panels()
         library.pack_quantised(
             self._pool(), self.structure, coded.codes.data_ptr(), coded.scales.data_ptr(),
             None if coded.zeros is None else coded.zeros.data_ptr(), self._panels.data_ptr(),
+        )  # fmt: skip
+
+    def _take_panels(self) -> None:
+        self._panels = huge_zeros(self._library.packed_bytes(self.structure))
+        self.structure.panels = self._panels.data_ptr()
+
+    def _pack_dense(self, weight: torch.Tensor) -> None:
+        library = self._library
+        if library.has_twelve_bits and self.dtype is torch.bfloat16:
+            self._exceptions = find_exceptions(library, self._pool(), self.structure, weight)
+        self._take_panels()
+        if self._exceptions is None:
+            library.pack(self._pool(), self.structure, weight.data_ptr(), self._panels.data_ptr())
+            return
+        library.pack_twelve(
+            self._pool(), self.structure, weight.data_ptr(), self._panels.data_ptr(),
+            self._exceptions.all.data_ptr(),
         )  # fmt: skip
 
     def take_adapters(self, lora: PackedLora) -> None:
@@ -141,7 +157,7 @@ class PackedLinear:
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Return rows ``[R, K]`` of the weight at ``[R]`` int64; it has no gate and no codes."""
-        if self.structure.bits or self.structure.is_gated:
+        if self.code_bits or self.structure.is_gated:
             raise ValueError("a weight with a gate or codes is not looked up")
         indices = indices.contiguous()
         found = torch.empty(len(indices), self.width, dtype=self.dtype)
@@ -151,9 +167,14 @@ class PackedLinear:
         return found
 
     @property
+    def code_bits(self) -> int:
+        """Of its quantised weight; 0: it has none."""
+        return 0 if self._exceptions else self.structure.bits
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the packed weight."""
-        return self._panels.nbytes
+        return self._panels.nbytes + (self._exceptions.num_bytes if self._exceptions else 0)
 
     @property
     def address(self) -> int:

@@ -22,6 +22,9 @@ class Linear(ctypes.Structure):
         ("gate_limit", c_float),
         ("gate_alpha", c_float),
         ("is_activated", c_int32),
+        ("exceptions", c_void_p),
+        ("first_exceptions", c_void_p),
+        ("exponents", c_void_p),
     )
 
 

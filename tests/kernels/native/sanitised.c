@@ -30,6 +30,23 @@ static void *keep(void *memory) {
     return kept[num_kept++] = memory;
 }
 
+// Whatever has an exponent of numbers from 2^-15 to 1, and exceptions.
+static void keep_in_twelve_bits(Threads *threads, Linear *made, const void *weight, void **panels) {
+    uint16_t *exponents = keep(malloc(NUM_EXPONENTS * sizeof *exponents));
+    for (int i = 0; i < NUM_EXPONENTS; i++) exponents[i] = (uint16_t)((127 - i - draw() % 2 * 8) << 7);
+    const long count = num_panels(made);
+    int64_t *counts = malloc((size_t)count * sizeof *counts), *first = keep(malloc((size_t)count * sizeof *first)), total = 0;
+    made->bits = TWELVE_BITS, made->exceptions = (Exceptions){NULL, first, exponents};
+    pagoda_count_exceptions(threads, made, weight, counts);
+    for (long i = 0; i < count; i++) first[i] = total, total += counts[i] + 1;
+    Exception *all = keep(malloc((size_t)total * sizeof *all));
+    made->exceptions.all = all;
+    free(*panels);
+    made->panels = *panels = malloc((size_t)pagoda_packed_bytes(made));
+    pagoda_pack_twelve(threads, made, weight, *panels, all);
+    free(counts);
+}
+
 static Linear *linear(Threads *threads, long num_outputs, long width, int is_bf16, int is_gated, void **parts) {
     Linear *made = malloc(sizeof *made);
     const long rows = num_outputs * (1 + is_gated);
@@ -53,6 +70,7 @@ static Linear *linear(Threads *threads, long num_outputs, long width, int is_bf1
         pagoda_pack(threads, made, weight, panels);
     }
     made->panels = panels;
+    if (!made->bits && is_bf16 && HAS_TWELVE_BITS && draw() % 2) keep_in_twelve_bits(threads, made, weight, &panels);
     free(weight);
     parts[0] = made, parts[1] = panels, parts[2] = (void *)made->bias;
     return made;

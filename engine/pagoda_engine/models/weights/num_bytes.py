@@ -44,7 +44,8 @@ def weight_bytes(
     """Return the size of all weights on the device, every tied one once.
 
     Counted by what `build_decoder` asks for, so that the two cannot differ. Rows that packed
-    weights are rounded up by are not counted.
+    weights are rounded up by are not counted, and bf16 counts in full: whether twelve bits hold it
+    (`pagoda_kernels.native.twelve_bits`) shows as it is read.
 
     Args:
         description: of the decoder.

@@ -254,7 +254,7 @@ static inline void run_task(const ExpertsJob *job, long task, int thread, const 
     const Run *next_run = run_of(job, next, loop);
     const Linear *next_linear = loop ? next_run->expert->down : next_run->expert->gate_up;
     panel_rows(&product_job, nth / run->num_chunks, nth % run->num_chunks,
-               dense_panel(next_linear, (next - next_run->first_task[loop]) / next_run->num_chunks), thread);
+               panel_at(next_linear, (next - next_run->first_task[loop]) / next_run->num_chunks), thread);
 }
 
 static void up_task(const void *argument, long task, int thread) { run_task(argument, task, thread, 0); }

@@ -156,7 +156,7 @@ static inline void head_task(const LatentsJob *job, const Linear *const *linears
         .linear = linears[head], .x = at(x, head * tokens * linears[0]->width, is_bf16),
         .y = (void *)at(y, head * y_head_stride, is_bf16), .y_stride = y_stride, .num_rows = tokens,
         .num_chunks = chunks, .threads = job->attention.threads};
-    panel_rows(&product_job, panel, task % chunks, dense_panel(linears[later], next % panels), thread);
+    panel_rows(&product_job, panel, task % chunks, panel_at(linears[later], next % panels), thread);
 }
 
 static void absorb_task(const void *argument, long task, int thread) {

@@ -4,13 +4,15 @@
 //
 // Weights are packed once into panels of 64 outputs. bf16: [N / 64][K / 2][64][2], pairs along K side by
 // side as VDPBF16PS wants them; fp32: [N / 64][K][64]. A panel's K is walked in parts that fit the
-// first-level cache; several rows share each load, and while a part is multiplied the next one comes.
+// first-level cache; several rows share each load, and while a part is multiplied the next one comes. Where
+// VDPBF16PS is, bf16 lies in twelve bits a weight (twelve_bits.h), if that is worth it.
 
 #pragma once
 
 #include "lora.h"
 #include "quantised.h"
 #include "threads.h"
+#include "twelve_bits.h"
 
 enum { GATE_SILU, GATE_CLAMPED, GATE_GELU_TANH, GATE_GELU };
 
@@ -21,7 +23,7 @@ typedef struct {
     int64_t width;     // K, even if bf16
     int32_t is_bf16;
     int32_t is_gated;  // a panel has 32 of the gate, then 32 of up; y = silu(gate) * up, or see `gate`
-    int32_t bits;      // of a code of quantised panels (quantised.h), 4 or 8; 0: dense
+    int32_t bits;      // of a code of quantised panels (quantised.h), 4 or 8; 0: dense; TWELVE_BITS: dense bf16
     int32_t has_zeros; // 4 bits: groups have zero points
     const uint16_t *levels;  // 4 bits: [16] bf16 that the codes stand for
     const Lora *lora;  // adapters that may be asked for; NULL: none
@@ -29,6 +31,7 @@ typedef struct {
     float gate_limit;  // GATE_CLAMPED: bound of gate and up
     float gate_alpha;  // and factor within the sigmoid
     int32_t is_activated;  // y = gate(y), both rounded; it has no gate
+    Exceptions exceptions;  // of twelve bits
 } Linear;
 
 static inline long panel_outputs(const Linear *linear) { return linear->is_gated ? PANEL / 2 : PANEL; }
@@ -36,14 +39,25 @@ static inline long num_panels(const Linear *linear) {
     return (linear->num_outputs + panel_outputs(linear) - 1) / panel_outputs(linear);
 }
 
-// Of one panel of codes.
-static inline long coded_panel_bytes(const Linear *linear) {
-    return num_groups(linear->width) * group_bytes(linear->bits, linear->has_zeros);
+static inline long panel_bytes(const Linear *linear) {
+    const long steps = num_steps(linear->width, linear->is_bf16);
+    if (linear->bits == TWELVE_BITS) return steps * STEP_BYTES;
+    if (linear->bits) return num_groups(linear->width) * group_bytes(linear->bits, linear->has_zeros);
+    return steps * PANEL * 4;
+}
+static inline const void *panel_at(const Linear *linear, long panel) {
+    return (const char *)linear->panels + panel * panel_bytes(linear);
 }
 
-int64_t pagoda_packed_bytes(const Linear *linear) {
-    if (linear->bits) return num_panels(linear) * coded_panel_bytes(linear);
-    return num_panels(linear) * num_steps(linear->width, linear->is_bf16) * PANEL * 4;
+int64_t pagoda_packed_bytes(const Linear *linear) { return num_panels(linear) * panel_bytes(linear); }
+
+// Whether products take bf16 in twelve bits.
+int32_t pagoda_has_twelve_bits(void) { return HAS_TWELVE_BITS; }
+
+// Row of the weight of a panel's column, with a gate of gate, then up; negative: there is none.
+static inline long row_at(const Linear *linear, long panel, long column) {
+    const long each = panel_outputs(linear), output = panel * each + column % each;
+    return output < linear->num_outputs ? output + column / each * linear->num_outputs : -1;
 }
 
 typedef struct {
@@ -55,15 +69,14 @@ typedef struct {
 static void pack_task(const void *argument, long panel, int thread) {
     const PackJob *job = argument;
     const Linear *linear = job->linear;
-    const long width = linear->width, steps = num_steps(width, linear->is_bf16), each = panel_outputs(linear);
+    const long width = linear->width, steps = num_steps(width, linear->is_bf16);
     (void)thread;
     for (long column = 0; column < PANEL; column++) {
-        const long output = panel * each + column % each;
-        const long row = output + column / each * linear->num_outputs;
+        const long row = row_at(linear, panel, column);
         uint32_t *to = job->panels + panel * steps * PANEL + column;
         for (long step = 0; step < steps; step++) {
             uint32_t word = 0;
-            if (output < linear->num_outputs) {
+            if (row >= 0) {
                 if (linear->is_bf16) {
                     const uint16_t *from = (const uint16_t *)job->weight + row * width + 2 * step;
                     word = from[0] | (uint32_t)from[1] << 16;
@@ -87,15 +100,14 @@ typedef struct {
 static void pack_quantised_task(const void *argument, long panel, int thread) {
     const PackQuantisedJob *job = argument;
     const Linear *linear = job->linear;
-    const long width = linear->width, groups = num_groups(width), each = panel_outputs(linear);
+    const long width = linear->width, groups = num_groups(width);
     const long each_bytes = group_bytes(linear->bits, linear->has_zeros);
-    uint8_t *to = job->panels + panel * coded_panel_bytes(linear);
+    uint8_t *to = job->panels + panel * panel_bytes(linear);
     (void)thread;
-    memset(to, 0, (size_t)coded_panel_bytes(linear));
+    memset(to, 0, (size_t)panel_bytes(linear));
     for (long column = 0; column < PANEL; column++) {
-        const long output = panel * each + column % each;
-        const long row = output + column / each * linear->num_outputs;
-        if (output >= linear->num_outputs) continue;
+        const long row = row_at(linear, panel, column);
+        if (row < 0) continue;
         for (long g = 0; g < groups; g++) {
             uint8_t *group = to + g * each_bytes, *codes = group + SCALE_BYTES + zero_bytes(linear->has_zeros);
             memcpy(group + 2 * column, job->scales + row * groups + g, 2);
@@ -124,10 +136,78 @@ void pagoda_pack(Threads *threads, const Linear *linear, const void *weight, uin
     pthread_mutex_unlock(&threads->mutex);
 }
 
+typedef struct {
+    const Linear *linear;
+    const uint16_t *weight;
+    int64_t *counts;        // [panels]
+    uint8_t *panels;        // NULL: exceptions are counted
+    Exception *exceptions;  // at the places that `linear->exceptions.first` has, with room for NO_STEP
+} PackTwelveJob;
+
+static int compare_exceptions(const void *a, const void *b) { return ((const Exception *)a)->step - ((const Exception *)b)->step; }
+
+static void pack_twelve_task(const void *argument, long panel, int thread) {
+    const PackTwelveJob *job = argument;
+    const Linear *linear = job->linear;
+    const long width = linear->width, packs = job->panels != NULL;
+    const ExponentCodes codes = codes_of(linear->exceptions.exponents);
+    uint8_t *to = packs ? job->panels + panel * panel_bytes(linear) : NULL;
+    Exception *first = packs ? job->exceptions + linear->exceptions.first[panel] : NULL;
+    long count = 0;
+    (void)thread;
+    if (packs) memset(to, 0, (size_t)panel_bytes(linear));
+    for (long column = 0; column < PANEL; column++) {
+        const long row = row_at(linear, panel, column);
+        if (row < 0) continue;
+        const uint16_t *from = job->weight + row * width;
+        for (long k = 0; k < width; k++) {
+            const int code = code_of(&codes, from[k]);
+            const long place = 2 * column + k % 2;
+            if (packs) place_twelve(to + k / 2 * STEP_BYTES, place, from[k], code & 15);
+            if (code < NUM_EXPONENTS) continue;
+            if (packs) first[count] = (Exception){(int32_t)(k / 2), (uint16_t)place, from[k]};
+            count++;
+        }
+    }
+    if (!packs) {
+        job->counts[panel] = count;
+        return;
+    }
+    qsort(first, (size_t)count, sizeof *first, compare_exceptions);
+    first[count] = (Exception){NO_STEP, 0, 0};
+}
+
+// counts[panels]: what has none of the exponents of `linear`.
+void pagoda_count_exceptions(Threads *threads, const Linear *linear, const uint16_t *weight, int64_t *counts) {
+    PackTwelveJob job = {linear, weight, counts, NULL, NULL};
+    pthread_mutex_lock(&threads->mutex);
+    in_parallel(threads, pack_twelve_task, &job, num_panels(linear));
+    pthread_mutex_unlock(&threads->mutex);
+}
+
+// Fill `panels` and `exceptions` from a dense weight of bf16, as `pagoda_pack` does.
+void pagoda_pack_twelve(
+    Threads *threads, const Linear *linear, const uint16_t *weight, uint8_t *panels, Exception *exceptions) {
+    PackTwelveJob job = {linear, weight, NULL, panels, exceptions};
+    pthread_mutex_lock(&threads->mutex);
+    in_parallel(threads, pack_twelve_task, &job, num_panels(linear));
+    pthread_mutex_unlock(&threads->mutex);
+}
+
 // One row [K] of a dense weight without a gate, out of its panel.
 static inline void unpack_row(const Linear *linear, long row, void *out) {
-    const long steps = num_steps(linear->width, linear->is_bf16);
-    const uint32_t *from = (const uint32_t *)linear->panels + row / PANEL * steps * PANEL + row % PANEL;
+    const long steps = num_steps(linear->width, linear->is_bf16), column = row % PANEL;
+    const void *panel = panel_at(linear, row / PANEL);
+    if (linear->bits == TWELVE_BITS) {
+        const Exceptions *exceptions = &linear->exceptions;
+        uint16_t *to = out;
+        for (long i = 0; i < 2 * steps; i++)
+            to[i] = twelve_at((const uint8_t *)panel + i / 2 * STEP_BYTES, 2 * column + i % 2, exceptions->exponents);
+        for (const Exception *each = exceptions->all + exceptions->first[row / PANEL]; each->step != NO_STEP; each++)
+            if (each->place / 2 == column) to[2 * each->step + each->place % 2] = each->value;
+        return;
+    }
+    const uint32_t *from = (const uint32_t *)panel + column;
     for (long step = 0; step < steps; step++) ((uint32_t *)out)[step] = from[step * PANEL];
 }
 
@@ -296,24 +376,49 @@ static inline __attribute__((always_inline)) void finish_rows(
     }
 }
 
-static inline const uint32_t *dense_panel(const Linear *linear, long panel) {
-    return (const uint32_t *)linear->panels + panel * num_steps(linear->width, linear->is_bf16) * PANEL;
+#if HAS_TWELVE_BITS
+// scratch->sums[num_rows, 64] = rows of x times a panel of twelve bits. `later` is fetched meanwhile.
+static void twelve_panel_product(
+    long num_rows, long steps, const uint32_t *x, const Linear *linear, long panel, const void *later, PanelScratch *scratch) {
+    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, stride = STEP_BYTES / num_tiles, end = num_rows / num_tiles;
+    const Exceptions *exceptions = &linear->exceptions;
+    TwelvePart part = {.steps = panel_at(linear, panel), .exception = exceptions->all + exceptions->first[panel],
+                       .table = exponent_table(exceptions->exponents), .ahead_stride = stride, .widened = scratch->widened};
+    // A single tile keeps nothing: all but its last steps are one part.
+    for (; part.first < steps; part.steps += part.count * STEP_BYTES, x += part.count, part.first += part.count) {
+        const long left = steps - part.first, adds = part.first > 0, most = num_tiles > 1 ? K_PART_STEPS : FEW_ROWS_AHEAD;
+        part.count = num_tiles > 1 ? (left < most ? left : most) : left > most ? left - most : left;
+        part.ahead = left > most ? part.steps + most * STEP_BYTES : later;
+        while (part.exception->step < part.first) part.exception++;
+        TWELVE_TILE_FUNCTIONS[adds][num_tiles > 1][end - 1](&part, x, steps, scratch->sums);
+        for (long tile = 1; tile < num_tiles; tile++) {
+            const long row = num_rows * tile / num_tiles, next = num_rows * (tile + 1) / num_tiles;
+            TILE_FUNCTIONS[adds][1][next - row - 1](
+                part.count, x + row * steps, steps, scratch->widened, scratch->sums + row * PANEL, PANEL,
+                (const uint32_t *)(part.ahead + tile * part.count * stride), stride / 4);
+        }
+    }
 }
+#endif
 
 // The outputs of one panel for the rows of one chunk. `later`: what this thread may read next, if it is dense.
-static inline void panel_rows(const ProductJob *job, long panel, long chunk, const uint32_t *later, int thread) {
+static inline void panel_rows(const ProductJob *job, long panel, long chunk, const void *later, int thread) {
     const Linear *linear = job->linear;
     const int is_bf16 = linear->is_bf16;
     const long row = job->num_rows * chunk / job->num_chunks, end = job->num_rows * (chunk + 1) / job->num_chunks;
     const long steps = num_steps(linear->width, is_bf16);
-    const uint32_t *weights = dense_panel(linear, panel);
+    const uint32_t *weights = panel_at(linear, panel);
     const uint32_t *x = (const uint32_t *)job->x + row * steps;
     PanelScratch *scratch = scratch_of(job->threads, thread);
     float *sums = scratch->sums;
-    if (linear->bits) {
+    if (linear->bits == TWELVE_BITS) {
+#if HAS_TWELVE_BITS
+        twelve_panel_product(end - row, steps, x, linear, panel, later, scratch);
+#endif
+    } else if (linear->bits) {
         quantised_panel_product(
-            end - row, linear->width, x, (const char *)linear->panels + panel * coded_panel_bytes(linear),
-            linear->bits, linear->has_zeros, linear->levels, is_bf16, scratch);
+            end - row, linear->width, x, panel_at(linear, panel), linear->bits, linear->has_zeros, linear->levels,
+            is_bf16, scratch);
     } else {
         for (long step = 0; step < steps; step += K_PART_STEPS) {
             const long next = step + K_PART_STEPS, count = (next < steps ? next : steps) - step;
@@ -342,7 +447,7 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
 static void product_task(const void *argument, long task, int thread) {
     const ProductJob *job = argument;
     const long panel = task / job->num_chunks, next = panel + job->threads->num_threads;  // others take those between
-    panel_rows(job, panel, task % job->num_chunks, dense_panel(job->linear, next), thread);
+    panel_rows(job, panel, task % job->num_chunks, panel_at(job->linear, next), thread);
 }
 
 static inline long num_chunks(long num_rows) { return (num_rows + CHUNK_ROWS - 1) / CHUNK_ROWS; }

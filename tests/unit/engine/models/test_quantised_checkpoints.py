@@ -54,7 +54,7 @@ def held_bits(model: LoadedModel) -> set[int]:
         up, down = layer.feed_forward.up, layer.feed_forward.down
         for each in (layer.attention.qkv, layer.attention.output, up, down):
             assert each.packed is not None
-            bits.add(each.packed.structure.bits)
+            bits.add(each.packed.code_bits)
     return bits
 
 
@@ -127,7 +127,7 @@ def test_experts_keep_their_codes(form: Format, bits: int, tmp_path: Path) -> No
         packed = layer.feed_forward.packed
         assert packed is not None
         for expert in packed.experts:
-            assert [each.structure.bits for each in (expert.gate_up, expert.down)] == [bits] * 2
+            assert [each.code_bits for each in (expert.gate_up, expert.down)] == [bits] * 2
     assert error(load(coded), exact) < 1e-5
     # Routers may send a token elsewhere in bf16, so this is no tight bound.
     assert error(kept, exact) < 2 * error(load(dense, dtype="bfloat16"), exact) + 0.02
@@ -142,7 +142,7 @@ def test_experts_in_mxfp4_keep_their_codes_exactly(
     kept = experts_of(load(folder, dtype=dtype))
     assert kept.packed is not None
     packed = [p for each in kept.packed.experts for p in (each.gate_up, each.down)]
-    assert {p.structure.bits for p in packed} == {4}
+    assert {p.code_bits for p in packed} == {4}
     # Of rows in whole panels of 64, as those of gpt-oss are.
     sizes = [(1 + p.structure.is_gated) * p.num_outputs * p.width for p in packed]
     assert [8 * p.num_bytes / n for p, n in zip(packed, sizes, strict=True)] == [4.5] * len(packed)

@@ -54,6 +54,21 @@ def reckoned_and_taken(folder: Path, dtype: str, quantization: str = "none") -> 
     return reckoned, packed_bytes(model.decoder)
 
 
+@pytest.fixture(autouse=True)
+def sixteen_bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold bf16 as it is reckoned: before it is read nobody knows whether twelve bits do."""
+    if "twelve_bits" not in request.function.__name__:
+        monkeypatch.setattr(native_library(), "has_twelve_bits", False)
+
+
+def test_twelve_bits_are_not_reckoned_with(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "model", **WHOLE_PANELS)
+    reckoned, taken = reckoned_and_taken(folder, "bfloat16")
+    library = native_library()
+    assert library is not None
+    assert taken < reckoned if library.has_twelve_bits else taken == reckoned
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_codes_count_as_they_are_held(name: str, dtype: str, tmp_path: Path) -> None:
