@@ -27,8 +27,9 @@ class End(StrEnum):
 class Receivings:
     """What one client received.
 
-    `is_orphan`: its gateway and every worker were killed together while it ran, so that it is known
-    how far it got but for about a second. `num_known`: tokens that it had long before.
+    `is_orphan`: its gateway and every worker were killed together while it ran, or before its end
+    was on the gateway's disk, so that it is known how far it got but for about a second.
+    `num_known`: tokens that it had long before.
     """
 
     request_id: str = ""
@@ -37,6 +38,8 @@ class Receivings:
     detail: str = ""
     is_orphan: bool = False
     num_known: int = 0
+    url: str = ""  # of its gateway
+    ended_at: float = 0.0  # by the monotonic clock
     token_times: list[float] = field(default_factory=list)
 
 
@@ -105,7 +108,8 @@ def _problem(
     if row["closed_unix_seconds"] is None:
         return "open"
     billed, received = row["output_tokens"], stream.num_tokens
-    if stream.end is not End.BROKEN:
+    is_told = stream.end is not End.BROKEN
+    if is_told and (billed == received or not stream.is_orphan):
         verdict.num_received += received
         verdict.num_billed += billed
         return None if billed == received else f"{billed} tokens billed, {received} received"
@@ -116,6 +120,8 @@ def _problem(
         verdict.num_unbilled += received - billed
         verdict.count("orphan")
         return None
+    if is_told:
+        return f"{billed} tokens billed, {received} received"
     verdict.num_received_broken += received
     verdict.num_billed_broken += billed
     verdict.num_published_broken += max(billed, num_published)

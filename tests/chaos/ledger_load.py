@@ -16,6 +16,8 @@ SILENCE_SECONDS = 60.0
 CHARACTERS = 120
 KNOWN_SECONDS = 3.0
 """Workers say each second how far a stream is, which takes its time to be stored."""
+STORED_SECONDS = 0.25
+"""An account is closed once its client has all; on a busy disk that is there so much later."""
 
 
 class LedgerLoad:
@@ -61,16 +63,20 @@ class LedgerLoad:
                     return
                 await asyncio.sleep(0.02)
 
-    def orphan_all(self) -> None:
-        """Whoever could say how far they got is about to be killed."""
-        long_before = time.monotonic() - KNOWN_SECONDS
-        for stream in self.in_flight:
+    def orphan_all(self, *, url: str = "") -> None:
+        """Whoever could say how far they got is about to be killed; `url`: of one gateway."""
+        now = time.monotonic()
+        long_before = now - KNOWN_SECONDS
+        just_ended = [s for s in self.streams if s.ended_at > now - STORED_SECONDS]
+        for stream in [*self.in_flight, *just_ended]:
+            if url not in ("", stream.url):
+                continue
             stream.is_orphan = True
             stream.num_known = sum(at < long_before for at in stream.token_times)
 
     async def _place(self, url: str) -> None:
         while not self._is_stopping:
-            stream = Receivings()
+            stream = Receivings(url=url)
             self.in_flight.add(stream)
             try:
                 await self._ask(url, stream)
@@ -78,6 +84,7 @@ class LedgerLoad:
                 stream.end = End.BROKEN if stream.request_id else End.REFUSED
                 stream.detail = f"{type(error).__name__}: {error}"
             finally:
+                stream.ended_at = time.monotonic()
                 self.in_flight.discard(stream)
                 self.streams.append(stream)
             if stream.end is End.REFUSED:

@@ -73,7 +73,7 @@ def find_exceptions(
 
 def _commonest(weight: torch.Tensor) -> torch.Tensor:
     numbers = weight.view(torch.int16).flatten()
-    numbers = numbers[:: max(1, len(numbers) // SAMPLE)]
+    numbers = numbers[:: len(numbers) // SAMPLE | 1]  # odd: not one column alone
     counts = torch.bincount((numbers.to(torch.int64) >> 7) & 0xFF, minlength=256)
     chosen = counts.sort(descending=True, stable=True).indices[:NUM_EXPONENTS]
     return (chosen << 7).to(torch.int16)

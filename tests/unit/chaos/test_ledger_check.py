@@ -53,6 +53,16 @@ def test_an_orphan_may_be_lost_but_pays_no_more_than_was_published() -> None:
     assert problems(orphan, row(None, None))
 
 
+def test_an_end_whose_account_was_lost_with_its_gateway_is_billed_less_at_most() -> None:
+    orphan = Receivings("r", 3, End.DONE, is_orphan=True)
+    verdict = judge([orphan], {"r": row(1, "reconciled")}, {"r": 3})
+    assert (verdict.problems, verdict.num_unbilled, verdict.num_received) == ([], 2, 0)
+    verdict = judge([orphan], {"r": row(3)}, {"r": 3})
+    assert (verdict.problems, verdict.num_unbilled, verdict.num_received) == ([], 0, 3)
+    assert problems(orphan, row(4), num_published=5)
+    assert problems(Receivings("r", 3, End.DONE), row(1, "reconciled"), num_published=3)
+
+
 def test_what_orphans_had_long_before_is_billed() -> None:
     orphan = Receivings("r", 30, End.BROKEN, is_orphan=True, num_known=20)
     for billed, is_right in ((30, True), (20, True), (19, True), (18, False), (0, False)):
