@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from pagoda_kernels.native.library import NativeLibrary
+from pagoda_kernels.native.packed_lora import PANEL
 from pagoda_kernels.native.structures import Linear
 
 TWELVE_BITS = 12
@@ -57,7 +58,7 @@ def find_exceptions(
     """
     exponents = _commonest(weight)
     structure.bits, structure.exponents = TWELVE_BITS, exponents.data_ptr()
-    panel_outputs = 32 if structure.is_gated else 64
+    panel_outputs = PANEL // (1 + structure.is_gated)
     counts = torch.zeros(-(-structure.num_outputs // panel_outputs), dtype=torch.int64)
     library.count_exceptions(threads, structure, weight.data_ptr(), counts.data_ptr())
     total = int(counts.sum())

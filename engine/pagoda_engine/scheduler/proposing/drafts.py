@@ -217,10 +217,9 @@ class Drafts:
         self._credit = min(self._credit, self._may_lose(step, cost))
         candidates, num_tokens = self._worth(proposals, decodes, cost, len(decodes))
         num_proposing = len({c.sequence for c in candidates if _is_worth_it(c)} | {*proposals})
-        if num_proposing < len(decodes):
-            num_proposing = max(1, num_proposing)
+        if 0 < num_proposing < len(decodes):  # else less saved changes nothing
             candidates, num_tokens = self._worth(proposals, decodes, cost, num_proposing)
-        self._saved = saving(len(decodes), num_proposing, cost)
+        self._saved = saving(len(decodes), max(1, num_proposing), cost)
         self._pays = num_tokens > 0 and self._credit > 0.0
         for candidate in candidates if self._overlaps else ():
             self._let_wait(candidate)

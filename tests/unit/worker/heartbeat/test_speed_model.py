@@ -291,6 +291,22 @@ def test_steps_that_all_propose_as_much_leave_the_usual_proportion() -> None:
     assert 0.2e-3 < cost.per_proposed_token < 0.8e-3
 
 
+def test_proposed_tokens_that_seemed_dear_are_worth_a_trial_again() -> None:
+    model = SpeedModel()
+    for i in range(100):
+        s, k = 1 + i % 3, i % 2
+        model.add(proposing_step(s, s * k, 4e-3 + 2e-4 * s + 2e-3 * s * k))
+    dear = model.step_cost
+    for i in range(4000):
+        model.add(decode_step(1 + i % 3, 100, 4e-3 + 2e-4 * (1 + i % 3)))
+    forgotten = model.step_cost
+    assert dear is not None
+    assert forgotten is not None
+    assert dear.per_proposed_token > 1e-3
+    assert forgotten.per_proposed_token < 3e-4
+    assert max(forgotten.proposed_by_batch) < 3e-4
+
+
 def test_rate_weighs_by_amount() -> None:
     rate = Rate(decay=1.0)
     rate.add(1000, 1.0)
