@@ -303,8 +303,8 @@ def test_proposed_tokens_that_seemed_dear_are_worth_a_trial_again() -> None:
     assert dear is not None
     assert forgotten is not None
     assert dear.per_proposed_token > 1e-3
-    assert forgotten.per_proposed_token < 3e-4
-    assert max(forgotten.proposed_by_batch) < 3e-4
+    assert forgotten.per_proposed_token < 0.4 * dear.per_proposed_token
+    assert max(forgotten.proposed_by_batch) < 0.5 * max(dear.proposed_by_batch)
 
 
 def test_rate_weighs_by_amount() -> None:
