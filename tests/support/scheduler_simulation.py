@@ -23,7 +23,8 @@ from pagoda_engine.sampling.sampling_state import SamplingState
 from pagoda_engine.sampling.token_logprobs import TokenLogprobs
 from pagoda_engine.scheduler import ScheduledStep, Scheduler, Sequence
 from pagoda_engine.scheduler.beams import Beams
-from pagoda_engine.scheduler.proposing.drafts import Drafter, Drafts
+from pagoda_engine.scheduler.proposing.drafter import Drafter
+from pagoda_engine.scheduler.proposing.drafts import Drafts
 from pagoda_engine.scheduler.proposing.speculator import Speculator
 from pagoda_engine.scheduler.sequence_blocks import SequenceBlocks
 from pagoda_engine.scheduler.step_counts import StepCounts

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Protocol
 
 from pagoda_engine.scheduler.limits import (
     ACCEPTANCE,
@@ -19,9 +18,11 @@ from pagoda_engine.scheduler.limits import (
     SETTING,
     count,
 )
+from pagoda_engine.scheduler.proposing.drafter import Drafter
+from pagoda_engine.scheduler.proposing.gain import LEAST_OVERLAPPED, MARGIN, saving
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.scheduler.step_cost import StepCost
-from pagoda_engine.speculation import Acceptance, ForwardTime
+from pagoda_engine.speculation import Acceptance
 
 MAX_FIRST_TOKENS = 32
 """A sequence that lacks no more of the draft's KV computes it as it drafts its first token."""
@@ -43,52 +44,6 @@ FIRST_ACCEPTANCE = 0.7
 """Share of right tokens that is expected of a draft until something is known: somebody chose it."""
 POOLED_RATE = 0.03
 """Weight of the latest drafted token in the share of right ones that is expected of a newcomer."""
-MARGIN = 1.5
-"""A proposed token must be expected to save so many times what it costs: both are estimates."""
-LEAST_OVERLAPPED = 1.25
-"""Proposals that must be right on average where a sequence sits out a step to be verified."""
-
-
-def saving(num_decodes: int, num_proposing: int, cost: StepCost) -> float:
-    """Return what a right token saves where so many of a step's decodes have tokens proposed.
-
-    A decode, and its part of what a step takes anyway; but the others, who have none, need their
-    steps all the same. So that part is the smaller the more they are: what all propose saves steps,
-    and what one of many proposes none.
-    """
-    share = num_proposing / num_decodes
-    return cost.base / num_decodes * share * share + cost.per_decode
-
-
-class Drafter(Protocol):
-    """A draft model and its KV; see `pagoda_engine.drafting.drafter.Drafter`."""
-
-    time: ForwardTime
-    seconds: float
-
-    def num_missing(self, sequence: Sequence) -> int:
-        """Return how many of its tokens must be computed before one can be drafted."""
-        ...
-
-    def has_room(self, sequence: Sequence, num_drafted: int) -> bool:
-        """Take blocks for a sequence and so many drafted tokens, if it can be drafted."""
-        ...
-
-    def catch_up(self, sequence: Sequence, num_tokens: int) -> None:
-        """Compute the KV of its next tokens."""
-        ...
-
-    def draft(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[list[int]]:
-        """Return so many tokens of each, those that want most first."""
-        ...
-
-    def drop(self, sequence: Sequence) -> None:
-        """Forget a sequence."""
-        ...
-
-    def check_invariants(self, running: SequenceOf[Sequence]) -> None:
-        """Recount."""
-        ...
 
 
 class _Drafted(Acceptance):

@@ -17,7 +17,8 @@ from pagoda_engine.scheduler.limits import (
     SETTING,
     count,
 )
-from pagoda_engine.scheduler.proposing.drafts import LEAST_OVERLAPPED, MARGIN, Drafts, saving
+from pagoda_engine.scheduler.proposing.drafts import Drafts
+from pagoda_engine.scheduler.proposing.gain import LEAST_OVERLAPPED, least_probability
 from pagoda_engine.scheduler.sequence import Sequence
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.speculation import (
@@ -154,7 +155,7 @@ class Speculator:
     ) -> dict[Sequence, SequenceOf[int]]:
         """Return what is worth being verified of what followed the same tokens before."""
         num_decodes = len(decodes)
-        least = _least(num_decodes, num_decodes, cost)
+        least = least_probability(num_decodes, num_decodes, cost)
         step = self._step
         self._looks_at = step + 1 + MAX_RESTS
         if least >= 1.0:
@@ -175,7 +176,7 @@ class Speculator:
             else:
                 self._looks_at = min(self._looks_at, guesses.looks_at)
             num_proposing += sequence.waits_for_tokens or guesses.is_likely(least)
-        least = _least(num_decodes, max(1, num_proposing), cost)
+        least = least_probability(num_decodes, max(1, num_proposing), cost)
         proposals = {}
         for sequence, guesses, found in looks:
             if tokens := self._of(sequence, guesses, found, least):
@@ -230,12 +231,6 @@ class Speculator:
         for sequence in decodes:
             if sequence.can_speculate:
                 count(sequence.proposal_limits, LOAD)
-
-
-def _least(num_decodes: int, num_proposing: int, cost: StepCost) -> float:
-    """Return how likely a token must be, above 0, to be verified in a step of these decodes."""
-    saved = saving(num_decodes, num_proposing, cost)
-    return max(1e-9, MARGIN * cost.proposed(num_decodes) / saved) if saved else 1.0
 
 
 def _forced_with_logprobs(sequence: Sequence) -> SequenceOf[int]:

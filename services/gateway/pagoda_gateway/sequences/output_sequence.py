@@ -8,17 +8,16 @@ there on would not continue what the client has.
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
 from pagoda_gateway.sequences.output_guard import CONTENT_FILTER, OutputGuard
 from pagoda_gateway.sequences.output_options import OutputOptions
+from pagoda_gateway.sequences.output_text import OutputText
 from pagoda_gateway.sequences.prompt_logprobs import PromptLogprobs
 from pagoda_gateway.sequences.repetition import DETECTED, REPETITION
 from pagoda_gateway.text.prompts import Prompt
-from pagoda_gateway.text.stop_strings import StopStrings
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 MAX_EARLY_FRAMES = 4096
@@ -49,10 +48,10 @@ class OutputSequence:
     """
 
     __slots__ = (  # more attributes than objects have within: each token would look into a dict
-        "_asking", "_clock", "_detokenizer", "_early", "_followers", "_gap_timeout_seconds",
-        "_gap_timer", "_has_read_finish", "_heard_seconds", "_held", "_is_text_only", "_logprobs",
-        "_needs_attention", "_num_read", "_num_shown", "_on_change", "_options", "_reads_text",
-        "_shows_tokens", "_speculated_before", "_stops", "_texts", "attempt", "attention",
+        "_asking", "_clock", "_early", "_followers", "_gap_timeout_seconds", "_gap_timer",
+        "_has_read_finish", "_heard_seconds", "_is_text_only", "_logprobs", "_needs_attention",
+        "_num_read", "_on_change", "_options", "_reads_text", "_shows_tokens",
+        "_speculated_before", "_text", "attempt", "attention",
         "cached", "embedding", "error", "finish_reason", "first_token_seconds", "guard",
         "has_progressed", "index", "is_ended_by_worker", "is_handed_over", "is_own_fault",
         "is_search", "last_token_seconds", "leader", "lost_reason", "matched_stop",
@@ -122,12 +121,7 @@ class OutputSequence:
         self.is_own_fault = False  # the error is the request's own, on every worker
         self.attention = asyncio.Event()  # finished, lost or failed: its driver must act
         self._needs_attention = False  # it is set
-        self._detokenizer = tokenizer.detokenizer(
-            prompt.token_ids,
-            skip_special_tokens=options.skip_special_tokens,
-            kept=options.kept_token_ids,
-        )
-        self._stops = StopStrings(options.stops, include=options.include_stop)
+        self._text = OutputText(prompt.token_ids, tokenizer, options, guard)
         self._is_text_only = (
             guard is None
             and not options.stops
@@ -145,11 +139,6 @@ class OutputSequence:
         self._clock = clock
         self._early: dict[int, generate_pb2.Frame] = {}
         self._gap_timer: asyncio.TimerHandle | None = None
-        # Where a guard may hold text back: (tokens, characters that the guard had then) of those
-        # that the client may not have yet, and how many tokens it has.
-        self._held: deque[tuple[int, int]] = deque()
-        self._num_shown = 0
-        self._texts: list[str] = []
         self._logprobs: list[generate_pb2.PositionLogprobs] = []
         self._num_read = 0
         self._has_read_finish = False
@@ -178,13 +167,9 @@ class OutputSequence:
     @property
     def num_shown(self) -> int:
         """Tokens of which nothing is held back of what was read."""
-        guard = self.guard
-        if guard is None or self._has_read_finish or self._shows_tokens:
+        if self.guard is None or self._has_read_finish or self._shows_tokens:
             return len(self.token_ids)
-        num_chars = guard.num_shown
-        while self._held and self._held[0][1] <= num_chars:
-            self._num_shown = self._held.popleft()[0]
-        return self._num_shown
+        return self._text.num_shown(self.guard)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -274,8 +259,7 @@ class OutputSequence:
             self.last_token_seconds = self._heard_seconds
             for token_id in frame.token_ids[:]:  # a list: the field's own iterator is slow
                 known_ids.append(token_id)
-                if text := self._detokenizer.push(token_id):
-                    self._texts.append(text)
+                self._text.push_plain(token_id)
             self._on_change(len(known_ids) - self._num_read)
             return
         if self.is_search:
@@ -300,28 +284,26 @@ class OutputSequence:
         """Return new text if nothing else is new that anybody sees; None: `read` says what is."""
         if not self._reads_text or self.finish_reason is not None:
             return None
-        texts, num_tokens = self._texts, len(self.token_ids)
-        if num_tokens == self._num_read and not texts:
+        num_tokens = len(self.token_ids)
+        if num_tokens == self._num_read and not self._text.pieces:
             return None
         self._num_read = num_tokens
-        if len(texts) == 1:
-            return texts.pop()
-        self._texts = []
-        return "".join(texts)
+        return self._text.read()
 
     def read(self) -> Delta | None:
         """Return what is new, or None. The finish reason is returned once, with the last text."""
         is_settled = self.is_settled
-        if not (self.num_unread or self._texts or (is_settled and not self._has_read_finish)):
+        is_new = self.num_unread or self._text.pieces
+        if not (is_new or (is_settled and not self._has_read_finish)):
             return None
         delta = Delta(
-            text="".join(self._texts),
+            text=self._text.read(),
             token_ids=self.token_ids[self._num_read :],
             logprobs=self._logprobs,
             finish_reason=self.finish_reason if is_settled else None,
         )
         self._num_read = len(self.token_ids)
-        self._texts, self._logprobs = [], []
+        self._logprobs = []
         self._has_read_finish = is_settled
         return delta
 
@@ -352,19 +334,20 @@ class OutputSequence:
         for position, token_id in enumerate(new_ids, start=skip):
             is_last = position == len(frame_ids) - 1
             hide = is_stop and is_last and token_id == matched_id and not self._options.include_stop
-            self._add_token(token_id, hide=hide)
+            self.token_ids.append(token_id)
+            self._text.push(token_id, len(self.token_ids), hide=hide)
             if position < len(logprobs):
                 self._logprobs.append(logprobs[position])
-            if self._stops.matched is not None:
+            if self._text.matched_stop is not None:
                 self.is_ended_by_worker = is_last and bool(reason)
-                self._finish("stop", self._stops.matched)
+                self._finish("stop", self._text.matched_stop)
                 return
             if self.guard is not None and self.guard.is_blocked:
                 self.is_ended_by_worker = is_last and bool(reason)
                 self._finish(CONTENT_FILTER, None)
                 return
             if not (is_last and reason) and self._repeats():
-                self._show_rest()
+                self._text.show_rest()
                 self._finish(REPETITION, DETECTED)
                 return
         if reason:
@@ -410,21 +393,6 @@ class OutputSequence:
                 return True
         return False
 
-    def _add_token(self, token_id: int, *, hide: bool) -> None:
-        self.token_ids.append(token_id)
-        text = "" if hide else self._detokenizer.push(token_id)
-        if text:
-            is_guarded = len(self.token_ids) > self._options.min_tokens
-            self._show(self._stops.push(text) if is_guarded else text)
-        if self.guard is not None:
-            self._held.append((len(self.token_ids), self.guard.num_taken))
-
-    def _show(self, text: str) -> None:
-        if text and self.guard is not None:
-            text = self.guard.push(text)
-        if text:
-            self._texts.append(text)
-
     def _end(self, reason: int, error: str, matched_id: int | None) -> None:
         self.is_ended_by_worker = True
         if reason in (generate_pb2.FINISH_REASON_ERROR, generate_pb2.FINISH_REASON_INVALID):
@@ -434,8 +402,8 @@ class OutputSequence:
         elif reason == generate_pb2.FINISH_REASON_ABORT:
             self.lose("the worker aborted the sequence")
         else:
-            self._show_rest()
-            matched = self._stops.matched
+            self._text.show_rest()
+            matched = self._text.matched_stop
             self._finish(
                 "length" if reason == _LENGTH and matched is None else "stop",
                 matched_id if matched is None else matched,
@@ -448,18 +416,11 @@ class OutputSequence:
             return False
         return repetition.ends(self.token_ids)
 
-    def _show_rest(self) -> None:
-        """Show what was held back; no token will follow."""
-        self._show(self._stops.push(self._detokenizer.flush()))
-        if self._stops.matched is None:
-            self._show(self._stops.flush())
-
     def on_judged(self) -> None:
         """The guard has judged more of the text."""
         guard = self.guard
         assert guard is not None, "nobody else calls"
-        if text := guard.shown():
-            self._texts.append(text)
+        self._text.add(guard.shown())
         if guard.is_blocked and not self.is_finished:
             self._finish(CONTENT_FILTER, None)
         elif guard.is_blocked:
@@ -468,8 +429,7 @@ class OutputSequence:
 
     def _finish(self, reason: str, matched: str | int | None) -> None:
         if self.guard is not None:
-            if text := self.guard.flush():
-                self._texts.append(text)
+            self._text.add(self.guard.flush())
             if self.guard.is_blocked:
                 reason, matched = CONTENT_FILTER, None
         self.finish_reason = reason

@@ -1,0 +1,88 @@
+"""The text of one output: whole characters, up to a stop string, through its guard."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from pagoda_gateway.sequences.output_guard import OutputGuard
+from pagoda_gateway.sequences.output_options import OutputOptions
+from pagoda_gateway.text.stop_strings import StopStrings
+from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+
+class OutputText:
+    """Makes text of tokens. Tokens go in with `push`; what can be shown comes out with `read`."""
+
+    __slots__ = (
+        "_detokenizer", "_guard", "_held", "_min_tokens", "_num_shown", "_stops", "pieces"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        tokenizer: ModelTokenizer,
+        options: OutputOptions,
+        guard: OutputGuard | None,
+    ) -> None:
+        """Start empty; see `OutputSequence`."""
+        self._detokenizer = tokenizer.detokenizer(
+            prompt_ids,
+            skip_special_tokens=options.skip_special_tokens,
+            kept=options.kept_token_ids,
+        )
+        self._stops = StopStrings(options.stops, include=options.include_stop)
+        self._min_tokens = options.min_tokens
+        self._guard = guard
+        # Where a guard may hold text back: (tokens, characters that the guard had then) of those
+        # that the client may not have yet, and how many tokens it has.
+        self._held: deque[tuple[int, int]] = deque()
+        self._num_shown = 0
+        self.pieces: list[str] = []  # that nobody has read
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that has ended the text."""
+        return self._stops.matched
+
+    def num_shown(self, guard: OutputGuard) -> int:
+        """Return the tokens of which its guard holds nothing back."""
+        num_chars = guard.num_shown
+        while self._held and self._held[0][1] <= num_chars:
+            self._num_shown = self._held.popleft()[0]
+        return self._num_shown
+
+    def push_plain(self, token_id: int) -> None:
+        """Take a token of an output that has no stop strings and no guard."""
+        if text := self._detokenizer.push(token_id):
+            self.pieces.append(text)
+
+    def push(self, token_id: int, num_tokens: int, *, hide: bool) -> None:
+        """Take a token, with which the output has so many; `hide`: it has no text."""
+        text = "" if hide else self._detokenizer.push(token_id)
+        if text:
+            self._show(self._stops.push(text) if num_tokens > self._min_tokens else text)
+        if self._guard is not None:
+            self._held.append((num_tokens, self._guard.num_taken))
+
+    def show_rest(self) -> None:
+        """Show what was held back for a stop string; no token will follow."""
+        self._show(self._stops.push(self._detokenizer.flush()))
+        if self._stops.matched is None:
+            self._show(self._stops.flush())
+
+    def add(self, text: str) -> None:
+        """Have text read that the guard has let go."""
+        if text:
+            self.pieces.append(text)
+
+    def read(self) -> str:
+        """Return what can be shown and nobody has read."""
+        pieces = self.pieces
+        if len(pieces) == 1:  # nearly always
+            return pieces.pop()
+        self.pieces = []
+        return "".join(pieces)
+
+    def _show(self, text: str) -> None:
+        if text and self._guard is not None:
+            text = self._guard.push(text)
+        self.add(text)
