@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from processes import cpu_seconds, memory_bytes
 
-SAMPLE_SECONDS = 1.0
+SAMPLE_SECONDS = 2.0  # a look takes 10 to 20 ms of a core
 LOUD_PERCENT = 5.0
 
 

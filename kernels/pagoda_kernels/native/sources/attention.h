@@ -478,7 +478,7 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
             else if (job->batch->cache_kind == CACHE_INT8) PACK_TILE(CACHE_INT8);
             else PACK_TILE(CACHE_AS_ROWS);
 #undef PACK_TILE
-            panel_product(part.num_rows, steps, s.q, q_words, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
+            panel_product(part.num_rows, steps, s.q, q_words, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16, NULL);
         }
         weigh(&s, &by, part.num_rows, tile, columns, is_bf16);
         if (is_packed) {
@@ -487,7 +487,7 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
         }
         for (long d = 0; d < columns; d += PANEL)
             panel_product(part.num_rows, key_steps, s.weights, x_words(key_steps, is_bf16), s.v_panel + d / PANEL * key_steps * PANEL,
-                          s.sums + d, columns, s.k_panel, 1, is_bf16);
+                          s.sums + d, columns, s.k_panel, 1, is_bf16, NULL);
     }
     for (long row = 0; row < part.num_rows; row++) {
         const long token = part.first_token + row / group, of = part.head * group + row % group;

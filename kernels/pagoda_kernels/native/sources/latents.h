@@ -209,11 +209,11 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
         }
         pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16, CACHE_AS_ROWS);
         pack_values(here->keys, here->keys, here->num_keys, value_width, s.v_panel, is_bf16, CACHE_AS_ROWS);
-        panel_product(num_rows, steps, s.q, q_words, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
+        panel_product(num_rows, steps, s.q, q_words, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16, NULL);
         weigh(&s, &by, num_rows, tile, columns, is_bf16);
         for (long d = 0; d < columns; d += PANEL)
             panel_product(num_rows, key_steps, s.weights, x_words(key_steps, is_bf16), s.v_panel + d / PANEL * key_steps * PANEL,
-                          s.sums + d, columns, s.k_panel, 1, is_bf16);
+                          s.sums + d, columns, s.k_panel, 1, is_bf16, NULL);
     }
     for (long row = 0; row < num_rows; row++) {
         const long token = part.first_token + row / heads, head = first_head + row % heads;

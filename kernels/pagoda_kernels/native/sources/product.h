@@ -294,15 +294,17 @@ static const Tile TILE_FUNCTIONS[2][2][MAX_ROWS] = {  // [adds][is_bf16][rows - 
 
 // c[rows, 64] (+)= x times a panel: tiles of at most MAX_ROWS rows, as even as they can be. Each fetches its
 // share of the `steps` steps from `ahead` on: what comes next should be near by then, and memory never idle.
+// done: told of each tile; NULL: there is more to be added to them.
 static inline void panel_product(
     long num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
-    long c_stride, const uint32_t *ahead, int adds, int is_bf16) {
+    long c_stride, const uint32_t *ahead, int adds, int is_bf16, const RowsDone *done) {
     const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, stride = PANEL / num_tiles;
     for (long tile = 0; tile < num_tiles; tile++) {
         const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
         TILE_FUNCTIONS[adds][is_bf16][end - row - 1](
             steps, x + row * x_stride, x_stride, panel, c + row * c_stride, c_stride,
             ahead + tile * steps * PANEL / num_tiles, stride);
+        if (done) done->tell(done, row, end);
     }
 }
 
@@ -379,7 +381,8 @@ static inline __attribute__((always_inline)) void finish_rows(
 #if HAS_TWELVE_BITS
 // scratch->sums[num_rows, 64] = rows of x times a panel of twelve bits. `later` is fetched meanwhile.
 static void twelve_panel_product(
-    long num_rows, long steps, const uint32_t *x, const Linear *linear, long panel, const void *later, PanelScratch *scratch) {
+    long num_rows, long steps, const uint32_t *x, const Linear *linear, long panel, const void *later, PanelScratch *scratch,
+    const RowsDone *done) {
     const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, stride = STEP_BYTES / num_tiles, end = num_rows / num_tiles;
     const Exceptions *exceptions = &linear->exceptions;
     TwelvePart part = {.steps = panel_at(linear, panel), .exception = exceptions->all + exceptions->first[panel],
@@ -390,16 +393,48 @@ static void twelve_panel_product(
         part.count = num_tiles > 1 ? (left < most ? left : most) : left > most ? left - most : left;
         part.ahead = left > most ? part.steps + most * STEP_BYTES : later;
         while (part.exception->step < part.first) part.exception++;
+        const int is_last = part.count == left;
         TWELVE_TILE_FUNCTIONS[adds][num_tiles > 1][end - 1](&part, x, steps, scratch->sums);
+        if (is_last) done->tell(done, 0, end);
         for (long tile = 1; tile < num_tiles; tile++) {
             const long row = num_rows * tile / num_tiles, next = num_rows * (tile + 1) / num_tiles;
             TILE_FUNCTIONS[adds][1][next - row - 1](
                 part.count, x + row * steps, steps, scratch->widened, scratch->sums + row * PANEL, PANEL,
                 (const uint32_t *)(part.ahead + tile * part.count * stride), stride / 4);
+            if (is_last) done->tell(done, row, next);
         }
     }
 }
 #endif
+
+// Of a panel and the rows of a chunk.
+typedef struct {
+    RowsDone done;  // the first, so that a pointer to it is one to this
+    const ProductJob *job;
+    long panel;
+    long first_row;  // of the chunk
+    float *sums;     // [rows of the chunk, PANEL]
+} Ending;
+
+// Outputs of sums: what adapters add, bias, gate; rounded.
+static void end_rows(const RowsDone *done, long row, long end) {
+    const Ending *ending = (const Ending *)done;
+    const ProductJob *job = ending->job;
+    const Linear *linear = job->linear;
+    const int is_bf16 = linear->is_bf16;
+    const long first = ending->first_row + row, num_rows = end - row;
+    float *sums = ending->sums + row * PANEL;
+    if (job->adapters) {
+        const Lora *lora = linear->lora;
+        const float *shrunk = job->shrunk + first * shrunk_width(lora);
+        const long outputs = linear->num_outputs, each = panel_outputs(linear);
+        if (is_bf16) expand_rows(lora, job->adapters + first, shrunk, num_rows, ending->panel, outputs, each, sums, 1);
+        else expand_rows(lora, job->adapters + first, shrunk, num_rows, ending->panel, outputs, each, sums, 0);
+    }
+    void *y = (void *)at(job->y, first * job->y_stride, is_bf16);
+    if (is_bf16) finish_rows(linear, sums, ending->panel, num_rows, y, job->y_stride, 1);
+    else finish_rows(linear, sums, ending->panel, num_rows, y, job->y_stride, 0);
+}
 
 // The outputs of one panel for the rows of one chunk. `later`: what this thread may read next, if it is dense.
 static inline void panel_rows(const ProductJob *job, long panel, long chunk, const void *later, int thread) {
@@ -410,15 +445,15 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
     const uint32_t *weights = panel_at(linear, panel);
     const uint32_t *x = (const uint32_t *)job->x + row * steps;
     PanelScratch *scratch = scratch_of(job->threads, thread);
-    float *sums = scratch->sums;
+    const Ending ending = {{end_rows}, job, panel, row, scratch->sums};
     if (linear->bits == TWELVE_BITS) {
 #if HAS_TWELVE_BITS
-        twelve_panel_product(end - row, steps, x, linear, panel, later, scratch);
+        twelve_panel_product(end - row, steps, x, linear, panel, later, scratch, &ending.done);
 #endif
     } else if (linear->bits) {
         quantised_panel_product(
             end - row, linear->width, x, panel_at(linear, panel), linear->bits, linear->has_zeros, linear->levels,
-            is_bf16, scratch);
+            is_bf16, scratch, &ending.done);
     } else {
         for (long step = 0; step < steps; step += K_PART_STEPS) {
             const long next = step + K_PART_STEPS, count = (next < steps ? next : steps) - step;
@@ -429,19 +464,11 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
                 x_part = widen_part(end - row, 2 * count, x_part, linear->width, scratch);
                 stride = X_PART;
             }
-            panel_product(end - row, count, x_part, stride, part, sums, PANEL, ahead, step > 0, is_bf16);
+            panel_product(
+                end - row, count, x_part, stride, part, scratch->sums, PANEL, ahead, step > 0, is_bf16,
+                next < steps ? NULL : &ending.done);
         }
     }
-    if (job->adapters) {
-        const Lora *lora = linear->lora;
-        const float *shrunk = job->shrunk + row * shrunk_width(lora);
-        const long outputs = linear->num_outputs, each = panel_outputs(linear);
-        if (is_bf16) expand_rows(lora, job->adapters + row, shrunk, end - row, panel, outputs, each, sums, 1);
-        else expand_rows(lora, job->adapters + row, shrunk, end - row, panel, outputs, each, sums, 0);
-    }
-    void *y = (void *)at(job->y, row * job->y_stride, is_bf16);
-    if (is_bf16) finish_rows(linear, sums, panel, end - row, y, job->y_stride, 1);
-    else finish_rows(linear, sums, panel, end - row, y, job->y_stride, 0);
 }
 
 static void product_task(const void *argument, long task, int thread) {

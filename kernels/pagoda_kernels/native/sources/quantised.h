@@ -399,10 +399,15 @@ static void *widen_part(long num_rows, long width, const void *x, long x_stride,
     return scratch->x;
 }
 
+// Told once the sums of rows [row, end) are complete, tile by tile: while they are in the first-level cache.
+typedef struct RowsDone {
+    void (*tell)(const struct RowsDone *, long row, long end);
+} RowsDone;
+
 // scratch->sums[num_rows, 64] = rows of x times a panel.
 static void quantised_panel_product(
     long num_rows, long width, const void *x, const char *panel, int bits, int has_zeros,
-    const uint16_t *levels, int is_bf16, PanelScratch *scratch) {
+    const uint16_t *levels, int is_bf16, PanelScratch *scratch, const RowsDone *done) {
     const int widens_x = is_bf16 && !TAKES_PAIRS;
     const int is_widened = num_rows >= WIDENED_ROWS && (bits == 8 || !TAKES_PAIRS);
     const int kind = is_widened ? WIDENED + has_zeros : bits == 8 ? EIGHT_BITS : FOUR_BITS + has_zeros;
@@ -425,6 +430,7 @@ static void quantised_panel_product(
             tiles[end - row - 1](
                 &part, at(x_part, row * stride, is_pairs), stride, scratch->of_x + row * PART_GROUPS,
                 scratch->sums + row * PANEL);
+            if (k + most >= width) done->tell(done, row, end);
         }
     }
 }
