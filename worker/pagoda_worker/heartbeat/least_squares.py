@@ -55,7 +55,7 @@ class Sums:
 def non_negative_solution(gram: Array, moment: Array, ridge: Array | float = 1e-9) -> list[float]:
     """Return the non-negative least-squares solution of ``gram x = moment``.
 
-    Features are few, so every subset is tried.
+    Features are few, so every subset is tried, unless the best of all has nothing negative.
 
     Args:
         gram: ``[N, N]``.
@@ -69,6 +69,8 @@ def non_negative_solution(gram: Array, moment: Array, ridge: Array | float = 1e-
     target = moment * scale
     best, best_loss = np.zeros(num), np.inf
     for size in range(num, 0, -1):
+        if size < num == np.count_nonzero(best):
+            break
         for subset in itertools.combinations(range(num), size):
             index = list(subset)
             part = np.linalg.solve(scaled[np.ix_(index, index)], target[index])
