@@ -431,10 +431,15 @@ class Engine:
         started, ended = self._last_step
         rest = rest_after(ended - started, self._scheduler.rest_counts())
         rest -= self._clock() - ended
-        if rest <= 0 or not self._shared_processors.others_compute():
+        if rest <= 0 or not self.others_compute():
             return 0.0
         self._shared_processors.rest()
         return rest
+
+    def others_compute(self) -> bool:
+        """Whether other workers of this machine compute on its processors now. From any thread."""
+        shared = self._shared_processors
+        return shared is not None and shared.others_compute()
 
     def set_step_cost(self, cost: StepCost) -> None:
         """Say how long steps take, as measured: tenants share a step's time by it."""

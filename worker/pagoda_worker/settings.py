@@ -103,7 +103,7 @@ class WorkerSettings(ServiceSettings):
     write_through: Literal["auto", "all", "reused"] = Field(
         "auto",
         description="Blocks written to the kvstore at once: all, or those used again (the others "
-        "when the worker idles); auto: all on a GPU, reused on CPU",
+        "when no worker of the host computes); auto: all on a GPU, reused on CPU",
     )
     step_trace_interval: int = Field(
         1000, ge=0, description="One step in this many becomes a trace of its own; 0: none"

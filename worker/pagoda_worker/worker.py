@@ -104,7 +104,7 @@ class Worker(Generic[S]):
         self.bus = bus
         self.metrics = metrics
         self.clock = clock
-        self._engine = engine  # its step thread's; others may only announce
+        self._engine = engine  # its step thread's, but for what may come from any
         self.kv_cache = engine.kv_cache
         self.sequences: SequenceTable[S] = SequenceTable()
         self.executor = ThreadPoolExecutor(NUM_COPY_THREADS, thread_name_prefix="kv-copy")
@@ -419,7 +419,7 @@ class Worker(Generic[S]):
             self._end_overdue()
             self._tell_step_cost()
             self._handler.on_housekeeping()
-            if not len(self.sequences):
+            if not len(self.sequences) and not self._engine.others_compute():
                 self.tiers.on_idle()
             await next_tick(HOUSEKEEPING_SECONDS)
 

@@ -7,6 +7,7 @@ from support.running_kvstore import running_kvstore
 from support.servers import free_port
 from support.worker_cluster import Answer, Cluster
 
+from pagoda_engine import Engine
 from pagoda_runtime.block_hash import split_hashes
 
 pytestmark = pytest.mark.integration
@@ -61,6 +62,29 @@ async def test_consumer_does_not_write_what_its_producer_writes(
         await store.holds(marker)
 
         assert not store.held & set(split_hashes(answer.request.block_hashes))
+
+
+async def test_what_nobody_used_again_waits_until_no_worker_of_the_machine_computes(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[set[bytes]] = []
+    async with running_kvstore(cluster, tmp_path / "store") as store:
+
+        def others_compute(_: Engine) -> bool:
+            looks.append(set(store.held))
+            return len(looks) < 4
+
+        monkeypatch.setattr(Engine, "others_compute", others_compute)
+        await cluster.start_decode(
+            "decode-1", kvstore_endpoint=store.endpoint, write_through="reused"
+        )
+        answer = await cluster.generate("decode-1", PROMPT)
+        await answer.finished()
+
+        await store.holds(answer)
+
+    hashes = set(split_hashes(answer.request.block_hashes))
+    assert len(looks) >= 4 and not any(hashes & held for held in looks[:4])
 
 
 async def test_absent_kvstore_is_a_miss(cluster: Cluster) -> None:

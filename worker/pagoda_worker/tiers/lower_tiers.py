@@ -147,7 +147,7 @@ class LowerTiers:
             self._write_through.note_reused(blocks)
 
     def on_idle(self) -> None:
-        """Nothing is computed now: a moment to write what nobody has used again."""
+        """No worker of this machine computes: a moment to write what nobody has used again."""
         if self._write_through is not None:
             self._write_through.on_idle()
 

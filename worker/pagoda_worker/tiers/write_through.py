@@ -1,8 +1,9 @@
 """Copies finished blocks to the host's kvstore, in the background and within a byte budget.
 
 All of them at once, or at once only those that are used again: most prompts come once, and where
-the engine computes on the processors that copy, copies cost tokens. The others wait for an idle
-moment. A block that cannot be written in time is dropped and counted: it is only a later miss.
+the engine computes on the processors that copy, copies cost tokens. The others wait for a moment
+in which no worker of the machine computes. A block that cannot be written in time is dropped and
+counted: it is only a later miss.
 """
 
 import asyncio
@@ -113,7 +114,7 @@ class WriteThrough:
             self._enqueue([block for block in blocks if self._later.get(block[0]) == block[1]])
 
     def on_idle(self) -> None:
-        """Nothing is computed: queue some of those that wait, the latest first."""
+        """Nothing is computed here: queue some of those that wait, the latest first."""
         free = self._max_blocks - len(self._queue)
         self._enqueue([self._later.popitem() for _ in range(min(free, len(self._later)))])
 
