@@ -1,6 +1,9 @@
+import itertools
+import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -88,6 +91,54 @@ def test_products_are_the_same_whoever_shares(native: NativeLibrary, tmp_path: P
     y = torch.empty(9, 300)
     library.product(pool, packed.structure, x.data_ptr(), 9, y.data_ptr(), None, None)
     assert torch.equal(y, before)
+
+
+HOG = "import os; os.sched_setaffinity(0, {int(__import__('sys').argv[1])})\nwhile True: pass"
+LEND_SECONDS = 30.0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a processor to lose")
+def test_a_helper_that_loses_its_processor_to_another_worker_gets_ours(
+    native: NativeLibrary, tmp_path: Path
+) -> None:
+    """Somebody takes one of two processors, not ours; another worker computes at times."""
+    table, all_processors = tmp_path / "processors", os.sched_getaffinity(0)
+    ours, other = sorted(all_processors)[:2]
+    os.sched_setaffinity(0, {ours, other})
+    library = NativeLibrary(Path(native.path), native.instruction_set)
+    assert library.share_processors(table)
+    before = set(os.listdir("/proc/self/task"))
+    pool = library.threads(1)
+    helpers = {int(task) for task in set(os.listdir("/proc/self/task")) - before}
+    packed, x = PackedLinear(torch.randn(4096, 1024)), torch.randn(64, 1024)
+    expected, y = packed(x), torch.empty(64, 4096)
+    hog = subprocess.Popen([sys.executable, "-c", HOG, str(other)])
+    num_lent, until = 0, time.monotonic() + LEND_SECONDS
+
+    def watch() -> None:
+        nonlocal num_lent
+        for number in itertools.count():
+            if num_lent or time.monotonic() > until:
+                return
+            with table.open("r+b") as file:  # it computes half of the time
+                file.seek((NUM_SEATS - 1) * SEAT_BYTES)
+                file.write(struct.pack("=q", time.clock_gettime_ns(CLOCK) if number % 4 < 2 else 0))
+            num_lent += any(os.sched_getaffinity(helper) == {ours} for helper in helpers)
+
+    watching = threading.Thread(target=watch)
+    try:
+        os.sched_setaffinity(0, {ours})
+        watching.start()
+        while watching.is_alive():
+            y.zero_()
+            library.product(pool, packed.structure, x.data_ptr(), 64, y.data_ptr(), None, None)
+            assert torch.equal(y, expected)
+    finally:
+        os.sched_setaffinity(0, all_processors)
+        watching.join()
+        hog.kill()
+        hog.wait()
+    assert num_lent
 
 
 def test_without_the_file_nothing_changes(

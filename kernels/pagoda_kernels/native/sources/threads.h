@@ -25,12 +25,17 @@
 #define NUM_BITS 24         // of a number of tasks
 #define NUM_SEATS 16
 #define BUSY_NANOSECONDS 5000000  // who began no task for so long does not compute
+#define LATE_NANOSECONDS 400000   // behind the others: a helper with a task so long has lost its processor
 
 typedef void (*TaskFunction)(const void *job, long task, int thread);
 
 typedef struct {
     _Atomic int64_t last_task __attribute__((aligned(64)));  // when one began, in CLOCK_MONOTONIC
 } Seat;
+
+typedef struct {
+    _Atomic int has_task __attribute__((aligned(64)));
+} Working;
 
 typedef struct Threads {
     _Atomic uint64_t ticket __attribute__((aligned(64)));
@@ -45,7 +50,8 @@ typedef struct Threads {
     Seat *seats;        // [NUM_SEATS] or NULL: nobody shares
     int seat;           // ours
     cpu_set_t processors;  // that may be used
-    int main_processor;    // which helpers keep away from; -1: none yet
+    int main_processor;    // which helpers keep away from; -1: none yet, or one has it
+    Working working[MAX_THREADS];
     pthread_mutex_t mutex;  // held by who computes: one at a time
     char *scratch;
     size_t scratch_bytes;  // of each thread
@@ -71,22 +77,31 @@ static inline int has_task(uint64_t ticket) {
 
 static inline void wake(void *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0); }
 
-// Say that we compute; return when that was.
-static inline int64_t take_seat(Threads *threads) {
+static inline int64_t nanoseconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    const int64_t nanoseconds = now.tv_sec * 1000000000LL + now.tv_nsec;
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+// Say that we compute; return when that was.
+static inline int64_t take_seat(Threads *threads) {
+    const int64_t nanoseconds = nanoseconds_now();
     atomic_store_explicit(&threads->seats[threads->seat].last_task, nanoseconds, memory_order_relaxed);
     return nanoseconds;
 }
 
-// Have as many threads work as are ours now.
-static inline void share(Threads *threads) {
-    const int64_t now = take_seat(threads);
-    int num_busy = 1;
+// Workers at the other seats that compute.
+static inline int num_others(const Threads *threads, int64_t now) {
+    int num_busy = 0;
     for (int i = 0; i < NUM_SEATS; i++)
         num_busy += i != threads->seat &&
             now - atomic_load_explicit(&threads->seats[i].last_task, memory_order_relaxed) < BUSY_NANOSECONDS;
+    return num_busy;
+}
+
+// Have as many threads work as are ours now.
+static inline void share(Threads *threads) {
+    const int num_busy = 1 + num_others(threads, take_seat(threads));
     const int limit = num_busy < threads->num_threads ? threads->num_threads / num_busy : 1;
     const int before = atomic_exchange(&threads->limit, limit);
     if (limit > before) wake(&threads->limit);
@@ -101,7 +116,9 @@ static inline int work(Threads *threads, int thread) {
         if (!has_task(mine)) break;
         // The loop is not over before this task is: nobody changes function and job.
         if (threads->seats && !thread) take_seat(threads);
+        atomic_store_explicit(&threads->working[thread].has_task, 1, memory_order_relaxed);
         threads->function(threads->job, (long)(mine & ((1u << NUM_BITS) - 1)), thread);
+        atomic_store_explicit(&threads->working[thread].has_task, 0, memory_order_relaxed);
         atomic_fetch_add_explicit(&threads->num_done, 1, memory_order_release);
         has_worked = 1;
     }
@@ -150,6 +167,24 @@ static inline void keep_away(Threads *threads) {
         pthread_setaffinity_np(threads->helpers[i], sizeof others, &others);
 }
 
+// The only helper that has a task yet gets our processor if his own computes for another worker, maybe for
+// milliseconds.
+static inline void lend_processor(Threads *threads, int64_t now) {
+    int late = 0;
+    if (!threads->seats || threads->main_processor < 0 || !num_others(threads, now)) return;
+    for (int i = 1; i < threads->num_threads; i++) {
+        if (!atomic_load_explicit(&threads->working[i].has_task, memory_order_relaxed)) continue;
+        if (late) return;
+        late = i;
+    }
+    if (!late) return;
+    cpu_set_t ours;
+    CPU_ZERO(&ours);
+    CPU_SET(threads->main_processor, &ours);
+    pthread_setaffinity_np(threads->helpers[late], sizeof ours, &ours);
+    threads->main_processor = -1;  // the next loop sends him away again
+}
+
 // Do function(job, i) for i in [0, num_tasks) on all threads; what it wrote is there on return.
 static void in_parallel(Threads *threads, TaskFunction function, const void *job, long num_tasks) {
     if (num_tasks <= 1 || threads->num_threads == 1) {
@@ -166,9 +201,17 @@ static void in_parallel(Threads *threads, TaskFunction function, const void *job
     atomic_fetch_add(&threads->epoch, 1);
     if (atomic_load(&threads->num_asleep)) wake(&threads->epoch);
     work(threads, 0);
-    for (int spins = 0; atomic_load_explicit(&threads->num_done, memory_order_acquire) != (uint32_t)num_tasks;)
-        if (++spins < SPINS) pause_briefly();
-        else sched_yield();  // a helper lost its processor in the middle of a task
+    int64_t late_from = 0;
+    for (int spins = 0; atomic_load_explicit(&threads->num_done, memory_order_acquire) != (uint32_t)num_tasks;) {
+        if (++spins < SPINS) {
+            pause_briefly();
+            continue;
+        }
+        const int64_t now = nanoseconds_now();
+        if (spins == SPINS) late_from = now + LATE_NANOSECONDS;
+        else if (now > late_from) lend_processor(threads, now);
+        sched_yield();  // a helper lost its processor in the middle of a task
+    }
 }
 
 void pagoda_close_threads(Threads *threads) {
