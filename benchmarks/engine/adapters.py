@@ -13,7 +13,7 @@ import statistics
 from pathlib import Path
 
 import torch
-from serving.models import model_folder
+from serving.running.models import model_folder
 from support.engine_driver import hash_block, make_request
 
 from pagoda_engine import (

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import torch
 from quantised_weights import Step
-from serving.models import model_folder
 from serving.peers.engines import QUANTISED, gguf, installed
+from serving.running.models import model_folder
 
 from pagoda_engine import EngineConfig, LoadedModel, load_model
 from pagoda_kernels.native import library

@@ -22,7 +22,7 @@ from gpu.harness.ceilings import Ceilings
 from gpu.model.roofline import Roofline, StepShape
 from serving.baselines.memory_bandwidth import best_seconds
 from serving.baselines.memory_bandwidth import measure as measure_bandwidth
-from serving.models import model_folder
+from serving.running.models import model_folder
 from support.engine_driver import hash_block, make_request
 
 from pagoda_cli.bench.provenance import provenance

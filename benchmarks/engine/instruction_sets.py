@@ -31,7 +31,7 @@ from gpu.harness.ceilings import Ceilings
 from gpu.model.roofline import Roofline, StepShape
 from quantised_weights import Step
 from serving.baselines.memory_bandwidth import measure as measure_bandwidth
-from serving.models import model_folder
+from serving.running.models import model_folder
 
 from pagoda_engine import EngineConfig, LoadedModel, load_model
 from pagoda_kernels.native import library

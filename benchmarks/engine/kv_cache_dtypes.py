@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from quantised_weights import CPU, DEMO, SHAPE, RandomWeights, Step, held_out_documents
-from serving.models import model_folder
+from serving.running.models import model_folder
 from support.random_tokens import random_tokens
 from support.tiny_checkpoints import make_tiny_checkpoint
 

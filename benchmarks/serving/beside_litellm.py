@@ -23,10 +23,18 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from driving.stream_client import BusClient, StreamLoad, Times, through_http
 from gateway_cost import VOCAB, apart, quantiles
 from peers.engines import OFFLINE, installed
-from processes import BIN, GatewayAlone, cpu_seconds, gateway_alone, listens, started, wait_until
-from stream_client import BusClient, StreamLoad, Times, through_http
+from running.processes import (
+    BIN,
+    GatewayAlone,
+    cpu_seconds,
+    gateway_alone,
+    listens,
+    started,
+    wait_until,
+)
 
 from pagoda_cli.endpoint import Endpoint
 from pagoda_cli.up.ports import pick_port

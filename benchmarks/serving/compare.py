@@ -18,13 +18,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
-from load import Load, drive
-from models import model_folder
+from driving.load import Load, drive
 from peers.comparison import MIN_REPEATS, Comparison, Run
 from peers.engines import KV_BYTES, QUANTISED, NotInstalledError
 from peers.plot import svg
 from peers.servers import SERVERS, Candidate, Server, candidate
 from peers.watch import Watch
+from running.models import model_folder
 
 from pagoda_cli.bench.errors import BenchError
 from pagoda_cli.bench.provenance import Provenance, provenance

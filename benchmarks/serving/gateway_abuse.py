@@ -21,9 +21,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
-from abuses import ABUSES, Target, names_of
-from models import model_folder, vocab_size
-from processes import GatewayAlone, gateway_alone
+from driving.abuses import ABUSES, Target, names_of
+from running.models import model_folder, vocab_size
+from running.processes import GatewayAlone, gateway_alone
 
 from pagoda_gateway.accounts.database import open_database
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy

@@ -29,9 +29,16 @@ from typing import Any
 
 import psutil
 import uvloop
+from driving.stream_client import (
+    BusClient,
+    FrameWatch,
+    StreamLoad,
+    Times,
+    through_gateway,
+    token_times,
+)
 from null_worker import FIRST_TOKEN_ID
-from processes import GatewayAlone, cpu_seconds, gateway_alone
-from stream_client import BusClient, FrameWatch, StreamLoad, Times, through_gateway, token_times
+from running.processes import GatewayAlone, cpu_seconds, gateway_alone
 
 from pagoda.rpc.v1.generate_pb2 import FramesMessage
 from pagoda_gateway.text.tokenizer import ModelTokenizer

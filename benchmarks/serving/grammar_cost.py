@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 import psutil
-from grammar_requests import MAX_TOKENS, measure, schema, table
-from models import model_folder
+from driving.grammar_requests import MAX_TOKENS, measure, schema, table
 from peers.engines import NotInstalledError
 from peers.servers import candidate
+from running.models import model_folder
 
 from pagoda_cli.bench.provenance import provenance
 from pagoda_cli.bench.report import write_json

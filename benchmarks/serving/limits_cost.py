@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from driving.stream_client import StreamLoad, through_gateway
 from gateway_cost import PROMPT, VOCAB, quantiles
-from processes import BIN, GatewayAlone, cpu_seconds, gateway_alone, listens, started
-from processes import wait_until as wait
 from redis.asyncio import Redis
-from stream_client import StreamLoad, through_gateway
+from running.processes import BIN, GatewayAlone, cpu_seconds, gateway_alone, listens, started
+from running.processes import wait_until as wait
 
 from pagoda_cli.endpoint import Endpoint
 from pagoda_cli.up.ports import pick_port

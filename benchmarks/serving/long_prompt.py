@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from models import model_folder
+from running.models import model_folder
 from support.stack import Stack, running_stack
 
 WARM_SECONDS = 3.0  # until all streams run

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from load import Load, drive
-from models import model_folder, vocab_size
-from processes import memory_bandwidth, running_stack, transformers_baseline
+from driving.load import Load, drive
+from running.models import model_folder, vocab_size
+from running.processes import memory_bandwidth, running_stack, transformers_baseline
 from sections.engine import EngineSection
 from sections.gateway import GatewaySection
 from sections.prefix import PrefixSection

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import httpx
 from serving.peers.engines import gguf, installed
-from serving.processes import wait_until
+from serving.running.processes import wait_until
 from speculation import DEMO, held_out_tokens, prompt
 from support.engine_driver import hash_block, make_request
 from support.servers import free_port

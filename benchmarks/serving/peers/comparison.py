@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from load import Load
+from driving.load import Load
+from driving.spread import Spread
 from sections.section import Section, failures
-from spread import Spread
 
 from pagoda_cli.bench.results import Results
 from peers.watch import LOUD_PERCENT, Seen

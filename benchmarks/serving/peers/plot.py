@@ -2,7 +2,7 @@
 
 from html import escape
 
-from spread import Spread
+from driving.spread import Spread
 
 from peers.comparison import METRICS, Comparison
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from processes import running_stack, serves, started, wait_until
+from running.processes import running_stack, serves, started, wait_until
 
 from pagoda_cli.endpoint import Endpoint
 from peers.engines import ENGINES, KV_BYTES, MODEL_NAME, Engine

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import psutil
-from processes import cpu_seconds, memory_bytes
+from running.processes import cpu_seconds, memory_bytes
 
 SAMPLE_SECONDS = 2.0  # a look takes 10 to 20 ms of a core
 LOUD_PERCENT = 5.0

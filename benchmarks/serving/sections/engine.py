@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from load import Load, batch_prompts, drive
-from models import step_bytes
-from processes import Baseline, Stack
-from spread import Spread
+from driving.load import Load, batch_prompts, drive
+from driving.spread import Spread
+from running.models import step_bytes
+from running.processes import Baseline, Stack
 
 from pagoda_cli.bench.results import Results
 from sections.section import Section, failures, p50

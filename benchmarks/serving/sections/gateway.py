@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from load import Load, drive
-from processes import cpu_seconds, gateway_alone
-from spread import Spread
+from driving.load import Load, drive
+from driving.spread import Spread
+from running.processes import cpu_seconds, gateway_alone
 
 from pagoda_cli.bench.results import Results
 from sections.section import Section, failures

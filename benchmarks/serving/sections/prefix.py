@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from load import prefix_outcomes
-from processes import Stack
-from spread import Spread
+from driving.load import prefix_outcomes
+from driving.spread import Spread
+from running.processes import Stack
 
 from sections.section import Section
 

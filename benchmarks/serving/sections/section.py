@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from spread import Spread
+from driving.spread import Spread
 
 from pagoda_cli.bench.results import Results
 

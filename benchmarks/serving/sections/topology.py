@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from load import Load, drive
-from processes import Stack
-from spread import Spread
+from driving.load import Load, drive
+from driving.spread import Spread
+from running.processes import Stack
 
 from pagoda_cli.bench.results import Results
 from sections.section import Section, failures, p50

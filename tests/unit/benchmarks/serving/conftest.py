@@ -39,7 +39,7 @@ def make_run():
 @pytest.fixture
 def comparison(make_run):
     """Three repetitions: ours at 20 tok/s; peers at 10, 20, 40 and at 5, 40, 10."""
-    from load import Load
+    from driving.load import Load
     from peers.comparison import Comparison
 
     load = Load(concurrency=1, num_requests=2, prompt_tokens=8, output_tokens=10)

@@ -8,9 +8,9 @@ import sys
 
 import compare
 import pytest
-from models import DEMO_FOLDER
 from peers.engines import NotInstalledError
 from peers.servers import Candidate, Server
+from running.models import DEMO_FOLDER
 from support.openai_server import openai_server
 
 from pagoda_cli.endpoint import Endpoint

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from load import Load
+from driving.load import Load
 from peers.comparison import Comparison
 
 LOAD = Load(concurrency=1, num_requests=2, prompt_tokens=8, output_tokens=10)

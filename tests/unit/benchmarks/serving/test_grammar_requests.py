@@ -1,5 +1,5 @@
 import pytest
-from grammar_requests import COLUMNS, KINDS, KindTimes, measure, table
+from driving.grammar_requests import COLUMNS, KINDS, KindTimes, measure, table
 from support.openai_server import openai_server
 
 from pagoda_cli.bench.client import Outcome

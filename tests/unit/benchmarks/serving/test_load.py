@@ -1,6 +1,6 @@
 import pytest
-from load import Load, batch_prompts, drive
-from models import DEMO_FOLDER
+from driving.load import Load, batch_prompts, drive
+from running.models import DEMO_FOLDER
 from support.openai_server import openai_server
 
 from pagoda_cli.endpoint import Endpoint

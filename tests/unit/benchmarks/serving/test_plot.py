@@ -1,7 +1,7 @@
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from load import Load
+from driving.load import Load
 from peers.comparison import METRICS, Comparison
 from peers.plot import svg
 

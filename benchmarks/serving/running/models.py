@@ -13,7 +13,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-DEMO_FOLDER = Path(__file__).parents[2] / "demo" / "model"
+DEMO_FOLDER = Path(__file__).parents[3] / "demo" / "model"
 SEED = 1234
 VOCAB_8K = 8192
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")

@@ -27,7 +27,7 @@ from pagoda_cli.up.ports import pick_port
 from pagoda_runtime.configuration.settings import CommonSettings, load_settings
 
 BIN = Path(sys.executable).parent
-SERVING = Path(__file__).parent
+SERVING = Path(__file__).parents[1]
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 

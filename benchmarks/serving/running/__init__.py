@@ -1,0 +1,1 @@
+"""What is started to be measured: models, stacks, servers alone."""
