@@ -169,7 +169,7 @@ class OutputSequence:
         """Tokens of which nothing is held back of what was read."""
         if self.guard is None or self._has_read_finish or self._shows_tokens:
             return len(self.token_ids)
-        return self._text.num_shown(self.guard)
+        return self._text.num_shown
 
     @property
     def num_cached_tokens(self) -> int:

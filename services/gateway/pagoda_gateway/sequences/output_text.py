@@ -43,9 +43,11 @@ class OutputText:
         """The stop string that has ended the text."""
         return self._stops.matched
 
-    def num_shown(self, guard: OutputGuard) -> int:
-        """Return the tokens of which its guard holds nothing back."""
-        num_chars = guard.num_shown
+    @property
+    def num_shown(self) -> int:
+        """Tokens of which its guard holds nothing back."""
+        assert self._guard is not None, "nobody else is asked"
+        num_chars = self._guard.num_shown
         while self._held and self._held[0][1] <= num_chars:
             self._num_shown = self._held.popleft()[0]
         return self._num_shown
