@@ -1,8 +1,9 @@
 import time
+from pathlib import Path
 
 import pytest
 from gpu.harness.deadline import Deadline
-from gpu.kernels.device_tests import run_device_tests, summarise
+from gpu.kernels.device_tests import IGNORED, run_device_tests, summarise
 
 TESTS = """
 import pytest
@@ -24,11 +25,18 @@ def test_three():
 @pytest.mark.slow
 def test_runs_the_device_s_share_of_a_folder(tmp_path):
     (tmp_path / "test_some.py").write_text(TESTS, encoding="utf-8")
-    (tmp_path / "test_compile_some.py").write_text("raise SystemExit", encoding="utf-8")
+    (tmp_path / "compile").mkdir()
+    (tmp_path / "compile" / "test_some.py").write_text("raise SystemExit", encoding="utf-8")
+    (tmp_path.parent / "conftest.py").write_text("import does_not_exist", encoding="utf-8")
     got = run_device_tests(Deadline(60.0), 2, tmp_path)
     assert (got["status"], got["passed"], got["failed"], got["not_run"]) == ("failed", 3, 1, 0)
     assert got["failures"][0]["test"].endswith("test_two[2]")
     assert "two is wrong" in got["failures"][0]["reason"]
+
+
+def test_what_is_ignored_is_there():
+    kernels = Path(__file__).resolve().parents[4] / "kernels"
+    assert [pattern for pattern in IGNORED if not any(kernels.glob(pattern))] == []
 
 
 @pytest.mark.slow
