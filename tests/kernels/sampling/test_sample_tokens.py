@@ -85,6 +85,17 @@ def test_matches_reference(path, device, seed, vocab_size):
     assert is_valid.all()
 
 
+def test_matches_reference_however_many_tokens_are_kept(path, device, seed):
+    """A tile of the likeliest tells, some tiles of them do, or only the whole row."""
+    top_k = [20, 100, 200, 400, 600, 1500, 300, *[0] * 6]
+    top_p = [*[1.0] * 6, 0.8, 0.05, 0.2, 0.4, 0.6, 0.8, 0.97]
+    logits = torch.randn(13, 2000, device=device)
+    rows = rows_of(13, device, top_k=top_k, top_p=top_p, seed=range(seed, seed + 13))
+    token_ids, is_valid = SAMPLE[path](logits, rows)
+    assert token_ids.tolist() == reference_sampling.sample_tokens(logits, rows)[0]
+    assert is_valid.all()
+
+
 @pytest.mark.parametrize("vocab_size", [1, 63, 300])
 def test_truncations_match_reference(path, device, dtype, seed, vocab_size):
     logits = (3 * torch.randn(5, vocab_size + 9, device=device)).to(dtype)[:, 4 : vocab_size + 4]
