@@ -83,9 +83,10 @@ def tuned(op: str, shape: str, device: torch.device, **default: int) -> tuple[in
     return tuple(tile[name] for name in default)
 
 
-def attention_shape(head_dim: int, element_bytes: int) -> str:
-    """Key of an attention kernel's tile."""
-    return f"head_dim {head_dim}, {8 * element_bytes} bit"
+def attention_shape(head_dim: int, element_bytes: int, kv_bytes: int | None = None) -> str:
+    """Key of an attention kernel's tile; bytes of an element of q, and of KV if they are others."""
+    shape = f"head_dim {head_dim}, {8 * element_bytes} bit"
+    return shape if kv_bytes in (None, element_bytes) else f"{shape}, {8 * kv_bytes} bit KV"
 
 
 @functools.cache

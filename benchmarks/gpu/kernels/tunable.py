@@ -1,4 +1,4 @@
-"""What `check_gpu.py --tune` may vary: a tile of an operator, and the case that judges it.
+"""What `check_gpu.py --tune` may vary: a tile of an operator, and the cases that judge it.
 
 A bench file offers them by ``def tunables(device) -> list[Tunable]``.
 """
@@ -19,13 +19,13 @@ class Tunable:
     Attributes:
         op: first key of the entry, as the launcher asks `pagoda_kernels.tuning.tuned` for it.
         shape: second key.
-        case: proves and times every candidate.
+        cases: each proves and times every candidate; all weigh the same.
         candidates: tiles to try; each has every parameter the launcher asks for.
     """
 
     op: str
     shape: str
-    case: Case
+    cases: Sequence[Case]
     candidates: Sequence[Tile]
 
 

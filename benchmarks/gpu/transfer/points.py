@@ -29,35 +29,38 @@ TTFT_GOAL = 0.05
 
 PINNED_BYTES = 256 << 20
 CHECKED_BYTES = 8 << 20
-WAYS = ("pool", "host")
 
 
 def transfer_groups(size: str, device: str) -> list[Group]:
     """The ceilings; what two processes do: links, first tokens, gaps; then one dies."""
     scale = TRANSFER_SCALES[size]
     points = [
-        Point(f"link {way} {count} blocks", partial(link_row, way=way, num_blocks=count))
-        for way in WAYS
-        for count in scale.link_blocks
-    ]
-    points.append(Point("ttft alone", partial(ttft_row, way="none", by_layers=False)))
-    points += [
-        Point(
-            f"ttft {way}{' by layers' if by_layers else ''}",
-            partial(ttft_row, way=way, by_layers=by_layers),
-        )
-        for way in WAYS
-        for by_layers in (False, True)
-    ]
-    points += [
+        Point("ttft alone", partial(ttft_row, way="none", by_layers=False)),
         Point("itl aggregated", partial(itl_row, way="none")),
-        *(Point(f"itl disaggregated {way}", partial(itl_row, way=way)) for way in WAYS),
+        *_points_of("pool", scale.link_blocks),
+        *_points_of("host", scale.link_blocks),
     ]
     transfer = Group(
         "transfer", lambda setting: TransferSubject(setting, size), tuple(points), weight=4.0
     )
     death = Group("death", PoolCheck, (Point("pool of a process that dies", death_row),))
     return [ceilings_group(size), transfer, death]
+
+
+def _points_of(way: str, link_blocks: Sequence[int]) -> list[Point]:
+    """Of one way that KV takes; what a user waits for comes first."""
+    ttft, by_layers = (
+        Point(
+            f"ttft {way}{' by layers' if by_layers else ''}",
+            partial(ttft_row, way=way, by_layers=by_layers),
+        )
+        for by_layers in (False, True)
+    )
+    links = [
+        Point(f"link {way} {count} blocks", partial(link_row, way=way, num_blocks=count))
+        for count in link_blocks
+    ]
+    return [ttft, Point(f"itl disaggregated {way}", partial(itl_row, way=way)), by_layers, *links]
 
 
 class PoolCheck(Subject):

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from gpu.kernels.case import Case, Launch
+from gpu.kernels.cases.bench_paged_attention import DECODE_TILES
 from gpu.kernels.cases.inputs import PagedCase, paged_case, poisoned_like, relative_error
+from gpu.kernels.tunable import Tunable
 from pagoda_kernels import paged_attention
 from pagoda_kernels.attention import reference
 from pagoda_kernels.kv.quantisation import quantise
+from pagoda_kernels.tuning import attention_shape
 
 HEADS, HEAD_DIM, BLOCK_SIZE = (32, 8), 128, 16
 SCALE = HEAD_DIM**-0.5
@@ -22,6 +25,13 @@ def cases(device: torch.device) -> list[Case]:
         for batch in (1, 16, 64)
     ]
     return [*fp8, decode_case(device, 64, 8192, torch.int8, 0.85)]
+
+
+def tunables(device: torch.device) -> list[Tunable]:
+    """Tile shapes of the decode kernel."""
+    sizes = (16, 1024), (64, 1024), (16, 8192), (64, 8192)
+    decodes = [decode_case(device, *size, torch.float8_e4m3fn, None) for size in sizes]
+    return [Tunable("attention_decode", attention_shape(HEAD_DIM, 2, 1), decodes, DECODE_TILES)]
 
 
 def decode_case(

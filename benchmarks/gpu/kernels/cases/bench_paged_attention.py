@@ -23,10 +23,17 @@ TOLERANCE = 8e-3
 HEADS_AT_ONCE = 4
 WORKSPACE_BYTES = 256 << 20
 MAX_CONTEXT = 131072
-DECODE_TILES = tiles(BLOCK_N=(16, 32, 64, 128), num_warps=(4, 8), num_stages=(2, 3, 5))
-PREFILL_TILES = tiles(
-    BLOCK_M=(64, 128), BLOCK_N=(32, 64, 128), num_warps=(4, 8), num_stages=(2, 3, 5)
-)
+TUNED_DECODES = ((1, 1024), (16, 1024), (64, 1024), (16, 8192), (64, 8192))
+"""Batch and context."""
+
+DECODE_TILES = [
+    *tiles(BLOCK_N=(16, 32, 64, 128), num_warps=(4,), num_stages=(2, 3, 5)),
+    *tiles(BLOCK_N=(64, 128), num_warps=(8,), num_stages=(2, 3)),
+]
+PREFILL_TILES = [
+    *tiles(BLOCK_M=(64,), BLOCK_N=(32, 64, 128), num_warps=(4,), num_stages=(2, 3, 5)),
+    *tiles(BLOCK_M=(128,), BLOCK_N=(32, 64, 128), num_warps=(8,), num_stages=(2, 3, 5)),
+]
 
 Build = Callable[[], PagedCase]
 
@@ -48,21 +55,21 @@ def cases(device: torch.device) -> list[Case]:
 
 
 def tunables(device: torch.device) -> list[Tunable]:
-    """Tile shapes of both kernels, each judged at the length it is made for."""
+    """Tile shapes of both kernels, what most models have first."""
     found = []
-    for head_dim in (64, 128, 256):
+    for head_dim in (128, 64, 256):
         shape = attention_shape(head_dim, 2)
-        decode = decode_case(device, 16, 8192, head_dim=head_dim)
+        decodes = [decode_case(device, *size, head_dim=head_dim) for size in TUNED_DECODES]
         prefill = prefill_case(device, 8192, head_dim=head_dim)
         found += [
-            Tunable("attention_decode", shape, decode, DECODE_TILES),
-            Tunable("attention_prefill", shape, prefill, PREFILL_TILES),
+            Tunable("attention_decode", shape, decodes, DECODE_TILES),
+            Tunable("attention_prefill", shape, [prefill], PREFILL_TILES),
         ]
-        for block_size in (64, 128):
+        for block_size in (128, 64):
             case = prefill_case(device, 8192, head_dim=head_dim, block_size=block_size)
             within = [tile for tile in PREFILL_TILES if tile["BLOCK_N"] <= block_size]
             key = f"{shape}, block {block_size}"
-            found.append(Tunable("attention_prefill_described", key, case, within))
+            found.append(Tunable("attention_prefill_described", key, [case], within))
     return found
 
 

@@ -185,7 +185,9 @@ def decode_kernel(
         )
 
 
-def tile_shape(head_dim: int, element_bytes: int, device: torch.device) -> tuple[int, ...]:
+def tile_shape(
+    head_dim: int, element_bytes: int, kv_bytes: int, device: torch.device
+) -> tuple[int, ...]:
     """(BLOCK_N, num_warps, num_stages): as tuned, else what fits an A100 without spills.
 
     Five stages buffer K and V twice, since the load of a block id comes before theirs.
@@ -196,7 +198,7 @@ def tile_shape(head_dim: int, element_bytes: int, device: torch.device) -> tuple
         block_n, num_stages = (64, 5) if head_dim <= 128 else (32, 5)
         if head_dim > 256:
             block_n, num_stages = 16, 5
-    shape = attention_shape(head_dim, element_bytes)
+    shape = attention_shape(head_dim, element_bytes, kv_bytes)
     return tuned(
         "attention_decode", shape, device, BLOCK_N=block_n, num_warps=4, num_stages=num_stages
     )
@@ -228,7 +230,9 @@ def decode(
     partial = q.new_empty((num_partials, num_heads, head_dim), dtype=torch.float32)
     lse = q.new_empty((num_partials, num_heads), dtype=torch.float32)
     spans = torch.empty((num_seqs, 2), dtype=torch.int32, device=q.device)
-    block_n, num_warps, num_stages = tile_shape(head_dim, q.element_size(), q.device)
+    block_n, num_warps, num_stages = tile_shape(
+        head_dim, q.element_size(), k_cache.element_size(), q.device
+    )
     k_cache, kv_kind = kernel_cache(k_cache)
     v_cache, _ = kernel_cache(v_cache)
     k_scale, stride_ks = kernel_scale(rule.k_scale, q)

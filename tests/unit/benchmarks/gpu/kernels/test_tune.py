@@ -4,13 +4,15 @@ import pytest
 import torch
 from gpu.harness.deadline import Deadline
 from gpu.harness.timing import Timing
-from gpu.kernels.cases import bench_paged_attention
+from gpu.kernels.cases import bench_attention_quantised, bench_paged_attention
 from gpu.kernels.tunable import Tunable, tiles
-from gpu.kernels.tune import search, summary
+from gpu.kernels.tune import candidate_groups, check_row, group_name, search, summary
 
 from pagoda_kernels.tuning import TileTable
 
 DEFAULT = {"BLOCK_N": 1}
+OWN = 0, 1
+"""What is launched, (case, BLOCK_N), without an entry."""
 
 
 class FollowingClock:
@@ -31,7 +33,11 @@ def table():
     return TileTable("h200", {})
 
 
-def make_tunable(make_case, table, *, right=(16, 32, 64)):
+PASSED = {"status": "passed"}
+NOT_REACHED = {"status": "out of time"}
+
+
+def make_tunable(make_case, table, *, right=(1, 16, 32, 64), num_cases=1):
     def current():
         return table.lookup("op", "shape", DEFAULT)["BLOCK_N"]
 
@@ -40,29 +46,72 @@ def make_tunable(make_case, table, *, right=(16, 32, 64)):
             raise RuntimeError("out of resource: shared memory")
         return 0.0 if current() in right else float("nan")
 
-    case = make_case(check=check, build=lambda: current)
-    return Tunable("op", "shape", case, tiles(BLOCK_N=(16, 32, 64, 128)))
+    cases = [
+        make_case(name=str(number), check=check, build=lambda n=number: lambda: (n, current()))
+        for number in range(num_cases)
+    ]
+    return Tunable("op", "shape", cases, tiles(BLOCK_N=(16, 32, 64, 128)))
+
+
+def test_a_candidate_is_right_if_all_its_checks_pass_with_it(make_case, table):
+    tunable = make_tunable(make_case, table, right=(16, 64), num_cases=2)
+    rows = [check_row(tunable, tile, table) for tile in tunable.candidates[:3]]
+    assert [row["status"] for row in rows] == ["passed", "wrong", "passed"]
+    with pytest.raises(RuntimeError, match="shared memory"):
+        check_row(tunable, tunable.candidates[3], table)
+    assert table.lookup("op", "shape", DEFAULT) == DEFAULT
 
 
 def test_keeps_the_fastest_right_tile(make_case, table):
-    tunable = make_tunable(make_case, table, right=(16, 64))
-    trials = search(tunable, table, FollowingClock({16: 3.0, 32: 1.0, 64: 2.0}), Deadline(60))
+    tunable = make_tunable(make_case, table)
+    clock = FollowingClock({OWN: 2.5, (0, 16): 3.0, (0, 64): 2.0})
+    wrong = {"status": "wrong", "reason": "error nan"}
+    rows = [PASSED, PASSED, wrong, PASSED, NOT_REACHED]
+    trials = search(tunable, table, clock, Deadline(60), rows)
     assert table.lookup("op", "shape", DEFAULT) == {"BLOCK_N": 64}
-    assert [trial.seconds for trial in trials] == [3.0, None, 2.0, None]
-    assert "out of resource" in trials[3].reason
-    assert "4 of 4 tried, best {'BLOCK_N': 64}" in summary(tunable, trials)
+    assert [list(trial.seconds) for trial in trials] == [[2.5], [3.0], [], [2.0], []]
+    assert [trial.reason for trial in trials[2::2]] == ["error nan", "out of time"]
+    assert "5 of 5 tried, best {'BLOCK_N': 64}" in summary(tunable, trials)
+
+
+@pytest.mark.parametrize("own", [PASSED, NOT_REACHED], ids=["faster", "not timed"])
+def test_replaces_nothing_that_was_not_slower(make_case, table, own):
+    tunable = make_tunable(make_case, table)
+    clock = FollowingClock({OWN: 1.0, (0, 16): 3.0})
+    search(tunable, table, clock, Deadline(60), [own, PASSED, *[NOT_REACHED] * 3])
+    assert table.lookup("op", "shape", DEFAULT) == DEFAULT
+
+
+def test_all_cases_weigh_the_same(make_case, table):
+    tunable = make_tunable(make_case, table, num_cases=2)
+    seconds = {OWN: 9.0, (1, 1): 9.0, (0, 16): 1e-6, (1, 16): 3.0, (0, 32): 2e-6, (1, 32): 1.0}
+    rows = [PASSED, PASSED, PASSED, NOT_REACHED, NOT_REACHED]
+    search(tunable, table, FollowingClock(seconds), Deadline(60), rows)
+    assert table.lookup("op", "shape", DEFAULT) == {"BLOCK_N": 32}
 
 
 def test_leaves_the_default_where_nothing_is_right(make_case, table):
-    tunable = make_tunable(make_case, table, right=())
-    trials = search(tunable, table, FollowingClock({}), Deadline(60))
+    tunable = make_tunable(make_case, table)
+    trials = search(tunable, table, FollowingClock({}), Deadline(60), [NOT_REACHED] * 5)
     assert table.lookup("op", "shape", DEFAULT) == DEFAULT
     assert "none right" in summary(tunable, trials)
 
 
 def test_stops_when_time_is_up(make_case, table):
-    assert search(make_tunable(make_case, table), table, FollowingClock({}), Deadline(0)) == []
+    tunable = make_tunable(make_case, table)
+    assert search(tunable, table, FollowingClock({}), Deadline(0), [PASSED] * 5) == []
     assert table.lookup("op", "shape", DEFAULT) == DEFAULT
+
+
+def test_every_candidate_is_a_group_of_its_own():
+    groups = candidate_groups("paged_attention", "cuda")
+    offered = bench_paged_attention.tunables(torch.device("cuda"))
+    assert len({group.name for group in groups}) == len(groups)
+    assert [group.name for group in groups] == [
+        group_name(tunable, number)
+        for tunable in offered
+        for number in range(1 + len(tunable.candidates))
+    ]
 
 
 def test_tiles_are_all_combinations():
@@ -77,7 +126,8 @@ def test_tiles_are_all_combinations():
 @pytest.mark.parametrize(
     ("op", "module", "arguments"),
     [
-        ("attention_decode", "decode", (128, 2)),
+        ("attention_decode", "decode", (128, 2, 2)),
+        ("attention_decode", "decode", (128, 2, 1)),
         ("attention_prefill", "prefill", (128, 2)),
         ("attention_prefill_described", "cache_descriptors", (128, 64)),
     ],
@@ -90,7 +140,8 @@ def test_attention_offers_the_parameters_its_launchers_ask_for(monkeypatch, op, 
     shape_of = next(getattr(launcher, name) for name in names if hasattr(launcher, name))
     shape_of(*arguments, torch.device("cuda"))
     ((got_op, shape, _), tile) = asked[0]
-    offered = bench_paged_attention.tunables(torch.device("cuda"))
+    benches = bench_paged_attention, bench_attention_quantised
+    offered = [t for bench in benches for t in bench.tunables(torch.device("cuda"))]
     (tunable,) = (t for t in offered if (t.op, t.shape) == (op, shape))
     assert got_op == op
     assert all(candidate.keys() == tile.keys() for candidate in tunable.candidates)
