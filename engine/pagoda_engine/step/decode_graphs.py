@@ -1,9 +1,9 @@
-"""Forwards of decodes alone, captured once per number of rows and replayed over persistent buffers.
+"""Forwards of few tokens, captured once per number of rows and replayed over persistent buffers.
 
-A step then costs the host one small copy and one launch. A decode that verifies proposed tokens has
-a row for each of its tokens, as if they were decodes of as many sequences with the same blocks: the
-KV of all rows is written before any is attended to. Knows the model, its inputs and padding. Knows
-nothing of sampling or of when sequences end.
+A step then costs the host one small copy and one launch. What has several new tokens, a decode that
+verifies proposed ones or a short prompt, has a row for each, as if they were decodes of as many
+sequences with the same blocks: the KV of all rows is written before any is attended to. Knows the
+model, its inputs and padding. Knows nothing of sampling or of when sequences end.
 """
 
 import functools
@@ -20,12 +20,18 @@ from pagoda_engine.device import Forward, GraphCapture
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.scheduler.scheduled import NUM_NEW_TOKENS, ScheduledSequence
 from pagoda_engine.scheduler.sequence import NO_ADAPTER, NULL_BLOCK
+from pagoda_engine.scheduler.step_cost import attended_tokens
 from pagoda_engine.step.inputs import KNOWN
 from pagoda_engine.step.table_rows import TableRows
 from pagoda_kernels import PAD_SLOT, decode_batch
 from pagoda_kernels.host_copy import to_device
 
 Progress = Callable[[int, int], None]
+
+MAX_PROMPT_ATTENTION = 65_536
+"""KV tokens that the rows of prompts may read in all: each reads its context for itself, which a
+step that is launched kernel by kernel reads once. An eighth of a millisecond for each layer of an
+8B model on an H200, where launching a layer takes half of one."""
 
 
 class DecodeGraphs:
@@ -93,14 +99,17 @@ class DecodeGraphs:
         progress(len(self._sizes), len(self._sizes))
 
     def fits(self, batch: SequenceOf[ScheduledSequence]) -> bool:
-        """Tell whether all tokens of a batch give logits, and nothing else, and are not too many.
+        """Tell whether a batch wants nothing but logits of tokens that are not too many.
 
         Graphs are captured without adapters, whose kernels the other steps would wait for too.
         """
+        if not self._replays or sum(map(NUM_NEW_TOKENS, batch)) > self._sizes[-1]:
+            return False
+        prompts = [entry for entry in batch if entry.num_new_tokens != entry.num_rows]
+        attention = sum(attended_tokens(p.first_token, p.num_new_tokens) for p in prompts)
         return (
-            bool(self._replays)
-            and sum(map(NUM_NEW_TOKENS, batch)) <= self._sizes[-1]
-            and all(e.num_new_tokens == e.num_rows and not e.embeds for e in batch)
+            attention <= MAX_PROMPT_ATTENTION
+            and not any(e.embeds or e.scored for e in batch)
             and all(e.sequence.adapter_slot == NO_ADAPTER for e in batch)
         )
 
@@ -195,19 +204,19 @@ class DecodeGraphs:
 def _rows_behind(
     first_rows: list[int], batch: SequenceOf[ScheduledSequence]
 ) -> tuple[list[int], list[int]]:
-    """Put the rows of proposed tokens behind those that sequences have from step to step.
+    """Put the rows of further tokens behind those that sequences have from step to step.
 
     Returns:
-        The row of each token, and of each row of a proposed one the row whose blocks are its own.
+        The row of each token, and of each row of a further one the row whose blocks are its own.
     """
     if sum(map(NUM_NEW_TOKENS, batch)) == len(batch):  # most steps
         return first_rows, []
     rows, sources, num_rows = list[int](), list[int](), len(batch)
     for row, entry in zip(first_rows, batch, strict=True):
-        num_proposed = len(entry.proposed)
-        rows += [row, *range(num_rows, num_rows + num_proposed)]
-        sources += [row] * num_proposed
-        num_rows += num_proposed
+        num_further = entry.num_new_tokens - 1
+        rows += [row, *range(num_rows, num_rows + num_further)]
+        sources += [row] * num_further
+        num_rows += num_further
     return rows, sources
 
 

@@ -122,22 +122,11 @@ class Runner:
             batch: not launched yet.
             rows: ``num_rows`` for each entry, in order.
             copies: (from, to) of KV blocks that the work begins with; no block is both.
-            on_layer: called by the work after each layer; only without a graph.
+            on_layer: called by the work after each layer; never by a graph.
             cut: may end the work by CutShortError before a layer; only without a graph.
         """
-        if self._graphs is not None and on_layer is None and self._graphs.fits(batch):
-            row_of, forward = self._graphs.prepare(batch)
-            ordered = [row for _, row in sorted(zip(row_of, rows, strict=True), key=_first)]
-            work = self._work(lambda _: (forward(), []), ordered, copies)
-            return PreparedStep(
-                work,
-                ordered,
-                row_of,
-                has_proposed=len(rows) > len(batch),
-                num_embedded=0,
-                scored=None,
-                is_graph=True,
-            )
+        if self._graphs is not None and self._graphs.fits(batch):
+            return self._replayed(self._graphs, batch, rows, copies)
         inputs = flatten(batch)
         tables = self._block_tables.of([entry.sequence for entry in batch])
         scored = ScoredRows.of(inputs.scored_token_ids, inputs.scored_nums, self._device)
@@ -150,6 +139,31 @@ class Runner:
             num_embedded=len(inputs.embedded),
             scored=scored,
             is_graph=False,
+        )
+
+    def _replayed(
+        self,
+        graphs: DecodeGraphs,
+        batch: SequenceOf[ScheduledSequence],
+        rows: list[SampleRow],
+        copies: SequenceOf[tuple[int, int]],
+    ) -> PreparedStep:
+        row_of, forward = graphs.prepare(batch)
+        if len(rows) == len(row_of):
+            rows = [row for _, row in sorted(zip(row_of, rows, strict=True), key=_first)]
+            work = self._work(lambda _: (forward(), []), rows, copies)
+        else:  # most tokens of a prompt are not sampled
+            (sampled,) = to_device([np.array(_sampled(row_of, batch), np.int64)], self._device)
+            row_of = [*range(len(rows))]
+            work = self._work(lambda _: (forward().index_select(0, sampled), []), rows, copies)
+        return PreparedStep(
+            work,
+            rows,
+            row_of,
+            has_proposed=any(entry.proposed for entry in batch),
+            num_embedded=0,
+            scored=None,
+            is_graph=True,
         )
 
     def _eager(
@@ -247,3 +261,12 @@ class Runner:
 
 def _first(pair: tuple[int, SampleRow]) -> int:
     return pair[0]
+
+
+def _sampled(row_of: list[int], batch: SequenceOf[ScheduledSequence]) -> list[int]:
+    """Return the rows whose logits are wanted, of the rows of all tokens of a batch."""
+    rows, end = list[int](), 0
+    for entry in batch:
+        end += entry.num_new_tokens
+        rows += row_of[end - entry.num_rows : end]
+    return rows

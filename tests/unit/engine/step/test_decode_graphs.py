@@ -15,6 +15,7 @@ from support.thread_queue import ThreadQueue
 from support.tiny_engine import OTHER, PROMPT, greedy, make_driver
 
 from pagoda_engine import (
+    ComputedLayers,
     EngineConfig,
     InvalidConfigError,
     LoadedModel,
@@ -24,8 +25,10 @@ from pagoda_engine import (
 )
 from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
+from pagoda_engine.step import decode_graphs
 from pagoda_engine.step.decode_graphs import DecodeGraphs, chosen_sizes
 from pagoda_engine.step.inputs import KNOWN
+from pagoda_engine.step.layer_export import OnLayers
 from pagoda_kernels import PAD_SLOT
 
 BLOCK_SIZE = 4
@@ -44,12 +47,15 @@ class Capturing(EngineDriver):
         model: LoadedModel,
         sizes: tuple[int, ...],
         queue: ThreadQueue | None = None,
+        on_layers: OnLayers | None = None,
         **fields: object,
     ) -> None:
         self.capture = RerunCapture()
         values = {"block_size": BLOCK_SIZE, "num_blocks": 40, "max_model_len": 100}
         config = EngineConfig(**{**values, "graph_batch_sizes": sizes, **fields})
-        super().__init__(model, config, queue=queue, graph_capture=self.capture)
+        super().__init__(
+            model, config, queue=queue, graph_capture=self.capture, on_layers=on_layers
+        )
         self.progress: list[tuple[int, int]] = []
         self.engine.capture(lambda done, total: self.progress.append((done, total)))
 
@@ -76,11 +82,59 @@ def test_graphs_share_one_output(tiny_model: LoadedModel) -> None:
     assert len({output.data_ptr() for output in outputs}) == 1
 
 
-def test_decodes_replay_and_prefills_do_not(tiny_model: LoadedModel) -> None:
+def test_a_prompt_longer_than_the_largest_graph_does_not_replay(tiny_model: LoadedModel) -> None:
     driver = Capturing(tiny_model, (1, 2))
     driver.add("a", PROMPT, sampling=greedy(4))
     driver.run()
     assert [result.stats.is_graph for result in driver.results] == [False, True, True, True]
+
+
+def test_prompts_replay_beside_decodes_in_chunks_or_whole(tiny_model: LoadedModel) -> None:
+    """A chunk that does not end its prompt gives no logits."""
+    driver = Capturing(tiny_model, (1, 8), max_num_batched_tokens=8)
+    prompts = [PROMPT[:5], PROMPT + OTHER, OTHER]
+    tokens = driver.generate(prompts, sampling=greedy(9))
+    stats = [result.stats for result in driver.results]
+    assert all(s.is_graph for s in stats)
+    assert any(s.num_prefill_tokens and s.num_decode_tokens for s in stats)
+    assert any(s.num_prefill_tokens == 8 for s in stats)
+    assert tokens == make_driver(tiny_model).generate(prompts, sampling=greedy(9))
+
+
+def test_prompts_that_read_much_do_not_replay(
+    tiny_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tokens behind six attend to fifteen; the rest of a cached prompt is such a one."""
+    for limit, replays in ((15, True), (14, False)):
+        monkeypatch.setattr(decode_graphs, "MAX_PROMPT_ATTENTION", limit)
+        driver = Capturing(tiny_model, (1, 2), max_num_batched_tokens=2)
+        driver.add("a", PROMPT[:8], sampling=greedy(2))
+        driver.run()
+        stats = [result.stats for result in driver.results]
+        assert [s.is_graph for s in stats] == [True, True, True, replays, True]
+
+
+def test_a_scored_prompt_does_not_replay(tiny_model: LoadedModel) -> None:
+    driver = Capturing(tiny_model, (1, 64))
+    driver.add("a", PROMPT, sampling=greedy(2, num_prompt_logprobs=1))
+    driver.run()
+    assert [result.stats.is_graph for result in driver.results] == [False, True]
+
+
+def test_what_a_replay_computes_for_another_worker_is_told_whole(tiny_model: LoadedModel) -> None:
+    """Not by layers: a graph calls nobody in between. Later chunks leave the earlier ones out."""
+    told: list[ComputedLayers] = []
+    driver = Capturing(
+        tiny_model, (8,), on_layers=told.extend, num_layer_groups=2, max_num_batched_tokens=8
+    )
+    driver.add("a", PROMPT + OTHER, sampling=greedy(1), prefill_only=True)
+    driver.run()
+    computed = [c for result in driver.results for c in result.computed]
+    assert all(result.stats.is_graph for result in driver.results)
+    assert told == []
+    ends = [c.first_block + len(c.block_ids) for c in computed]
+    assert [c.first_block for c in computed] == [0, *ends[:-1]]
+    assert ends[-1] == -(-len(PROMPT + OTHER) // BLOCK_SIZE)
 
 
 def test_an_embedding_does_not_replay(tiny_model: LoadedModel) -> None:
@@ -99,7 +153,7 @@ def test_batch_beyond_the_largest_size_does_not_replay(tiny_model: LoadedModel) 
     assert tokens[0] == make_driver(tiny_model).generate([PROMPT], sampling=greedy(4))[0]
 
 
-@pytest.mark.parametrize("sizes", [(1,), (4,), (2, 5), (1, 2, 3, 4, 5, 6)], ids=str)
+@pytest.mark.parametrize("sizes", [(1,), (4,), (2, 5), (1, 2, 3, 4, 5, 6), (3, 64)], ids=str)
 def test_replays_give_the_tokens_of_eager_steps(
     tiny_model: LoadedModel, sizes: tuple[int, ...], seed: int
 ) -> None:
@@ -138,7 +192,7 @@ def queues(seed: int) -> Iterator[list[ThreadQueue]]:
 
 
 @pytest.mark.parametrize("lag", [0, 1], ids=["synchronous", "overlapped"])
-@pytest.mark.parametrize("sizes", [(*range(1, 17),), (9,), (3, 16)], ids=str)
+@pytest.mark.parametrize("sizes", [(*range(1, 17),), (9,), (3, 16), (2, 90)], ids=str)
 @pytest.mark.parametrize("number", runs(1))
 def test_replays_that_verify_are_as_eager_steps(
     tiny_model: LoadedModel,

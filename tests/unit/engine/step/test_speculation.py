@@ -351,7 +351,7 @@ def test_where_steps_overlap_a_sequence_waits_for_what_it_speculates_on(
     assert num_accepted(driver) > 10
     decodes = [r.stats for r in driver.results if r.stats.num_decode_tokens]
     assert all(stats.is_graph for stats in decodes), "with proposals or without"
-    assert capture.num_replays == len(decodes)
+    assert capture.num_replays == sum(r.stats.is_graph for r in driver.results)
 
 
 @pytest.mark.slow
