@@ -100,20 +100,14 @@ class WorkerSettings(ServiceSettings):
         ge=0,
         description="KV waiting to be written to the kvstore at most; 0: write none",
     )
-    write_through: Literal["auto", "all", "reused"] = Field(
-        "auto",
-        description="Blocks written to the kvstore at once: all, or those used again (the others "
-        "when no worker of the host computes); auto: all on a GPU, reused on CPU",
+    write_through: Literal["all", "reused"] = Field(
+        "reused",
+        description="Blocks written to the kvstore at once: all, which costs prompts time, or "
+        "those used again (the others when no worker of the host computes)",
     )
     step_trace_interval: int = Field(
         1000, ge=0, description="One step in this many becomes a trace of its own; 0: none"
     )
-
-    def writes_all(self, device: str) -> bool:
-        """Return whether every block goes to the kvstore at once, on such a device."""
-        if self.write_through == "auto":
-            return device == "cuda"
-        return self.write_through == "all"
 
     @field_validator("graph_batch_sizes")
     @classmethod

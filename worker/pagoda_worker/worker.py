@@ -120,7 +120,7 @@ class Worker(Generic[S]):
             parents=parents,
             executor=self.executor,
             max_bytes=settings.write_through_bytes,
-            writes_all=settings.writes_all(engine.model.device.type),
+            writes_all=settings.write_through == "all",
             fetch_rate=self.speed.fetch,
             metrics=metrics,
             clock=clock,

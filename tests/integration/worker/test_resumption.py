@@ -66,7 +66,7 @@ def resumptions(traces: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("write_through", ["auto", "all"])
+@pytest.mark.parametrize("write_through", ["reused", "all"])
 async def test_what_was_lost_is_fetched_where_that_is_sooner(
     cluster: Cluster,
     tmp_path: Path,

@@ -1,9 +1,10 @@
 """Copies finished blocks to the host's kvstore, in the background and within a byte budget.
 
-All of them at once, or at once only those that are used again: most prompts come once, and where
-the engine computes on the processors that copy, copies cost tokens. The others wait for a moment
-in which no worker of the machine computes. A block that cannot be written in time is dropped and
-counted: it is only a later miss.
+At once only those that are used again, unless all are asked for: most prompts come once, and copies
+cost tokens. On a CPU they take the engine's processors; beside a GPU they take the interpreter from
+the thread that launches kernels (ADR 63). The others wait for a moment in which no worker of the
+machine computes. A block that cannot be written in time is dropped and counted: it is only a later
+miss.
 """
 
 import asyncio
