@@ -9,7 +9,8 @@ one whose sequences propose from themselves (`own`), one from their tenant's out
 one from a draft model beside that (`draft`), where one is named. Rounds alternate between them.
 Times are CPU seconds of the thread that steps, which does all the work, and of rounds of as many
 steps each step's least counts: a busy machine disturbs that less. Where rounds differ in their
-steps the median of the rounds' ratios counts.
+steps the median of the rounds' ratios counts. Two engines alike differ by up to a percent, by where
+their memory lies: of several `--copies` the geometric mean counts.
 
 `repeats`: greedy output of a prompt that repeats itself, which with the demo model soon does too.
 `loops`: the same, of four tokens alone: models of random weights do not repeat themselves else.
@@ -174,6 +175,7 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, help="folder of a draft model")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--copies", type=int, default=1, help="engines of each kind, see above")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--loads", nargs="+", default=[*TEMPERATURES], choices=TEMPERATURES)
     parser.add_argument("--dtype", default="auto")
@@ -195,17 +197,20 @@ def main() -> None:
     )
     draft = None if options.draft is None else load_model(options.draft, EngineConfig(**config))
     plays = held_out_tokens(options.model) if {"plays", "drawn"} & {*options.loads} else []
-    benches = {
-        name: Bench(
-            model,
-            EngineConfig(**config, **values, speculation="off" if name in WITHOUT else "ngram"),
-            grammars,
-            plays,
-            draft if name == "draft" else None,
-        )
-        for name, values in ENGINES.items()
-        if name != "draft" or draft is not None
-    }
+    copies = [
+        {
+            name: Bench(
+                model,
+                EngineConfig(**config, **values, speculation="off" if name in WITHOUT else "ngram"),
+                grammars,
+                plays,
+                draft if name == "draft" else None,
+            )
+            for name, values in ENGINES.items()
+            if name != "draft" or draft is not None
+        }
+        for _ in range(options.copies)
+    ]
     print(f"{options.model.name}, {model.dtype}, {options.tokens} tokens, {options.rounds} rounds")
     for name, batch in itertools.product(options.loads, options.batches):
         sampling = SamplingParams(
@@ -216,15 +221,16 @@ def main() -> None:
             ignore_eos=name != "json",
         )
         load = Load(name, batch, sampling)
-        rounds: dict[str, list[Round]] = {engine: [] for engine in benches}
+        kept: list[dict[str, list[Round]]] = [{name: [] for name in c} for c in copies]
         # What is asked again must have been asked before.
         num_first = NUM_QUESTIONS if name == "again" else 0
         for number in range(num_first + options.rounds):
-            for engine, bench in benches.items():
-                rounds[engine].append(bench.run(load, number))
-            outputs = [rounds[engine][-1].tokens for engine in benches]
-            assert all(o == outputs[0] for o in outputs), "speculation changed an output"
-        kept = {engine: found[num_first:] for engine, found in rounds.items()}
+            for benches, rounds in zip(copies, kept, strict=True):
+                found = {engine: bench.run(load, number) for engine, bench in benches.items()}
+                outputs = [of_one.tokens for of_one in found.values()]
+                assert all(o == outputs[0] for o in outputs), "speculation changed an output"
+                for engine, of_one in found.items() if number >= num_first else ():
+                    rounds[engine].append(of_one)
         print(line(load, kept), flush=True)
 
 
@@ -235,13 +241,17 @@ def held_out_tokens(folder: Path) -> list[int]:
     return list(encoding.ids)
 
 
-def line(load: Load, rounds: dict[str, list[Round]]) -> str:
-    """Return what one load gave."""
+def line(load: Load, copies: list[dict[str, list[Round]]]) -> str:
+    """Return what one load gave, by copies of the engines."""
+    rounds = {name: [r for copy in copies for r in copy[name]] for name in copies[0]}
     speed = max(sum(map(len, r.tokens)) / sum(r.seconds) for r in rounds["off"])
     found = [f"{load.name:8} batch {load.batch:3}: {speed:7.0f} tokens/s"]
     for name in [name for name in rounds if name != "off"]:
         last = rounds[name][-1]
-        found.append(f"{name} {ratio(rounds['off'], rounds[name]):.3f} times")
+        ratios = [ratio(copy["off"], copy[name]) for copy in copies]
+        found.append(f"{name} {statistics.geometric_mean(ratios):.3f} times")
+        if len(ratios) > 1:
+            found[-1] += f" ({min(ratios):.3f} to {max(ratios):.3f})"
         if name not in WITHOUT:
             accepted = f"{last.num_accepted} of {last.num_proposed} accepted"
             found[-1] += f", {len(last.seconds)} steps, {accepted}"

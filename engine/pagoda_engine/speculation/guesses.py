@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pagoda_engine.speculation.acceptance import RATE, Acceptance
 from pagoda_engine.speculation.proposer import Proposer
 
-MAX_RESTS = 15
+MAX_RESTS = 31
+"""A look takes some 30 microseconds, most of them because a step has emptied the caches."""
 
 
 class Guesses(Acceptance):

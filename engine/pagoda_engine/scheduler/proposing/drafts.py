@@ -38,7 +38,7 @@ CREDIT_STEPS = 8.0
 """Steps' time that may be lost at once, before it is not asked until that was made up for."""
 NUM_PROBED = 2
 """Tokens that are drafted to find out."""
-NUM_RESTS = 63
+NUM_RESTS = 127
 """Steps for which nobody is asked about once nothing could be gained; but if others decode."""
 FIRST_ACCEPTANCE = 0.7
 """Share of right tokens that is expected of a draft until something is known: somebody chose it."""

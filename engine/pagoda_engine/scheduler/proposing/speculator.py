@@ -101,7 +101,7 @@ class Speculator:
         """Tell whether nobody is to be asked in a step; every step is told of its decodes once.
 
         Most steps of text that does not repeat itself are so, and cost this comparison. Who takes
-        another one's place may be asked up to 15 steps late.
+        another one's place may be asked up to 31 steps late.
         """
         self._step += 1
         latest = decodes[-1] if decodes else None

@@ -61,7 +61,7 @@ def test_right_proposals_are_all_verified() -> None:
 def test_wrong_proposals_are_verified_no_more() -> None:
     simulation = speculating(make_proposer=AlwaysWrong, cost=StepCost())
     add(simulation, "a")
-    counts = [num_proposed(simulation)["a"] for _ in range(40)]
+    counts = [num_proposed(simulation)["a"] for _ in range(50)]
     assert counts[1] > 0
     assert sum(counts) < 30, counts
     assert not any(counts[-MAX_RESTS:])

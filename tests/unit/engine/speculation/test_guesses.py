@@ -81,9 +81,9 @@ def test_extremes() -> None:
 def test_who_looks_in_vain_looks_less_often() -> None:
     guesses = Guesses([], Says())
     rests = []
-    for _ in range(6):
+    for _ in range(7):
         guesses.rest(5, is_useful=False)
         rests.append(guesses.looks_at - 6)
-    assert rests == [1, 2, 4, 8, MAX_RESTS, MAX_RESTS]
+    assert rests == [1, 2, 4, 8, 16, MAX_RESTS, MAX_RESTS]
     guesses.rest(5, is_useful=True)
     assert guesses.looks_at == 6
