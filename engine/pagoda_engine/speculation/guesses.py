@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from pagoda_engine.speculation.acceptance import RATE, Acceptance
 from pagoda_engine.speculation.proposer import Proposer
 
-MAX_RESTS = 31
-"""A look takes some 30 microseconds, most of them because a step has emptied the caches."""
+MAX_RESTS = 15
+"""Steps between two looks at most: each takes some 30 us, as a step has emptied the caches."""
+MAX_RESTS_ALONE = 31
+"""Where nobody else decodes. Of several all should propose in the same steps, and soon: a step's
+base is saved by all of them together."""
 
 
 class Guesses(Acceptance):
@@ -60,12 +63,13 @@ class Guesses(Acceptance):
         """Tell whether the last look found something that is right with this probability."""
         return bool(self._expected) and self.acceptance > least
 
-    def rest(self, step: int, *, is_useful: bool) -> None:
+    def rest(self, step: int, *, is_useful: bool, most: int = MAX_RESTS) -> None:
         """Look less often, the longer no look has been useful: each takes some microseconds.
 
         Args:
             step: that has looked.
             is_useful: it found something.
+            most: steps to rest for.
         """
-        self.looks_at = step + 1 + (0 if is_useful else self._next_rest)
-        self._next_rest = 1 if is_useful else min(MAX_RESTS, 2 * self._next_rest)
+        self.looks_at = step + 1 + (0 if is_useful else min(most, self._next_rest))
+        self._next_rest = 1 if is_useful else min(most, 2 * self._next_rest)

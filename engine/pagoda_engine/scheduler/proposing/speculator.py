@@ -30,7 +30,7 @@ from pagoda_engine.speculation import (
     SuffixProposer,
     TenantOutputs,
 )
-from pagoda_engine.speculation.guesses import MAX_RESTS
+from pagoda_engine.speculation.guesses import MAX_RESTS, MAX_RESTS_ALONE
 
 
 class Speculator:
@@ -156,8 +156,8 @@ class Speculator:
         """Return what is worth being verified of what followed the same tokens before."""
         num_decodes = len(decodes)
         least = least_probability(num_decodes, num_decodes, cost)
-        step = self._step
-        self._looks_at = step + 1 + MAX_RESTS
+        step, most_rests = self._step, MAX_RESTS if num_decodes > 1 else MAX_RESTS_ALONE
+        self._looks_at = step + 1 + most_rests
         if least >= 1.0:
             self.note_load(decodes)
             return {}
@@ -181,7 +181,8 @@ class Speculator:
         for sequence, guesses, found in looks:
             if tokens := self._of(sequence, guesses, found, least):
                 proposals[sequence] = tokens
-            guesses.rest(step, is_useful=bool(tokens) or sequence.waits_for_tokens)
+            is_useful = bool(tokens) or sequence.waits_for_tokens
+            guesses.rest(step, is_useful=is_useful, most=most_rests)
             self._looks_at = min(self._looks_at, guesses.looks_at)
         return proposals
 

@@ -6,7 +6,7 @@ import pytest
 
 from pagoda_engine.speculation import Guesses
 from pagoda_engine.speculation.acceptance import FIRST_ACCEPTANCE, RATE
-from pagoda_engine.speculation.guesses import MAX_RESTS
+from pagoda_engine.speculation.guesses import MAX_RESTS, MAX_RESTS_ALONE
 
 
 class Says:
@@ -81,9 +81,14 @@ def test_extremes() -> None:
 def test_who_looks_in_vain_looks_less_often() -> None:
     guesses = Guesses([], Says())
     rests = []
-    for _ in range(7):
+    for _ in range(6):
         guesses.rest(5, is_useful=False)
         rests.append(guesses.looks_at - 6)
-    assert rests == [1, 2, 4, 8, 16, MAX_RESTS, MAX_RESTS]
+    assert rests == [1, 2, 4, 8, MAX_RESTS, MAX_RESTS]
+    guesses.rest(5, is_useful=False, most=MAX_RESTS_ALONE)
+    guesses.rest(5, is_useful=False, most=MAX_RESTS_ALONE)
+    assert guesses.looks_at == 6 + 2 * MAX_RESTS
+    guesses.rest(5, is_useful=False, most=MAX_RESTS)
+    assert guesses.looks_at == 6 + MAX_RESTS, "somebody has joined it"
     guesses.rest(5, is_useful=True)
     assert guesses.looks_at == 6
