@@ -262,14 +262,15 @@ def verified_by(driver: EngineDriver) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("family", ["bloom", "deepseek_v2", "gpt_oss", "mistral"])
 def test_rows_of_a_sequence_attend_as_its_decodes_would(tmp_path: Path, family: str) -> None:
-    """With ALiBi, latents, sinks and windows too."""
+    """With ALiBi, latents, sinks and windows too; those of a prompt as well."""
     folder = make_family_checkpoint(tmp_path, family)
     model = load_model(folder, EngineConfig(dtype="float32", max_model_len=100))
-    graphs = Capturing(model, (2, 8, 16), speculation="ngram")
+    graphs = Capturing(model, (2, 8, 64), speculation="ngram")
     sampling = greedy(50, logit_bias=FEW)
     expected = make_driver(model).generate([PROMPT, OTHER], sampling=sampling)
     assert graphs.generate([PROMPT, OTHER], sampling=sampling) == expected
     assert num_verifying(graphs) > 2
+    assert all(result.stats.is_graph for result in graphs.results)
 
 
 def test_a_step_with_more_rows_than_the_largest_graph_runs_eagerly(tiny_model: LoadedModel) -> None:
