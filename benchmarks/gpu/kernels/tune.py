@@ -6,8 +6,8 @@ without an entry is a candidate too, the first: nothing replaces it that is not 
 run. Never runs while serving.
 """
 
-import math
 import os
+import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Trial:
     @property
     def mean_seconds(self) -> float:
         """Geometric mean: twice as fast in one case makes up for half as fast in another."""
-        return math.exp(sum(map(math.log, self.seconds)) / len(self.seconds))
+        return statistics.geometric_mean(self.seconds)
 
 
 def tune(op: str, device_name: str, deadline: Deadline) -> int:
@@ -118,6 +118,8 @@ def check_row(tunable: Tunable, tile: Tile | None, table: TileTable) -> Row:
 
 def num_timings(tunable: Tunable, checked: Sequence[Row]) -> int:
     """How often a clock is asked: what is left of the time is shared out by that."""
+    if checked[0]["status"] != "passed":
+        return 0  # see `search`
     return len(tunable.cases) * sum(row["status"] == "passed" for row in checked)
 
 
@@ -126,7 +128,7 @@ def search(
 ) -> Sequence[Trial]:
     """Time what passed until the deadline and leave the fastest tile in the table.
 
-    Nothing if the kernel's own choice is the fastest, or was not timed.
+    None if the kernel's own choice is the fastest; what was there if that was not even checked.
 
     Args:
         tunable: the candidates.
@@ -135,6 +137,8 @@ def search(
         deadline: of all of them.
         checked: row of each candidate.
     """
+    if checked[0]["status"] != "passed":
+        return []  # an earlier run's tile is worth more than one that was compared with nothing
     trials = []
     for tile, row in zip(candidates(tunable), checked, strict=True):
         if deadline.has_passed:
@@ -145,8 +149,9 @@ def search(
         table.replace(tunable.op, tunable.shape, tile)
         trials.append(_timed(tunable, tile, clock))
     best = fastest(trials)
-    is_known = bool(trials and trials[0].seconds)
-    table.replace(tunable.op, tunable.shape, best.tile if best and is_known else None)
+    if trials:
+        is_known = bool(trials[0].seconds)
+        table.replace(tunable.op, tunable.shape, best.tile if best and is_known else None)
     return trials
 
 

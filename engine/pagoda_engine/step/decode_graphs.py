@@ -18,7 +18,7 @@ import torch
 from pagoda_engine.cache.kv_cache import KvCache
 from pagoda_engine.device import Forward, GraphCapture
 from pagoda_engine.models.decoder import Decoder
-from pagoda_engine.scheduler.scheduled import NUM_NEW_TOKENS, ScheduledSequence
+from pagoda_engine.scheduler.scheduled import IS_PREFILL, NUM_NEW_TOKENS, ScheduledSequence
 from pagoda_engine.scheduler.sequence import NO_ADAPTER, NULL_BLOCK
 from pagoda_engine.scheduler.step_cost import attended_tokens
 from pagoda_engine.step.inputs import KNOWN
@@ -109,7 +109,7 @@ class DecodeGraphs:
         if not self._replays or sum(map(NUM_NEW_TOKENS, batch)) > self._sizes[-1]:
             return False
         # Most are decodes of one token, of which nothing need be asked.
-        others = [entry for entry in batch if entry[2] > 1 or entry[3]]
+        others = [e for e in batch if NUM_NEW_TOKENS(e) > 1 or IS_PREFILL(e)]
         attention = sum(
             attended_tokens(entry.first_token, entry.num_new_tokens)
             for entry in others

@@ -82,6 +82,17 @@ def test_replaces_nothing_that_was_not_slower(make_case, table, own):
     assert table.lookup("op", "shape", DEFAULT) == DEFAULT
 
 
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_what_was_not_reached_keeps_the_tile_it_had(make_case, table, seconds):
+    tunable = make_tunable(make_case, table)
+    table.replace("op", "shape", {"BLOCK_N": 32})
+    first = NOT_REACHED if seconds else PASSED
+    assert (
+        search(tunable, table, FollowingClock({}), Deadline(seconds), [first, *[PASSED] * 4]) == []
+    )
+    assert table.lookup("op", "shape", DEFAULT) == {"BLOCK_N": 32}
+
+
 def test_all_cases_weigh_the_same(make_case, table):
     tunable = make_tunable(make_case, table, num_cases=2)
     seconds = {OWN: 9.0, (1, 1): 9.0, (0, 16): 1e-6, (1, 16): 3.0, (0, 32): 2e-6, (1, 32): 1.0}
