@@ -191,3 +191,10 @@ async def running_gateway(
         for directory in (gateway.directory, router.directory):
             await heard_of(directory, worker.worker_id)
         yield Running(gateway, worker, router, url, http)
+
+
+def cancel_requests() -> None:
+    """Cancel what answers requests of gateways in this event loop, as a server that ends does."""
+    for task in asyncio.all_tasks():
+        if "run_asgi" in repr(task.get_coro()):
+            task.cancel()

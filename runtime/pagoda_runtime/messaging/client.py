@@ -24,14 +24,12 @@ OnMessage = Callable[[Msg], None]
 
 
 class DirectClient(Client):
-    """Writes what it can in the sender's turn; hands messages to plain functions in the reader's.
-
-    uvloop sends what one turn of the event loop writes in one call.
-    """
+    """Writes in the sender's call what it can; hands messages to functions in the reader's."""
 
     def __init__(self) -> None:
         super().__init__()
         self._listeners: dict[int, OnMessage] = {}
+        self._writer: asyncio.WriteTransport | None = None  # of the connection that is up
 
     def post(self, subject: str, payload: bytes, *, reply: str = "", headers: bytes = b"") -> None:
         """Publish at once; while disconnected it waits for the connection.
@@ -47,23 +45,45 @@ class DirectClient(Client):
             nats.errors.OutboundBufferLimitError: too much waits already.
             nats.errors.Error: the connection is closed, or draining.
         """
-        if self.is_closed:
-            raise nats.errors.ConnectionClosedError
-        if self.is_draining_pubs:
-            raise nats.errors.ConnectionDrainingError
         size = len(headers) + len(payload)
         if size > self._max_payload:
             raise nats.errors.MaxPayloadError
-        if self._pending_data_size + self._unwritten_bytes() + size > self._max_pending_size:
-            raise nats.errors.OutboundBufferLimitError
         target = f"{subject} {reply}" if reply else subject
         if headers:
             head = f"HPUB {target} {len(headers)} {size}\r\n".encode()
         else:
             head = f"PUB {target} {size}\r\n".encode()
         command = b"".join((head, headers, payload, b"\r\n"))
+        if not self._write(command):
+            self._queue(command)
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += size
+
+    def _write(self, command: bytes) -> bool:
+        """Write a command, if the connection is up and nothing waits, as nearly always."""
+        writer = self._writer
+        if (
+            writer is None
+            or self._status != Client.CONNECTED
+            or self._pending
+            or writer.get_write_buffer_size() > MAX_UNWRITTEN_BYTES
+        ):
+            return False
+        try:
+            writer.write(command)
+        except (OSError, RuntimeError):  # it has just been lost: the reader will notice
+            return False
+        return True
+
+    def _queue(self, command: bytes) -> None:
+        """Have a command wait for the connection, or for a server that does not read."""
+        if self.is_closed:
+            raise nats.errors.ConnectionClosedError
+        if self.is_draining_pubs:
+            raise nats.errors.ConnectionDrainingError
+        unwritten = 0 if self._writer is None else self._writer.get_write_buffer_size()
+        if self._pending_data_size + unwritten + len(command) > self._max_pending_size:
+            raise nats.errors.OutboundBufferLimitError
         self._pending.append(command)
         self._pending_data_size += len(command)
         flushes = self._flush_queue
@@ -75,6 +95,14 @@ class DirectClient(Client):
         subscription = await self.subscribe(subject, queue=queue, cb=_ignore)
         self._listeners[subscription._id] = on_message
         return subscription
+
+    async def _process_connect_init(self) -> None:
+        """Know the event loop's own transport, TLS or not, once there is one."""
+        self._writer = None
+        await super()._process_connect_init()
+        transport = self._transport
+        if isinstance(transport, TcpTransport) and transport._io_writer is not None:
+            self._writer = transport._io_writer.transport
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
         """Write what waits; leave it to the flusher where the server does not read."""
@@ -103,29 +131,21 @@ class DirectClient(Client):
 
     def _write_pending(self) -> bool:
         """Write what waits, if the connection is up and the server reads."""
-        transport = self._transport
+        writer = self._writer
         if (
-            not self.is_connected
-            or not isinstance(transport, TcpTransport)
-            or self._unwritten_bytes() > MAX_UNWRITTEN_BYTES
+            writer is None
+            or not self.is_connected
+            or writer.get_write_buffer_size() > MAX_UNWRITTEN_BYTES
         ):
             return False
         if self._pending:
             try:
-                transport.writelines(self._pending)  # type: ignore[no-untyped-call]
+                writer.writelines(self._pending)
             except (OSError, RuntimeError):  # it has just been lost: the reader will notice
                 return False
             self._pending = []
         self._pending_data_size = 0
         return True
-
-    def _unwritten_bytes(self) -> int:
-        """Return what the event loop has taken and the server has not."""
-        transport = self._transport
-        if not isinstance(transport, TcpTransport) or transport._io_writer is None:
-            return 0
-        size: int = transport._io_writer.transport.get_write_buffer_size()
-        return size
 
 
 async def _ignore(_: Msg) -> None:

@@ -34,8 +34,10 @@ def header_block(headers: Mapping[str, str] | None) -> bytes:
     """
     if not headers:
         return b""
-    lines = [f"{name}: {' '.join(value.split())}\r\n" for name, value in headers.items()]
-    return f"NATS/1.0\r\n{''.join(lines)}\r\n".encode()
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if len(text.splitlines()) > len(headers):
+        text = "".join([f"{k}: {' '.join(v.split())}\r\n" for k, v in headers.items()])
+    return f"NATS/1.0\r\n{text}\r\n".encode()
 
 
 def deadline_of(message: Msg) -> float | None:

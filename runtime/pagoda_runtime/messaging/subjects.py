@@ -4,6 +4,7 @@ Subjects are ``pagoda.v1.<service>[.<id>]``. Ids never contain dots, spaces or w
 makes one of any text.
 """
 
+import functools
 import hashlib
 import re
 
@@ -31,6 +32,7 @@ ROUTER_QUEUE = "router"
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
+@functools.lru_cache(maxsize=1024)
 def token(text: str) -> str:
     """Return `text` as one subject token: itself if plain, else a readable slug and a hash."""
     if _PLAIN.fullmatch(text):

@@ -92,12 +92,13 @@ def inject(headers: dict[str, str], context: Context | None = None) -> None:
 
     A hop of every token's request does: the library's propagator takes six times as long.
     """
-    span = get_current_span(context).get_span_context()
-    if not span.is_valid:
+    # Its attributes are calls; it is a tuple.
+    trace_id, span_id, _, flags, state, is_valid = get_current_span(context).get_span_context()
+    if not is_valid:
         return
-    headers["traceparent"] = f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
-    if span.trace_state:
-        headers["tracestate"] = span.trace_state.to_header()
+    headers["traceparent"] = f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}"
+    if state:
+        headers["tracestate"] = state.to_header()
 
 
 def extract(headers: Mapping[str, str] | None) -> Context:

@@ -3,6 +3,8 @@
 Knows sizes only: `http.body_reader` reads.
 """
 
+from types import TracebackType
+
 from pagoda_gateway.errors import UnavailableError
 
 RETRY_AFTER_SECONDS = 1.0
@@ -37,3 +39,28 @@ class BodyBudget:
     def free(self, num_bytes: int) -> None:
         """Give back what was taken."""
         self._num_held_bytes -= num_bytes
+
+
+class HeldBytes:
+    """What one request holds of a budget; all of it is freed when the block ends."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+
+    def __enter__(self) -> "HeldBytes":
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: object, _traceback: TracebackType | None
+    ) -> None:
+        self._budget.free(self._num_bytes)
+
+    def take(self, num_bytes: int) -> None:
+        """Hold so many more.
+
+        Raises:
+            UnavailableError: see `BodyBudget.take`.
+        """
+        self._budget.take(num_bytes)
+        self._num_bytes += num_bytes

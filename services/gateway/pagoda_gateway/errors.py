@@ -296,35 +296,28 @@ class InternalError(GatewayError):
 
 
 class Problems:
-    """Gathers what is wrong with a request, so that one answer says all of it."""
+    """Gathers what is wrong with a request, so that one answer says all of it.
+
+    It is the context manager itself: a request has several blocks, and a generator for each costs
+    more than what most of them do.
+    """
 
     def __init__(self) -> None:
         self._errors: list[InvalidRequestError] = []
 
-    def gathered(self) -> "_Gathered":
-        """Keep the error that ends the block."""
-        return _Gathered(self._errors)
-
-    def raise_all(self) -> None:
-        """Raise what was gathered, if anything was."""
-        if self._errors:
-            raise joined(self._errors)
-
-
-class _Gathered:
-    """One block; each request has several, and a generator for each costs twice as much."""
-
-    def __init__(self, errors: list[InvalidRequestError]) -> None:
-        self._errors = errors
-
     def __enter__(self) -> None:
-        pass
+        """Keep the error that ends the block."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
         if not isinstance(error, InvalidRequestError):
             return False
         self._errors.append(error)
         return True
+
+    def raise_all(self) -> None:
+        """Raise what was gathered, if anything was."""
+        if self._errors:
+            raise joined(self._errors)
 
 
 def joined(errors: Sequence[InvalidRequestError]) -> InvalidRequestError:

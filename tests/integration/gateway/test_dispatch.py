@@ -5,12 +5,12 @@ import errno
 from collections.abc import Iterable, Iterator
 
 import pytest
-from support.running_gateway import CHAT, Running, Start
+from support.running_gateway import CHAT, Running, Start, cancel_requests
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageRecord
 from pagoda_gateway.accounts.usage.segments import SegmentWriter
 from pagoda_gateway.accounts.usage.usage_log import UsageLog
-from pagoda_gateway.http.generation import handler
+from pagoda_gateway.http.generation import handler, response
 from pagoda_gateway.sequences.generation import Generation
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -207,3 +207,29 @@ async def test_the_account_of_what_no_response_runs_is_closed(
         await idle(running)
         assert num_awaited(running) == 0
         assert len(running.worker.requests) == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_account_that_is_put_off_is_written_by_who_is_cancelled(
+    start: Start, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """The client has all of its answer, and may ask again, before anything is settled."""
+    closed: list[UsageClose] = []
+    close = UsageLog.close
+
+    async def noting(self: UsageLog, record: UsageClose) -> None:
+        closed.append(record)
+        await close(self, record)
+
+    monkeypatch.setattr(UsageLog, "close", noting)
+    monkeypatch.setattr(response, "SETTLE_SECONDS", SECONDS)
+    async with start() as running:
+        for _ in range(2):
+            assert (await running.chat(stream=stream)).status_code == 200
+        assert not closed
+        assert running.gateway.admission.num_requests == 2
+
+        cancel_requests()
+        await idle(running)
+        assert [record.outcome for record in closed] == ["finished"] * 2
+        assert all(record.num_output_tokens for record in closed)

@@ -35,7 +35,7 @@ def test_problems_are_said_together() -> None:
     problems = errors.Problems()
     problems.raise_all()
     for kind, param in ((errors.ContextLengthError, "a"), (errors.UnsupportedFieldError, "b")):
-        with problems.gathered():
+        with problems:
             raise kind(f"'{param}' is wrong", param=param)
     with pytest.raises(errors.ContextLengthError, match="'a' is wrong; 'b' is wrong") as caught:
         problems.raise_all()

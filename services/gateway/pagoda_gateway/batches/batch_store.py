@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from ulid import ULID
 
 from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.batches.file_store import UNFINISHED, FileStore, new_file
 from pagoda_gateway.batches.schemas import BatchBody
 from pagoda_gateway.batches.tables import ANSWERS, BATCHES, FILES
 from pagoda_gateway.errors import InvalidRequestError, NotFoundError, OverloadedError, shorten
+from pagoda_runtime.identity import new_ulid
 
 WINDOW_SECONDS = 24 * 3600.0
 LEASE_SECONDS = 15.0  # workers end what a dead gateway ran within 5 s: before anybody runs it again
@@ -74,7 +74,7 @@ class BatchStore:
                 f"'input_file_id' is a file for {file['purpose']}; it must be one for batch",
                 param="input_file_id",
             )
-        now, batch_id = self._clock(), f"batch_{str(ULID()).lower()}"
+        now, batch_id = self._clock(), f"batch_{new_ulid().lower()}"
         keep = body.output_expires_after
         values = {
             "batch_id": batch_id,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import sqlalchemy as sa
-from ulid import ULID
 
 from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.batches.tables import ANSWERS, BATCHES, FILE_CHUNKS, FILES, STORAGE
@@ -21,6 +20,7 @@ from pagoda_gateway.errors import (
     UnavailableError,
     shorten,
 )
+from pagoda_runtime.identity import new_ulid
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class FileStore:
         Raises:
             StorageFullError: the tenant has too many.
         """
-        file_id = f"file-{str(ULID()).lower()}"
+        file_id = f"file-{new_ulid().lower()}"
         now = self._clock()
 
         def begin(connection: sa.Connection) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
+from pagoda_gateway.body_budget import HeldBytes
 from pagoda_gateway.errors import InvalidRequestError, MediaTypeError, joined, shorten
 from pagoda_gateway.http.body_reader import BodyReader, check_encoding
 from pagoda_gateway.http.further_problems import with_further
@@ -38,16 +39,16 @@ async def read_body(
         GatewayError: says which field and limit.
         starlette.requests.ClientDisconnect: the client left while it sent.
     """
-    async with read_object(request, reader) as value:
+    with reader.held() as held:
+        value = await read_object(request, reader, held)
         note_ignored(request.scope, value, schema)
         body = validated(value, schema, limits)
         del value
         yield body
 
 
-@contextlib.asynccontextmanager
-async def read_object(request: Request, reader: BodyReader) -> AsyncIterator[dict[str, Any]]:
-    """Yield the request's body as a JSON object; the reader's budget has its bytes to the end.
+async def read_object(request: Request, reader: BodyReader, held: HeldBytes) -> dict[str, Any]:
+    """Return the request's body as a JSON object, whose bytes are `held` from now on.
 
     Raises:
         GatewayError: it is none, or over a limit.
@@ -60,11 +61,9 @@ async def read_object(request: Request, reader: BodyReader) -> AsyncIterator[dic
             f"content-type is {shorten(media_type)}; send the body as application/json"
         )
     check_encoding(request)
-    async with reader.read(request) as raw:
-        await check_structure(raw)
-        value = parse_object(raw)
-        del raw  # its text is in the object now
-        yield value
+    raw = await reader.read(request, held)
+    await check_structure(raw)
+    return parse_object(raw)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

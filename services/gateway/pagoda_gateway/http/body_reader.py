@@ -4,12 +4,11 @@ All share one budget of bytes. Knows nothing of what is in them.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 
 from starlette.requests import ClientDisconnect, Request
 
-from pagoda_gateway.body_budget import BodyBudget
+from pagoda_gateway.body_budget import BodyBudget, HeldBytes
 from pagoda_gateway.errors import BodyTooLargeError, MediaTypeError, SlowBodyError, shorten
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body_pipe import has_whole_body
@@ -44,9 +43,12 @@ class BodyReader:
             timeout_seconds=settings.body_timeout_seconds,
         )
 
-    @contextlib.asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield a request's body; its bytes count against the budget until the block ends.
+    def held(self) -> HeldBytes:
+        """Return what one request's body will hold of the budget, nothing yet."""
+        return HeldBytes(self._budget)
+
+    async def read(self, request: Request, held: HeldBytes) -> bytes:
+        """Return a request's body; its bytes count against the budget as long as they are `held`.
 
         Raises:
             BodyTooLargeError, SlowBodyError, UnavailableError: over one of the limits.
@@ -57,44 +59,36 @@ class BodyReader:
         if size > self._max_bytes and header(request.scope, b"expect").lower() == "100-continue":
             raise self._too_large(size)
         if has_whole_body(request.scope) and size <= self._max_bytes:
-            chunk = (await request.receive())["body"]
+            chunk: bytes = (await request.receive())["body"]
             if len(chunk) > self._max_bytes:  # of a body that did not say so
                 raise self._too_large(len(chunk))
-            self._budget.take(len(chunk))
-            try:
-                yield chunk
-            finally:
-                self._budget.free(len(chunk))
-            return
+            held.take(len(chunk))
+            return chunk
+        return await self._gather(request, held, size)
+
+    async def _gather(self, request: Request, held: HeldBytes, size: int) -> bytes:
+        """Return a body that comes in parts; `size` as it was declared, or 0.
+
+        Over the limit parts are dropped: who reads no answer before all is sent would get a reset
+        instead of one.
+        """
         chunks = bytearray()
         num_received = 0
-
-        def take(chunk: bytes) -> None:
-            """Keep a chunk; over the limit drop it.
-
-            Who reads no answer before all is sent would get a reset instead of one.
-            """
-            nonlocal size, num_received
-            num_received += len(chunk)
-            size = max(size, num_received)
-            if num_received > self._max_bytes + MAX_DISCARDED_BYTES:
-                raise self._too_large(size)
-            if size <= self._max_bytes:
-                self._budget.take(len(chunk))
-                chunks.extend(chunk)
-
         try:
-            try:
-                async for chunk in body_chunks(request, self._timeout_seconds):
-                    take(chunk)
-            except SlowBodyError:
+            async for chunk in body_chunks(request, self._timeout_seconds):
+                num_received += len(chunk)
+                size = max(size, num_received)
+                if num_received > self._max_bytes + MAX_DISCARDED_BYTES:
+                    raise self._too_large(size)
                 if size <= self._max_bytes:
-                    raise
-            if size > self._max_bytes:
-                raise self._too_large(size)
-            yield bytes(chunks)
-        finally:
-            self._budget.free(len(chunks))
+                    held.take(len(chunk))
+                    chunks.extend(chunk)
+        except SlowBodyError:
+            if size <= self._max_bytes:
+                raise
+        if size > self._max_bytes:
+            raise self._too_large(size)
+        return bytes(chunks)
 
     def _too_large(self, size: int) -> BodyTooLargeError:
         return BodyTooLargeError(

@@ -84,11 +84,13 @@ class LimitedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Watch the head."""
-        if self._is_idle and self._head_timer is None:  # uvicorn's own timer ends with any byte
-            self._wait_for_head()
         self._num_head_bytes += len(data)
         super().data_received(data)
-        if self._is_in_head and self._num_head_bytes > MAX_HEAD_BYTES:
+        if self._is_idle and self._head_timer is None:
+            self._wait_for_head()  # uvicorn's own timer ended with the first byte
+        if self._is_in_head and (
+            self._num_head_bytes > MAX_HEAD_BYTES or len(self.headers or ()) > MAX_HEADERS
+        ):
             self._refuse(_TOO_LARGE)
 
     def on_message_begin(self) -> None:
@@ -96,15 +98,11 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """End the parser at too many headers."""
-        super().on_header(name, value)
-        if len(self.headers) > MAX_HEADERS:
-            raise ValueError(f"more than {MAX_HEADERS} headers")  # ends the parser
-
     def on_headers_complete(self) -> None:
-        """A request is there: nothing is waited for."""
+        """A request is there: nothing is waited for. End the parser at too many headers."""
         self._is_in_head = False
+        if len(self.headers) > MAX_HEADERS:
+            raise ValueError(f"more than {MAX_HEADERS} headers")
         self._num_head_bytes = 0
         self._stop_waiting()
         super().on_headers_complete()

@@ -38,26 +38,26 @@ def check_beam_search(body: GenerationBody, options: OutputOptions, *, max_width
     problems = Problems()
     for name, off in _OFF.items():
         value = getattr(body, name)
-        with problems.gathered():
+        with problems:
             if value is not None and value != off:
                 raise InvalidRequestError(
                     f"'{name}' is {value}; with use_beam_search it must be {off}, or absent",
                     param=name,
                 )
     for name in _ABSENT:
-        with problems.gathered():
+        with problems:
             if getattr(body, name):
                 raise InvalidRequestError(
                     f"'{name}' is not supported with use_beam_search; leave it out", param=name
                 )
-    with problems.gathered():
+    with problems:
         if options.num_scored_logprobs is not None:
             raise InvalidRequestError(
                 "log probabilities of the prompt ('prompt_logprobs', or 'echo' with 'logprobs') "
                 "are not supported with use_beam_search; ask for them alone",
                 param="logprobs" if options.num_prompt_logprobs is None else "prompt_logprobs",
             )
-    with problems.gathered():
+    with problems:
         if options.num_choices > max_width:
             field = options.num_choices_field
             raise InvalidRequestError(

@@ -71,7 +71,7 @@ def bound_tools(use: ToolUse) -> list[BoundTool]:
     tools: list[BoundTool] = []
     problems = Problems()
     for tool in use.callable:
-        with problems.gathered():
+        with problems:
             tools.append(BoundTool.of(tool, f"tools[{indices[id(tool)]}]"))
     problems.raise_all()
     return tools

@@ -119,11 +119,11 @@ class RequestProcessor(ABC, Generic[Body]):
         """
         problems = Problems()
         text_end = ""
-        with problems.gathered():
+        with problems:
             tokenized = await self.tokenize(body, options, model)
             text_end = tokenized.text_end
             budgets = self._budgets(body, tokenized, options, model)
-        with problems.gathered():
+        with problems:
             form = await self.form(body, text_end)
             check_grammar(form.grammar, options)
         for param, token_ids in (
@@ -133,9 +133,9 @@ class RequestProcessor(ABC, Generic[Body]):
             ("logprob_token_ids", body.logprob_token_ids),
         ):
             if token_ids:
-                with problems.gathered():
+                with problems:
                     model.check_token_ids(token_ids, param=param)
-        with problems.gathered():
+        with problems:
             breakers = await self._prompts.breaker_tokens(dry_sequence_breakers(body), model)
         problems.raise_all()
         bad_words = await self._prompts.bad_word_tokens(body.bad_words or ())
@@ -155,9 +155,11 @@ class RequestProcessor(ABC, Generic[Body]):
                     token_ids, text, model, tenant, own_salt=body.cache_salt or ""
                 )
             )
-            for _ in range(options.num_choices):
-                params = SamplingParams()
-                params.CopyFrom(base)
+            for choice in range(options.num_choices):
+                params = base
+                if choice:
+                    params = SamplingParams()
+                    params.CopyFrom(base)
                 params.seed = sequence_seed(
                     body.seed, sequence_index=len(sampling), num_choices=options.num_choices
                 )

@@ -13,7 +13,8 @@ from typing import Protocol
 
 import orjson
 from google.protobuf.json_format import MessageToDict
-from opentelemetry.trace import Span, set_span_in_context
+from opentelemetry.context import Context
+from opentelemetry.trace import Span
 
 from pagoda.rpc.v1.generate_pb2 import CachedTokens
 from pagoda.rpc.v1.route_pb2 import RouteResponse
@@ -65,6 +66,7 @@ class Generation:
         frames: FrameReceiver,
         open_log: usage.OpenLog,
         span: Span,
+        context: Context,
         deadline_unix_seconds: float,
         max_undelivered_tokens: int | None,
         max_placed: int,
@@ -81,6 +83,7 @@ class Generation:
             frames: delivers their tokens.
             open_log: stores the open record.
             span: gateway.request.
+            context: of the trace, with that span.
             deadline_unix_seconds: when it must have ended.
             max_undelivered_tokens: bound on what waits for a slow reader; None: nobody reads yet.
             max_placed: sequences that workers have at a time; others wait here.
@@ -90,7 +93,7 @@ class Generation:
         self.identity = identity
         self.model = model
         self.span = span
-        self.context = set_span_in_context(span)
+        self.context = context
         self.sequences: list[OutputSequence] = []
         self.changed = asyncio.Event()
         self.on_progress: Callable[[], None] = self.changed.set  # there is something to read
@@ -120,7 +123,7 @@ class Generation:
             model=model,
             priority=identity.priority,
             deadline_unix_seconds=deadline_unix_seconds,
-            trace_context=self.context,
+            trace_context=context,
             on_route=self._note_route,
             on_asking=self._note_asking,
             tenant_tag=tenant_tag(identity.tenant),

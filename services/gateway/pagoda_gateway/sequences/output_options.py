@@ -58,5 +58,7 @@ class OutputOptions:
     @property
     def num_scored_logprobs(self) -> int | None:
         """Alternatives that an engine must find for each prompt token; None = none are wanted."""
-        wanted = self.num_prompt_logprobs, self.num_echoed_logprobs
-        return max((num for num in wanted if num is not None), default=None)
+        of_prompt, echoed = self.num_prompt_logprobs, self.num_echoed_logprobs
+        if of_prompt is None or echoed is None:
+            return echoed if of_prompt is None else of_prompt
+        return max(of_prompt, echoed)

@@ -237,6 +237,8 @@ class Placer:
                     retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
                 ),
             ) from error
+        finally:
+            sequence.asked()
         if answer.status == _ACCEPTED:
             return
         sequence.worker_id = ""  # it holds nothing of ours

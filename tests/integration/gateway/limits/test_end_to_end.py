@@ -18,11 +18,12 @@ import pytest_asyncio
 from redis.asyncio import Redis
 from support.batch_files import answers, numbered
 from support.limits import MICROS_PER_TOKEN, RATES
-from support.running_gateway import CHAT, Running, running_gateway
+from support.running_gateway import CHAT, Running, cancel_requests, running_gateway
 from support.scripted_worker import ScriptedWorker
 from support.servers import Server, nats_server, redis_server, settings_for
 
 from pagoda_gateway.accounts.limits import limiter
+from pagoda_gateway.http.generation import response
 from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -335,6 +336,21 @@ async def test_a_client_that_leaves_gives_all_back(replicas: Replicas) -> None:
         while (await client.ask(second=True)).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     await in_flight(replicas, 0)
+
+
+async def test_an_account_that_is_put_off_holds_nothing_of_its_key(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response, "SETTLE_SECONDS", 600.0)
+    client = await replicas.client(concurrent_requests=1, on_limit="queue")
+    try:
+        async with asyncio.timeout(60):
+            for _ in range(3):
+                assert (await client.ask()).status_code == 200
+        assert replicas.first.gateway.admission.num_requests == 3  # none is settled
+    finally:
+        cancel_requests()
+    assert await replicas.first.gateway.admission.drain(60)
 
 
 async def test_queued_streams_hear_why_and_run_in_turn(replicas: Replicas) -> None:

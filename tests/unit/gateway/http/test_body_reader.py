@@ -1,6 +1,8 @@
 """Bodies: limits of size, time and all of them together; whatever ends, nothing stays held."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -36,9 +38,16 @@ def reader(
     )
 
 
+@contextlib.asynccontextmanager
+async def read(reader: BodyReader, sent: Request) -> AsyncIterator[bytes]:
+    with reader.held() as held:
+        yield await reader.read(sent, held)
+
+
 async def test_bytes_are_held_until_the_work_is_done() -> None:
     bodies = BodyBudget(150)
-    async with reader(bodies).read(request(piece(b"ab", more=True), piece(b"c"))) as raw:
+    parts = request(piece(b"ab", more=True), piece(b"c"))
+    async with read(reader(bodies), parts) as raw:
         assert raw == b"abc"
         assert bodies.num_held_bytes == 3
     assert bodies.num_held_bytes == 0
@@ -46,20 +55,20 @@ async def test_bytes_are_held_until_the_work_is_done() -> None:
 
 async def test_all_bodies_share_one_budget() -> None:
     bodies = BodyBudget(150)
-    async with reader(bodies).read(request(piece(b"x" * 100))):
+    async with read(reader(bodies), request(piece(b"x" * 100))):
         with pytest.raises(UnavailableError, match="150") as caught:
-            async with reader(bodies).read(request(piece(b"x" * 51))):
+            async with read(reader(bodies), request(piece(b"x" * 51))):
                 pass
         assert caught.value.headers() == {"retry-after": "1"}
         assert bodies.num_held_bytes == 100
-        async with reader(bodies).read(request(piece(b"x" * 50))):
+        async with read(reader(bodies), request(piece(b"x" * 50))):
             pass
 
 
 async def test_trickle_is_cut() -> None:
     bodies = BodyBudget(150)
     with pytest.raises(SlowBodyError, match="1 bytes"):
-        async with reader(bodies, timeout_seconds=0.01).read(request(piece(b"x", more=True))):
+        async with read(reader(bodies, timeout_seconds=0.01), request(piece(b"x", more=True))):
             pass
     assert bodies.num_held_bytes == 0
 
@@ -67,11 +76,11 @@ async def test_trickle_is_cut() -> None:
 async def test_cancelled_reader_frees_what_it_held() -> None:
     bodies = BodyBudget(150)
 
-    async def read() -> None:
-        async with reader(bodies).read(request(piece(b"xyz", more=True))):
+    async def begin() -> None:
+        async with read(reader(bodies), request(piece(b"xyz", more=True))):
             pass
 
-    task = asyncio.create_task(read())
+    task = asyncio.create_task(begin())
     while not bodies.num_held_bytes:  # noqa: ASYNC110  (nothing tells of it)
         await asyncio.sleep(0)
     task.cancel()
@@ -83,7 +92,7 @@ async def test_client_that_leaves_is_told_apart() -> None:
     bodies = BodyBudget(150)
     gone = {"type": "http.disconnect"}
     with pytest.raises(ClientDisconnect):
-        async with reader(bodies).read(request(piece(b"x", more=True), gone)):
+        async with read(reader(bodies), request(piece(b"x", more=True), gone)):
             pass
     assert bodies.num_held_bytes == 0
 
@@ -93,7 +102,7 @@ async def test_too_large_a_body_is_taken_in_before_it_is_refused() -> None:
     for headers in ({}, {"content-length": "270"}):
         sent = request(*pieces, headers=headers)
         with pytest.raises(BodyTooLargeError, match="100"):
-            async with reader().read(sent):
+            async with read(reader(), sent):
                 pass
         with pytest.raises(TimeoutError):  # nothing is left of it
             await asyncio.wait_for(sent.receive(), 0.001)
@@ -102,5 +111,5 @@ async def test_too_large_a_body_is_taken_in_before_it_is_refused() -> None:
 async def test_client_that_asks_first_sends_nothing() -> None:
     sent = request(headers={"content-length": "270", "expect": "100-continue"})
     with pytest.raises(BodyTooLargeError):
-        async with reader().read(sent):
+        async with read(reader(), sent):
             pass

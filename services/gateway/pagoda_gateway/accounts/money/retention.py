@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
-from ulid import ULID
+from ulid_transform import ulid_at_time
 
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.money.chains import Chains
@@ -103,7 +103,7 @@ class Retention:
 
 def _first_id(unix_seconds: float) -> str:
     """Return what ids of requests since then are not less than: the time is in them."""
-    return str(ULID.from_timestamp(unix_seconds))[:10] if unix_seconds > 0 else ""
+    return ulid_at_time(unix_seconds)[:10] if unix_seconds > 0 else ""
 
 
 def _delete(connection: sa.Connection, table: sa.Table, *old: sa.ColumnElement[bool]) -> int:

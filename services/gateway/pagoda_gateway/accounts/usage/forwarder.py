@@ -108,15 +108,16 @@ class Forwarder:
             await asyncio.sleep(retry_delay(ADOPT_SECONDS))
 
     async def _send_own(self) -> None:
-        """Send what there is, then at once what comes after a pause, else after a moment."""
-        rests_until = 0.0
+        """Send what there is, then what comes, a moment after the first of it.
+
+        Not at once: its request is on its way to its first token then.
+        """
         while True:
             batch = self._outbox.next_batch()
             if batch is None:
                 await self._outbox.has_more.wait()
-                await asyncio.sleep(rests_until - self._clock())
+                await asyncio.sleep(GATHER_SECONDS)
                 continue
-            rests_until = self._clock() + GATHER_SECONDS
             await self._send(batch)
             self._outbox.done(batch)
 

@@ -37,10 +37,11 @@ class FormCheck(Generic[Sent, Body]):
         self._gateway = gateway
         self._endpoint = endpoint
         self._limits = limits
+        self._binding = _BINDING & endpoint.schema.model_fields.keys()
 
     def binding_part(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a body that `named_with` needs; none where nothing is bound."""
-        if not value.keys() & _BINDING & self._endpoint.schema.model_fields.keys():
+        if not value.keys() & self._binding:  # as nearly always
             return {}
         return {name: value[name] for name in value.keys() & (_BINDING | _BESIDE)}
 

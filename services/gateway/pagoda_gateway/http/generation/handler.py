@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic
 
+from opentelemetry.context import Context
 from opentelemetry.trace import Span, set_span_in_context
 from starlette.requests import Request
 from starlette.types import Scope
@@ -78,18 +79,20 @@ class GenerationHandler(Generic[Sent, Body]):
             span = held.enter_context(self._recorded(request, caller))
             admission, tenant = self._gateway.admission, caller.key.tenant
             admission.check(tenant)  # before anything is sent in vain
-            async with read_object(request, self._bodies) as value:
+            context = set_span_in_context(span)
+            with self._bodies.held() as held_bytes:
+                value = await read_object(request, self._bodies, held_bytes)
                 held.enter_context(admission.slot(tenant))
                 binding_part = self._form_check.binding_part(value)
                 try:
                     translated = self._translated(request.scope, value, tenant)
                     del value
-                    admitted = await self._admitted(translated.body, caller, span)
+                    admitted = await self._admitted(translated.body, caller, span, context)
                 except InvalidRequestError as error:
                     raise await self._form_check.named_with(error, binding_part, caller) from None
                 del binding_part
                 generation, processed = await self._process(
-                    admitted, caller, span, request.scope, held
+                    admitted, caller, span, context, request.scope, held
                 )
                 self._limit(generation, caller, request)
                 generation.begin()
@@ -130,11 +133,13 @@ class GenerationHandler(Generic[Sent, Body]):
         sent = validated(value, self._endpoint.schema, self._limits)
         return self._endpoint.translate(sent, tenant)
 
-    async def _admitted(self, body: Body, caller: Caller, span: Span) -> _Admitted[Body]:
+    async def _admitted(
+        self, body: Body, caller: Caller, span: Span, context: Context
+    ) -> _Admitted[Body]:
         """Return a body that its model and the tenant's policy let through."""
         gateway = self._gateway
-        context = set_span_in_context(span)
-        with stage_span("gateway.admit", context, start_seconds=caller.arrived_unix_seconds):
+        arrived = caller.arrived_unix_seconds
+        with stage_span("gateway.admit", span, context, start_seconds=arrived):
             model = gateway.model_of(caller.key, body.model)
             options = self._endpoint.processors[model.name].options(body)
             policy = RequestPolicy.of(gateway, caller.key.tenant, model)
@@ -147,6 +152,7 @@ class GenerationHandler(Generic[Sent, Body]):
         admitted: _Admitted[Body],
         caller: Caller,
         span: Span,
+        context: Context,
         scope: Scope,
         held: contextlib.ExitStack,
     ) -> tuple[Generation, ProcessedRequest]:
@@ -155,9 +161,8 @@ class GenerationHandler(Generic[Sent, Body]):
         body, model, policy = admitted.body, admitted.model, admitted.policy
         tenant, processor = caller.key.tenant, endpoint.processors[model.name]
         timeout_seconds = timeout_of(scope, gateway.settings.request_timeout_seconds)
-        context = set_span_in_context(span)
         started = time.perf_counter()
-        with stage_span("gateway.tokenize", context):
+        with stage_span("gateway.tokenize", span, context):
             processed = await processor.process(body, admitted.options, model, tenant)
         note_loose(scope, processed.form.ignored)
         asked = None
@@ -192,7 +197,7 @@ class GenerationHandler(Generic[Sent, Body]):
         )
         is_stream = bool(body.stream)
         generation = self._generation(
-            identity, model, processed, span, policy, asked,
+            identity, model, processed, span, context, policy, asked,
             timeout_seconds=timeout_seconds, is_stream=is_stream,
         )  # fmt: skip
         if policy is not None:
@@ -229,6 +234,7 @@ class GenerationHandler(Generic[Sent, Body]):
         model: ServedModel,
         processed: ProcessedRequest,
         span: Span,
+        context: Context,
         policy: RequestPolicy | None,
         asked: AskedAhead | None,
         *,
@@ -244,6 +250,7 @@ class GenerationHandler(Generic[Sent, Body]):
             frames=gateway.frames,
             open_log=gateway.usage_log,
             span=span,
+            context=context,
             deadline_unix_seconds=identity.arrived_unix_seconds + timeout_seconds,
             max_undelivered_tokens=(
                 settings.max_undelivered_tokens

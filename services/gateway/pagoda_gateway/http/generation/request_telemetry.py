@@ -12,7 +12,6 @@ from opentelemetry.trace import (
     Span,
     SpanKind,
     StatusCode,
-    get_current_span,
     set_span_in_context,
 )
 from starlette.requests import Request
@@ -64,14 +63,14 @@ def _clients_context(scope: Scope) -> Context:
 
 
 def stage_span(
-    name: str, context: Context, *, start_seconds: float | None = None
+    name: str, span: Span, context: Context, *, start_seconds: float | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Record a stage as the current span, below `context`'s; of a trace that is not, nothing.
+    """Record a stage as the current span, below `span`, the one of `context`; if that is recorded.
 
     What ends it is noted in short on gateway.request; a recorded exception would hold the client's
     own values, and a traceback of any length.
     """
-    if not get_current_span(context).is_recording():
+    if not span.is_recording():
         return attached(context)
     return _recorded_stage(name, context, start_seconds)
 

@@ -22,6 +22,7 @@ from pagoda_gateway.sequences.generation import Generation
 logger = logging.getLogger(__name__)
 
 NAME_SECONDS = 2.0
+SETTLE_SECONDS = 0.005  # a client that asks again at once need not wait for its last account
 EXPLAIN_SECONDS = 0.5
 DEADLINE_GRACE_SECONDS = 5.0  # for the last bytes to a slow reader
 
@@ -147,12 +148,13 @@ class GenerationResponse(Response):
                 self._policy.settle(generation, record)
             if generation.gate is not None:
                 generation.gate.settle(generation.opened, record)
+            await asyncio.sleep(SETTLE_SECONDS)
             with contextlib.suppress(TimeoutError):  # the client has its answer: the account waits
                 async with asyncio.timeout(EXPLAIN_SECONDS):
                     await self._prefix.settle(record)
         finally:  # cancelled meanwhile: what was delivered is billed all the same
             if generation.opened is not None:
-                with stage_span("gateway.settle", generation.context):
+                with stage_span("gateway.settle", generation.span, generation.context):
                     await self._gateway.usage_log.close(record)
             count(generation, record)
             describe_outcome(generation, record)

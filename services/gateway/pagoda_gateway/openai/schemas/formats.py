@@ -56,7 +56,8 @@ def only_wanted(fields: Mapping[str, Any]) -> Wanted | None:
     Raises:
         InvalidRequestError: there are two.
     """
-    found = [w for name in FIELDS if (w := wanted(name, fields.get(name))) is not None]
+    sent = [(name, fields[name]) for name in FIELDS if fields.get(name) is not None]
+    found = [w for name, value in sent if (w := wanted(name, value)) is not None]
     if len(found) > 1:
         names = " and ".join(f"'{w.param}'" for w in found)
         raise InvalidRequestError(f"{names} exclude each other; send one", param=found[1].param)
@@ -83,7 +84,7 @@ def _response_format(value: dict[str, Any]) -> Wanted | None:
     for name, kinds, must_be in _DESCRIPTION:
         if not isinstance(described.get(name), kinds):
             where = f"response_format.json_schema.{name}"
-            with problems.gathered():
+            with problems:
                 raise InvalidRequestError(
                     f"'{where}' is {shorten(described[name])}; it must be {must_be}", param=where
                 )

@@ -5,7 +5,7 @@ import sqlalchemy as sa
 from support.clocks import Now
 from support.prices import Rows, SetPrice
 from support.usage_records import both, closed, opened
-from ulid import ULID
+from ulid_transform import ulid_at_time
 
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage
@@ -109,7 +109,7 @@ async def test_names_are_forgotten_by_the_time_in_their_request_ids(
 ) -> None:
     now.seconds = 2_000_000_000.0
     for days in (0, 29, 31, 40, 50, 60):
-        request_id = str(ULID.from_timestamp(now.seconds - days * DAY_SECONDS))
+        request_id = ulid_at_time(now.seconds - days * DAY_SECONDS)
         await ledger.name_request("t", f"{days} days ago", request_id)
     assert await keeper.forget_old() == 4
     left = await ledger.database.rows(sa.select(REQUEST_NAMES.c.client_request_id))
@@ -121,7 +121,7 @@ async def test_what_workers_did_without_an_account_is_forgotten_by_the_time_in_i
 ) -> None:
     now.seconds = 2_000_000_000.0
     usages = SequenceUsages(ledger.database)
-    ids = [str(ULID.from_timestamp(now.seconds - days * DAY_SECONDS)) for days in (1, 11, 12, 13)]
+    ids = [ulid_at_time(now.seconds - days * DAY_SECONDS) for days in (1, 11, 12, 13)]
     await ledger.apply([opened(ids[3], opened_unix_seconds=now.seconds - DAY_SECONDS)])
     await usages.apply(
         SequenceUsage(request_id=name, record_id=str(n), role=Role.ROLE_DECODE)
