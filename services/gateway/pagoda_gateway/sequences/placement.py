@@ -237,8 +237,6 @@ class Placer:
                     retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
                 ),
             ) from error
-        finally:
-            sequence.asked()
         if answer.status == _ACCEPTED:
             return
         sequence.worker_id = ""  # it holds nothing of ours
