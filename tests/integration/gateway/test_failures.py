@@ -9,6 +9,7 @@ from support.scripted_worker import ScriptedWorker, letters, running_worker
 
 from pagoda.rpc.v1 import generate_pb2 as pb
 from pagoda.rpc.v1 import route_pb2
+from pagoda.rpc.v1.status_pb2 import Role
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -34,6 +35,25 @@ async def test_worker_death_goes_on_at_the_right_index(start: Start, bus: Any) -
         assert running.router.requests[-1].excluded_worker_ids == [first.worker_id]
         assert text_of(chunks) == expected_text(request, 12)
         assert sum(1 for c in chunks if c["choices"][0]["finish_reason"]) == 1
+
+
+async def test_worker_where_nobody_listens_costs_an_attempt_and_no_request(
+    start: Start, bus: Any
+) -> None:
+    """Its silence is not noticed yet: the answer of the bus is."""
+    one = ScriptedWorker(bus)
+    async with start(one) as running, running_worker(ScriptedWorker(bus)) as other:
+        await heard_of(running.router.directory, other.worker_id)
+        await heard_of(running.gateway.directory, other.worker_id)
+        first = next(iter(running.router.directory.alive(Role.ROLE_DECODE))).worker_id
+        gone, left = (one, other) if one.worker_id == first else (other, one)
+        await gone._subscriptions.pop(0).unsubscribe()  # and no goodbye, as of a killed process
+        chunks = await running.events(max_tokens=12, seed=3)
+
+        (request,) = left.requests
+        assert request.attempt == 1
+        assert running.router.requests[-1].excluded_worker_ids == [gone.worker_id]
+        assert text_of(chunks) == expected_text(request, 12)
 
 
 class Mute(ScriptedWorker):
