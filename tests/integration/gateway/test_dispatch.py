@@ -32,6 +32,20 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
     is_well.set()
 
 
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[UsageClose]:
+    """The close records, as they are about to be written."""
+    records: list[UsageClose] = []
+    close = UsageLog.close
+
+    async def noting(self: UsageLog, record: UsageClose) -> None:
+        records.append(record)
+        await close(self, record)
+
+    monkeypatch.setattr(UsageLog, "close", noting)
+    return records
+
+
 async def asked(running: Running, num_requests: int) -> None:
     """Return once the router has heard of so many requests."""
     async with asyncio.timeout(SECONDS):
@@ -95,17 +109,9 @@ async def test_nobody_gets_a_token_that_no_account_on_disk_has(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_who_leaves_before_the_account_is_on_disk_is_billed_nothing(
-    start: Start, disk: asyncio.Event, monkeypatch: pytest.MonkeyPatch, stream: bool
+    start: Start, disk: asyncio.Event, closed: list[UsageClose], stream: bool
 ) -> None:
     """Though all of the answer was there."""
-    closed: list[UsageClose] = []
-    close = UsageLog.close
-
-    async def noting(self: UsageLog, record: UsageClose) -> None:
-        closed.append(record)
-        await close(self, record)
-
-    monkeypatch.setattr(UsageLog, "close", noting)
     async with start() as running:
         asking = asyncio.create_task(running.chat(stream=stream))
         generation = await answered(running)
@@ -211,17 +217,9 @@ async def test_the_account_of_what_no_response_runs_is_closed(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_account_that_is_put_off_is_written_by_who_is_cancelled(
-    start: Start, monkeypatch: pytest.MonkeyPatch, stream: bool
+    start: Start, closed: list[UsageClose], monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """The client has all of its answer, and may ask again, before anything is settled."""
-    closed: list[UsageClose] = []
-    close = UsageLog.close
-
-    async def noting(self: UsageLog, record: UsageClose) -> None:
-        closed.append(record)
-        await close(self, record)
-
-    monkeypatch.setattr(UsageLog, "close", noting)
     monkeypatch.setattr(response, "SETTLE_SECONDS", SECONDS)
     async with start() as running:
         for _ in range(2):
