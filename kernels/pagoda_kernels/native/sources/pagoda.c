@@ -104,6 +104,48 @@ static inline const Batch *batch_of(const Step *step, long layer) {
 
 static inline long place_of(const Step *step, long layer) { return step->places ? step->places[2 * layer + 1] : layer; }
 
+// Where a layer's K and V lie, of block 0.
+typedef struct {
+    char *k, *v;
+} Caches;
+
+static Caches caches_of(const Step *step, long layer, int is_bf16) {
+    const long item = cache_item(batch_of(step, layer)->cache_kind, is_bf16), in_order = place_of(step, layer) * step->layer_stride;
+    return (Caches){(char *)step->k_cache + (step->offsets ? step->offsets[2 * layer] : in_order) * item,
+                    (char *)step->v_cache + (step->offsets ? step->offsets[2 * layer + 1] : in_order) * item};
+}
+
+// From now on KV that a layer's attention will read for sequences of few tokens is upcoming.
+static void announce(Threads *threads, const Step *step, const Layer *layer, long index, int is_bf16) {
+    Upcoming *upcoming = &threads->upcoming;
+    const Batch *batch = batch_of(step, index);
+    const AttentionShape *shape = layer->shape;
+    const long item = cache_item(batch->cache_kind, is_bf16);
+    const Caches caches = caches_of(step, index, is_bf16);
+    upcoming->k_cache = caches.k, upcoming->v_cache = caches.v;
+    upcoming->block_stride = (size_t)(batch->block_stride * item);
+    upcoming->block_bytes = (size_t)(batch->block_size * shape->num_kv_heads * shape->head_dim * item);
+    const long room = UPCOMING_BYTES / 2 / (long)upcoming->block_bytes;
+    const long most = room < UPCOMING_BLOCKS ? room : UPCOMING_BLOCKS;
+    long count = 0;
+    for (long s = 0; s < batch->num_seqs && count < most; s++) {
+        const long num_new = batch->cu_seqlens_q[s + 1] - batch->cu_seqlens_q[s], end = batch->context_lens[s];
+        if (num_new > UPCOMING_TOKENS) continue;
+        const long seen = layer->window && end - num_new + 1 > layer->window ? end - num_new + 1 - layer->window : 0;
+        for (long b = seen / batch->block_size; b * batch->block_size < end && count < most; b++)
+            upcoming->blocks[count++] = batch->block_tables[s * batch->table_stride + b];
+    }
+    upcoming->num_parts = 2 * count * (long)parts_of_block(upcoming->block_bytes);
+    atomic_store_explicit(&upcoming->next_part, 0, memory_order_relaxed);
+}
+
+static inline void forget_upcoming(Threads *threads) { threads->upcoming.num_parts = threads->upcoming.is_due = 0; }
+
+// Have products fetch what is upcoming, if those behind the next one have not room for all of it.
+static inline void fetch_if_due(Threads *threads, long room_behind) {
+    if (threads->upcoming.num_parts > room_behind) threads->upcoming.is_due = 1;
+}
+
 // Scratch memory of each thread.
 int64_t pagoda_scratch_bytes(const AttentionShape *shape) {
     AttentionScratch scratch;
@@ -182,10 +224,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         if (step->cut && (is_cut = atomic_load_explicit(step->cut, memory_order_relaxed) != 0)) break;
         const Layer *layer = &decoder->layers[i];
         const Batch *batch = batch_of(step, i);
-        const int64_t in_order[2] = {place_of(step, i) * step->layer_stride, place_of(step, i) * step->layer_stride};
-        const int64_t *before = step->offsets ? step->offsets + 2 * i : in_order;
-        void *k_cache = (char *)step->k_cache + before[0] * cache_item(batch->cache_kind, is_bf16);
-        void *v_cache = (char *)step->v_cache + before[1] * cache_item(batch->cache_kind, is_bf16);
+        const Caches caches = caches_of(step, i, is_bf16);
         if (layer->shape != shape)
             task_tokens = count_tasks(layer->shape, &step->batch, threads->num_threads, step->first_task);
         shape = layer->shape;
@@ -195,7 +234,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         AttentionJob attention_job = {
             .shape = shape, .batch = batch, .q = step->qkv,
             .q_stride = layer->is_q_alone ? q_width : q_width + 2 * kv_width,
-            .k_cache = k_cache, .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
+            .k_cache = caches.k, .v_cache = caches.v, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
             .out = step->attended, .window = layer->window, .sinks = layer->sinks,
             .slopes = decoder->alibi_slopes, .first_task = step->first_task,
             .task_tokens = task_tokens, .threads = threads};
@@ -214,14 +253,19 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
             RotaryJob rotary_job = {
                 .shape = shape, .batch = batch, .qkv = step->qkv, .positions = step->positions,
                 .cos_sin = layer->cos_sin, .rotary_dim = layer->rotary_dim, .q_norm = layer->q_norm,
-                .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = k_cache,
-                .v_cache = v_cache, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
+                .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = caches.k,
+                .v_cache = caches.v, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
                 .norm_place = layer->qk_norm_place, .kind = decoder->norm_kind == NORM_LAYER ? NORM_RMS : decoder->norm_kind,
                 .clip = layer->qkv_clip, .v_norm = layer->v_norm, .is_q_alone = layer->is_q_alone};
             rotary(threads, &rotary_job);
             if (is_last && !step->num_logit_rows) break;
+            forget_upcoming(threads);
             attention(threads, &attention_job);
         }
+        const Layer *next = i + 1 < end ? layer + 1 : NULL;
+        const long qkv_room = next && !next->latents ? upcoming_parts(next->qkv, num_rows) : 0;
+        const long down_room = upcoming_parts(layer->down, num_rows);
+        if (qkv_room) announce(threads, step, next, i + 1, is_bf16);
         if (is_last && step->num_logit_rows > 0) {
             num_rows = norm_job.num_rows = step->num_logit_rows;
             gather_rows(step->attended, step->logit_rows, num_rows, (size_t)layer->output->width * item, step->qkv);
@@ -246,7 +290,9 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         if (layer->experts && !layer->dense_out_norm) {
             experts_sum(threads, layer->experts, step->hidden, step->hidden, num_rows, step->hidden, step->experts_room);
         } else {
+            fetch_if_due(threads, down_room + qkv_room);
             product(threads, layer->gate_up, step->hidden, num_rows, step->inner, adapters, shrunk);
+            fetch_if_due(threads, qkv_room);
             product(threads, layer->down, step->inner, num_rows, step->hidden, adapters, shrunk);
         }
         norm_job.x = step->hidden;
@@ -260,7 +306,9 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
                  is_last && step->num_logit_rows > 0 ? step->logit_rows : NULL, &last_job, shrunk);
         last_job.scalar = layer->scalar;
         norm(threads, &last_job);
+        fetch_if_due(threads, 0);
     }
+    forget_upcoming(threads);
     pthread_mutex_unlock(&threads->mutex);
     return is_cut;
 }

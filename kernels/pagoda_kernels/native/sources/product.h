@@ -317,7 +317,7 @@ typedef struct {
     long num_chunks;
     const int32_t *adapters;  // [rows]: a slot of `linear->lora`; negative: none. NULL: none at all
     const float *shrunk;      // [rows, shrunk_width]
-    const Threads *threads;
+    Threads *threads;
 } ProductJob;
 
 static inline vfloat silu(vfloat x) { return x / (1.0f + vexp(-x)); }
@@ -378,12 +378,17 @@ static inline __attribute__((always_inline)) void finish_rows(
     }
 }
 
+// Of a panel's tiles, those that may fetch what is upcoming: few rows have memory wait for nothing.
+static inline long upcoming_tiles(long num_tiles) { return num_tiles > 2 ? num_tiles / 2 : 0; }
+
 #if HAS_TWELVE_BITS
-// scratch->sums[num_rows, 64] = rows of x times a panel of twelve bits. `later` is fetched meanwhile.
+// scratch->sums[num_rows, 64] = rows of x times a panel of twelve bits. `later` is fetched meanwhile, by the first half of
+// all tiles if the others fetch what is upcoming; NULL: nothing is.
 static void twelve_panel_product(
-    long num_rows, long steps, const uint32_t *x, const Linear *linear, long panel, const void *later, PanelScratch *scratch,
-    const RowsDone *done) {
-    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, stride = STEP_BYTES / num_tiles, end = num_rows / num_tiles;
+    long num_rows, long steps, const uint32_t *x, const Linear *linear, long panel, const void *later, Upcoming *upcoming,
+    PanelScratch *scratch, const RowsDone *done) {
+    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, end = num_rows / num_tiles;
+    const long num_fetching = num_tiles - (upcoming ? upcoming_tiles(num_tiles) : 0), stride = STEP_BYTES / num_fetching;
     const Exceptions *exceptions = &linear->exceptions;
     TwelvePart part = {.steps = panel_at(linear, panel), .exception = exceptions->all + exceptions->first[panel],
                        .table = exponent_table(exceptions->exponents), .ahead_stride = stride, .widened = scratch->widened};
@@ -398,9 +403,15 @@ static void twelve_panel_product(
         if (is_last) done->tell(done, 0, end);
         for (long tile = 1; tile < num_tiles; tile++) {
             const long row = num_rows * tile / num_tiles, next = num_rows * (tile + 1) / num_tiles;
+            const void *ahead = part.ahead + tile % num_fetching * part.count * stride;
+            size_t bytes = (size_t)(part.count * stride);
+            if (tile >= num_fetching) {
+                const void *kv = next_part(upcoming, &bytes);
+                if (kv) ahead = kv;
+            }
             TILE_FUNCTIONS[adds][1][next - row - 1](
-                part.count, x + row * steps, steps, scratch->widened, scratch->sums + row * PANEL, PANEL,
-                (const uint32_t *)(part.ahead + tile * part.count * stride), stride / 4);
+                part.count, x + row * steps, steps, scratch->widened, scratch->sums + row * PANEL, PANEL, ahead,
+                (long)bytes / 4 / part.count);
             if (is_last) done->tell(done, row, next);
         }
     }
@@ -448,7 +459,8 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
     const Ending ending = {{end_rows}, job, panel, row, scratch->sums};
     if (linear->bits == TWELVE_BITS) {
 #if HAS_TWELVE_BITS
-        twelve_panel_product(end - row, steps, x, linear, panel, later, scratch, &ending.done);
+        Upcoming *upcoming = &job->threads->upcoming;
+        twelve_panel_product(end - row, steps, x, linear, panel, later, upcoming->is_due ? upcoming : NULL, scratch, &ending.done);
 #endif
     } else if (linear->bits) {
         quantised_panel_product(
@@ -478,6 +490,14 @@ static void product_task(const void *argument, long task, int thread) {
 }
 
 static inline long num_chunks(long num_rows) { return (num_rows + CHUNK_ROWS - 1) / CHUNK_ROWS; }
+
+// Parts of what is upcoming that a product of so many rows may fetch.
+static inline long upcoming_parts(const Linear *linear, long num_rows) {
+    if (!linear || linear->bits != TWELVE_BITS) return 0;
+    const long chunks = num_chunks(num_rows), num_tiles = (num_rows / chunks + MAX_ROWS - 1) / MAX_ROWS;
+    const long k_parts = (num_steps(linear->width, 1) + K_PART_STEPS - 1) / K_PART_STEPS;
+    return chunks * upcoming_tiles(num_tiles) * num_panels(linear) * k_parts;
+}
 
 // adapters: of each row, see ProductJob; shrunk: room for `shrunk_width` of each row, if there are some.
 static void product(

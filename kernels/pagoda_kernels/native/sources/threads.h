@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "upcoming.h"
 #include "vectors.h"
 
 #define MAX_THREADS 256
@@ -52,6 +53,7 @@ typedef struct Threads {
     cpu_set_t processors;  // that may be used
     int main_processor;    // which helpers keep away from; -1: none yet, or one has it
     Working working[MAX_THREADS];
+    Upcoming upcoming;
     pthread_mutex_t mutex;  // held by who computes: one at a time
     char *scratch;
     size_t scratch_bytes;  // of each thread
