@@ -69,7 +69,7 @@ static void large_blocks_come_in_parts_and_within_the_budget(Threads *threads) {
     for (long block = 0; block < most; block++) expect_block(threads, &step, 0, block, block_bytes);
     expect_end(threads);
     announce(threads, &step, &layer, 1, 1);
-    forget_upcoming(threads);
+    forget_upcoming(&threads->upcoming);
     expect_end(threads);
 }
 
@@ -89,13 +89,13 @@ static void a_product_fetches_as_much_as_it_has_room_for(Threads *threads, long 
     announce(threads, &step, &layer, 1, 1);
     const long room = upcoming_parts(&linear, num_rows);
     check(num_rows > 2 * MAX_ROWS ? room > 0 : room == 0, "room for few rows, or none for many");
-    fetch_if_due(threads, threads->upcoming.num_parts);
+    fetch_if_due(&threads->upcoming, threads->upcoming.num_parts);
     product(threads, &linear, x, num_rows, y, NULL, NULL);
     check(threads->upcoming.next_part == 0, "fetched before it was due");
-    fetch_if_due(threads, threads->upcoming.num_parts - 1);
+    fetch_if_due(&threads->upcoming, threads->upcoming.num_parts - 1);
     product(threads, &linear, x, num_rows, y, NULL, NULL);
     check(threads->upcoming.next_part == room, "another number of parts was fetched");
-    forget_upcoming(threads);
+    forget_upcoming(&threads->upcoming);
     free(panels);
 }
 

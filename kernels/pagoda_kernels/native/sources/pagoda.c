@@ -139,13 +139,6 @@ static void announce(Threads *threads, const Step *step, const Layer *layer, lon
     atomic_store_explicit(&upcoming->next_part, 0, memory_order_relaxed);
 }
 
-static inline void forget_upcoming(Threads *threads) { threads->upcoming.num_parts = threads->upcoming.is_due = 0; }
-
-// Have products fetch what is upcoming, if those behind the next one have not room for all of it.
-static inline void fetch_if_due(Threads *threads, long room_behind) {
-    if (threads->upcoming.num_parts > room_behind) threads->upcoming.is_due = 1;
-}
-
 // Scratch memory of each thread.
 int64_t pagoda_scratch_bytes(const AttentionShape *shape) {
     AttentionScratch scratch;
@@ -259,7 +252,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
                 .clip = layer->qkv_clip, .v_norm = layer->v_norm, .is_q_alone = layer->is_q_alone};
             rotary(threads, &rotary_job);
             if (is_last && !step->num_logit_rows) break;
-            forget_upcoming(threads);
+            forget_upcoming(&threads->upcoming);
             attention(threads, &attention_job);
         }
         const Layer *next = i + 1 < end ? layer + 1 : NULL;
@@ -290,9 +283,9 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         if (layer->experts && !layer->dense_out_norm) {
             experts_sum(threads, layer->experts, step->hidden, step->hidden, num_rows, step->hidden, step->experts_room);
         } else {
-            fetch_if_due(threads, down_room + qkv_room);
+            fetch_if_due(&threads->upcoming, down_room + qkv_room);
             product(threads, layer->gate_up, step->hidden, num_rows, step->inner, adapters, shrunk);
-            fetch_if_due(threads, qkv_room);
+            fetch_if_due(&threads->upcoming, qkv_room);
             product(threads, layer->down, step->inner, num_rows, step->hidden, adapters, shrunk);
         }
         norm_job.x = step->hidden;
@@ -306,9 +299,9 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
                  is_last && step->num_logit_rows > 0 ? step->logit_rows : NULL, &last_job, shrunk);
         last_job.scalar = layer->scalar;
         norm(threads, &last_job);
-        fetch_if_due(threads, 0);
+        fetch_if_due(&threads->upcoming, 0);
     }
-    forget_upcoming(threads);
+    forget_upcoming(&threads->upcoming);
     pthread_mutex_unlock(&threads->mutex);
     return is_cut;
 }

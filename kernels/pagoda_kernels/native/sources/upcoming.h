@@ -36,3 +36,10 @@ static inline const char *next_part(Upcoming *upcoming, size_t *bytes) {
     *bytes = left < UPCOMING_PART ? left : UPCOMING_PART;
     return (half % 2 ? upcoming->v_cache : upcoming->k_cache) + (size_t)upcoming->blocks[half / 2] * upcoming->block_stride + start;
 }
+
+// Have products fetch, if those behind the next one have not room for all parts.
+static inline void fetch_if_due(Upcoming *upcoming, long room_behind) {
+    if (upcoming->num_parts > room_behind) upcoming->is_due = 1;
+}
+
+static inline void forget_upcoming(Upcoming *upcoming) { upcoming->num_parts = upcoming->is_due = 0; }
