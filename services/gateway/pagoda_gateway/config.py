@@ -99,12 +99,14 @@ class GatewaySettings(ServiceSettings):
         "included, before it is cut.",
     )
     response_store_bytes: int = Field(
-        64 * 1024 * 1024,
+        1 << 30,
         ge=0,
-        description="Bytes of responses (/v1/responses) kept for their clients; beyond it the "
-        "tenant that holds most loses its oldest. A replica keeps its own; 0: none.",
+        description="Bytes of responses (/v1/responses) kept for their clients, in the ledger's "
+        "database; beyond it the tenant that holds most loses its oldest. 0: none are kept.",
     )
-    response_store_seconds: float = Field(3600.0, gt=0, description="How long a response is kept.")
+    response_store_seconds: float = Field(
+        86_400.0, gt=0, description="How long a response is kept."
+    )
     safety_file: Path | None = Field(
         None,
         description="YAML of policies: what tenants may ask and be answered, and whose answers are "

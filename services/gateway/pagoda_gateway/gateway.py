@@ -41,6 +41,7 @@ from pagoda_gateway.openai.answer_form import AnswerForms
 from pagoda_gateway.openai.chat import ChatEndpoint, ChatProcessor
 from pagoda_gateway.openai.completions import CompletionEndpoint, CompletionProcessor
 from pagoda_gateway.response_cache.response_cache import ResponseCache
+from pagoda_gateway.response_store.database_store import DatabaseResponseStore
 from pagoda_gateway.responses.endpoint import ResponsesEndpoint
 from pagoda_gateway.safety.policies.policies import Policies, open_policies
 from pagoda_gateway.sequences.admission import Admission
@@ -50,7 +51,6 @@ from pagoda_gateway.sequences.placement import Placer
 from pagoda_gateway.sequences.readiness import Readiness
 from pagoda_gateway.sequences.silence import SilenceWatch
 from pagoda_gateway.served_model import ServedModel
-from pagoda_gateway.tenant_values import TenantValues
 from pagoda_gateway.text.grammar_checker import GrammarThreads
 from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_runtime.configuration.settings import CommonSettings
@@ -163,9 +163,6 @@ async def open_gateway(
         return {name: make(settings, text.prompts, text.forms) for name, text in texts.items()}
 
     chats = by_model(ChatProcessor)
-    store = TenantValues(
-        max_bytes=settings.response_store_bytes, keep_seconds=settings.response_store_seconds
-    )
     directory, after_step = WorkerDirectory(), AfterStep()
     frames = FrameReceiver(after_step)
     readiness = Readiness(health, common.served_model_name)
@@ -215,7 +212,18 @@ async def open_gateway(
             completions=CompletionEndpoint(by_model(CompletionProcessor)),
             embeddings=EmbeddingsEndpoint(by_model(EmbeddingProcessor)),
             messages=MessagesEndpoint(chats),
-            responses=ResponsesEndpoint(chats, store),
+            responses=ResponsesEndpoint(
+                chats,
+                DatabaseResponseStore(
+                    database,
+                    gateway_id=gateway_id,
+                    max_bytes=settings.response_store_bytes,
+                    keep_seconds=settings.response_store_seconds,
+                    run_seconds=settings.request_timeout_seconds,
+                ),
+                ledger.object_row,
+                gateway_id=gateway_id,
+            ),
             frames=frames,
             after_step=after_step,
             placer=Placer(bus, directory, settings, gateway_id=gateway_id),
@@ -272,6 +280,7 @@ async def open_gateway(
             tasks.start(watch.run(), name="silence watch")
             tasks.start(key_use.run(), name="use of keys")
             tasks.start(money.book.follow(money.prices.all), name="prices")
+            tasks.start(gateway.responses.run(), name="kept responses")
             has_tiers = await tenancy.tiers.are_there()
             tasks.start(limiter.run(is_needed=has_tiers), name="limits")
             health.set_ready("limits", True)

@@ -10,6 +10,7 @@ from support.scripted_worker import ScriptedWorker
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway.http.generation.prefix_watch import PrefixWatch
+from pagoda_gateway.response_store.database_store import DatabaseResponseStore
 from pagoda_gateway.sequences.generation import Generation
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -206,6 +207,40 @@ async def test_what_another_gateway_had_is_found_as_its_account_tells(
         found = await client.responses.retrieve(f"resp_gone{outcome}")
     assert (found.status, found.model, found.created_at) == (status, "tiny", 1000)
     assert found.output == []
+    assert (found.error is None) is (status == "in_progress")
+    assert said in (found.error.message if found.error else "")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "said"),
+    [
+        ("", "in_progress", ""),
+        ("reconciled", "failed", "is billed"),
+        ("lost", "failed", "nothing of it is billed"),
+        ("finished", "failed", "is billed"),
+    ],
+)
+async def test_what_another_gateway_runs_is_found_with_what_was_asked(
+    running: Running, outcome: str, status: str, said: str
+) -> None:
+    async with running.sdk() as client:
+        asked = {**ASKED, "metadata": {"for": "a test"}}
+        first = await client.responses.create(**asked)
+        await ended(running)
+        response_id = f"resp_runs{outcome}"
+        response = first.model_dump() | {"id": response_id}
+        gone = DatabaseResponseStore(
+            running.gateway.ledger.database, gateway_id="gateway-gone", max_bytes=1 << 20,
+            keep_seconds=60, run_seconds=60,
+        )  # fmt: skip
+        value = {"response": response, "items": []}
+        assert await gone.put("default", response_id, value, is_running=True)
+        before = await client.responses.retrieve(response_id)
+        await account(running, f"runs{outcome}", outcome=outcome)
+        found = await client.responses.retrieve(response_id)
+        assert (await client.responses.cancel(response_id)).status == "cancelled"
+    assert before.status == "in_progress"
+    assert (found.status, found.metadata) == (status, {"for": "a test"})
     assert (found.error is None) is (status == "in_progress")
     assert said in (found.error.message if found.error else "")
 

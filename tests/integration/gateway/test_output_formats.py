@@ -325,6 +325,6 @@ async def test_parameters_one_by_one_become_arguments(
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
     assert "".join(piece["function"]["arguments"] for piece in pieces) == '{"where": "up"}'
-    assert len(pieces) > 3
+    assert len(pieces) > 1  # how many, depends on how many tokens come at once
     assert loose.headers["x-pagoda-ignored"] == "tools[0]"
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")

@@ -66,7 +66,7 @@ async def test_only_what_is_kept_is_listed(running: Running) -> None:
     async with running.sdk() as client:
         private = await client.responses.create(**ASKED, input="a", store=False)
         for response_id in (private.id, "resp_x"):
-            with pytest.raises(openai.NotFoundError, match="replica"):
+            with pytest.raises(openai.NotFoundError, match="is kept"):
                 await client.responses.input_items.list(response_id)
 
 

@@ -28,6 +28,8 @@ MAX_LOOK_UPS = 256  # running and waiting; more are refused at once
 CHECKOUT_SECONDS = 5.0
 SQLITE_WAIT_SECONDS = 10.0  # for another process that writes
 CLOSE_SECONDS = 20.0
+NOT_ANSWERING = (OSError, sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError)
+"""What means that the database does not answer; Python's own TimeoutError is an OSError."""
 
 # What PostgreSQL's client library is told unless the URL says otherwise. A statement ends before
 # the call that waits for it; a dead server is noticed.

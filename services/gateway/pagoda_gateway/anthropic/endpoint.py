@@ -43,7 +43,7 @@ class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):
         super().__init__(chats)
         self._chats = chats
 
-    def translate(self, sent: MessagesBody, _tenant: str) -> Translated[ChatBody]:
+    async def translate(self, sent: MessagesBody, _tenant: str) -> Translated[ChatBody]:
         """Return the chat that the body asks for."""
         body = _Chat.model_construct(
             **_conversation(sent),

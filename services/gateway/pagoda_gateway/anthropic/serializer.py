@@ -43,7 +43,7 @@ class MessageSerializer(Serializer):
         changes = self._output.read(delta.text, is_last=delta.finish_reason is not None)
         return [sse.named(event) for event in [*events, *map(_block_event, changes)]]
 
-    def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
+    async def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
         """Return why the message has ended, and its end, with the receipt if it is wanted."""
         usage = self._whole_usage()
         delta = {"type": "message_delta", "delta": self._stop(), "usage": usage}

@@ -56,7 +56,7 @@ class EmbeddingsEndpoint(Endpoint[EmbeddingsBody, CompletionBody]):
     object_id_prefix = "embd-"
     schema = EmbeddingsBody
 
-    def translate(self, sent: EmbeddingsBody, _tenant: str) -> Translated[CompletionBody]:
+    async def translate(self, sent: EmbeddingsBody, _tenant: str) -> Translated[CompletionBody]:
         """Return the completion whose prompts are the inputs."""
         body = _Inputs.model_construct(
             model=sent.model,

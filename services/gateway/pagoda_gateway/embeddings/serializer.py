@@ -3,7 +3,7 @@
 import base64
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
@@ -41,7 +41,7 @@ class EmbeddingSerializer(Serializer):
         self._dimensions = sent.dimensions
         self._is_base64 = sent.encoding_format == "base64"
 
-    def parts(self) -> Iterator[bytes]:
+    async def parts(self) -> AsyncIterator[bytes]:
         """Yield the answer, some embeddings at a time: all of them take a quarter of a second."""
         generation = self._generation
         num_tokens = sum(len(s.prompt.token_ids) for s in generation.sequences)
@@ -65,7 +65,7 @@ class EmbeddingSerializer(Serializer):
         """See `Serializer.events`."""
         raise AssertionError(_NO_STREAM)
 
-    def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
+    async def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
         """See `Serializer.end_events`."""
         raise AssertionError(_NO_STREAM)
 

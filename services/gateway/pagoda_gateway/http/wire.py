@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import orjson
@@ -30,10 +30,10 @@ async def send_json(
 
 
 async def send_json_parts(
-    send: Send, parts: Iterator[bytes], further_headers: Sequence[tuple[bytes, bytes]] = ()
+    send: Send, parts: AsyncIterator[bytes], further_headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
     """Send a whole JSON answer; of several parts, each on its own, and others run meanwhile."""
-    part, following = next(parts), next(parts, None)
+    part, following = await anext(parts), await anext(parts, None)
     headers = [(b"content-type", b"application/json"), *further_headers]
     if following is None:
         headers.append((b"content-length", str(len(part)).encode()))
@@ -41,7 +41,7 @@ async def send_json_parts(
     while following is not None:
         await send({"type": "http.response.body", "body": part, "more_body": True})
         await asyncio.sleep(0)
-        part, following = following, next(parts, None)
+        part, following = following, await anext(parts, None)
     await send({"type": "http.response.body", "body": part})
 
 

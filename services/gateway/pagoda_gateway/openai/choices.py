@@ -127,7 +127,7 @@ class ChoiceSerializer(Serializer):
             frame = self._plain_frames[sequence.index] = (before, after)
         return frame[0] + orjson.dumps(text) + frame[1]
 
-    def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
+    async def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
         """Return the end; before it a chunk without choices with usage and receipt, if wanted."""
         extras: dict[str, Any] = {}
         if self._include_usage:

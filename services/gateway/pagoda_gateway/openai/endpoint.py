@@ -48,7 +48,7 @@ class Endpoint(ABC, Generic[Sent, Body]):
         self.processors = processors
 
     @abstractmethod
-    def translate(self, sent: Sent, tenant: str) -> Translated[Body]:
+    async def translate(self, sent: Sent, tenant: str) -> Translated[Body]:
         """Return what a client of `tenant` has sent as the processor takes it.
 
         Raises:
@@ -61,7 +61,7 @@ class ChoicesEndpoint(Endpoint[Body, Body]):
 
     serializer_type: ClassVar[type[ChoiceSerializer]]
 
-    def translate(self, sent: Body, _tenant: str) -> Translated[Body]:
+    async def translate(self, sent: Body, _tenant: str) -> Translated[Body]:
         """Return the body itself."""
         options = sent.stream_options
 

@@ -1,7 +1,7 @@
 """What writes a generation down for one API. Owns the shape of answers, events and errors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
@@ -14,7 +14,7 @@ from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
 class Serializer(ABC):
     """Writes one generation, whole or as events."""
 
-    def parts(self) -> Iterator[bytes]:
+    async def parts(self) -> AsyncIterator[bytes]:
         """Yield the whole answer as JSON; between two parts others have their turn."""
         yield orjson.dumps(self.body())
 
@@ -31,7 +31,7 @@ class Serializer(ABC):
         return self.events(sequence, Delta(text=text))
 
     @abstractmethod
-    def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
+    async def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
         """Return what ends a good stream; with the request's receipt if it is wanted."""
 
     @abstractmethod

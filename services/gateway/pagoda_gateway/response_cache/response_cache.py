@@ -3,9 +3,9 @@
 from typing import Any
 
 from pagoda_gateway import metrics
+from pagoda_gateway.response_cache.tenant_values import TenantValues
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.replay import KeptOutput
-from pagoda_gateway.tenant_values import TenantValues
 
 MAX_KEEP_SECONDS = 30 * 86_400.0
 

@@ -1,6 +1,6 @@
 """Responses that are made while nobody waits for them."""
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from pagoda_gateway.sequences.generation import Generation
@@ -25,7 +25,7 @@ class BackgroundResponses:
         task.add_done_callback(lambda _: self._running.pop(name, None))
 
     def is_running(self, tenant: str, response_id: str) -> bool:
-        """Whether it has not ended, and nobody has ended it."""
+        """Whether it runs here, and nobody has ended it."""
         return (tenant, response_id) in self._running
 
     def has_begun(self, tenant: str, response_id: str) -> bool:
@@ -38,6 +38,16 @@ class BackgroundResponses:
         generation = self._running.pop((tenant, response_id), None)
         if generation is not None:
             generation.disconnect()
+
+    async def end_unwanted(self, wanted: Callable[[], Awaitable[set[tuple[str, str]]]]) -> None:
+        """End those that were cancelled or deleted at another replica.
+
+        Args:
+            wanted: returns tenant and id of those that go on; nobody asks while nothing runs.
+        """
+        if here := set(self._running):
+            for tenant, response_id in here - await wanted():
+                self.stop(tenant, response_id)
 
     async def close(self) -> None:
         """End all of them."""

@@ -1,6 +1,9 @@
 """POST /v1/responses: OpenAI's newer way to ask for a chat, and what is kept of the answers."""
 
-from collections.abc import Coroutine, Mapping
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal
 
 from pagoda_gateway.errors import (
@@ -19,13 +22,22 @@ from pagoda_gateway.responses.background import BackgroundResponses
 from pagoda_gateway.responses.conversation import chat_messages, input_items
 from pagoda_gateway.responses.input_items import item_page, with_ids
 from pagoda_gateway.responses.items import without_logprobs
+from pagoda_gateway.responses.kept import Kept, ResponseStore
 from pagoda_gateway.responses.schemas import AS_IN_CHAT, FunctionTool, ResponsesBody, TextFormat
 from pagoda_gateway.responses.serializer import ResponseSerializer, failed
+from pagoda_gateway.responses.unkept import lost_message, unkept_response
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.served_model import ServedModel
-from pagoda_gateway.tenant_values import TenantValues
+
+logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1.0
+KEEP_SECONDS = 2.0  # that a client's last bytes wait until its answer is kept
+WATCH_SECONDS = 1.0  # until what another replica has cancelled ends here
+SWEEP_SECONDS = 60.0
+
+AccountOf = Callable[[str, str], Awaitable[Mapping[Any, Any] | None]]
+"""Returns the account of a tenant's response, by its id."""
 
 
 class _Chat(ChatBody):
@@ -60,15 +72,24 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
     object_id_prefix = "resp_"
     schema = ResponsesBody
 
-    def __init__(self, chats: Mapping[str, ChatProcessor], store: TenantValues) -> None:
+    def __init__(
+        self,
+        chats: Mapping[str, ChatProcessor],
+        store: ResponseStore,
+        account_of: AccountOf,
+        *,
+        gateway_id: str,
+    ) -> None:
         super().__init__(chats)
         self._chats = chats
         self._store = store
+        self._account_of = account_of
+        self._gateway_id = gateway_id
         self.background = BackgroundResponses()
 
-    def translate(self, sent: ResponsesBody, tenant: str) -> Translated[ChatBody]:
+    async def translate(self, sent: ResponsesBody, tenant: str) -> Translated[ChatBody]:
         """Return the chat that the body asks for, after the conversation that it goes on with."""
-        previous = self._previous(tenant, sent.previous_response_id)
+        previous = await self._previous(tenant, sent.previous_response_id)
         items = [*previous, *input_items(sent.input)]
         body = _Chat.model_construct(
             model=sent.model,
@@ -86,17 +107,20 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             **{name: getattr(sent, name) for name in AS_IN_CHAT},
         )
 
-        def keep(response: dict[str, Any]) -> None:
-            # One in the background that was cancelled or deleted meanwhile stays so.
-            is_wanted = response["status"] == "queued" or not sent.background
-            if sent.store is not False and (
-                is_wanted or self.background.is_running(tenant, response["id"])
-            ):
-                new = with_ids(previous, items[len(previous) :], response["id"])
-                said = [without_logprobs(item) for item in response["output"]]
-                value = {"response": response, "items": [*previous, *new, *said]}
-                is_running = response["status"] == "queued"  # nobody could end it otherwise
-                self._store.put(tenant, response["id"], value, is_pinned=is_running)
+        def value(response: dict[str, Any]) -> dict[str, Any]:
+            new = with_ids(previous, items[len(previous) :], response["id"])
+            said = [without_logprobs(item) for item in response["output"]]
+            return {"response": response, "items": [*previous, *new, *said]}
+
+        async def keep(response: dict[str, Any]) -> bool:
+            name = tenant, response["id"]
+            if not sent.background:
+                async with asyncio.timeout(KEEP_SECONDS):
+                    return await self._store.put(*name, value(response))
+            if response["status"] == "queued":
+                return await self._store.put(*name, value(response), is_running=True)
+            # One that was cancelled or deleted meanwhile stays so.
+            return await self._store.end(*name, lambda _: value(response)) is not None
 
         def serializer(processed: ProcessedRequest, generation: Generation) -> ResponseSerializer:
             tokenizer = self.processors[generation.model.name].tokenizer
@@ -106,7 +130,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
 
         return Translated(body, serializer)
 
-    def run_behind(
+    async def run_behind(
         self, tenant: str, serializer: ResponseSerializer, answer: Coroutine[Any, Any, None]
     ) -> dict[str, Any]:
         """Have `answer` write with `serializer` while nobody waits; return what is found first.
@@ -114,13 +138,15 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         Raises:
             UnavailableError: there is no room to keep it.
         """
-        response = serializer.queued()
-        response_id = response["id"]
-        is_kept = self._store.get(tenant, response_id) is not None
-        work = self._run(tenant, response_id, answer)
-        self.background.start(tenant, serializer.generation, work)
-        if not is_kept:
-            self.background.stop(tenant, response_id)
+        response: dict[str, Any] | None = None
+        try:
+            response = await serializer.queued()
+        finally:
+            generation = serializer.generation
+            self.background.start(tenant, generation, self._run(tenant, serializer, answer))
+            if response is None or not response["store"]:
+                self.background.stop(tenant, generation.identity.object_id)
+        if not response["store"]:
             raise UnavailableError(
                 "there is no room to keep a response until it has ended: those that run take "
                 "PAGODA_GATEWAY_RESPONSE_STORE_BYTES; try again, or without 'background'",
@@ -128,32 +154,57 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             )
         return response
 
-    async def _run(self, tenant: str, response_id: str, answer: Coroutine[Any, Any, None]) -> None:
+    async def _run(
+        self, tenant: str, serializer: ResponseSerializer, answer: Coroutine[Any, Any, None]
+    ) -> None:
+        generation = serializer.generation
         try:
             await answer
-        finally:
-            kept = self._store.get(tenant, response_id)
-            if kept is not None and kept["response"]["status"] == "queued":  # a defect's
-                kept["response"] |= failed(InternalError("the gateway failed; its log says why"))
-                self._store.put(tenant, response_id, kept)
+        finally:  # what has not ended by now has failed
+            error = generation.failure or InternalError(
+                "the gateway that made it stopped or failed; its log says why"
+            )
+            await self._store.end(
+                tenant,
+                generation.identity.object_id,
+                lambda kept: {**kept, "response": kept["response"] | failed(error)},
+            )
 
-    def cancel(self, tenant: str, response_id: str) -> dict[str, Any]:
+    async def run(self) -> None:
+        """End what another replica has ended, and delete what has expired: for ever."""
+        swept = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                await self.background.end_unwanted(self._store.running)
+                if time.monotonic() - swept >= SWEEP_SECONDS:
+                    while await self._store.sweep():
+                        pass
+                    swept = time.monotonic()
+            except UnavailableError:  # the log says so
+                pass
+
+    async def cancel(self, tenant: str, response_id: str) -> dict[str, Any]:
         """End a tenant's response that runs in the background; return what is found from now on.
 
         Raises:
             NotFoundError: see `find`.
             InvalidRequestError: it does not run in the background.
         """
-        kept = self._kept(tenant, response_id)
-        response: dict[str, Any] = kept["response"]
+
+        def cancelled(kept: dict[str, Any]) -> dict[str, Any]:
+            return {**kept, "response": kept["response"] | {"status": "cancelled"}}
+
+        ended = await self._store.end(tenant, response_id, cancelled)
+        if ended is not None:
+            self.background.stop(tenant, response_id)
+        response: dict[str, Any] = (ended or (await self._kept(tenant, response_id)).value)[
+            "response"
+        ]
         if not response["background"]:
             raise InvalidRequestError(
                 "Cannot cancel a synchronous response: close the connection of one that runs"
             )
-        if response["status"] == "queued":
-            self.background.stop(tenant, response_id)
-            response["status"] = "cancelled"
-            self._store.put(tenant, response_id, kept)
         return response
 
     async def count_tokens(self, sent: ResponsesBody, tenant: str, model: ServedModel) -> int:
@@ -163,22 +214,40 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             InvalidRequestError: an item cannot be one, or the model's template cannot render it.
             NotFoundError: see `find`.
         """
-        body = self.translate(sent, tenant).body
+        body = (await self.translate(sent, tenant)).body
         use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
         return len((await self._chats[model.name].conversation(body, use, model)).token_ids)
 
-    def find(self, tenant: str, response_id: str) -> dict[str, Any]:
+    async def find(self, tenant: str, response_id: str) -> dict[str, Any]:
         """Return a tenant's response.
 
+        Of one that another gateway makes, or made and did not keep: whether it runs or has failed,
+        as its account says.
+
         Raises:
-            NotFoundError: it is not here, or no longer.
+            NotFoundError: it is not kept, or no longer.
+            UnavailableError: the database does not answer.
         """
-        response: dict[str, Any] = self._kept(tenant, response_id)["response"]
-        if response["status"] == "queued" and self.background.has_begun(tenant, response_id):
+        kept = await self._store.get(tenant, response_id)
+        if kept is None:
+            account = await self._account_of(tenant, response_id)
+            is_others = account is not None and account["gateway_id"] != self._gateway_id
+            if account is None or not is_others or account["endpoint"] != self.name:
+                raise self._missing(response_id)
+            return unkept_response(account)
+        response: dict[str, Any] = kept.value["response"]
+        if kept.gateway_id is None:
+            return response
+        if not self.background.is_running(tenant, response_id):
+            account = await self._account_of(tenant, response_id)
+            if account is not None and (message := lost_message(account)):
+                return response | failed(InternalError(message))
+            response["status"] = "in_progress"
+        elif self.background.has_begun(tenant, response_id):
             response["status"] = "in_progress"
         return response
 
-    def input_page(
+    async def input_page(
         self,
         tenant: str,
         response_id: str,
@@ -193,42 +262,47 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             NotFoundError: see `find`.
             InvalidRequestError: see `item_page`.
         """
-        kept = self._kept(tenant, response_id)
+        kept = (await self._kept(tenant, response_id)).value
         num_items = len(kept["items"]) - len(kept["response"]["output"])
         return item_page(kept["items"][:num_items], limit=limit, after=after, order=order)
 
-    def delete(self, tenant: str, response_id: str) -> None:
+    async def delete(self, tenant: str, response_id: str) -> None:
         """Forget a tenant's response; those that went on with it keep its conversation.
 
         Raises:
             NotFoundError: see `find`.
         """
-        self._kept(tenant, response_id)
+        if not await self._store.delete(tenant, response_id):
+            raise self._missing(response_id)
         self.background.stop(tenant, response_id)
-        self._store.delete(tenant, response_id)
 
-    def _previous(self, tenant: str, response_id: str | None) -> list[Any]:
+    async def _previous(self, tenant: str, response_id: str | None) -> list[Any]:
         """Return the items of the conversation that a response ends."""
         if not response_id:
             return []
-        kept = self._kept(tenant, response_id)
-        if kept["response"]["status"] == "queued":
+        kept = await self._kept(tenant, response_id)
+        if kept.gateway_id is not None:
             raise InvalidRequestError(
                 f"'previous_response_id' is {shorten(response_id)}, which has not ended; wait for "
                 "its status to change",
                 param="previous_response_id",
             )
-        items: list[Any] = kept["items"]
+        items: list[Any] = kept.value["items"]
         return items
 
-    def _kept(self, tenant: str, response_id: str) -> Any:
-        kept = self._store.get(tenant, response_id)
+    async def _kept(self, tenant: str, response_id: str) -> Kept:
+        kept = await self._store.get(tenant, response_id)
         if kept is None:
-            raise NotFoundError(
-                f"no response {shorten(response_id)} is kept here: each replica keeps its own, "
-                "for a while, unless store is false. Send the whole conversation as input."
-            )
+            raise self._missing(response_id)
         return kept
+
+    @staticmethod
+    def _missing(response_id: str) -> NotFoundError:
+        return NotFoundError(
+            f"no response {shorten(response_id)} is kept: responses are for a while "
+            "(PAGODA_GATEWAY_RESPONSE_STORE_SECONDS, _BYTES), unless store is false. Send the "
+            "whole conversation as input."
+        )
 
 
 def _effort(reasoning: dict[str, Any] | None) -> str | None:

@@ -1,8 +1,9 @@
 """A generation written down as OpenAI's response: whole, or as its events."""
 
 import itertools
+import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import orjson
 
 from pagoda_gateway import sse
 from pagoda_gateway.dialects import BlockReader
-from pagoda_gateway.errors import GatewayError
+from pagoda_gateway.errors import GatewayError, UnavailableError
 from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.logprobs import LogprobFormat
 from pagoda_gateway.openai.serializer import Serializer, whole_output
@@ -22,6 +23,8 @@ from pagoda_gateway.sequences.output_guard import CONTENT_FILTER
 from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
 from pagoda_gateway.text.tokenizer import ModelTokenizer
+
+logger = logging.getLogger(__name__)
 
 TOKENS_AT_ONCE = 256  # whose log probabilities are written before others have their turn
 _CUTS = {"length": "max_output_tokens", CONTENT_FILTER: CONTENT_FILTER}
@@ -48,7 +51,7 @@ class ResponseSerializer(Serializer):
         options: OutputOptions,
         tokenizer: ModelTokenizer,
         sent: ResponsesBody,
-        keep: Callable[[dict[str, Any]], None],
+        keep: Callable[[dict[str, Any]], Awaitable[bool]],
     ) -> None:
         """Write `generation` down.
 
@@ -58,7 +61,8 @@ class ResponseSerializer(Serializer):
             options: of the output.
             tokenizer: the model's.
             sent: what it answers; much of it is repeated.
-            keep: gets a response that is whole, and what one in the background has become.
+            keep: keeps a response that is whole, and one in the background before it has begun;
+                returns whether it is kept.
         """
         assert form.new_parser is not None, "a chat's answers are read by a parser"
         (self._sequence,) = generation.sequences
@@ -73,18 +77,18 @@ class ResponseSerializer(Serializer):
         self._num_events = 0
         self.is_background = bool(sent.background)
 
-    def queued(self) -> dict[str, Any]:
-        """Return the response before it has begun; it is kept."""
+    async def queued(self) -> dict[str, Any]:
+        """Keep the response before it has begun; return it, with whether it is kept in `store`."""
         response = self._response("queued")
-        self._keep(response)
+        response["store"] = await self._keep(response)
         return response
 
-    def parts(self) -> Iterator[bytes]:
+    async def parts(self) -> AsyncIterator[bytes]:
         """Yield the whole response; before it white space, while log probabilities are written."""
         for count, _ in enumerate(self._read(whole_output(self._sequence), is_last=True), 1):
             if count % TOKENS_AT_ONCE == 0:
                 yield b" "
-        yield orjson.dumps(self._ended())
+        yield orjson.dumps(await self._ended())
 
     def body(self) -> dict[str, Any]:
         """See `Serializer.body`."""
@@ -110,9 +114,9 @@ class ResponseSerializer(Serializer):
             )
         return [self._numbered(event) for event in events]
 
-    def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
+    async def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
         """Return the whole response, and beside it the receipt if it is wanted."""
-        response = self._ended()
+        response = await self._ended()
         event = {"type": f"response.{response['status']}", "response": response}
         return [self._numbered(event if receipt is None else {**event, "receipt": receipt})]
 
@@ -120,12 +124,6 @@ class ResponseSerializer(Serializer):
         """Return the response so far, and why there is no more of it."""
         response = self._response("in_progress") | failed(error)
         return [self._numbered({"type": "response.failed", "response": response})]
-
-    def error_body(self, error: GatewayError) -> dict[str, Any]:
-        """Return the error; of a response in the background it is all that will be found."""
-        if self.is_background:
-            self._keep(self._response("queued") | failed(error))
-        return error.body()
 
     def _read(self, delta: Delta, *, is_last: bool) -> Iterator[list[LoggedChange]]:
         """Yield what something new changes, and keep the log probabilities of texts."""
@@ -143,10 +141,21 @@ class ResponseSerializer(Serializer):
         self._num_events += 1
         return sse.named({**event, "sequence_number": number})
 
-    def _ended(self) -> dict[str, Any]:
+    async def _ended(self) -> dict[str, Any]:
+        """Return the response; what the client is told of is kept, or says that it is not."""
+        response = self._whole()
+        if response["store"]:
+            try:
+                response["store"] = await self._keep(response)
+            except (UnavailableError, TimeoutError) as error:
+                logger.warning("%s is not kept: %r", response["id"], error)
+                response["store"] = False
+        return response
+
+    def _whole(self) -> dict[str, Any]:
         cause = _CUTS.get(self._sequence.finish_reason or "")
         request_id = self.generation.identity.request_id
-        response = self._response("incomplete" if cause else "completed") | {
+        return self._response("incomplete" if cause else "completed") | {
             "incomplete_details": {"reason": cause} if cause else None,
             "output": [
                 item(
@@ -159,8 +168,6 @@ class ResponseSerializer(Serializer):
             ],
             "usage": self._usage(),
         }
-        self._keep(response)
-        return response
 
     def _item_status(self, index: int) -> str:
         """Return the status of an item that has ended: the last one may have been cut."""

@@ -1,6 +1,6 @@
-"""What is said of a response that is kept nowhere here: how far its account says it came.
+"""What is said of a response that another gateway makes, or that is not kept.
 
-Its text is where it was made, or gone. Knows an account by the names of its fields.
+Its account tells, which is known by the names of its fields.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,13 @@ _MESSAGES = {
 """Of outcomes after which nobody has an answer."""
 
 
+def lost_message(account: Mapping[Any, Any]) -> str:
+    """Return why what a gateway should have kept by now was not; empty: it may yet be."""
+    if account["closed_unix_seconds"] is None:
+        return ""
+    return _MESSAGES.get(account["outcome"] or "", _DIED + _BILLED)
+
+
 def unkept_response(account: Mapping[Any, Any]) -> dict[str, Any]:
     """Return a response of another gateway as far as its account tells of it.
 
@@ -31,9 +38,8 @@ def unkept_response(account: Mapping[Any, Any]) -> dict[str, Any]:
     message = _MESSAGES.get(account["outcome"] or "")
     if not is_open and message is None:
         raise NotFoundError(
-            f"response {shorten(account['object_id'])} has ended ({account['outcome']}) at another "
-            "replica, or before a restart of this one, which keeps its text for a while, in "
-            "memory: ask that replica, or ask again. Its receipt says what is billed."
+            f"response {shorten(account['object_id'])} has ended ({account['outcome']}) and is not "
+            "kept, or no longer: ask again. Its receipt says what is billed."
         )
     error = None if is_open else {"code": "server_error", "message": message}
     return {

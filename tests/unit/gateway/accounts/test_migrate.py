@@ -23,6 +23,7 @@ from pagoda_gateway.accounts.tables import METADATA
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
 from pagoda_gateway.accounts.usage import tables as usage_tables
 from pagoda_gateway.batches import tables as batches_tables
+from pagoda_gateway.response_store import tables as responses_tables
 
 NUM_REPLICAS = 3
 REPLICA = """
@@ -40,7 +41,8 @@ asyncio.run(main())
 
 
 async def test_migrated_tables_are_those_of_the_code(database: Database) -> None:
-    assert batches_tables.METADATA is usage_tables.METADATA is METADATA
+    for tables in (batches_tables, responses_tables, usage_tables):
+        assert tables.METADATA is METADATA
 
     def differences(connection: sa.Connection) -> list[object]:
         return list(compare_metadata(MigrationContext.configure(connection), METADATA))

@@ -1,7 +1,7 @@
 """Answers in parts: what goes over the wire, and who runs meanwhile."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 from pagoda_gateway.http import wire
@@ -22,7 +22,7 @@ async def sent(*parts: bytes) -> tuple[dict[bytes, bytes], list[Any], list[int]]
     async def send(message: Any) -> None:
         messages.append(message)
 
-    def produced() -> Iterator[bytes]:
+    async def produced() -> AsyncIterator[bytes]:
         for part in parts:
             turns.append(num_turns)
             yield part

@@ -51,7 +51,7 @@ class FormCheck(Generic[Sent, Body]):
         """Return the error of a body, with what else is wrong with its binding part."""
         if not part or error.status != 400 or isinstance(error, ContentPolicyError):
             return error
-        body = self._body(part, caller.key.tenant)
+        body = await self._body(part, caller.key.tenant)
         if body is None:
             return error
         try:
@@ -63,7 +63,7 @@ class FormCheck(Generic[Sent, Body]):
             pass
         return error
 
-    def _body(self, part: dict[str, Any], tenant: str) -> Body | None:
+    async def _body(self, part: dict[str, Any], tenant: str) -> Body | None:
         """Return a body with what is right of a part; None: nothing can be made of it."""
         schema = self._endpoint.schema
         fields = {name: field for name, field in part.items() if name in schema.model_fields}
@@ -72,7 +72,7 @@ class FormCheck(Generic[Sent, Body]):
                 fields[name] = _REQUIRED[name]
         try:
             sent = self._right_part(schema, fields)
-            return None if sent is None else self._endpoint.translate(sent, tenant).body
+            return None if sent is None else (await self._endpoint.translate(sent, tenant)).body
         except InvalidRequestError:
             return None
 

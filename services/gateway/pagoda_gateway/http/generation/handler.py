@@ -85,7 +85,7 @@ class GenerationHandler(Generic[Sent, Body]):
                 held.enter_context(admission.slot(tenant))
                 binding_part = self._form_check.binding_part(value)
                 try:
-                    translated = self._translated(request.scope, value, tenant)
+                    translated = await self._translated(request.scope, value, tenant)
                     del value
                     admitted = await self._admitted(translated.body, caller, span, context)
                 except InvalidRequestError as error:
@@ -127,11 +127,13 @@ class GenerationHandler(Generic[Sent, Body]):
         finally:
             span.end()
 
-    def _translated(self, scope: Scope, value: dict[str, Any], tenant: str) -> Translated[Body]:
+    async def _translated(
+        self, scope: Scope, value: dict[str, Any], tenant: str
+    ) -> Translated[Body]:
         """Return what a client has sent as the processors take it."""
         note_ignored(scope, value, self._endpoint.schema)
         sent = validated(value, self._endpoint.schema, self._limits)
-        return self._endpoint.translate(sent, tenant)
+        return await self._endpoint.translate(sent, tenant)
 
     async def _admitted(
         self, body: Body, caller: Caller, span: Span, context: Context

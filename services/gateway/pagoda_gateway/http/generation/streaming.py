@@ -114,7 +114,7 @@ class GenerationWriter:
                 events += self._serializer.failure_events(failure)
             elif is_over:
                 receipt = self._receipt() if self._receipt else None
-                events += self._serializer.end_events(receipt)
+                events += await self._serializer.end_events(receipt)
             if events:
                 await self._write(b"".join(events), is_last=is_over)
             if not generation.is_disconnected:

@@ -7,16 +7,13 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from pagoda_gateway.accounts.database import NOT_ANSWERING
 from pagoda_gateway.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 2.0
-NOT_ANSWERING = (OSError, OperationalError, InterfaceError, PoolTimeoutError)
-"""What means that the database does not answer; Python's own TimeoutError is an OSError."""
 
 
 class DatabaseRoute(APIRoute):

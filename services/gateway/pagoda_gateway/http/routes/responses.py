@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message
 
-from pagoda_gateway.errors import InvalidRequestError, NotFoundError
+from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.admitted_body import admitted_body
 from pagoda_gateway.http.caller import caller_of
@@ -24,10 +24,8 @@ from pagoda_gateway.responses.answers import (
 from pagoda_gateway.responses.input_items import DEFAULT_ITEMS, MAX_ITEMS
 from pagoda_gateway.responses.schemas import ResponsesBody
 from pagoda_gateway.responses.serializer import ResponseSerializer
-from pagoda_gateway.responses.unkept import unkept_response
 
 PATH = "/v1/responses"
-ENDPOINT = "responses"  # in accounts
 
 
 def make_router(gateway: Gateway) -> APIRouter:
@@ -49,7 +47,7 @@ def make_router(gateway: Gateway) -> APIRouter:
             return answer
         tenant = caller_of(request).key.tenant
         work = answer({"type": "http"}, _say_nothing, _drop)
-        return JSONResponse(gateway.responses.run_behind(tenant, serializer, work))
+        return JSONResponse(await gateway.responses.run_behind(tenant, serializer, work))
 
     @router.post(
         f"{PATH}/input_tokens", openapi_extra=described(InputTokenCount, body=ResponsesBody)
@@ -68,29 +66,20 @@ def make_router(gateway: Gateway) -> APIRouter:
     ) -> dict[str, Any]:
         """Return a kept response of the caller's own tenant; its events are not kept.
 
-        Of one that another gateway made, or this one before a restart: whether it runs or has
-        failed, as its account says.
+        Of one that a gateway made which died: that it has failed, as its account says.
         """
         if stream:
             raise InvalidRequestError(
                 "'stream' is true; events of a response are not kept: ask without it",
                 param="stream",
             )
-        tenant = caller_of(request).key.tenant
-        try:
-            return gateway.responses.find(tenant, response_id)
-        except NotFoundError:
-            with database_answers(request):
-                account = await gateway.ledger.object_row(tenant, response_id)
-            is_others = account is not None and account["gateway_id"] != gateway.gateway_id
-            if account is None or not is_others or account["endpoint"] != ENDPOINT:
-                raise
-            return unkept_response(account)
+        with database_answers(request):
+            return await gateway.responses.find(caller_of(request).key.tenant, response_id)
 
     @router.delete(f"{PATH}/{{response_id}}", openapi_extra=described(DeletedResponse))
     async def delete_response(response_id: str, request: Request) -> dict[str, Any]:
         """Forget a kept response of the caller's own tenant."""
-        gateway.responses.delete(caller_of(request).key.tenant, response_id)
+        await gateway.responses.delete(caller_of(request).key.tenant, response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
     @router.get(f"{PATH}/{{response_id}}/input_items", openapi_extra=described(InputItemList))
@@ -102,14 +91,14 @@ def make_router(gateway: Gateway) -> APIRouter:
         order: Literal["asc", "desc"] = "desc",
     ) -> dict[str, Any]:
         """Return what a kept response of the caller's own tenant answers."""
-        return gateway.responses.input_page(
+        return await gateway.responses.input_page(
             caller_of(request).key.tenant, response_id, limit=limit, after=after, order=order
         )
 
     @router.post(f"{PATH}/{{response_id}}/cancel", openapi_extra=described(ResponseAnswer))
     async def cancel_response(response_id: str, request: Request) -> dict[str, Any]:
         """End a response that runs in the background; one that has ended is returned as it is."""
-        return gateway.responses.cancel(caller_of(request).key.tenant, response_id)
+        return await gateway.responses.cancel(caller_of(request).key.tenant, response_id)
 
     return router
 

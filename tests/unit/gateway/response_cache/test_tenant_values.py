@@ -1,6 +1,6 @@
-"""What is kept of responses: for how long, how much, and whose."""
+"""What is kept of answers: for how long, how much, and whose."""
 
-from pagoda_gateway.tenant_values import ENTRY_BYTES, TenantValues
+from pagoda_gateway.response_cache.tenant_values import ENTRY_BYTES, TenantValues
 
 TEN_BYTES = "12345678"  # with its quotes
 SIZE = 10 + ENTRY_BYTES
@@ -33,22 +33,6 @@ def test_a_value_expires_and_its_bytes_with_it() -> None:
     assert store.get("a", "x") is None
     store.put("b", "y", TEN_BYTES)
     assert store.num_bytes == SIZE
-
-
-def test_what_is_pinned_stays_until_another_is_in_its_place() -> None:
-    clock = Clock()
-    store = TenantValues(max_bytes=2 * SIZE, keep_seconds=1.0, clock=clock)
-    assert store.put("a", "x", TEN_BYTES, is_pinned=True)
-    clock.seconds = 100.0
-    assert store.put("a", "y", TEN_BYTES)
-    assert store.put("a", "z", TEN_BYTES), "y makes room"
-    assert [store.get("a", name) for name in "xyz"] == [TEN_BYTES, None, TEN_BYTES]
-    assert store.put("b", "x", TEN_BYTES, is_pinned=True), "z makes room"
-    assert not store.put("c", "x", TEN_BYTES)
-    assert store.get("c", "x") is None
-    assert store.put("a", "x", TEN_BYTES)
-    assert store.put("c", "x", TEN_BYTES)
-    assert store.get("a", "x") is None, "no longer pinned"
 
 
 def test_who_holds_most_loses_the_oldest() -> None:

@@ -1,0 +1,61 @@
+"""What keeps responses for clients that ask again. Every replica finds them; knows no field."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Value = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A value, and the gateway whose work it is; None: it has ended."""
+
+    value: Value
+    gateway_id: str | None
+
+
+class ResponseStore(Protocol):
+    """Keeps JSON values by tenant and id; another tenant's does not exist for one.
+
+    Within a sum of bytes and for a while, but as long as it runs what runs. Whatever keeps them not
+    answering in time is an UnavailableError.
+    """
+
+    async def put(
+        self, tenant: str, response_id: str, value: Value, *, is_running: bool = False
+    ) -> bool:
+        """Keep a new value; return whether there was room for it.
+
+        Args:
+            tenant: whose it is.
+            response_id: of it.
+            value: JSON.
+            is_running: it is the work of this gateway, and stays until it has ended.
+        """
+
+    async def end(
+        self, tenant: str, response_id: str, become: Callable[[Value], Value]
+    ) -> Value | None:
+        """End what runs, at whatever gateway; return what is kept of it from now on.
+
+        Args:
+            tenant: whose it is.
+            response_id: of it.
+            become: makes that of the value that it had.
+
+        Returns:
+            None: it does not run, or is not there.
+        """
+
+    async def get(self, tenant: str, response_id: str) -> Kept | None:
+        """Return the tenant's value of this id; None: there is none."""
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """Forget a value; return whether it was there."""
+
+    async def running(self) -> set[tuple[str, str]]:
+        """Return tenant and id of what is the work of this gateway."""
+
+    async def sweep(self) -> int:
+        """Delete some that have expired; return how many."""

@@ -1,0 +1,164 @@
+"""What is kept of responses: for how long, how much, whose, and by which gateway."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from support.clocks import Now
+
+from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.errors import UnavailableError
+from pagoda_gateway.response_store.database_store import ENTRY_BYTES, DatabaseResponseStore
+from pagoda_gateway.response_store.tables import RESPONSE_STORAGE, RESPONSES
+from pagoda_gateway.responses.kept import Kept, ResponseStore
+
+VALUE = {"n": 1}
+SIZE = len(b'{"n":1}') + ENTRY_BYTES
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+def store_of(
+    database: Database, now: Now, gateway_id: str = "gateway-1", max_bytes: int = 100 * SIZE
+) -> ResponseStore:
+    return DatabaseResponseStore(
+        database, gateway_id=gateway_id, max_bytes=max_bytes, keep_seconds=10.0, run_seconds=60.0,
+        clock=now,
+    )  # fmt: skip
+
+
+async def counted(database: Database) -> dict[str, int]:
+    """Return the bytes of each tenant that has some, once they are those of its rows."""
+    rows = await database.rows(sa.select(RESPONSE_STORAGE))
+    said = {row["tenant"]: row["num_bytes"] for row in rows if row["num_bytes"]}
+    total = sa.func.sum(RESPONSES.c.num_bytes)
+    found = sa.select(RESPONSES.c.tenant, total.label("total")).group_by(RESPONSES.c.tenant)
+    assert said == {row["tenant"]: row["total"] for row in await database.rows(found)}
+    return said
+
+
+async def test_every_gateway_finds_it_for_its_tenant_until_it_is_deleted(
+    database: Database, now: Now
+) -> None:
+    first, second = (store_of(database, now, f"gateway-{i}") for i in (1, 2))
+    assert await first.put("a", "x", VALUE)
+    assert await second.get("a", "x") == Kept(VALUE, None)
+    assert await second.get("b", "x") is None
+    assert not await second.delete("b", "x")
+    assert await counted(database) == {"a": SIZE}
+    assert await second.delete("a", "x")
+    assert not await second.delete("a", "x")
+    assert await first.get("a", "x") is None
+    assert await counted(database) == {}
+
+
+async def test_what_comes_meanwhile_is_written_at_once(
+    database: Database, now: Now, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, calls, call = store_of(database, now), [], database.call
+
+    async def counted_call(work: Any) -> Any:
+        calls.append(work)
+        return await call(work)
+
+    monkeypatch.setattr(database, "call", counted_call)
+    names = [(tenant, f"{tenant}{i}") for i in range(10) for tenant in "bca"]
+    assert all(await asyncio.gather(*(store.put(*name, VALUE) for name in names)))
+    assert len(calls) == 1
+    assert [await store.get(*name) for name in names] == [Kept(VALUE, None)] * 30
+    assert await counted(database) == dict.fromkeys("abc", 10 * SIZE)
+
+
+async def test_two_replicas_write_for_the_same_tenants(database: Database, now: Now) -> None:
+    stores = [store_of(database, now, f"gateway-{i}", 20 * SIZE) for i in range(2)]
+    puts = [
+        stores[i % 2].put("abc"[i % 3], f"x{i}", VALUE, is_running=i % 5 == 0) for i in range(60)
+    ]
+    assert all(isinstance(kept, bool) for kept in await asyncio.gather(*puts))
+    assert sum((await counted(database)).values()) <= 20 * SIZE
+
+
+async def test_it_expires_and_is_swept(database: Database, now: Now) -> None:
+    store = store_of(database, now)
+    await store.put("a", "x", VALUE)
+    await store.put("b", "y", VALUE)
+    now.seconds += 9.9
+    await store.put("b", "z", VALUE)
+    assert await store.get("a", "x") is not None
+    now.seconds += 0.1
+    assert await store.get("a", "x") is None
+    assert await counted(database) == {"a": SIZE, "b": 2 * SIZE}
+    assert [await store.sweep(), await store.sweep()] == [2, 0]
+    assert await counted(database) == {"b": SIZE}
+
+
+async def test_what_runs_is_kept_longer_and_ends_once(database: Database, now: Now) -> None:
+    first, second = (store_of(database, now, f"gateway-{i}") for i in (1, 2))
+    await first.put("a", "x", VALUE, is_running=True)
+    await first.put("a", "y", VALUE)
+    now.seconds += 60.0
+    assert await second.get("a", "x") == Kept(VALUE, "gateway-1")
+    assert await first.running() == {("a", "x")}
+    assert await second.running() == set()
+    await first.sweep()
+    assert await second.end("b", "x", dict) is None
+    longer = VALUE | {"more": 23}
+    assert await second.end("a", "x", lambda value: value | {"more": 23}) == longer
+    assert await first.end("a", "x", lambda _: {}) is None
+    assert await first.end("a", "y", lambda _: {}) is None
+    assert await first.running() == set()
+    assert await first.get("a", "x") == Kept(longer, None)
+    assert await counted(database) == {"a": SIZE + len(b',"more":23')}
+    now.seconds += 10.0
+    assert await first.get("a", "x") is None
+
+
+async def test_who_holds_most_loses_the_oldest(database: Database, now: Now) -> None:
+    store = store_of(database, now, max_bytes=4 * SIZE)
+    await store.put("small", "x", VALUE)
+    for name in "abcd":
+        assert await store.put("large", name, VALUE)
+    assert await store.get("small", "x") is not None
+    kept = [await store.get("large", name) is not None for name in "abcd"]
+    assert kept == [False, True, True, True]
+    assert await counted(database) == {"small": SIZE, "large": 3 * SIZE}
+
+
+async def test_what_runs_makes_no_room(database: Database, now: Now) -> None:
+    store = store_of(database, now, max_bytes=2 * SIZE)
+    assert await store.put("a", "x", VALUE, is_running=True)
+    assert await store.put("b", "x1", VALUE)
+    assert await store.put("a", "y", VALUE, is_running=True), "the other tenant's makes room"
+    assert not await store.put("b", "z", VALUE)
+    assert await store.get("b", "z") is None
+    assert await store.running() == {("a", "x"), ("a", "y")}
+    assert await counted(database) == {"a": 2 * SIZE}
+
+
+async def test_what_is_too_large_is_not_kept_and_takes_no_room(
+    database: Database, now: Now
+) -> None:
+    store = store_of(database, now, max_bytes=SIZE)
+    await store.put("a", "x", VALUE)
+    assert not await store.put("a", "y", {"n": 10})
+    assert await store.get("a", "x") is not None
+
+
+async def test_ids_that_no_response_has_are_not_found(database: Database, now: Now) -> None:
+    store = store_of(database, now)
+    for response_id in ("", "x\0", "x" * 1000, "é"):
+        assert await store.get("a", response_id) is None
+        assert not await store.delete("a", response_id)
+
+
+async def test_a_database_that_does_not_answer_is_unavailable(database: Database, now: Now) -> None:
+    store = store_of(database, now)
+    await database.call(lambda connection: connection.execute(sa.text("DROP TABLE responses")))
+    works = (store.put("a", "x", VALUE), store.get("a", "x"), store.delete("a", "x"))
+    for work in (*works, store.running(), store.sweep(), store.end("a", "x", dict)):
+        with pytest.raises((UnavailableError, sa.exc.ProgrammingError)):
+            await work
