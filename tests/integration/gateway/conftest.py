@@ -14,6 +14,7 @@ from support.servers import nats_server, settings_for
 from support.tiny_tokenizer import write_model_folder
 
 from pagoda_gateway.accounts.usage import forwarder
+from pagoda_gateway.http.generation import response
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging.bus import Bus
 
@@ -22,6 +23,12 @@ from pagoda_runtime.messaging.bus import Bus
 def _records_hardly_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many tests wait for a receipt."""
     monkeypatch.setattr(forwarder, "GATHER_SECONDS", 0.02)
+
+
+@pytest.fixture(autouse=True)
+def _explanations_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a busy machine would cut, tests wait for."""
+    monkeypatch.setattr(response, "EXPLAIN_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="session")
