@@ -73,6 +73,11 @@ class Running:
         values = {"model": "tiny", "prompt": "hello", "max_tokens": 8, **body}
         return await self.http.post("/v1/completions", json=values)
 
+    async def prompt_text(self) -> str:
+        """Return the text that the worker was asked to go on with last."""
+        prompts = self.gateway.texts[self.gateway.served_name].prompts
+        return await prompts.text_of(list(self.worker.requests[-1].prompt_token_ids))
+
     async def receipt(self, answer: httpx.Response) -> dict[str, Any]:
         found = await self.http.get(f"/v1/receipts/{answer.headers['x-request-id']}")
         return dict(found.json())

@@ -101,11 +101,13 @@ class GatewaySettings(ServiceSettings):
     response_store_bytes: int = Field(
         1 << 30,
         ge=0,
-        description="Bytes of responses (/v1/responses) kept for their clients, in the ledger's "
+        description="Bytes of responses and conversations kept for their clients, in the ledger's "
         "database; beyond it the tenant that holds most loses its oldest. 0: none are kept.",
     )
     response_store_seconds: float = Field(
-        86_400.0, gt=0, description="How long a response is kept."
+        86_400.0,
+        gt=0,
+        description="How long a response is kept, and a conversation after a change.",
     )
     safety_file: Path | None = Field(
         None,

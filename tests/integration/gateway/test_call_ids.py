@@ -43,15 +43,9 @@ async def mistral(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
                 yield running
 
 
-async def prompt_of(running: Running) -> str:
-    """Return the text that the worker was asked to go on with."""
-    prompts = running.gateway.texts[running.gateway.served_name].prompts
-    return await prompts.text_of(list(running.worker.requests[-1].prompt_token_ids))
-
-
 async def check_prompt(running: Running, ids: list[str]) -> None:
     """The template has taken these calls, and the results of both in the other order."""
-    prompt = await prompt_of(running)
+    prompt = await running.prompt_text()
     assert f"[TOOL_CALLS][{ids[0]},{ids[1]},]" in prompt
     assert re.findall(r"=(\w+)", prompt) == ids[::-1]
 
@@ -78,7 +72,7 @@ async def test_in_chats(mistral: Running) -> None:
                 *({"role": "tool", "tool_call_id": i, "content": "5"} for i in reversed(sent)),
             ]
             await client.chat.completions.create(**{**asked, "messages": history})
-            prompt = await prompt_of(mistral)
+            prompt = await mistral.prompt_text()
             await check_prompt(mistral, re.findall(r"(\w{9}),", prompt))
             assert (sent == ids) == (f"{sent[0]},{sent[1]}," in prompt)
 

@@ -46,7 +46,7 @@ async def test_a_listed_id_continues_after_it(running: Running) -> None:
         every = (await client.responses.input_items.list(kept.id, order="asc")).data
         rest = await client.responses.input_items.list(kept.id, order="asc", after=every[0].id)
         assert rest.data == every[1:]
-        with pytest.raises(openai.BadRequestError, match="no item of this response"):
+        with pytest.raises(openai.BadRequestError, match="none of these items"):
             await client.responses.input_items.list(kept.id, after="msg_other")
 
 

@@ -45,18 +45,11 @@ async def events_of(running: Running, **fields: Any) -> list[dict[str, Any]]:
     return events
 
 
-async def prompt_of(running: Running) -> str:
-    """Return the text that the worker was asked to go on with."""
-    return await running.gateway.texts["tiny"].prompts.text_of(
-        list(running.worker.requests[-1].prompt_token_ids)
-    )
-
-
 async def test_a_response_and_its_usage(start: Start, bus: Any) -> None:
     async with start(ScriptedWorker(bus, cached=4)) as running, running.sdk() as client:
         response = await client.responses.create(**ASKED, instructions="be brief", temperature=0)
         receipt = await running.http.get(f"/v1/receipts/{response.id.removeprefix('resp_')}")
-        prompt = await prompt_of(running)
+        prompt = await running.prompt_text()
     assert (response.object, response.status) == ("response", "incomplete")
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
@@ -106,7 +99,7 @@ async def test_a_call_and_its_answer(start: Start, bus: Any, model_folder: Any) 
         await client.responses.create(
             **{**options, "input": [output], "previous_response_id": whole.id}  # type: ignore[arg-type]
         )
-        prompt = await prompt_of(running)
+        prompt = await running.prompt_text()
     for response in (whole, final):
         said, called = response.output
         assert response.status == "completed"
@@ -174,7 +167,7 @@ async def test_a_response_is_kept_found_continued_and_deleted(running: Running) 
             model="tiny", input="more", previous_response_id=first.id, max_output_tokens=2
         )
         assert second.previous_response_id == first.id
-        prompt = await prompt_of(running)
+        prompt = await running.prompt_text()
         asked = f"<|user|>hello world<|end|><|assistant|>{first.output_text}<|end|>"
         assert prompt == f"<|bos|>{asked}<|user|>more<|end|><|assistant|>"
         await client.responses.delete(first.id)
@@ -352,7 +345,7 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
         ({"logit_bias": {"9999": 1}}, "9999"),
         ({"seed": 2**63}, str(2**63 - 1)),
         ({"tools": [{"type": "custom", "name": "x"}]}, "one text parameter"),
-        ({"conversation": "c"}, "conversation"),
+        ({"prompt": {"id": "pmpt"}}, "prompt"),
     ],
 )
 async def test_bad_bodies(running: Running, fields: dict[str, Any], named: str) -> None:
@@ -418,7 +411,7 @@ async def test_a_conversation_that_is_too_long_goes_without_its_oldest_turns(
     count = await running.http.post(
         f"{PATH}/input_tokens", json={"model": "tiny", **body, "truncation": "auto"}
     )
-    prompt = await prompt_of(running)
+    prompt = await running.prompt_text()
     assert answer["truncation"] == "auto"
     assert count.json()["input_tokens"] == answer["usage"]["input_tokens"] <= limit - 8
     kept = [word for word in words if word in prompt]

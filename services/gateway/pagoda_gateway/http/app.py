@@ -20,6 +20,7 @@ from pagoda_gateway.http.middleware import RequestMiddleware
 from pagoda_gateway.http.openapi import DocumentedApp
 from pagoda_gateway.http.routes import (
     batches,
+    conversations,
     embeddings,
     files,
     generation,
@@ -68,8 +69,8 @@ def make_app(gateway: Gateway) -> FastAPI:
     routers = [
         module.make_router(gateway)
         for module in (
-            generation, embeddings, messages, responses, moderations, files, batches, models,
-            tokens, receipts, health,
+            generation, embeddings, messages, responses, conversations, moderations, files, batches,
+            models, tokens, receipts, health,
         )
     ]  # fmt: skip
     for router in routers:

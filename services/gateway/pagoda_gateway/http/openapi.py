@@ -53,13 +53,20 @@ from pagoda_gateway.openai.schemas.tokens import (
     TokenizeBody,
 )
 from pagoda_gateway.responses.answers import (
+    ConversationAnswer,
+    DeletedConversation,
     DeletedResponse,
     InputItemList,
     InputTokenCount,
     ResponseAnswer,
     ResponseEvent,
 )
-from pagoda_gateway.responses.schemas import ResponsesBody
+from pagoda_gateway.responses.schemas import (
+    ConversationBody,
+    ConversationUpdate,
+    NewItemsBody,
+    ResponsesBody,
+)
 
 _REF = "#/components/schemas/{model}"
 _MODELS: tuple[type[BaseModel], ...] = (
@@ -70,6 +77,7 @@ _MODELS: tuple[type[BaseModel], ...] = (
     Receipt, ErrorAnswer,
     MessagesBody, MessageAnswer, MessageEvent, MessagesError, CountTokensBody, TokenCount,
     ResponsesBody, ResponseAnswer, ResponseEvent, DeletedResponse, InputItemList, InputTokenCount,
+    ConversationBody, ConversationUpdate, NewItemsBody, ConversationAnswer, DeletedConversation,
     FileObject, FileList, DeletedFile, BatchBody, BatchObject, BatchList,
 )  # fmt: skip
 _ADMIN_MODELS: tuple[type[BaseModel], ...] = (

@@ -13,7 +13,7 @@ import orjson
 import sqlalchemy as sa
 
 from pagoda_gateway.accounts.database import NOT_ANSWERING, Database, comparable
-from pagoda_gateway.errors import UnavailableError
+from pagoda_gateway.errors import StorageFullError, UnavailableError
 from pagoda_gateway.response_store.tables import RESPONSE_STORAGE, RESPONSES
 from pagoda_gateway.responses.kept import Kept, ResponseStore, Value
 
@@ -73,7 +73,7 @@ class DatabaseResponseStore(ResponseStore):
         )
 
     async def put(
-        self, tenant: str, response_id: str, value: Value, *, is_running: bool = False
+        self, tenant: str, object_id: str, value: Value, *, is_running: bool = False
     ) -> bool:
         """See `ResponseStore`."""
         text = orjson.dumps(value)
@@ -81,7 +81,7 @@ class DatabaseResponseStore(ResponseStore):
         if num_bytes > self._max_bytes:  # nothing that went could make room
             return False
         row: _Row = {
-            "response_id": response_id,
+            "object_id": object_id,
             "tenant": tenant,
             "gateway_id": self._gateway_id if is_running else None,
             "num_bytes": num_bytes,
@@ -89,31 +89,44 @@ class DatabaseResponseStore(ResponseStore):
             "value": text,
         }
 
-        total = await self._insert(row)
-        while total > self._max_bytes:
-            dropped, total = await self._call(self._drop_one)
-            if dropped == response_id:
-                return False
-            if dropped is None:  # all the others run, and so does this one
-                await self.delete(tenant, response_id)
-                return False
-        return True
+        return await self._has_room(tenant, object_id, await self._insert(row))
 
     async def end(
-        self, tenant: str, response_id: str, become: Callable[[Value], Value]
+        self, tenant: str, object_id: str, become: Callable[[Value], Value]
     ) -> Value | None:
         """See `ResponseStore`."""
-        own = self._own(tenant, response_id)
+        return await self._change(tenant, object_id, RESPONSES.c.gateway_id.is_not(None), become)
 
-        def end(connection: sa.Connection) -> Value | None:
-            runs = sa.and_(own, RESPONSES.c.gateway_id.is_not(None))
-            found = sa.select(RESPONSES.c.value, RESPONSES.c.num_bytes).where(runs)
+    async def change(
+        self, tenant: str, object_id: str, become: Callable[[Value], Value]
+    ) -> Value | None:
+        """See `ResponseStore`."""
+        return await self._change(tenant, object_id, RESPONSES.c.gateway_id.is_(None), become)
+
+    async def _change(
+        self,
+        tenant: str,
+        object_id: str,
+        condition: sa.ColumnElement[bool],
+        become: Callable[[Value], Value],
+    ) -> Value | None:
+        own = sa.and_(
+            self._own(tenant, object_id), RESPONSES.c.expires_unix_seconds > self._clock()
+        )
+
+        def change(connection: sa.Connection) -> tuple[Value | None, int]:
+            found = sa.select(RESPONSES.c.value, RESPONSES.c.num_bytes).where(own, condition)
             row = connection.execute(found.with_for_update()).first()
             if row is None:
-                return None
+                return None, 0
             value = become(orjson.loads(row.value))
             text = orjson.dumps(value)
             num_bytes = len(text) + ENTRY_BYTES
+            if num_bytes > self._max_bytes:
+                raise StorageFullError(
+                    f"{object_id} would take {num_bytes} bytes; all that is kept may take "
+                    f"{self._max_bytes} (PAGODA_GATEWAY_RESPONSE_STORE_BYTES)"
+                )
             changed = sa.update(RESPONSES).where(own)
             connection.execute(
                 changed.values(
@@ -123,51 +136,61 @@ class DatabaseResponseStore(ResponseStore):
                     value=text,
                 )
             )
-            self._grow(connection, {tenant: num_bytes - row.num_bytes})
-            return value
+            return value, self._grow(connection, {tenant: num_bytes - row.num_bytes})
 
-        return await self._call(end)
+        value, total = await self._call(change)
+        is_kept = await self._has_room(tenant, object_id, total)
+        return value if is_kept else None
 
-    async def get(self, tenant: str, response_id: str) -> Kept | None:
+    async def _has_room(self, tenant: str, object_id: str, total: int) -> bool:
+        """Forget what is too much of `total` bytes; return whether this one is still there."""
+        while total > self._max_bytes:
+            dropped, total = await self._call(self._drop_one)
+            if dropped == object_id:
+                return False
+            if dropped is None:  # all the others run, and so does this one
+                await self.delete(tenant, object_id)
+                return False
+        return True
+
+    async def get(self, tenant: str, object_id: str) -> Kept | None:
         """See `ResponseStore`."""
         found = sa.select(RESPONSES.c.value, RESPONSES.c.gateway_id).where(
-            self._own(tenant, response_id), RESPONSES.c.expires_unix_seconds > self._clock()
+            self._own(tenant, object_id), RESPONSES.c.expires_unix_seconds > self._clock()
         )
         with _answering():
             row = await self._database.first(found)
         return None if row is None else Kept(orjson.loads(row["value"]), row["gateway_id"])
 
-    async def delete(self, tenant: str, response_id: str) -> bool:
+    async def delete(self, tenant: str, object_id: str) -> bool:
         """See `ResponseStore`."""
 
         def delete(connection: sa.Connection) -> bool:
-            return bool(self._delete(connection, self._own(tenant, response_id)))
+            return bool(self._delete(connection, self._own(tenant, object_id)))
 
         return await self._call(delete)
 
     async def running(self) -> set[tuple[str, str]]:
         """See `ResponseStore`."""
-        names = sa.select(RESPONSES.c.tenant, RESPONSES.c.response_id)
+        names = sa.select(RESPONSES.c.tenant, RESPONSES.c.object_id)
         mine = names.where(RESPONSES.c.gateway_id == self._gateway_id)
         with _answering():
             rows = await self._database.rows(mine)
-        return {(row["tenant"], row["response_id"]) for row in rows}
+        return {(row["tenant"], row["object_id"]) for row in rows}
 
     async def sweep(self) -> int:
         """See `ResponseStore`."""
         is_expired = RESPONSES.c.expires_unix_seconds <= self._clock()
-        some = sa.select(RESPONSES.c.response_id).where(is_expired).limit(_ROWS_AT_ONCE)
+        some = sa.select(RESPONSES.c.object_id).where(is_expired).limit(_ROWS_AT_ONCE)
         return await self._call(
-            lambda connection: self._delete(connection, RESPONSES.c.response_id.in_(some))
+            lambda connection: self._delete(connection, RESPONSES.c.object_id.in_(some))
         )
 
     def _expiry(self, *, run_seconds: float = 0.0) -> float:
         return self._clock() + run_seconds + self._keep_seconds
 
-    def _own(self, tenant: str, response_id: str) -> sa.ColumnElement[bool]:
-        return sa.and_(
-            RESPONSES.c.response_id == comparable(response_id), RESPONSES.c.tenant == tenant
-        )
+    def _own(self, tenant: str, object_id: str) -> sa.ColumnElement[bool]:
+        return sa.and_(RESPONSES.c.object_id == comparable(object_id), RESPONSES.c.tenant == tenant)
 
     async def _call(self, work: Callable[[sa.Connection], T]) -> T:
         with _answering():
@@ -227,14 +250,15 @@ class DatabaseResponseStore(ResponseStore):
 
         None: all that is kept runs.
         """
-        name, has_ended = RESPONSES.c.response_id, RESPONSES.c.gateway_id.is_(None)
+        name, has_ended = RESPONSES.c.object_id, RESPONSES.c.gateway_id.is_(None)
         largest = sa.select(RESPONSE_STORAGE.c.tenant).order_by(
             RESPONSE_STORAGE.c.num_bytes.desc(), RESPONSE_STORAGE.c.tenant
         )
         dropped = None
         for tenant in connection.scalars(largest).all():
             ended = sa.select(name).where(RESPONSES.c.tenant == tenant, has_ended)
-            dropped = connection.scalar(ended.order_by(name).limit(1))
+            by_age = ended.order_by(RESPONSES.c.expires_unix_seconds, name)
+            dropped = connection.scalar(by_age.limit(1))
             if dropped is not None:
                 self._delete(connection, name == dropped)
                 break

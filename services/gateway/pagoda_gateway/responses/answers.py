@@ -87,6 +87,12 @@ class UsedReasoning(BaseModel):
     summary: None = Field(description="It comes as it is.")
 
 
+class ConversationReference(BaseModel):
+    """The conversation that a response went on with."""
+
+    id: str
+
+
 class ResponseAnswer(BaseModel):
     """The answer to a ResponsesBody; fields of the body come back in it."""
 
@@ -95,6 +101,7 @@ class ResponseAnswer(BaseModel):
     created_at: int
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool | None = Field(description="null where only the account tells of it.")
+    conversation: ConversationReference | None
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
@@ -159,7 +166,7 @@ class InputPart(BaseModel):
 
 
 class InputItem(BaseModel):
-    """What a response answers: message, call, its output, or reasoning, each with its fields."""
+    """What a response answers, or a conversation has, each kind with its fields."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"]
     id: str
@@ -174,7 +181,7 @@ class InputItem(BaseModel):
 
 
 class InputItemList(BaseModel):
-    """Some of the items that a response answers."""
+    """Some of the items that a response answers, or of a conversation."""
 
     object: Literal["list"]
     data: list[InputItem]
@@ -188,4 +195,21 @@ class DeletedResponse(BaseModel):
 
     id: str
     object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ConversationAnswer(BaseModel):
+    """Items that responses go on with and add to."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class DeletedConversation(BaseModel):
+    """What is left of a conversation."""
+
+    id: str
+    object: Literal["conversation.deleted"]
     deleted: Literal[True]

@@ -19,7 +19,8 @@ from pagoda_gateway.openai.request_processor import ProcessedRequest
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.tools import function_tool, tool_use
 from pagoda_gateway.responses.background import BackgroundResponses
-from pagoda_gateway.responses.conversation import chat_messages, input_items
+from pagoda_gateway.responses.chat_messages import chat_messages, input_items
+from pagoda_gateway.responses.conversations import Conversations
 from pagoda_gateway.responses.input_items import item_page, with_ids
 from pagoda_gateway.responses.items import without_logprobs
 from pagoda_gateway.responses.kept import Kept, ResponseStore
@@ -83,13 +84,14 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         super().__init__(chats)
         self._chats = chats
         self._store = store
+        self.conversations = Conversations(store)
         self._account_of = account_of
         self._gateway_id = gateway_id
         self.background = BackgroundResponses()
 
     async def translate(self, sent: ResponsesBody, tenant: str) -> Translated[ChatBody]:
         """Return the chat that the body asks for, after the conversation that it goes on with."""
-        previous = await self._previous(tenant, sent.previous_response_id)
+        previous = await self._previous(tenant, sent)
         items = [*previous, *input_items(sent.input)]
         body = _Chat.model_construct(
             model=sent.model,
@@ -108,19 +110,25 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         )
 
         def value(response: dict[str, Any]) -> dict[str, Any]:
-            new = with_ids(previous, items[len(previous) :], response["id"])
-            said = [without_logprobs(item) for item in response["output"]]
-            return {"response": response, "items": [*previous, *new, *said]}
+            return {"response": response, "items": [*previous, *new_items(response)]}
+
+        def new_items(response: dict[str, Any]) -> list[dict[str, Any]]:
+            asked = with_ids(previous, items[len(previous) :], response["id"])
+            return [*asked, *(without_logprobs(item) for item in response["output"])]
 
         async def keep(response: dict[str, Any]) -> bool:
             name = tenant, response["id"]
-            if not sent.background:
-                async with asyncio.timeout(KEEP_SECONDS):
-                    return await self._store.put(*name, value(response))
             if response["status"] == "queued":
                 return await self._store.put(*name, value(response), is_running=True)
-            # One that was cancelled or deleted meanwhile stays so.
-            return await self._store.end(*name, lambda _: value(response)) is not None
+            if sent.background:  # one that was cancelled or deleted meanwhile stays so
+                is_kept = await self._store.end(*name, lambda _: value(response)) is not None
+                if is_kept and sent.conversation_id:
+                    await self._go_on(tenant, sent.conversation_id, new_items(response), response)
+                return is_kept
+            async with asyncio.timeout(KEEP_SECONDS):
+                if sent.conversation_id:
+                    await self._go_on(tenant, sent.conversation_id, new_items(response), response)
+                return bool(response["store"]) and await self._store.put(*name, value(response))
 
         def serializer(processed: ProcessedRequest, generation: Generation) -> ResponseSerializer:
             tokenizer = self.processors[generation.model.name].tokenizer
@@ -129,6 +137,11 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             )
 
         return Translated(body, serializer)
+
+    async def _go_on(
+        self, tenant: str, conversation_id: str, items: list[Any], response: dict[str, Any]
+    ) -> None:
+        await self.conversations.go_on(tenant, conversation_id, items, response["id"])
 
     async def run_behind(
         self, tenant: str, serializer: ResponseSerializer, answer: Coroutine[Any, Any, None]
@@ -228,7 +241,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             NotFoundError: it is not kept, or no longer.
             UnavailableError: the database does not answer.
         """
-        kept = await self._store.get(tenant, response_id)
+        kept = await self._found(tenant, response_id)
         if kept is None:
             account = await self._account_of(tenant, response_id)
             is_others = account is not None and account["gateway_id"] != self._gateway_id
@@ -272,29 +285,37 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         Raises:
             NotFoundError: see `find`.
         """
-        if not await self._store.delete(tenant, response_id):
+        is_one = response_id.startswith(self.object_id_prefix)
+        if not is_one or not await self._store.delete(tenant, response_id):
             raise self._missing(response_id)
         self.background.stop(tenant, response_id)
 
-    async def _previous(self, tenant: str, response_id: str | None) -> list[Any]:
-        """Return the items of the conversation that a response ends."""
-        if not response_id:
+    async def _previous(self, tenant: str, sent: ResponsesBody) -> list[Any]:
+        """Return the items of the conversation that a body goes on with."""
+        if sent.conversation_id:
+            return await self.conversations.items(tenant, sent.conversation_id)
+        if not sent.previous_response_id:
             return []
-        kept = await self._kept(tenant, response_id)
+        kept = await self._kept(tenant, sent.previous_response_id)
         if kept.gateway_id is not None:
             raise InvalidRequestError(
-                f"'previous_response_id' is {shorten(response_id)}, which has not ended; wait for "
-                "its status to change",
+                f"'previous_response_id' is {shorten(sent.previous_response_id)}, which has not "
+                "ended; wait for its status to change",
                 param="previous_response_id",
             )
         items: list[Any] = kept.value["items"]
         return items
 
     async def _kept(self, tenant: str, response_id: str) -> Kept:
-        kept = await self._store.get(tenant, response_id)
+        kept = await self._found(tenant, response_id)
         if kept is None:
             raise self._missing(response_id)
         return kept
+
+    async def _found(self, tenant: str, response_id: str) -> Kept | None:
+        """Return what is kept of a response: conversations are kept beside them."""
+        is_one = response_id.startswith(self.object_id_prefix)
+        return await self._store.get(tenant, response_id) if is_one else None
 
     @staticmethod
     def _missing(response_id: str) -> NotFoundError:

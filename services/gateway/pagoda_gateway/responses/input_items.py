@@ -1,4 +1,4 @@
-"""The items that a kept response answers, with their ids, in pages."""
+"""Items of what is kept, with their ids, in pages."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -15,16 +15,18 @@ _PREFIXES = {
 
 
 def with_ids(
-    previous: list[dict[str, Any]], items: Iterable[dict[str, Any]], response_id: str
+    previous: list[dict[str, Any]], items: Iterable[dict[str, Any]], name: str
 ) -> list[dict[str, Any]]:
-    """Return the items that are new after `previous`, each with an id that no other has."""
+    """Return the items that are new after `previous`, each with an id that no other has.
+
+    `name`: what ids are made of, where there are none; that of a response, or nobody else's.
+    """
     used = {item["id"] for item in previous}
     named = []
     for index, item in enumerate(items):
         item_id = item.get("id")
         if not isinstance(item_id, str) or not item_id or item_id in used:
-            request_id = response_id.removeprefix("resp_")
-            item_id = f"{_PREFIXES[_kind(item)]}_{request_id}_in{index}"
+            item_id = f"{_PREFIXES[_kind(item)]}_{name.removeprefix('resp_')}_in{index}"
         used.add(item_id)
         named.append({**item, "id": item_id})
     return named
@@ -43,10 +45,10 @@ def item_page(
         places = [place for place, item in enumerate(ordered, 1) if item["id"] == after]
         if not places:
             raise InvalidRequestError(
-                f"'after' is {shorten(after)}; no item of this response has that id", param="after"
+                f"'after' is {shorten(after)}; none of these items has that id", param="after"
             )
         ordered = ordered[places[0] :]
-    data = [_listed(item) for item in ordered[:limit]]
+    data = [listed(item) for item in ordered[:limit]]
     return {
         "object": "list",
         "data": data,
@@ -61,7 +63,7 @@ def _kind(item: dict[str, Any]) -> str:
     return kind
 
 
-def _listed(item: dict[str, Any]) -> dict[str, Any]:
+def listed(item: dict[str, Any]) -> dict[str, Any]:
     """Return an item as the API lists it: with every field, and texts as parts."""
     kind = _kind(item)
     status = item.get("status")  # what a client sent of it, nobody has checked

@@ -1,4 +1,7 @@
-"""What keeps responses for clients that ask again. Every replica finds them; knows no field."""
+"""What keeps responses and conversations for clients that ask again, at any replica.
+
+Knows no field of them.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,35 +26,49 @@ class ResponseStore(Protocol):
     """
 
     async def put(
-        self, tenant: str, response_id: str, value: Value, *, is_running: bool = False
+        self, tenant: str, object_id: str, value: Value, *, is_running: bool = False
     ) -> bool:
         """Keep a new value; return whether there was room for it.
 
         Args:
             tenant: whose it is.
-            response_id: of it.
+            object_id: of it.
             value: JSON.
             is_running: it is the work of this gateway, and stays until it has ended.
         """
 
     async def end(
-        self, tenant: str, response_id: str, become: Callable[[Value], Value]
+        self, tenant: str, object_id: str, become: Callable[[Value], Value]
     ) -> Value | None:
         """End what runs, at whatever gateway; return what is kept of it from now on.
 
         Args:
             tenant: whose it is.
-            response_id: of it.
+            object_id: of it.
             become: makes that of the value that it had.
 
         Returns:
             None: it does not run, or is not there.
         """
 
-    async def get(self, tenant: str, response_id: str) -> Kept | None:
+    async def change(
+        self, tenant: str, object_id: str, become: Callable[[Value], Value]
+    ) -> Value | None:
+        """Change what does not run, and keep it as if it were new; return what it is now.
+
+        Args:
+            tenant: whose it is.
+            object_id: of it.
+            become: makes that of the value that it had; what it raises ends the change.
+
+        Returns:
+            None: it runs, or is not there.
+        """
+
+    async def get(self, tenant: str, object_id: str) -> Kept | None:
         """Return the tenant's value of this id; None: there is none."""
 
-    async def delete(self, tenant: str, response_id: str) -> bool:
+    async def delete(self, tenant: str, object_id: str) -> bool:
         """Forget a value; return whether it was there."""
 
     async def running(self) -> set[tuple[str, str]]:

@@ -1,8 +1,17 @@
-"""Body of POST /v1/responses: fields, types, ranges. Items are checked by `conversation`."""
+"""Bodies of /v1/responses and /v1/conversations: fields, types, ranges.
 
-from typing import Any, Literal
+Items are checked by `chat_messages`.
+"""
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas import checks
@@ -26,7 +35,8 @@ from pagoda_gateway.openai.schemas.generation import (
 )
 from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS, other_kind
 
-REFUSED_FIELDS = ("conversation", "prompt", "moderation")
+REFUSED_FIELDS = ("prompt", "moderation")
+MAX_NEW_ITEMS = 20
 LOGPROBS = "message.output_text.logprobs"
 AS_IN_CHAT = (
     "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
@@ -34,6 +44,24 @@ AS_IN_CHAT = (
     "parallel_tool_calls", "cache_salt", "metadata", "priority", "user",
 )  # fmt: skip
 """Fields that mean what they mean in chat."""
+
+
+ConversationName = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": ["string", "null"]},
+                {
+                    "type": "object",
+                    "properties": {"id": {"type": "string"}},
+                    "required": ["id"],
+                },
+            ]
+        }
+    ),
+]
+NewItems = Annotated[Items[dict[str, Any]], Field(max_length=MAX_NEW_ITEMS)]
 
 
 class FunctionTool(RequestModel):
@@ -89,6 +117,7 @@ class ResponsesBody(RequestBody):
     input: Content
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: ConversationName = None
     store: bool | None = None
     stream: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
@@ -124,15 +153,36 @@ class ResponsesBody(RequestBody):
     include: Items[str] | None = None  # of which LOGPROBS counts
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     # Known, and refused when they would change the answer.
-    conversation: Refused = None
     prompt: Refused = None
     moderation: Refused = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """Of the conversation to go on with; None: there is none."""
+        sent = self.conversation
+        return (sent["id"] if isinstance(sent, dict) else sent) or None
 
     @property
     def num_logprobs(self) -> int | None:
         """Alternatives for each token of the text; None: no log probabilities are wanted."""
         is_included = LOGPROBS in (self.include or ())
         return (self.top_logprobs or 0) if is_included or self.top_logprobs else None
+
+    @field_validator("conversation")
+    @classmethod
+    def _check_conversation(cls, value: Any, info: ValidationInfo) -> Any:
+        name = value.get("id") if isinstance(value, dict) else value
+        if not isinstance(name, str | None) or (isinstance(value, dict) and not name):
+            raise InvalidRequestError(
+                f"'conversation' is {shorten(value)}; it must be an id or an object with an 'id'",
+                param="conversation",
+            )
+        if name and info.data.get("previous_response_id"):
+            raise InvalidRequestError(
+                "'conversation' and 'previous_response_id' both say what came before; send one",
+                param="conversation",
+            )
+        return value
 
     @field_validator("seed", mode="before")
     @classmethod
@@ -169,3 +219,27 @@ class ResponsesBody(RequestBody):
     def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
         checks.refuse(info.field_name or "", value or None)
         return value
+
+
+class ConversationUpdate(RequestBody):
+    """What is put in place of a conversation's metadata."""
+
+    metadata: Metadata | None = None
+
+    @field_validator("metadata")
+    @classmethod
+    def _check_metadata(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        checks.check_metadata(value)
+        return value
+
+
+class ConversationBody(ConversationUpdate):
+    """A new conversation."""
+
+    items: NewItems | None = None
+
+
+class NewItemsBody(RequestBody):
+    """What is added to a conversation."""
+
+    items: NewItems = Field(min_length=1)

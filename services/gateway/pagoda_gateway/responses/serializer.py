@@ -11,7 +11,7 @@ import orjson
 
 from pagoda_gateway import sse
 from pagoda_gateway.dialects import BlockReader
-from pagoda_gateway.errors import GatewayError, UnavailableError
+from pagoda_gateway.errors import GatewayError, StorageFullError, UnavailableError
 from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.logprobs import LogprobFormat
 from pagoda_gateway.openai.serializer import Serializer, whole_output
@@ -144,12 +144,11 @@ class ResponseSerializer(Serializer):
     async def _ended(self) -> dict[str, Any]:
         """Return the response; what the client is told of is kept, or says that it is not."""
         response = self._whole()
-        if response["store"]:
-            try:
-                response["store"] = await self._keep(response)
-            except (UnavailableError, TimeoutError) as error:
-                logger.warning("%s is not kept: %r", response["id"], error)
-                response["store"] = False
+        try:
+            response["store"] = await self._keep(response)
+        except (UnavailableError, StorageFullError, TimeoutError) as error:
+            logger.warning("%s is not kept: %r", response["id"], error)
+            response["store"] = False
         return response
 
     def _whole(self) -> dict[str, Any]:
@@ -190,6 +189,7 @@ class ResponseSerializer(Serializer):
             "created_at": int(generation.identity.arrived_unix_seconds),
             "status": status,
             "background": self.is_background,
+            "conversation": {"id": sent.conversation_id} if sent.conversation_id else None,
             "error": None,
             "incomplete_details": None,
             "instructions": sent.instructions,

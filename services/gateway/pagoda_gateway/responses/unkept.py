@@ -48,6 +48,7 @@ def unkept_response(account: Mapping[Any, Any]) -> dict[str, Any]:
         "created_at": int(account["opened_unix_seconds"]),
         "status": "in_progress" if is_open else "failed",
         "background": None,
+        "conversation": None,
         "error": error,
         "incomplete_details": None,
         "instructions": None,

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from support.clocks import Now
 
 from pagoda_gateway.accounts.database import Database
-from pagoda_gateway.errors import UnavailableError
+from pagoda_gateway.errors import NotFoundError, StorageFullError, UnavailableError
 from pagoda_gateway.response_store.database_store import ENTRY_BYTES, DatabaseResponseStore
 from pagoda_gateway.response_store.tables import RESPONSE_STORAGE, RESPONSES
 from pagoda_gateway.responses.kept import Kept, ResponseStore
@@ -117,6 +117,57 @@ async def test_what_runs_is_kept_longer_and_ends_once(database: Database, now: N
     assert await first.get("a", "x") is None
 
 
+async def test_what_does_not_run_is_changed_and_kept_as_if_it_were_new(
+    database: Database, now: Now
+) -> None:
+    first, second = (store_of(database, now, f"gateway-{i}") for i in (1, 2))
+    await first.put("a", "x", VALUE)
+    await first.put("a", "y", VALUE, is_running=True)
+    now.seconds += 9.0
+
+    def counted_up(value: dict[str, Any]) -> dict[str, Any]:
+        return {"n": value["n"] + 1}
+
+    changes = [store.change("a", "x", counted_up) for store in (first, second) * 10]
+    assert sorted(value["n"] for value in await asyncio.gather(*changes) if value) == [
+        *range(2, 22)
+    ]
+    for tenant, name in (("a", "y"), ("b", "x"), ("a", "z")):
+        assert await second.change(tenant, name, counted_up) is None
+    now.seconds += 9.0
+    assert await second.get("a", "x") == Kept({"n": 21}, None)
+    assert await counted(database) == {"a": 2 * SIZE + 1}
+    now.seconds += 1.0
+    assert await second.change("a", "x", counted_up) is None
+
+
+async def test_a_change_that_raises_or_is_too_large_changes_nothing(
+    database: Database, now: Now
+) -> None:
+    store = store_of(database, now, max_bytes=2 * SIZE)
+    await store.put("a", "x", VALUE)
+
+    def raising(_: dict[str, Any]) -> dict[str, Any]:
+        raise NotFoundError("no")
+
+    with pytest.raises(NotFoundError):
+        await store.change("a", "x", raising)
+    with pytest.raises(StorageFullError, match="RESPONSE_STORE_BYTES"):
+        await store.change("a", "x", lambda _: {"n": "x" * 2 * SIZE})
+    assert await store.get("a", "x") == Kept(VALUE, None)
+    assert await counted(database) == {"a": SIZE}
+
+
+async def test_a_change_takes_room_of_what_is_older(database: Database, now: Now) -> None:
+    store = store_of(database, now, max_bytes=3 * SIZE)
+    for name in "xyz":
+        await store.put("a", name, VALUE)
+        now.seconds += 1.0
+    assert await store.change("a", "x", lambda _: {"n": 10}) == {"n": 10}
+    assert [await store.get("a", name) is not None for name in "xyz"] == [True, False, True]
+    assert await counted(database) == {"a": 2 * SIZE + 1}
+
+
 async def test_who_holds_most_loses_the_oldest(database: Database, now: Now) -> None:
     store = store_of(database, now, max_bytes=4 * SIZE)
     await store.put("small", "x", VALUE)
@@ -150,9 +201,9 @@ async def test_what_is_too_large_is_not_kept_and_takes_no_room(
 
 async def test_ids_that_no_response_has_are_not_found(database: Database, now: Now) -> None:
     store = store_of(database, now)
-    for response_id in ("", "x\0", "x" * 1000, "é"):
-        assert await store.get("a", response_id) is None
-        assert not await store.delete("a", response_id)
+    for object_id in ("", "x\0", "x" * 1000, "é"):
+        assert await store.get("a", object_id) is None
+        assert not await store.delete("a", object_id)
 
 
 async def test_a_database_that_does_not_answer_is_unavailable(database: Database, now: Now) -> None:

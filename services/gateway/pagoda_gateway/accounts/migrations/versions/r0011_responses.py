@@ -1,4 +1,4 @@
-"""Responses are kept for every replica."""
+"""Responses and conversations are kept for every replica."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,14 +11,14 @@ def upgrade() -> None:
     """Add tables."""
     op.create_table(
         "responses",
-        sa.Column("response_id", sa.String(64), primary_key=True),
+        sa.Column("object_id", sa.String(64), primary_key=True),
         sa.Column("tenant", sa.String(128), nullable=False),
         sa.Column("gateway_id", sa.String(128)),
         sa.Column("num_bytes", sa.BigInteger, nullable=False),
         sa.Column("expires_unix_seconds", sa.Double, nullable=False),
         sa.Column("value", sa.LargeBinary, nullable=False),
     )
-    op.create_index("responses_by_tenant", "responses", ["tenant", "response_id"])
+    op.create_index("responses_by_tenant", "responses", ["tenant", "expires_unix_seconds"])
     op.create_index("responses_by_gateway", "responses", ["gateway_id"])
     op.create_index("responses_by_expiry", "responses", ["expires_unix_seconds"])
     op.create_table(

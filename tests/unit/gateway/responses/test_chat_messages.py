@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pagoda_gateway.responses.conversation import chat_messages
+from pagoda_gateway.responses.chat_messages import chat_messages
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "5"}

@@ -28,7 +28,7 @@ def input_items(sent: Any) -> list[Any]:
 
 
 def chat_messages(
-    instructions: str | None, items: Sequence[Any], *, num_previous: int
+    instructions: str | None, items: Sequence[Any], *, num_previous: int, field: str = "input"
 ) -> list[Message]:
     """Return items as a chat's messages.
 
@@ -36,6 +36,7 @@ def chat_messages(
         instructions: what comes before all of them.
         items: of the conversation so far.
         num_previous: so many of them are not this request's.
+        field: of the body that has the others.
 
     Raises:
         InvalidRequestError: names the item that cannot be one, and what it may be.
@@ -45,7 +46,7 @@ def chat_messages(
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     for index, item in enumerate(items):
-        _add(messages, thoughts, f"input[{index - num_previous}]", item)
+        _add(messages, thoughts, f"{field}[{index - num_previous}]", item)
     return [Message.model_construct(**message) for message in messages]
 
 

@@ -1,0 +1,195 @@
+"""Conversations: items that responses go on with and add to, kept for their tenant."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pagoda_gateway.errors import NotFoundError, StorageFullError, shorten
+from pagoda_gateway.responses.chat_messages import chat_messages
+from pagoda_gateway.responses.input_items import listed, with_ids
+from pagoda_gateway.responses.kept import ResponseStore, Value
+from pagoda_runtime.identity import new_ulid
+
+PREFIX = "conv_"
+MAX_KEPT_ITEMS = 10_000
+
+Item = dict[str, Any]
+
+
+class Conversations:
+    """What is kept of each: the conversation as the API has it, and its items."""
+
+    def __init__(self, store: ResponseStore, *, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def create(
+        self, tenant: str, items: Sequence[Item], metadata: dict[str, str]
+    ) -> dict[str, Any]:
+        """Begin a conversation with some items; return it.
+
+        Raises:
+            InvalidRequestError: an item cannot be one.
+            StorageFullError: there is no room to keep it.
+        """
+        conversation_id = f"{PREFIX}{new_ulid()}"
+        conversation = {
+            "id": conversation_id,
+            "object": "conversation",
+            "created_at": int(self._clock()),
+            "metadata": metadata,
+        }
+        value = {"conversation": conversation, "items": with_ids([], _checked(items), new_ulid())}
+        if not await self._store.put(tenant, conversation_id, value):
+            raise StorageFullError(
+                "there is no room to keep a conversation: those of all tenants, and their "
+                "responses, take PAGODA_GATEWAY_RESPONSE_STORE_BYTES at most"
+            )
+        return conversation
+
+    async def find(self, tenant: str, conversation_id: str) -> dict[str, Any]:
+        """Return a tenant's conversation.
+
+        Raises:
+            NotFoundError: it is not kept, or no longer.
+        """
+        conversation: dict[str, Any] = (await self._kept(tenant, conversation_id))["conversation"]
+        return conversation
+
+    async def update(
+        self, tenant: str, conversation_id: str, metadata: dict[str, str]
+    ) -> dict[str, Any]:
+        """Put `metadata` in place of what it had; return the conversation.
+
+        Raises:
+            NotFoundError: see `find`.
+        """
+
+        def updated(value: Value) -> Value:
+            return {**value, "conversation": value["conversation"] | {"metadata": metadata}}
+
+        value = await self._change(tenant, conversation_id, updated)
+        conversation: dict[str, Any] = value["conversation"]
+        return conversation
+
+    async def delete(self, tenant: str, conversation_id: str) -> None:
+        """Forget a conversation and its items; responses that went on with it stay.
+
+        Raises:
+            NotFoundError: see `find`.
+        """
+        is_one = conversation_id.startswith(PREFIX)
+        if not is_one or not await self._store.delete(tenant, conversation_id):
+            raise _missing(conversation_id)
+
+    async def items(self, tenant: str, conversation_id: str) -> list[Item]:
+        """Return a conversation's items, the oldest first.
+
+        Raises:
+            NotFoundError: see `find`.
+        """
+        items: list[Item] = (await self._kept(tenant, conversation_id))["items"]
+        return items
+
+    async def item(self, tenant: str, conversation_id: str, item_id: str) -> Item:
+        """Return one of its items as the API lists it.
+
+        Raises:
+            NotFoundError: there is no such item, or see `find`.
+        """
+        for item in await self.items(tenant, conversation_id):
+            if item["id"] == item_id:
+                return listed(item)
+        raise _missing_item(item_id)
+
+    async def add(self, tenant: str, conversation_id: str, items: Sequence[Item]) -> list[Item]:
+        """Add what a client sends; return it with ids.
+
+        Raises:
+            InvalidRequestError: an item cannot be one.
+            StorageFullError: there would be too many.
+            NotFoundError: see `find`.
+        """
+        _checked(items)
+        value = await self._change(tenant, conversation_id, _longer_by(items, new_ulid()))
+        added: list[Item] = value["items"][-len(items) :]
+        return added
+
+    async def go_on(
+        self, tenant: str, conversation_id: str, items: Sequence[Item], response_id: str
+    ) -> None:
+        """Add what a response answered and said, if the conversation is still there.
+
+        Raises:
+            StorageFullError: there would be too many.
+        """
+        await self._store.change(tenant, conversation_id, _longer_by(items, response_id))
+
+    async def remove(self, tenant: str, conversation_id: str, item_id: str) -> dict[str, Any]:
+        """Delete one of its items; return the conversation.
+
+        Raises:
+            NotFoundError: there is no such item, or see `find`.
+        """
+
+        def shorter(value: Value) -> Value:
+            left = [item for item in value["items"] if item["id"] != item_id]
+            if len(left) == len(value["items"]):
+                raise _missing_item(item_id)
+            return {**value, "items": left}
+
+        value = await self._change(tenant, conversation_id, shorter)
+        conversation: dict[str, Any] = value["conversation"]
+        return conversation
+
+    async def _kept(self, tenant: str, conversation_id: str) -> Value:
+        is_one = conversation_id.startswith(PREFIX)
+        kept = await self._store.get(tenant, conversation_id) if is_one else None
+        if kept is None:
+            raise _missing(conversation_id)
+        return kept.value
+
+    async def _change(
+        self, tenant: str, conversation_id: str, become: Callable[[Value], Value]
+    ) -> Value:
+        is_one = conversation_id.startswith(PREFIX)
+        value = await self._store.change(tenant, conversation_id, become) if is_one else None
+        if value is None:
+            raise _missing(conversation_id)
+        return value
+
+
+def _checked(items: Sequence[Item]) -> Sequence[Item]:
+    """Return items that a chat can have.
+
+    Raises:
+        InvalidRequestError: one cannot be one.
+    """
+    chat_messages(None, items, num_previous=0, field="items")
+    return items
+
+
+def _longer_by(items: Sequence[Item], name: str) -> Callable[[Value], Value]:
+    """Return what adds items, with ids that are made of a name where they have none."""
+
+    def longer(value: Value) -> Value:
+        kept = [*value["items"], *with_ids(value["items"], items, name)]
+        if len(kept) > MAX_KEPT_ITEMS:
+            raise StorageFullError(
+                f"the conversation would have {len(kept)} items; the limit is {MAX_KEPT_ITEMS}. "
+                "Delete some, or begin another one."
+            )
+        return {**value, "items": kept}
+
+    return longer
+
+
+def _missing(conversation_id: str) -> NotFoundError:
+    return NotFoundError(
+        f"no conversation {shorten(conversation_id)} is kept: they are for a while after their "
+        "last change (PAGODA_GATEWAY_RESPONSE_STORE_SECONDS, _BYTES)"
+    )
+
+
+def _missing_item(item_id: str) -> NotFoundError:
+    return NotFoundError(f"the conversation has no item {shorten(item_id)}")
