@@ -88,7 +88,6 @@ class DatabaseResponseStore(ResponseStore):
             "expires_unix_seconds": self._expiry(run_seconds=self._run_seconds * is_running),
             "value": text,
         }
-
         return await self._has_room(tenant, object_id, await self._insert(row))
 
     async def end(
@@ -116,27 +115,29 @@ class DatabaseResponseStore(ResponseStore):
 
         def change(connection: sa.Connection) -> tuple[Value | None, int]:
             found = sa.select(RESPONSES.c.value, RESPONSES.c.num_bytes).where(own, condition)
-            row = connection.execute(found.with_for_update()).first()
-            if row is None:
-                return None, 0
-            value = become(orjson.loads(row.value))
-            text = orjson.dumps(value)
-            num_bytes = len(text) + ENTRY_BYTES
-            if num_bytes > self._max_bytes:
-                raise StorageFullError(
-                    f"{object_id} would take {num_bytes} bytes; all that is kept may take "
-                    f"{self._max_bytes} (PAGODA_GATEWAY_RESPONSE_STORE_BYTES)"
-                )
-            changed = sa.update(RESPONSES).where(own)
-            connection.execute(
-                changed.values(
+            while True:
+                row = connection.execute(found.with_for_update()).first()
+                if row is None:
+                    return None, 0
+                value = become(orjson.loads(row.value))
+                text = orjson.dumps(value)
+                num_bytes = len(text) + ENTRY_BYTES
+                if num_bytes > self._max_bytes:
+                    raise StorageFullError(
+                        f"{object_id} would take {num_bytes} bytes; all that is kept may take "
+                        f"{self._max_bytes} (PAGODA_GATEWAY_RESPONSE_STORE_BYTES)"
+                    )
+                # SQLite locks nothing for a read: another process may have changed it since.
+                unchanged = sa.update(RESPONSES).where(own, RESPONSES.c.value == row.value)
+                changed = unchanged.values(
                     gateway_id=None,
                     num_bytes=num_bytes,
                     expires_unix_seconds=self._expiry(),
                     value=text,
                 )
-            )
-            return value, self._grow(connection, {tenant: num_bytes - row.num_bytes})
+                if connection.execute(changed).rowcount:
+                    grown = self._grow(connection, {tenant: num_bytes - row.num_bytes})
+                    return value, grown
 
         value, total = await self._call(change)
         is_kept = await self._has_room(tenant, object_id, total)

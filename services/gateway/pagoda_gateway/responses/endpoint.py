@@ -116,18 +116,21 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             asked = with_ids(previous, items[len(previous) :], response["id"])
             return [*asked, *(without_logprobs(item) for item in response["output"])]
 
+        async def go_on(response: dict[str, Any]) -> None:
+            if (name := sent.conversation_id) is not None:
+                await self.conversations.go_on(tenant, name, new_items(response), response["id"])
+
         async def keep(response: dict[str, Any]) -> bool:
             name = tenant, response["id"]
             if response["status"] == "queued":
                 return await self._store.put(*name, value(response), is_running=True)
             if sent.background:  # one that was cancelled or deleted meanwhile stays so
                 is_kept = await self._store.end(*name, lambda _: value(response)) is not None
-                if is_kept and sent.conversation_id:
-                    await self._go_on(tenant, sent.conversation_id, new_items(response), response)
+                if is_kept:
+                    await go_on(response)
                 return is_kept
             async with asyncio.timeout(KEEP_SECONDS):
-                if sent.conversation_id:
-                    await self._go_on(tenant, sent.conversation_id, new_items(response), response)
+                await go_on(response)
                 return bool(response["store"]) and await self._store.put(*name, value(response))
 
         def serializer(processed: ProcessedRequest, generation: Generation) -> ResponseSerializer:
@@ -137,11 +140,6 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             )
 
         return Translated(body, serializer)
-
-    async def _go_on(
-        self, tenant: str, conversation_id: str, items: list[Any], response: dict[str, Any]
-    ) -> None:
-        await self.conversations.go_on(tenant, conversation_id, items, response["id"])
 
     async def run_behind(
         self, tenant: str, serializer: ResponseSerializer, answer: Coroutine[Any, Any, None]

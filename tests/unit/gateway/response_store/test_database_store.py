@@ -1,13 +1,14 @@
 """What is kept of responses: for how long, how much, whose, and by which gateway."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from support.clocks import Now
 
-from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.errors import NotFoundError, StorageFullError, UnavailableError
 from pagoda_gateway.response_store.database_store import ENTRY_BYTES, DatabaseResponseStore
 from pagoda_gateway.response_store.tables import RESPONSE_STORAGE, RESPONSES
@@ -139,6 +140,22 @@ async def test_what_does_not_run_is_changed_and_kept_as_if_it_were_new(
     assert await counted(database) == {"a": 2 * SIZE + 1}
     now.seconds += 1.0
     assert await second.change("a", "x", counted_up) is None
+
+
+async def test_changes_of_two_processes_are_all_made(url: str, now: Now) -> None:
+    """Each has a connection of its own: SQLite locks nothing for a read."""
+    async with open_database(url) as first, open_database(url) as second:
+        stores = [store_of(first, now), store_of(second, now)]
+        await stores[0].put("a", "x", {"n": []})
+
+        def add(number: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+            return lambda value: {"n": [*value["n"], number]}
+
+        await asyncio.gather(*(stores[i % 2].change("a", "x", add(i)) for i in range(40)))
+        kept = await stores[0].get("a", "x")
+        assert kept is not None
+        assert sorted(kept.value["n"]) == [*range(40)]
+        await counted(first)
 
 
 async def test_a_change_that_raises_or_is_too_large_changes_nothing(
