@@ -29,3 +29,12 @@ def kill_a_busy_decode_worker(root_pid: int) -> None:
         assert time.monotonic() < deadline, "all ended before it could be disturbed"
         time.sleep(0.01)  # a poll of other processes: there is no event to wait on
     workers[0].kill()
+
+
+def gateway_of(pid: int) -> psutil.Process:
+    """Return the gateway of the stack whose process this is."""
+    return next(
+        process
+        for process in psutil.Process(pid).children(recursive=True)
+        if "pagoda_gateway" in process.cmdline()
+    )

@@ -6,12 +6,11 @@ from typing import Any
 
 import jsonschema
 import openai
-import psutil
 import pytest
 from openai.types import Batch
 from support.batch_files import answers, numbered
 from support.demo import DEMO_MODEL
-from support.processes import kill_a_busy_decode_worker
+from support.processes import gateway_of, kill_a_busy_decode_worker
 from support.report_schema import REPORT
 from support.stack import Stack
 from support.tiny_engine import greedy, make_driver
@@ -94,14 +93,6 @@ def test_a_killed_decode_worker_costs_no_token_of_a_grammar(stack: Stack) -> Non
     assert text == undisturbed.message.content
 
 
-def gateway_of(stack: Stack) -> psutil.Process:
-    return next(
-        process
-        for process in psutil.Process(stack.process.pid).children(recursive=True)
-        if "pagoda_gateway" in process.cmdline()
-    )
-
-
 def wait(client: openai.OpenAI, batch_id: str, num_answers: int) -> Batch:
     """Poll until so many lines are answered or the batch has ended."""
     deadline = time.monotonic() + 120
@@ -126,7 +117,7 @@ def test_a_batch_survives_whatever_is_killed(stack: Stack) -> None:
         input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
     )
     wait(client, batch.id, 10)
-    gateway_of(stack).kill()
+    gateway_of(stack.process.pid).kill()
     wait(client, batch.id, 25)
     kill_a_busy_decode_worker(stack.process.pid)
     ended = wait(client, batch.id, NUM_LINES + 1)
