@@ -18,10 +18,12 @@ MIN_FREE_BYTES = 128 << 20
 SHARE = 4  # a quarter each for usage records and KV blocks; the rest for events, logs, traces
 OUTBOX_SHARE = 16  # for records that NATS does not take
 FILE_SHARE = 8  # an eighth for files of batches, those that are there included
+RESPONSE_SHARE = 16  # so for responses and conversations
 SEGMENTS = 4  # the kvstore frees space by whole segments
 _USAGE, _NVME = "PAGODA_GATEWAY_USAGE_LOG_BYTES", "PAGODA_KVSTORE_NVME_BYTES"
 _OUTBOX = "PAGODA_GATEWAY_OUTBOX_BYTES"
 _FILES = "PAGODA_GATEWAY_TOTAL_FILE_BYTES"
+_RESPONSES = "PAGODA_GATEWAY_RESPONSE_STORE_BYTES"
 _KVSTORE_NAMES = (_NVME, "PAGODA_KVSTORE_SEGMENT_BYTES", "PAGODA_KVSTORE_NVME_DIR")
 
 
@@ -48,22 +50,26 @@ def plan_disk(home: Path, environ: Mapping[str, str]) -> DiskPlan:
     nvme_bytes = min(_default(KvstoreSettings, "nvme_bytes"), (free + kvstore_bytes) // SHARE)
     segment_bytes = min(_default(KvstoreSettings, "segment_bytes"), nvme_bytes // SEGMENTS)
     ledger_bytes = sum(path.stat().st_size for path in home.glob("ledger.sqlite*"))
-    file_bytes = min(
-        _default(GatewaySettings, "total_file_bytes"), (free + ledger_bytes) // FILE_SHARE
+    in_ledger = free + ledger_bytes
+    file_bytes = min(_default(GatewaySettings, "total_file_bytes"), in_ledger // FILE_SHARE)
+    response_bytes = min(
+        _default(GatewaySettings, "response_store_bytes"), in_ledger // RESPONSE_SHARE
     )
     variables = {
         _USAGE: str(usage_bytes), _OUTBOX: str(outbox_bytes), _FILES: str(file_bytes),
+        _RESPONSES: str(response_bytes),
     }  # fmt: skip
     if not any(environ.get(name) for name in _KVSTORE_NAMES):
         variables |= {_NVME: str(nvme_bytes), "PAGODA_KVSTORE_SEGMENT_BYTES": str(segment_bytes)}
-    names = (_USAGE, _NVME, _FILES)
+    names = (_USAGE, _NVME, _FILES, _RESPONSES)
     taken = {name: int(environ.get(name) or variables.get(name) or 0) for name in names}
     kv_text = _mib(taken[_NVME]) if taken[_NVME] else "what PAGODA_KVSTORE_* say"
     return DiskPlan(
         variables,
         f"{_mib(free)} are free in {home}; at most {_mib(taken[_USAGE])} of them for usage records "
         f"({_USAGE}), {_mib(subjects.KV_EVENTS_MAX_BYTES)} for events, {kv_text} for KV blocks "
-        f"({_NVME}), {_mib(taken[_FILES])} for files of batches ({_FILES})",
+        f"({_NVME}), {_mib(taken[_FILES])} for files of batches ({_FILES}), "
+        f"{_mib(taken[_RESPONSES])} for responses ({_RESPONSES})",
     )
 
 

@@ -23,6 +23,7 @@ def test_a_large_disk_leaves_the_defaults(tmp_path: Path, monkeypatch: pytest.Mo
         "PAGODA_GATEWAY_USAGE_LOG_BYTES": str(4 * GIB),
         "PAGODA_GATEWAY_OUTBOX_BYTES": str(256 << 20),
         "PAGODA_GATEWAY_TOTAL_FILE_BYTES": str(4 * GIB),
+        "PAGODA_GATEWAY_RESPONSE_STORE_BYTES": str(GIB),
         "PAGODA_KVSTORE_NVME_BYTES": str(GIB),
         "PAGODA_KVSTORE_SEGMENT_BYTES": str(64 << 20),
     }
@@ -39,6 +40,7 @@ def test_a_small_disk_is_shared_out(
     assert plan.variables["PAGODA_GATEWAY_USAGE_LOG_BYTES"] == str(free_bytes // 4)
     assert plan.variables["PAGODA_GATEWAY_OUTBOX_BYTES"] == str(min(256 << 20, free_bytes // 16))
     assert plan.variables["PAGODA_GATEWAY_TOTAL_FILE_BYTES"] == str((free_bytes + 8000) // 8)
+    assert plan.variables["PAGODA_GATEWAY_RESPONSE_STORE_BYTES"] == str((free_bytes + 8000) // 16)
     assert load_settings(KvstoreSettings, plan.variables).nvme_bytes == free_bytes // 4
     assert f"{free_bytes // 4 / 2**20:.0f} MiB of them for usage records" in plan.explanation
 
@@ -51,6 +53,7 @@ def test_what_the_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "PAGODA_GATEWAY_USAGE_LOG_BYTES",
         "PAGODA_GATEWAY_OUTBOX_BYTES",
         "PAGODA_GATEWAY_TOTAL_FILE_BYTES",
+        "PAGODA_GATEWAY_RESPONSE_STORE_BYTES",
     ]
 
 
