@@ -32,7 +32,7 @@ def found(client: openai.OpenAI, name: str, is_it: Callable[[Response], bool]) -
         else:
             if is_it(response):
                 return response
-        time.sleep(0.05)  # another process
+        time.sleep(0.2)  # another process
     raise AssertionError(f"after two minutes {name} is {response}")
 
 
