@@ -116,14 +116,15 @@ class Conversations:
         return added
 
     async def go_on(
-        self, tenant: str, conversation_id: str, items: Sequence[Item], response_id: str
+        self, tenant: str, conversation_id: str | None, items: Sequence[Item], response_id: str
     ) -> None:
-        """Add what a response answered and said, if the conversation is still there.
+        """Add what a response answered and said, if it has a conversation that is still there.
 
         Raises:
             StorageFullError: there would be too many.
         """
-        await self._store.change(tenant, conversation_id, _longer_by(items, response_id))
+        if conversation_id is not None:
+            await self._store.change(tenant, conversation_id, _longer_by(items, response_id))
 
     async def remove(self, tenant: str, conversation_id: str, item_id: str) -> dict[str, Any]:
         """Delete one of its items; return the conversation.

@@ -1,7 +1,6 @@
 """POST /v1/responses: OpenAI's newer way to ask for a chat, and what is kept of the answers."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal
@@ -29,8 +28,6 @@ from pagoda_gateway.responses.serializer import ResponseSerializer, failed
 from pagoda_gateway.responses.unkept import lost_message, unkept_response
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.served_model import ServedModel
-
-logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1.0
 KEEP_SECONDS = 2.0  # that a client's last bytes wait until its answer is kept
@@ -109,29 +106,21 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             **{name: getattr(sent, name) for name in AS_IN_CHAT},
         )
 
-        def value(response: dict[str, Any]) -> dict[str, Any]:
-            return {"response": response, "items": [*previous, *new_items(response)]}
-
-        def new_items(response: dict[str, Any]) -> list[dict[str, Any]]:
-            asked = with_ids(previous, items[len(previous) :], response["id"])
-            return [*asked, *(without_logprobs(item) for item in response["output"])]
-
-        async def go_on(response: dict[str, Any]) -> None:
-            if (name := sent.conversation_id) is not None:
-                await self.conversations.go_on(tenant, name, new_items(response), response["id"])
-
         async def keep(response: dict[str, Any]) -> bool:
             name = tenant, response["id"]
+            asked = with_ids(previous, items[len(previous) :], response["id"])
+            new = [*asked, *map(without_logprobs, response["output"])]
+            value = {"response": response, "items": [*previous, *new]}
             if response["status"] == "queued":
-                return await self._store.put(*name, value(response), is_running=True)
+                return await self._store.put(*name, value, is_running=True)
             if sent.background:  # one that was cancelled or deleted meanwhile stays so
-                is_kept = await self._store.end(*name, lambda _: value(response)) is not None
-                if is_kept:
-                    await go_on(response)
-                return is_kept
+                if await self._store.end(*name, lambda _: value) is None:
+                    return False
+                await self.conversations.go_on(tenant, sent.conversation_id, new, response["id"])
+                return True
             async with asyncio.timeout(KEEP_SECONDS):
-                await go_on(response)
-                return bool(response["store"]) and await self._store.put(*name, value(response))
+                await self.conversations.go_on(tenant, sent.conversation_id, new, response["id"])
+                return bool(response["store"]) and await self._store.put(*name, value)
 
         def serializer(processed: ProcessedRequest, generation: Generation) -> ResponseSerializer:
             tokenizer = self.processors[generation.model.name].tokenizer
