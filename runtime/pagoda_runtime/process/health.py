@@ -36,16 +36,24 @@ class Health:
     @property
     def is_ready(self) -> bool:
         """Whether work may be sent here."""
-        is_known = bool(self._components) and not self._is_stopping
-        return is_known and all(is_ready for is_ready, _ in self._states().values())
+        return self._are_ready(self._states())
 
     def report(self) -> dict[str, Any]:
-        """Return what /readyz answers."""
+        """Return what /readyz answers. Each check is asked once: the parts agree with the whole."""
+        states = self._states()
         components = {
             name: {"ready": is_ready, "detail": detail}
-            for name, (is_ready, detail) in sorted(self._states().items())
+            for name, (is_ready, detail) in sorted(states.items())
         }
-        return {"ready": self.is_ready, "stopping": self._is_stopping, "components": components}
+        return {
+            "ready": self._are_ready(states),
+            "stopping": self._is_stopping,
+            "components": components,
+        }
+
+    def _are_ready(self, states: dict[str, tuple[bool, str]]) -> bool:
+        is_known = bool(self._components) and not self._is_stopping
+        return is_known and all(is_ready for is_ready, _ in states.values())
 
     def _states(self) -> dict[str, tuple[bool, str]]:
         asked = {name: why_not() for name, why_not in self._checks.items()}

@@ -54,8 +54,8 @@ def _answer(path: str, health: Health) -> web.Response:
     if path == "/healthz":
         return _json(200, b'{"alive":true}\n')
     if path == "/readyz":
-        report = json.dumps(health.report()).encode() + b"\n"
-        return _json(200 if health.is_ready else 503, report)
+        report = health.report()
+        return _json(200 if report["ready"] else 503, json.dumps(report).encode() + b"\n")
     if path == "/metrics":
         body, content_type = metrics.render()
         return web.Response(body=body, headers={"Content-Type": content_type})

@@ -48,6 +48,17 @@ def test_a_check_is_asked_each_time() -> None:
     assert health.report()["components"]["nats"]["ready"]
 
 
+def test_a_report_agrees_with_itself() -> None:
+    health, answers = Health(), iter(["", "no connection for 5 s"])
+    health.add_check("nats", lambda: next(answers))
+    health.set_ready("model", True)
+
+    report = health.report()
+
+    assert report["ready"]
+    assert report["components"]["nats"]["ready"]
+
+
 def test_a_check_alone_makes_nobody_ready() -> None:
     health = Health()
     health.add_check("nats", lambda: "")

@@ -32,8 +32,10 @@ def make_router(gateway: Gateway) -> APIRouter:
     @router.get("/ping", response_model=None, responses=_NOT_READY)
     async def readyz() -> Response:
         """Say whether requests may be sent here."""
-        is_ready = gateway.health.is_ready and gateway.bus.is_connected
-        report = {**gateway.health.report(), "ready": is_ready, "bus": gateway.bus.is_connected}
+        report = gateway.health.report()
+        is_connected = gateway.bus.is_connected
+        is_ready = report["ready"] and is_connected
+        report |= {"ready": is_ready, "bus": is_connected}
         return JSONResponse(report, status_code=200 if is_ready else 503)
 
     @router.get("/version")
