@@ -76,7 +76,11 @@ def test_a_draft_changes_no_token_and_is_counted(tmp_path: Path) -> None:
     It is asked now and then, to find out; within a quarter percent of all time, so not at once.
     """
     draft = shutil.copytree(DEMO_MODEL, tmp_path / "draft")
-    drafted = {"PAGODA_DTYPE": "float32", "PAGODA_DRAFT_MODEL": str(draft)}
+    drafted = {
+        "PAGODA_DTYPE": "float32",
+        "PAGODA_DRAFT_MODEL": str(draft),
+        "PAGODA_TOPOLOGY": "aggregated",
+    }
     with running_stack(tmp_path / "drafted", drafted) as stack:
         found, num_accepted = answers_until_drafted(stack)
         seconds = draft_seconds(stack)

@@ -87,7 +87,7 @@ class EarlyCase:
     min_tokens: int
 
 
-@pytest.fixture(scope="module", params=[4, 5])
+@pytest.fixture(scope="module", params=[4])
 def early(
     request: pytest.FixtureRequest, make_oracle: Callable[..., Oracle]
 ) -> tuple[Oracle, list[EarlyCase]]:

@@ -8,10 +8,14 @@ from support.stack import Stack, running_stack
 ALL_WORKERS = 4.0  # the kvstore among them
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def killable_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Float32: equal prompts have equal tokens in any batch, on any worker."""
-    environ = {"PAGODA_TOPOLOGY": "prefill=1,decode=2", "PAGODA_DTYPE": "float32"}
+    environ = {
+        "PAGODA_TOPOLOGY": "prefill=1,decode=2",
+        "PAGODA_DTYPE": "float32",
+        "PAGODA_GATEWAY_RECONCILE_SECONDS": "8",  # so long a test waits for a dead one's account
+    }
     with running_stack(tmp_path_factory.mktemp("killable"), environ) as stack:
         yield stack
 

@@ -1,4 +1,4 @@
-"""The stack serves a folder with a sentencepiece model in place of a tokenizer.json."""
+"""The stack serves a folder without weights, if it is told to, and without a tokenizer.json."""
 
 import json
 from pathlib import Path
@@ -31,13 +31,27 @@ def test_its_tokens_are_sentencepieces_and_schemas_hold(tmp_path: Path) -> None:
     (folder / "tokenizer.model").write_bytes(model)
     special = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "LlamaTokenizer"}
     (folder / "tokenizer_config.json").write_text(json.dumps(special))
-    settings = {"PAGODA_MODEL": str(folder), "PAGODA_DTYPE": "float32"}
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
+    settings = {
+        "PAGODA_MODEL": str(folder),
+        "PAGODA_LOAD_FORMAT": "dummy",
+        "PAGODA_DTYPE": "float32",
+    }
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     with running_stack(tmp_path / "home", settings) as stack, stack.http() as http:
         asked = {"model": stack.model, "prompt": PROMPT, "max_tokens": 60, "temperature": 0}
         bound = http.post("/v1/completions", json={**asked, "response_format": form}).json()
+        free = {**asked, "max_tokens": 20, "ignore_eos": True}
+        answers = [http.post("/v1/completions", json=free).json() for _ in range(2)]
     prompt = [original.bos_id(), *original.encode(PROMPT)]
     assert bound["usage"]["prompt_tokens"] == len(prompt)
     said = json.loads(bound["choices"][0]["text"])
     assert said["size"] in SCHEMA["properties"]["size"]["enum"]  # type: ignore[index]
     assert isinstance(said["sure"], bool)
+    assert answers[0]["usage"]["completion_tokens"] == 20
+    assert answers[0]["choices"] == answers[1]["choices"]
+    logs = [
+        path for path in (tmp_path / "home").rglob("*.log") if "load_format" in path.read_text()
+    ]
+    assert {path.name.split("-")[0].split(".")[0] for path in logs} >= {"prefill", "decode"}
