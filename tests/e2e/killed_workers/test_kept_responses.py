@@ -46,7 +46,9 @@ def test_they_are_found_and_gone_on_with(stack: Stack) -> None:
     made = client.responses.create(**ASKED, conversation=conversation.id)
     behind = client.responses.create(**ASKED, background=True)
     ended = found(client, behind.id, has_ended)
-    cut = client.responses.create(**ASKED | LONG, background=True)
+    with client.responses.create(**ASKED | LONG, background=True, stream=True) as stream:
+        cut = next(iter(stream)).response
+        seen = next(event for event in stream if event.type == "response.output_text.delta")
     found(client, cut.id, lambda response: response.status == "in_progress")
     gateway_of(stack.process.pid).kill()
     again = found(client, behind.id, has_ended)
@@ -60,3 +62,6 @@ def test_they_are_found_and_gone_on_with(stack: Stack) -> None:
     assert lost.status == "failed"
     assert lost.error is not None
     assert "is billed" in lost.error.message
+    last = seen.sequence_number
+    (end,) = client.responses.retrieve(cut.id, stream=True, starting_after=last)
+    assert (end.type, end.sequence_number, end.response) == ("response.failed", last + 1, lost)

@@ -131,8 +131,9 @@ class ResponseEvent(BaseModel):
     """One event of a streamed ResponseAnswer; its name is its `type`."""
 
     type: Literal[
-        "response.created", "response.in_progress", "response.completed", "response.incomplete",
-        "response.failed", "response.output_item.added", "response.output_item.done",
+        "response.created", "response.queued", "response.in_progress", "response.completed",
+        "response.incomplete", "response.failed",
+        "response.output_item.added", "response.output_item.done",
         "response.content_part.added", "response.content_part.done",
         "response.output_text.delta", "response.output_text.done",
         "response.reasoning_text.delta", "response.reasoning_text.done",

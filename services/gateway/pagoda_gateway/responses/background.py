@@ -3,7 +3,8 @@
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from pagoda_gateway.sequences.generation import Generation
+from pagoda_gateway.responses.event_log import EventLog
+from pagoda_gateway.responses.serializer import ResponseSerializer
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 
 
@@ -15,12 +16,15 @@ class BackgroundResponses:
 
     def __init__(self) -> None:
         self._tasks = BackgroundTasks()
-        self._running: dict[tuple[str, str], Generation] = {}
+        self._running: dict[tuple[str, str], ResponseSerializer] = {}
 
-    def start(self, tenant: str, generation: Generation, answer: Coroutine[Any, Any, None]) -> None:
-        """Run `answer`, which runs the generation, to its end."""
+    def start(
+        self, tenant: str, serializer: ResponseSerializer, answer: Coroutine[Any, Any, None]
+    ) -> None:
+        """Run `answer`, which writes with `serializer`, to its end."""
+        generation = serializer.generation
         name = tenant, generation.identity.object_id
-        self._running[name] = generation
+        self._running[name] = serializer
         task = self._tasks.start(answer, name=f"response {generation.identity.request_id}")
         task.add_done_callback(lambda _: self._running.pop(name, None))
 
@@ -30,14 +34,19 @@ class BackgroundResponses:
 
     def has_begun(self, tenant: str, response_id: str) -> bool:
         """Whether it runs and has a token."""
-        generation = self._running.get((tenant, response_id))
-        return generation is not None and bool(generation.sequences[0].token_ids)
+        running = self._running.get((tenant, response_id))
+        return running is not None and bool(running.generation.sequences[0].token_ids)
+
+    def log_of(self, tenant: str, response_id: str) -> EventLog | None:
+        """Return the events of one that runs here; None: it does not, or has none."""
+        running = self._running.get((tenant, response_id))
+        return None if running is None else running.log
 
     def stop(self, tenant: str, response_id: str) -> None:
         """End it now, if it runs; its worker hears of it as where a client goes away."""
-        generation = self._running.pop((tenant, response_id), None)
-        if generation is not None:
-            generation.disconnect()
+        stopped = self._running.pop((tenant, response_id), None)
+        if stopped is not None:
+            stopped.generation.disconnect()
 
     async def end_unwanted(self, wanted: Callable[[], Awaitable[set[tuple[str, str]]]]) -> None:
         """End those that were cancelled or deleted at another replica.

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal
 
 from pagoda_gateway.errors import (
@@ -20,9 +20,11 @@ from pagoda_gateway.openai.schemas.tools import function_tool, tool_use
 from pagoda_gateway.responses.background import BackgroundResponses
 from pagoda_gateway.responses.chat_messages import chat_messages, input_items
 from pagoda_gateway.responses.conversations import Conversations
+from pagoda_gateway.responses.event_log import EventLog, KeptEvents
 from pagoda_gateway.responses.input_items import item_page, with_ids
 from pagoda_gateway.responses.items import without_logprobs
 from pagoda_gateway.responses.kept import Kept, ResponseStore
+from pagoda_gateway.responses.late_events import Found, late_events
 from pagoda_gateway.responses.schemas import AS_IN_CHAT, FunctionTool, ResponsesBody, TextFormat
 from pagoda_gateway.responses.serializer import ResponseSerializer, failed
 from pagoda_gateway.responses.unkept import lost_message, unkept_response
@@ -33,6 +35,7 @@ RETRY_AFTER_SECONDS = 1.0
 KEEP_SECONDS = 2.0  # that a client's last bytes wait until its answer is kept
 WATCH_SECONDS = 1.0  # until what another replica has cancelled ends here
 SWEEP_SECONDS = 60.0
+EVENTS = "events"  # of what is kept, where a response's events are
 
 AccountOf = Callable[[str, str], Awaitable[Mapping[Any, Any] | None]]
 """Returns the account of a tenant's response, by its id."""
@@ -106,14 +109,18 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             **{name: getattr(sent, name) for name in AS_IN_CHAT},
         )
 
-        async def keep(response: dict[str, Any]) -> bool:
+        async def keep(response: dict[str, Any], log: EventLog | None) -> bool:
             name = tenant, response["id"]
             asked = with_ids(previous, items[len(previous) :], response["id"])
             new = [*asked, *map(without_logprobs, response["output"])]
-            value = {"response": response, "items": [*previous, *new]}
+            value: dict[str, Any] = {"response": response, "items": [*previous, *new]}
+            if log is not None:
+                value[EVENTS] = None
             if response["status"] == "queued":
                 return await self._store.put(*name, value, is_running=True)
             if sent.background:  # one that was cancelled or deleted meanwhile stays so
+                if log is not None:
+                    value[EVENTS] = await asyncio.to_thread(log.packed)
                 if await self._store.end(*name, lambda _: value) is None:
                     return False
                 await self.conversations.go_on(tenant, sent.conversation_id, new, response["id"])
@@ -143,7 +150,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             response = await serializer.queued()
         finally:
             generation = serializer.generation
-            self.background.start(tenant, generation, self._run(tenant, serializer, answer))
+            self.background.start(tenant, serializer, self._run(tenant, serializer, answer))
             if response is None or not response["store"]:
                 self.background.stop(tenant, generation.identity.object_id)
         if not response["store"]:
@@ -164,11 +171,19 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             error = generation.failure or InternalError(
                 "the gateway that made it stopped or failed; its log says why"
             )
-            await self._store.end(
-                tenant,
-                generation.identity.object_id,
-                lambda kept: {**kept, "response": kept["response"] | failed(error)},
-            )
+            log = serializer.log
+
+            def lost(kept: dict[str, Any]) -> dict[str, Any]:
+                events = {} if log is None else {EVENTS: log.packed()}
+                return {**kept, "response": kept["response"] | failed(error), **events}
+
+            try:
+                ended = await self._store.end(tenant, generation.identity.object_id, lost)
+                if log is not None and ended is not None and not log.has_ended:
+                    serializer.failure_events(error)
+            finally:
+                if log is not None:
+                    log.close()
 
     async def run(self) -> None:
         """End what another replica has ended, and delete what has expired: for ever."""
@@ -246,6 +261,37 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         elif self.background.has_begun(tenant, response_id):
             response["status"] = "in_progress"
         return response
+
+    async def events(
+        self, tenant: str, response_id: str, after: int, *, keepalive_seconds: float
+    ) -> AsyncIterator[bytes]:
+        """Return the events of a tenant's response whose number is above `after`, as they come.
+
+        At the gateway that makes it they come at once, at others when it has ended.
+
+        Raises:
+            NotFoundError, UnavailableError: see `find`.
+            InvalidRequestError: they are not kept, or no longer.
+        """
+        kept = await self._kept(tenant, response_id)
+        if EVENTS not in kept.value:
+            raise InvalidRequestError(
+                f"{shorten(response_id)} has no events any more: those of a response that was "
+                "asked for with 'background' and 'stream' are kept; ask without 'stream'",
+                param="stream",
+            )
+        log = self.background.log_of(tenant, response_id)
+        if log is not None:
+            log.check(after)
+            return log.read(after, keepalive_seconds=keepalive_seconds)
+        if kept.gateway_id is None:
+            KeptEvents(kept.value[EVENTS]).after(after)
+
+        async def find() -> Found:
+            response = await self.find(tenant, response_id)
+            return response, (await self._kept(tenant, response_id)).value[EVENTS]
+
+        return late_events(find, after, look_seconds=WATCH_SECONDS)
 
     async def input_page(
         self,

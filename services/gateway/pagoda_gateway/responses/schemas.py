@@ -205,8 +205,6 @@ class ResponsesBody(RequestBody):
     @field_validator("background")
     @classmethod
     def _check_background(cls, value: bool | None, info: ValidationInfo) -> bool | None:
-        if info.data.get("stream"):
-            checks.refuse("background", value, hint=" with stream: true; ask for the response's id")
         if value and info.data.get("store") is False:
             raise InvalidRequestError(
                 "'background' is true and 'store' false: nobody could find the response",

@@ -16,6 +16,7 @@ from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.logprobs import LogprobFormat
 from pagoda_gateway.openai.serializer import Serializer, whole_output
 from pagoda_gateway.responses.block_logprobs import BlockLogprobs, LoggedChange
+from pagoda_gateway.responses.event_log import EventLog
 from pagoda_gateway.responses.items import item, item_events
 from pagoda_gateway.responses.schemas import ResponsesBody
 from pagoda_gateway.sequences.generation import Generation
@@ -36,12 +37,18 @@ def failed(error: GatewayError) -> dict[str, Any]:
     return {"status": "failed", "error": {"code": code, "message": str(error)}}
 
 
+def numbered(event: dict[str, Any], number: int) -> bytes:
+    """Return an event of a response."""
+    return sse.named({**event, "sequence_number": number})
+
+
 class ResponseSerializer(Serializer):
     """Writes the response that one sequence makes.
 
     Attributes:
         generation: whose answer this is.
         is_background: nobody waits for it.
+        log: has its events, for those who read them later; None: nobody does.
     """
 
     def __init__(
@@ -51,7 +58,7 @@ class ResponseSerializer(Serializer):
         options: OutputOptions,
         tokenizer: ModelTokenizer,
         sent: ResponsesBody,
-        keep: Callable[[dict[str, Any]], Awaitable[bool]],
+        keep: Callable[[dict[str, Any], EventLog | None], Awaitable[bool]],
     ) -> None:
         """Write `generation` down.
 
@@ -61,8 +68,8 @@ class ResponseSerializer(Serializer):
             options: of the output.
             tokenizer: the model's.
             sent: what it answers; much of it is repeated.
-            keep: keeps a response that is whole, and one in the background before it has begun;
-                returns whether it is kept.
+            keep: keeps a response that is whole, and one in the background before it has begun,
+                with its log; returns whether it is kept.
         """
         assert form.new_parser is not None, "a chat's answers are read by a parser"
         (self._sequence,) = generation.sequences
@@ -75,12 +82,17 @@ class ResponseSerializer(Serializer):
         self._sent = sent
         self._keep = keep
         self._num_events = 0
+        self._has_begun = False
         self.is_background = bool(sent.background)
+        self.log = EventLog() if sent.background and sent.stream else None
 
     async def queued(self) -> dict[str, Any]:
         """Keep the response before it has begun; return it, with whether it is kept in `store`."""
         response = self._response("queued")
-        response["store"] = await self._keep(response)
+        response["store"] = await self._keep(response, self.log)
+        if self.log is not None:
+            for kind in ("response.created", "response.queued"):
+                self._numbered({"type": kind, "response": response})
         return response
 
     async def parts(self) -> AsyncIterator[bytes]:
@@ -97,10 +109,12 @@ class ResponseSerializer(Serializer):
     def events(self, _sequence: OutputSequence, delta: Delta) -> list[bytes]:
         """Return events of items; those of the first token begin the response."""
         events = []
-        if not self._num_events:
+        if not self._has_begun:
             response = self._response("in_progress")
-            for kind in ("response.created", "response.in_progress"):
-                events.append({"type": kind, "response": response})
+            if not self._num_events:
+                events.append({"type": "response.created", "response": response})
+            events.append({"type": "response.in_progress", "response": response})
+            self._has_begun = True
         request_id = self.generation.identity.request_id
         is_last = delta.finish_reason is not None
         for read in itertools.chain.from_iterable(self._read(delta, is_last=is_last)):
@@ -118,12 +132,12 @@ class ResponseSerializer(Serializer):
         """Return the whole response, and beside it the receipt if it is wanted."""
         response = await self._ended()
         event = {"type": f"response.{response['status']}", "response": response}
-        return [self._numbered(event if receipt is None else {**event, "receipt": receipt})]
+        return [self._last(event if receipt is None else {**event, "receipt": receipt})]
 
     def failure_events(self, error: GatewayError) -> list[bytes]:
         """Return the response so far, and why there is no more of it."""
         response = self._response("in_progress") | failed(error)
-        return [self._numbered({"type": "response.failed", "response": response})]
+        return [self._last({"type": "response.failed", "response": response})]
 
     def _read(self, delta: Delta, *, is_last: bool) -> Iterator[list[LoggedChange]]:
         """Yield what something new changes, and keep the log probabilities of texts."""
@@ -137,15 +151,23 @@ class ResponseSerializer(Serializer):
             yield changes
 
     def _numbered(self, event: dict[str, Any]) -> bytes:
-        number = self._num_events
+        data = numbered(event, self._num_events)
         self._num_events += 1
-        return sse.named({**event, "sequence_number": number})
+        if self.log is not None:
+            self.log.append(data)
+        return data
+
+    def _last(self, event: dict[str, Any]) -> bytes:
+        data = numbered(event, self._num_events)
+        if self.log is not None:
+            self.log.end(data)
+        return data
 
     async def _ended(self) -> dict[str, Any]:
         """Return the response; what the client is told of is kept, or says that it is not."""
         response = self._whole()
         try:
-            response["store"] = await self._keep(response)
+            response["store"] = await self._keep(response, self.log)
         except (UnavailableError, StorageFullError, TimeoutError) as error:
             logger.warning("%s is not kept: %r", response["id"], error)
             response["store"] = False

@@ -1,10 +1,11 @@
 """POST /v1/responses, and what is kept of the answers: OpenAI's Responses API."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message
 
 from pagoda_gateway.errors import InvalidRequestError
@@ -14,6 +15,7 @@ from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.generation.handler import GenerationHandler
 from pagoda_gateway.http.openapi import described
 from pagoda_gateway.http.routes.database_route import database_answers
+from pagoda_gateway.http.wire import EVENT_STREAM_HEADERS
 from pagoda_gateway.responses.answers import (
     DeletedResponse,
     InputItemList,
@@ -32,6 +34,7 @@ def make_router(gateway: Gateway) -> APIRouter:
     """Return the routes."""
     router = APIRouter(tags=["responses"])
     handler = GenerationHandler(gateway, gateway.responses)
+    keepalive_seconds = gateway.settings.keepalive_seconds
 
     @router.post(
         PATH,
@@ -47,7 +50,10 @@ def make_router(gateway: Gateway) -> APIRouter:
             return answer
         tenant = caller_of(request).key.tenant
         work = answer({"type": "http"}, _say_nothing, _drop)
-        return JSONResponse(await gateway.responses.run_behind(tenant, serializer, work))
+        response = await gateway.responses.run_behind(tenant, serializer, work)
+        if serializer.log is None:
+            return JSONResponse(response)
+        return _streamed(serializer.log.read(-1, keepalive_seconds=keepalive_seconds))
 
     @router.post(
         f"{PATH}/input_tokens", openapi_extra=described(InputTokenCount, body=ResponsesBody)
@@ -60,21 +66,35 @@ def make_router(gateway: Gateway) -> APIRouter:
             count = await gateway.responses.count_tokens(body, key.tenant, model)
             return {"object": "response.input_tokens", "input_tokens": count}
 
-    @router.get(f"{PATH}/{{response_id}}", openapi_extra=described(ResponseAnswer))
+    @router.get(
+        f"{PATH}/{{response_id}}",
+        response_model=None,
+        openapi_extra=described(ResponseAnswer, event=ResponseEvent),
+    )
     async def get_response(
-        response_id: str, request: Request, stream: bool = False
-    ) -> dict[str, Any]:
-        """Return a kept response of the caller's own tenant; its events are not kept.
+        response_id: str,
+        request: Request,
+        stream: bool = False,
+        starting_after: Annotated[int | None, Query(ge=0)] = None,
+    ) -> dict[str, Any] | Response:
+        """Return a kept response of the caller's own tenant, or events of one in the background.
 
         Of one that a gateway made which died: that it has failed, as its account says.
         """
-        if stream:
+        tenant = caller_of(request).key.tenant
+        if starting_after is not None and not stream:
             raise InvalidRequestError(
-                "'stream' is true; events of a response are not kept: ask without it",
-                param="stream",
+                f"'starting_after' is {starting_after}, an event's number; it needs stream=true",
+                param="starting_after",
             )
         with database_answers(request):
-            return await gateway.responses.find(caller_of(request).key.tenant, response_id)
+            if not stream:
+                return await gateway.responses.find(tenant, response_id)
+            after = -1 if starting_after is None else starting_after
+            events = await gateway.responses.events(
+                tenant, response_id, after, keepalive_seconds=keepalive_seconds
+            )
+            return _streamed(events)
 
     @router.delete(f"{PATH}/{{response_id}}", openapi_extra=described(DeletedResponse))
     async def delete_response(response_id: str, request: Request) -> dict[str, Any]:
@@ -101,6 +121,12 @@ def make_router(gateway: Gateway) -> APIRouter:
         return await gateway.responses.cancel(caller_of(request).key.tenant, response_id)
 
     return router
+
+
+def _streamed(events: AsyncIterator[bytes]) -> StreamingResponse:
+    response = StreamingResponse(events)
+    response.raw_headers = list(EVENT_STREAM_HEADERS)
+    return response
 
 
 async def _say_nothing() -> Message:
