@@ -55,7 +55,7 @@ typedef struct {
     const float *slopes; // [H]: what scores, capped, fall by for each token between query and key (ALiBi); NULL: none
     const int64_t *first_task;  // [S + 1]
     long task_tokens;           // of a task, at the most
-    const Threads *threads;
+    Threads *threads;
 } AttentionJob;
 
 static inline long tokens_of_rows(const AttentionShape *shape, long num_rows) {

@@ -97,7 +97,7 @@ typedef struct {
     long num_rows;
     int is_bf16;
     long num_runs;
-    const Threads *threads;
+    Threads *threads;
 } ExpertsJob;
 
 static void widen_task(const void *argument, long task, int thread) {

@@ -166,15 +166,18 @@ typedef void (*TwelveTile)(const TwelvePart *, const uint32_t *, long, float *);
         twelve_tile_of(ROWS, part, x, x_stride, c, ADDS, KEEPS);                                             \
     }
 #define TWELVE_TILES(ADDS, KEEPS)                                                                            \
-    TWELVE_TILE(1, ADDS, KEEPS) TWELVE_TILE(2, ADDS, KEEPS) TWELVE_TILE(3, ADDS, KEEPS)                      \
-    TWELVE_TILE(4, ADDS, KEEPS) TWELVE_TILE(5, ADDS, KEEPS) TWELVE_TILE(6, ADDS, KEEPS)
-TWELVE_TILES(0, 0)
+    TWELVE_TILE(3, ADDS, KEEPS) TWELVE_TILE(4, ADDS, KEEPS)                                                  \
+    TWELVE_TILE(5, ADDS, KEEPS) TWELVE_TILE(6, ADDS, KEEPS)
+#define TWELVE_ALONE(ADDS) TWELVE_TILE(1, ADDS, 0) TWELVE_TILE(2, ADDS, 0) TWELVE_TILES(ADDS, 0)
+TWELVE_ALONE(0)
+TWELVE_ALONE(1)
 TWELVE_TILES(0, 1)
-TWELVE_TILES(1, 0)
 TWELVE_TILES(1, 1)
 #define TWELVE_ROW(ADDS, KEEPS)                                                                              \
-    twelve_tile_1_##ADDS##_##KEEPS, twelve_tile_2_##ADDS##_##KEEPS, twelve_tile_3_##ADDS##_##KEEPS,          \
-    twelve_tile_4_##ADDS##_##KEEPS, twelve_tile_5_##ADDS##_##KEEPS, twelve_tile_6_##ADDS##_##KEEPS
-static const TwelveTile TWELVE_TILE_FUNCTIONS[2][2][MAX_ROWS] = {  // [adds][keeps][rows - 1]
-    {{TWELVE_ROW(0, 0)}, {TWELVE_ROW(0, 1)}}, {{TWELVE_ROW(1, 0)}, {TWELVE_ROW(1, 1)}}};
+    twelve_tile_3_##ADDS##_##KEEPS, twelve_tile_4_##ADDS##_##KEEPS,                                          \
+    twelve_tile_5_##ADDS##_##KEEPS, twelve_tile_6_##ADDS##_##KEEPS
+#define TWELVE_ROW_ALONE(ADDS) twelve_tile_1_##ADDS##_0, twelve_tile_2_##ADDS##_0, TWELVE_ROW(ADDS, 0)
+// [adds][keeps][rows - 1]. A tile that keeps is one of several, which have 3 rows at least.
+static const TwelveTile TWELVE_TILE_FUNCTIONS[2][2][MAX_ROWS] = {
+    {{TWELVE_ROW_ALONE(0)}, {NULL, NULL, TWELVE_ROW(0, 1)}}, {{TWELVE_ROW_ALONE(1)}, {NULL, NULL, TWELVE_ROW(1, 1)}}};
 #endif
