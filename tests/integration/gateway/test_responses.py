@@ -379,14 +379,6 @@ async def test_input_tokens_are_counted_as_they_are_used(running: Running) -> No
             await client.responses.input_tokens.count(model="gpt-9", input="x")
 
 
-async def test_events_of_a_kept_response_are_refused_and_not_left_out(running: Running) -> None:
-    async with running.sdk() as client:
-        made = await client.responses.create(**ASKED)
-        with pytest.raises(openai.BadRequestError, match="events of a response are not kept"):
-            await client.responses.retrieve(made.id, stream=True)
-        assert (await client.responses.retrieve(made.id)).id == made.id
-
-
 async def test_a_context_that_is_too_long_names_the_input(running: Running) -> None:
     limit = running.gateway.catalog.get("tiny").max_model_len
     for text in ("x" * limit, "x" * 100 * limit):

@@ -276,8 +276,8 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         kept = await self._kept(tenant, response_id)
         if EVENTS not in kept.value:
             raise InvalidRequestError(
-                f"{shorten(response_id)} has no events any more: those of a response that was "
-                "asked for with 'background' and 'stream' are kept; ask without 'stream'",
+                f"the events of {shorten(response_id)} are not kept: only those of a response that "
+                "was asked for with 'background' and 'stream' are; ask without 'stream'",
                 param="stream",
             )
         log = self.background.log_of(tenant, response_id)
