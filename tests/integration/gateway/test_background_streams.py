@@ -16,6 +16,7 @@ from support.servers import nats_server, settings_for
 
 from pagoda_gateway.responses import endpoint
 from pagoda_gateway.responses.endpoint import ResponsesEndpoint
+from pagoda_gateway.responses.event_log import EventLog
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_runtime.messaging.bus import Bus
 
@@ -47,10 +48,20 @@ async def begun(client: openai.AsyncOpenAI, running: Running) -> tuple[str, Even
     return events[0].response.id, events
 
 
-async def again(client: openai.AsyncOpenAI, name: str, after: int | None = None) -> Events:
+async def opened(
+    client: openai.AsyncOpenAI, name: str, after: int | None = None
+) -> openai.AsyncStream[ResponseStreamEvent]:
+    """Return a stream that the gateway has begun to answer."""
     options = {} if after is None else {"starting_after": after}
-    stream = await client.responses.retrieve(name, stream=True, **options)
+    return await client.responses.retrieve(name, stream=True, **options)
+
+
+async def all_of(stream: openai.AsyncStream[ResponseStreamEvent]) -> Events:
     return [event async for event in stream]
+
+
+async def again(client: openai.AsyncOpenAI, name: str, after: int | None = None) -> Events:
+    return await all_of(await opened(client, name, after))
 
 
 def text_of(events: Events) -> str:
@@ -67,11 +78,11 @@ async def test_who_left_reads_on_where_he_was_while_it_runs_and_afterwards(
     worker = ScriptedWorker(bus, gate_index=3)
     async with start(worker) as running, running.sdk() as client:
         name, first = await begun(client, running)
-        reading = asyncio.create_task(again(client, name, first[-1].sequence_number))
-        other = asyncio.create_task(again(client, name))
+        reading = await opened(client, name, first[-1].sequence_number)
+        other = await opened(client, name)
         during = await client.responses.retrieve(name)
         worker.open_gate()
-        rest, whole = await reading, await other
+        rest, whole = await all_of(reading), await all_of(other)
         await ended(running)
         afterwards = await again(client, name)
         late = await again(client, name, first[-1].sequence_number)
@@ -104,10 +115,9 @@ async def test_a_failure_is_the_last_event_before_a_token_and_after_some(
             stream = await client.responses.create(**ASKED)
             at_once = [event async for event in stream]
         name, first = await begun(client, running)
-        reading = asyncio.create_task(again(client, name, first[-1].sequence_number))
-        await asyncio.sleep(0)
+        reading = await opened(client, name, first[-1].sequence_number)
         worker.fail("broken")
-        rest = await reading
+        rest = await all_of(reading)
         await ended(running)
         for events in (at_once, [*first, *rest]):
             assert are_whole(events)
@@ -123,10 +133,9 @@ async def test_ending_it_ends_its_streams(start: Start, bus: Any, way: str) -> N
     worker = ScriptedWorker(bus, gate_index=3)
     async with start(worker) as running, running.sdk() as client:
         name, first = await begun(client, running)
-        reading = asyncio.create_task(again(client, name, first[-1].sequence_number))
-        await asyncio.sleep(0)
+        reading = await opened(client, name, first[-1].sequence_number)
         await getattr(client.responses, way)(name)
-        rest = await reading
+        rest = await all_of(reading)
         await ended(running)
         if way == "cancel":
             assert await again(client, name) == []
@@ -134,6 +143,26 @@ async def test_ending_it_ends_its_streams(start: Start, bus: Any, way: str) -> N
             with pytest.raises(openai.NotFoundError):
                 await again(client, name)
     assert not [event for event in rest if event.type.startswith("response.fail")]
+
+
+async def test_events_that_there_is_no_room_for_cost_no_response(
+    start: Start, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many of them to be kept, however they are packed."""
+    too_large = {"first": 0, "data": "x" * 30_000}
+    monkeypatch.setattr(EventLog, "packed", too_large)
+    worker = ScriptedWorker(bus, gate_index=3)
+    async with start(worker, response_store_bytes=20_000) as running, running.sdk() as client:
+        name, first = await begun(client, running)
+        reading = await opened(client, name, first[-1].sequence_number)
+        worker.open_gate()
+        rest = await all_of(reading)
+        await ended(running)
+        found = await client.responses.retrieve(name)
+        (last,) = await again(client, name, 3)
+    assert rest[-1].type == last.type == "response.incomplete"
+    assert rest[-1].response == last.response == found
+    assert last.sequence_number == 4
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pagoda_gateway.errors import (
     InternalError,
     InvalidRequestError,
     NotFoundError,
+    StorageFullError,
     UnavailableError,
     shorten,
 )
@@ -20,11 +21,11 @@ from pagoda_gateway.openai.schemas.tools import function_tool, tool_use
 from pagoda_gateway.responses.background import BackgroundResponses
 from pagoda_gateway.responses.chat_messages import chat_messages, input_items
 from pagoda_gateway.responses.conversations import Conversations
-from pagoda_gateway.responses.event_log import EventLog, KeptEvents
+from pagoda_gateway.responses.event_log import EventLog
 from pagoda_gateway.responses.input_items import item_page, with_ids
 from pagoda_gateway.responses.items import without_logprobs
 from pagoda_gateway.responses.kept import Kept, ResponseStore
-from pagoda_gateway.responses.late_events import Found, late_events
+from pagoda_gateway.responses.late_events import Found, ended_events, late_events
 from pagoda_gateway.responses.schemas import AS_IN_CHAT, FunctionTool, ResponsesBody, TextFormat
 from pagoda_gateway.responses.serializer import ResponseSerializer, failed
 from pagoda_gateway.responses.unkept import lost_message, unkept_response
@@ -114,14 +115,11 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             asked = with_ids(previous, items[len(previous) :], response["id"])
             new = [*asked, *map(without_logprobs, response["output"])]
             value: dict[str, Any] = {"response": response, "items": [*previous, *new]}
-            if log is not None:
-                value[EVENTS] = None
             if response["status"] == "queued":
-                return await self._store.put(*name, value, is_running=True)
+                events = {} if log is None else {EVENTS: None}
+                return await self._store.put(*name, value | events, is_running=True)
             if sent.background:  # one that was cancelled or deleted meanwhile stays so
-                if log is not None:
-                    value[EVENTS] = await asyncio.to_thread(log.packed)
-                if await self._store.end(*name, lambda _: value) is None:
+                if await self._end(*name, lambda _: value, log) is None:
                     return False
                 await self.conversations.go_on(tenant, sent.conversation_id, new, response["id"])
                 return True
@@ -172,18 +170,38 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                 "the gateway that made it stopped or failed; its log says why"
             )
             log = serializer.log
-
-            def lost(kept: dict[str, Any]) -> dict[str, Any]:
-                events = {} if log is None else {EVENTS: log.packed()}
-                return {**kept, "response": kept["response"] | failed(error), **events}
-
             try:
-                ended = await self._store.end(tenant, generation.identity.object_id, lost)
+                ended = await self._end(
+                    tenant,
+                    generation.identity.object_id,
+                    lambda kept: {**kept, "response": kept["response"] | failed(error)},
+                    log,
+                )
                 if log is not None and ended is not None and not log.has_ended:
                     serializer.failure_events(error)
             finally:
                 if log is not None:
                     log.close()
+
+    async def _end(
+        self,
+        tenant: str,
+        response_id: str,
+        become: Callable[[dict[str, Any]], dict[str, Any]],
+        log: EventLog | None,
+    ) -> dict[str, Any] | None:
+        """End one that runs, with its events where there is room for them; see `ResponseStore`."""
+        if log is None:
+            return await self._store.end(tenant, response_id, become)
+        packed = await asyncio.to_thread(lambda: log.packed)
+        try:
+            return await self._store.end(
+                tenant, response_id, lambda kept: {**become(kept), EVENTS: packed}
+            )
+        except StorageFullError:
+            return await self._store.end(
+                tenant, response_id, lambda kept: {**become(kept), EVENTS: None}
+            )
 
     async def run(self) -> None:
         """End what another replica has ended, and delete what has expired: for ever."""
@@ -285,7 +303,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             log.check(after)
             return log.read(after, keepalive_seconds=keepalive_seconds)
         if kept.gateway_id is None:
-            KeptEvents(kept.value[EVENTS]).after(after)
+            return _all_at_once(ended_events(kept.value["response"], kept.value[EVENTS], after))
 
         async def find() -> Found:
             response = await self.find(tenant, response_id)
@@ -357,6 +375,10 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             "(PAGODA_GATEWAY_RESPONSE_STORE_SECONDS, _BYTES), unless store is false. Send the "
             "whole conversation as input."
         )
+
+
+async def _all_at_once(events: bytes) -> AsyncIterator[bytes]:
+    yield events
 
 
 def _effort(reasoning: dict[str, Any] | None) -> str | None:

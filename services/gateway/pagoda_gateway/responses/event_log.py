@@ -5,6 +5,7 @@ import base64
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator
+from functools import cached_property
 from typing import Any
 
 from pagoda_gateway import sse
@@ -86,17 +87,15 @@ class EventLog:
         """
         _check(after, self._first)
 
+    @cached_property
     def packed(self) -> dict[str, Any]:
         """Return what `KeptEvents` reads, as JSON has it. Any thread, once nothing is added."""
         data = zlib.compress(b"".join(self._events), 1)
         return {"first": self._first, "data": base64.b64encode(data).decode()}
 
     def _from(self, number: int) -> list[bytes]:
-        skipped = number - self._first
-        if not skipped:
-            return list(self._events)
-        num_new = len(self._events) - skipped
-        return [self._events[i - num_new] for i in range(num_new)]  # a deque is quick at its ends
+        # By index: a deque is quick at both ends, and a reader lacks the last ones mostly.
+        return [self._events[i] for i in range(number - self._first, len(self._events))]
 
     def _note(self) -> None:
         self._changed.set()

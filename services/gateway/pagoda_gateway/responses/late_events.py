@@ -1,6 +1,7 @@
 """Events of a response that another gateway makes, or that has ended."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -35,14 +36,21 @@ async def late_events(
                 break
         yield sse.comment("keepalive")
         await asyncio.sleep(look_seconds)
+    with contextlib.suppress(InvalidRequestError):  # forgotten: as a connection that breaks
+        yield ended_events(response, packed, after)
+
+
+def ended_events(response: dict[str, Any], packed: dict[str, Any] | None, after: int) -> bytes:
+    """Return the events of a response that has ended whose number is above `after`.
+
+    Raises:
+        InvalidRequestError: some of them are forgotten.
+    """
     if response["status"] == "cancelled":
-        return
+        return b""
     events = KeptEvents(packed)
-    try:
-        found = events.after(after)
-    except InvalidRequestError:  # forgotten: as a connection that breaks
-        return
+    found = events.after(after)
     last = {"type": f"response.{response['status']}", "response": response}
-    # What a gateway that died had sent is not known.
+    # What a gateway that died had sent is not known, nor what there was no room for.
     number = events.num_events or after + 1
-    yield found + (numbered(last, number) if number > after else b"")
+    return found + (numbered(last, number) if number > after else b"")

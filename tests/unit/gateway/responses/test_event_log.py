@@ -35,7 +35,7 @@ async def test_readers_at_any_time_get_what_they_lack() -> None:
         readers[after] = asyncio.create_task(read(log, after))
     for after, reader in readers.items():
         assert await reader == b"".join(map(event, range(after + 1, 61))), after
-    kept = KeptEvents(log.packed())
+    kept = KeptEvents(log.packed)
     assert kept.num_events == 60
     for after in readers:
         assert kept.after(after) == b"".join(map(event, range(after + 1, 60))), after
@@ -70,7 +70,7 @@ async def test_what_is_too_much_is_forgotten_from_the_start_on() -> None:
     with pytest.raises(StopAsyncIteration):  # what it lacks is gone
         await anext(slow)
     log.close()
-    kept = KeptEvents(log.packed())
+    kept = KeptEvents(log.packed)
     for check in (log.check, kept.after):
         with pytest.raises(InvalidRequestError, match="up to 5 are kept no longer"):
             check(4)
