@@ -1,7 +1,7 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's way to ask for a chat."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pagoda_gateway.anthropic.conversation import chat_messages
 from pagoda_gateway.anthropic.schemas import (
@@ -20,15 +20,8 @@ from pagoda_gateway.served_model import ServedModel
 
 
 class _Chat(ChatBody):
-    @property
-    def schema_field(self) -> str:
-        """Name of the field that has the schema of the text."""
-        return "output_config.format.schema"
-
-    @property
-    def thinking_budget_field(self) -> str:
-        """Name of the field that bounds the reasoning."""
-        return "thinking.budget_tokens"
+    schema_field: ClassVar[str] = "output_config.format.schema"
+    thinking_budget_field: ClassVar[str] = "thinking.budget_tokens"
 
 
 class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):

@@ -1,6 +1,7 @@
 """POST /v1/embeddings: inputs in front of prompts that are computed and not continued."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 from pagoda_gateway.embeddings.schemas import MAX_INPUTS, EmbeddingsBody
 from pagoda_gateway.embeddings.serializer import EmbeddingSerializer
@@ -15,10 +16,7 @@ from pagoda_gateway.served_model import ServedModel
 
 
 class _Inputs(CompletionBody):
-    @property
-    def prompt_field(self) -> str:
-        """Name of the field that has the prompts."""
-        return "input"
+    prompt_field: ClassVar[str] = "input"
 
 
 class EmbeddingProcessor(RequestProcessor[CompletionBody]):

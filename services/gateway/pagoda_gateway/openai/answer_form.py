@@ -9,7 +9,7 @@ from pagoda_gateway.errors import InvalidRequestError, UnfollowableError
 from pagoda_gateway.openai.bound_tools import BoundTool, bound_tools, loosened
 from pagoda_gateway.openai.messages import content_text
 from pagoda_gateway.openai.schemas.chat import ChatBody
-from pagoda_gateway.openai.schemas.formats import RESPONSE_SCHEMA, Wanted, only_wanted
+from pagoda_gateway.openai.schemas.formats import FIELDS, RESPONSE_SCHEMA, Wanted, only_wanted
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.openai.schemas.tools import ToolUse
 from pagoda_gateway.text.grammar_checker import GrammarChecker, Source
@@ -189,6 +189,8 @@ class AnswerForms:
 
 
 def _wanted(body: GenerationBody) -> Wanted | None:
+    if body.model_fields_set.isdisjoint(FIELDS):  # as nearly always
+        return None
     wanted = only_wanted(body.__dict__)
     if wanted is not None and wanted.param == RESPONSE_SCHEMA:
         wanted = replace(wanted, param=body.schema_field)

@@ -6,6 +6,7 @@ has been sent to a worker yet.
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, TypeVar
 
@@ -128,17 +129,19 @@ class RequestProcessor(ABC, Generic[Body]):
             check_grammar(form.grammar, options)
         for param, token_ids in (
             ("stop_token_ids", body.stop_token_ids),
-            ("logit_bias", tuple(logit_bias(body))),
+            ("logit_bias", tuple(logit_bias(body)) if body.logit_bias else ()),
             ("allowed_token_ids", body.allowed_token_ids),
             ("logprob_token_ids", body.logprob_token_ids),
         ):
             if token_ids:
                 with problems:
                     model.check_token_ids(token_ids, param=param)
-        with problems:
-            breakers = await self._prompts.breaker_tokens(dry_sequence_breakers(body), model)
+        breakers: Sequence[int] = ()
+        if texts := dry_sequence_breakers(body):
+            with problems:
+                breakers = await self._prompts.breaker_tokens(texts, model)
         problems.raise_all()
-        bad_words = await self._prompts.bad_word_tokens(body.bad_words or ())
+        bad_words = await self._prompts.bad_word_tokens(body.bad_words) if body.bad_words else ()
         prompts: list[Prompt] = []
         sampling: list[SamplingParams] = []
         for (token_ids, text), budget in zip(tokenized.prompts, budgets, strict=True):
@@ -193,7 +196,7 @@ class RequestProcessor(ABC, Generic[Body]):
                     param=body.max_tokens_field,
                 )
             default = most if default is None else min(default, most)
-        budgets = []
+        budgets, param = [], body.max_tokens_field
         for token_ids, _ in tokenized.prompts:
             if not token_ids:
                 raise InvalidRequestError(
@@ -206,19 +209,21 @@ class RequestProcessor(ABC, Generic[Body]):
                 wanted,
                 default,
                 model,
-                param=body.max_tokens_field,
+                param=param,
                 prompt_param=body.prompt_field,
             )
-            check_min_tokens(body.min_tokens, budget, body.max_tokens_field)
+            check_min_tokens(body.min_tokens, budget, param)
             budgets.append(budget)
-        self._check_num_scored(sum(len(ids) for ids, _ in tokenized.prompts), options)
+        if options.num_scored_logprobs is not None:
+            num_tokens = sum(len(ids) for ids, _ in tokenized.prompts)
+            self._check_num_scored(num_tokens, options.num_scored_logprobs, options)
         return budgets
 
-    def _check_num_scored(self, num_prompt_tokens: int, options: OutputOptions) -> None:
+    def _check_num_scored(
+        self, num_prompt_tokens: int, num_alternatives: int, options: OutputOptions
+    ) -> None:
         """Refuse more log probabilities of prompts than one answer may hold."""
-        if options.num_scored_logprobs is None:
-            return
-        num_tokens = num_prompt_tokens * options.num_choices * (1 + options.num_scored_logprobs)
+        num_tokens = num_prompt_tokens * options.num_choices * (1 + num_alternatives)
         if num_tokens > self._settings.max_whole_tokens:
             raise InvalidRequestError(
                 f"log probabilities of {num_tokens} tokens are asked for (prompt tokens times n or "

@@ -69,8 +69,8 @@ def sampling_params(
     if options.is_search:
         params.temperature = 0.0
         params.beam_search.CopyFrom(beam_search(body, options))
-    for token_id, bias in logit_bias(body).items():
-        params.logit_bias[token_id] = bias
+    if body.logit_bias:
+        params.logit_bias.update(logit_bias(body))
     if options.num_engine_logprobs is not None:
         params.num_logprobs = options.num_engine_logprobs
     if options.num_scored_logprobs is not None:

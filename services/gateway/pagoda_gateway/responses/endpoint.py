@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pagoda_gateway.errors import (
     InternalError,
@@ -43,6 +43,9 @@ AccountOf = Callable[[str, str], Awaitable[Mapping[Any, Any] | None]]
 
 
 class _Chat(ChatBody):
+    prompt_field: ClassVar[str] = "input"
+    schema_field: ClassVar[str] = "text.format.schema"
+
     truncation: str | None = None
 
     @property
@@ -51,19 +54,9 @@ class _Chat(ChatBody):
         return self.truncation == "auto"
 
     @property
-    def prompt_field(self) -> str:
-        """Name of the field that has the prompt."""
-        return "input"
-
-    @property
     def max_tokens_field(self) -> str:
         """Name of the field that bounds the output."""
         return "max_output_tokens"
-
-    @property
-    def schema_field(self) -> str:
-        """Name of the field that has the schema of the text."""
-        return "text.format.schema"
 
 
 class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):

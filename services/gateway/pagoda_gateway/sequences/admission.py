@@ -8,17 +8,35 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from pagoda_gateway import metrics
 from pagoda_gateway.errors import OverloadedError, UnavailableError
 from pagoda_gateway.sequences.generation import Generation
+
+T = TypeVar("T")
 
 RETRY_AFTER_SECONDS = 1.0
 TIMES_LESS_BESIDE_OTHERS = 4  # requests in the background, while others run or ran lately
 LATELY_SECONDS = 5.0
 TIMES_FREE = 4  # alone, a tenant holds four fifths of the slots; of two, each four ninths
 STOPPING_RETRY_AFTER_SECONDS = 5.0
+
+
+class _Held(Generic[T]):
+    """Something that begins and ends; a generator for it costs more than all of that."""
+
+    __slots__ = ("_begin", "_end", "_of")
+
+    def __init__(self, begin: Callable[[T], None], end: Callable[[T], None], of: T) -> None:
+        self._begin, self._end, self._of = begin, end, of
+
+    def __enter__(self) -> None:
+        self._begin(self._of)
+
+    def __exit__(self, *_: object) -> None:
+        self._end(self._of)
 
 
 class Admission:
@@ -34,6 +52,7 @@ class Admission:
         self._is_stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
+        metrics.IN_FLIGHT.set_function(lambda: len(self._generations))
 
     @property
     def num_requests(self) -> int:
@@ -81,39 +100,17 @@ class Admission:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
 
-    @contextlib.contextmanager
-    def slot(self, tenant: str) -> Iterator[None]:
+    def slot(self, tenant: str) -> "_Held[str]":
         """Hold one slot for `tenant`.
 
-        Raises:
+        Raises on entry:
             UnavailableError, OverloadedError: see `check`.
         """
-        self.check(tenant)
-        self._num_requests += 1
-        self._by_tenant[tenant] += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._num_requests -= 1
-            self._by_tenant[tenant] -= 1
-            if not self._by_tenant[tenant]:
-                del self._by_tenant[tenant]
-            if self._num_requests == 0:
-                self._idle.set()
+        return _Held(self._take, self._free, tenant)
 
-    @contextlib.contextmanager
-    def tracked(self, generation: Generation) -> Iterator[None]:
+    def tracked(self, generation: Generation) -> "_Held[Generation]":
         """Know `generation` while it runs."""
-        self._generations.add(generation)
-        metrics.IN_FLIGHT.inc()
-        try:
-            yield
-        finally:
-            self._generations.discard(generation)
-            if _is_interactive(generation):
-                self._quiet_from = self._clock() + LATELY_SECONDS
-            metrics.IN_FLIGHT.dec()
+        return _Held(self._generations.add, self._forget, generation)
 
     def stop(self) -> None:
         """Let nobody in any more."""
@@ -125,6 +122,25 @@ class Admission:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
         return self._idle.is_set()
+
+    def _take(self, tenant: str) -> None:
+        self.check(tenant)
+        self._num_requests += 1
+        self._by_tenant[tenant] += 1
+        self._idle.clear()
+
+    def _free(self, tenant: str) -> None:
+        self._num_requests -= 1
+        self._by_tenant[tenant] -= 1
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
+        if self._num_requests == 0:
+            self._idle.set()
+
+    def _forget(self, generation: Generation) -> None:
+        self._generations.discard(generation)
+        if _is_interactive(generation):
+            self._quiet_from = self._clock() + LATELY_SECONDS
 
     def abort(self) -> None:
         """End what still runs; each client gets an error."""

@@ -112,7 +112,7 @@ class Generation:
         self._frames = frames
         self._open_log = open_log
         self._max_undelivered_tokens = max_undelivered_tokens
-        self._places = asyncio.Semaphore(max_placed)
+        self._max_placed = max_placed
         self._is_at_gate = self._is_being_judged = False
         self._clock = clock
         self._route_ms = 0.0
@@ -193,7 +193,7 @@ class Generation:
         for sequence in self.sequences:
             self._frames.register(self.identity.request_id, sequence)
         try:
-            if not self.is_over:  # the client may have gone before this task began
+            if not (self.is_disconnected or self.failure):  # since before this task began
                 await self._run_all()
         except* GatewayError as group:
             error = _first(group)
@@ -300,18 +300,22 @@ class Generation:
         if len(self.sequences) == 1:  # as nearly always: without a task of its own
             await self._run_sequence(self.sequences[0])
             return
+        places = asyncio.Semaphore(self._max_placed)
         async with asyncio.TaskGroup() as tasks:
             for sequence in self.sequences:
-                tasks.create_task(self._run_sequence(sequence))
+                tasks.create_task(self._run_placed(sequence, places))
+
+    async def _run_placed(self, sequence: OutputSequence, places: asyncio.Semaphore) -> None:
+        async with places:
+            await self._run_sequence(sequence)
 
     async def _run_sequence(self, sequence: OutputSequence) -> None:
-        async with self._places:
-            if sequence.guard is None:
-                await self._make(sequence)
-                return
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(sequence.guard.run(sequence.on_judged))
-                tasks.create_task(self._make(sequence))
+        if sequence.guard is None:
+            await self._make(sequence)
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(sequence.guard.run(sequence.on_judged))
+            tasks.create_task(self._make(sequence))
 
     async def _make(self, sequence: OutputSequence) -> None:
         """Have a sequence's tokens made, or take them from an answer that was kept."""

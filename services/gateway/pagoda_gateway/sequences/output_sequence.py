@@ -6,9 +6,8 @@ there on would not continue what the client has.
 """
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
@@ -198,18 +197,14 @@ class OutputSequence:
         self._stop_gap_timer()
         self.hear()
 
-    @contextlib.asynccontextmanager
-    async def asking(self) -> AsyncIterator[None]:
-        """Ask a worker to accept this attempt, as long as it is not lost.
+    def asking(self) -> asyncio.Timeout:
+        """Return what to ask a worker within; it ends by TimeoutError once this attempt is lost."""
+        self._asking = asyncio.timeout(None)
+        return self._asking
 
-        Raises:
-            TimeoutError: it was lost meanwhile.
-        """
-        try:
-            async with asyncio.timeout(None) as self._asking:
-                yield
-        finally:
-            self._asking = None
+    def asked(self) -> None:
+        """The worker has answered, or will not be waited for."""
+        self._asking = None
 
     def hand_over(self) -> None:
         """A worker has accepted this attempt: from now on its silence means something."""

@@ -80,7 +80,8 @@ class Placer:
         num_faults = 0
         try:
             for attempt in range(self._settings.max_attempts):
-                sequence.begin_attempt(attempt)
+                if attempt:
+                    sequence.begin_attempt(attempt)
                 try:
                     if num_faults:
                         await self._place_suspect(context, sequence, refused)
@@ -122,7 +123,7 @@ class Placer:
     ) -> None:
         request = self._request(context, sequence)  # while the router thinks
         placement = await self._placement(context, sequence, refused)
-        request.plan.CopyFrom(_plan(sequence, placement))
+        _plan(sequence.sampling, placement, request.plan)
         sequence.worker_id = placement.decode_worker_id
         if sequence.worker_id not in context.worker_ids:
             context.worker_ids.append(sequence.worker_id)
@@ -216,13 +217,16 @@ class Placer:
         worker_id = sequence.worker_id
         try:
             async with sequence.asking():
-                answer = await self._bus.request(
-                    subjects.decode(worker_id),
-                    request,
-                    generate_pb2.GenerateResponse,
-                    timeout_seconds=self._settings.admit_timeout_seconds,
-                    context=context.trace_context,
-                )
+                try:
+                    answer = await self._bus.request(
+                        subjects.decode(worker_id),
+                        request,
+                        generate_pb2.GenerateResponse,
+                        timeout_seconds=self._settings.admit_timeout_seconds,
+                        context=context.trace_context,
+                    )
+                finally:
+                    sequence.asked()
         except MessageTooLargeError as error:
             raise InvalidRequestError(f"the prompt is too large to send: {error}") from error
         except (BusError, TimeoutError) as error:
@@ -270,14 +274,14 @@ class Placer:
                 )
 
 
-def _plan(sequence: OutputSequence, placement: route_pb2.RouteResponse) -> generate_pb2.KvPlan:
-    """Return where a sequence's KV comes from."""
-    plan = generate_pb2.KvPlan(
-        prefill_worker_id=placement.prefill_worker_id,
-        num_fetch_blocks=placement.num_fetch_blocks,
-    )
-    if sequence.sampling.HasField("num_prompt_logprobs") or sequence.sampling.embed:
-        plan.Clear()  # who answers computes the prompt: KV alone has no logits, no hidden state
-    if sequence.sampling.HasField("beam_search"):
-        plan.prefill_worker_id = ""  # nor the likeliest first tokens: a prefill worker has one
-    return plan
+def _plan(
+    sampling: generate_pb2.SamplingParams,
+    placement: route_pb2.RouteResponse,
+    plan: generate_pb2.KvPlan,
+) -> None:
+    """Fill in where a sequence's KV comes from."""
+    if sampling.HasField("num_prompt_logprobs") or sampling.embed:
+        return  # who answers computes the prompt: KV alone has no logits, no hidden state
+    plan.num_fetch_blocks = placement.num_fetch_blocks
+    if not sampling.HasField("beam_search"):  # it needs several first tokens, prefill finds one
+        plan.prefill_worker_id = placement.prefill_worker_id

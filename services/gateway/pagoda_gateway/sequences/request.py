@@ -1,6 +1,7 @@
 """What all sequences of one request share: who asked for what, and until when."""
 
 import asyncio
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +18,10 @@ EndpointName = Literal["chat.completions", "completions", "embeddings", "message
 ServiceTier = Literal["default", "batch"]
 
 _TAG_BYTES = 8
+MAX_TAGS = 4096  # of tenants whose requests came lately
 
 
+@functools.lru_cache(MAX_TAGS)
 def tenant_tag(tenant: str) -> bytes:
     """Return what workers know a tenant by: the same from every gateway, and not its name."""
     return hashlib.blake2b(tenant.encode(), digest_size=_TAG_BYTES, person=b"pagoda.tag").digest()

@@ -17,17 +17,19 @@ class OpenLog(Protocol):
         """Store an open record; the future has a GatewayError if nobody must get anything."""
 
 
-def first_sequences(sequences: Iterable[OutputSequence]) -> list[OutputSequence]:
+def first_sequences(sequences: Sequence[OutputSequence]) -> list[OutputSequence]:
     """Return one sequence for each prompt: its first choice."""
+    if len(sequences) == 1:  # as nearly always
+        return [sequences[0]]
     seen: dict[int, OutputSequence] = {}
     for sequence in sequences:
         seen.setdefault(id(sequence.prompt), sequence)
     return list(seen.values())
 
 
-def num_prompt_tokens(sequences: Iterable[OutputSequence]) -> int:
+def num_prompt_tokens(sequences: Sequence[OutputSequence]) -> int:
     """Return the tokens of all prompts, each counted once whatever n is."""
-    return sum(len(sequence.prompt.token_ids) for sequence in first_sequences(sequences))
+    return sum([len(sequence.prompt.token_ids) for sequence in first_sequences(sequences)])
 
 
 def most_output_tokens(sequences: Iterable[OutputSequence]) -> int:
@@ -38,7 +40,7 @@ def most_output_tokens(sequences: Iterable[OutputSequence]) -> int:
     )
 
 
-def cached_tokens(sequences: Iterable[OutputSequence]) -> tuple[int, CachedTokens]:
+def cached_tokens(sequences: Sequence[OutputSequence]) -> tuple[int, CachedTokens]:
     """Return reused prompt tokens: their number, and by tier. Each prompt counts once."""
     total, tiers = 0, CachedTokens()
     for sequence in first_sequences(sequences):
@@ -67,7 +69,7 @@ def open_record(
         model=context.model.full_name,
         endpoint=identity.endpoint,
         num_prompt_tokens=num_prompt_tokens(sequences),
-        max_output_tokens=sum(s.sampling.max_tokens for s in sequences),
+        max_output_tokens=sum([s.sampling.max_tokens for s in sequences]),
         opened_unix_seconds=now,
         gateway_id=gateway_id,
         service_tier=identity.service_tier,

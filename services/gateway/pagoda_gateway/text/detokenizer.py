@@ -13,6 +13,7 @@ REPLACEMENT = "\ufffd"
 # A character has four bytes at most; what is still broken after this many tokens stays broken.
 _MAX_PENDING_TOKENS = 6
 _CONTEXT_TOKENS = 6
+_UTF8_DECODER = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
@@ -39,7 +40,7 @@ class ByteLevelDetokenizer:
         """Use the table of each token's bytes; tokens in `skipped` (special ones) have no text."""
         self._token_bytes = token_bytes
         self._skipped = skipped
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder = _UTF8_DECODER(errors="replace")
         self._is_within = False  # a character, of which some bytes have come
 
     def push(self, token_id: int) -> str:

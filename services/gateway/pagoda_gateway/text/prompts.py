@@ -165,8 +165,6 @@ class PromptMaker:
         Raises:
             InvalidRequestError: they are too many.
         """
-        if not breakers:
-            return ()
         return await self._off_loop(
             self.tokenizer.vocab_size, lambda: self._breakers.token_ids(breakers, model.vocab_size)
         )

@@ -5,7 +5,6 @@ One handler serves one endpoint; what makes APIs differ is in their `Endpoint`.
 
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -15,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from pagoda_gateway.accounts.limits.reservation import LimitedRequest
-from pagoda_gateway.errors import GatewayError, InvalidRequestError
+from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body import read_object, validated
 from pagoda_gateway.http.body_reader import BodyReader
@@ -24,9 +23,9 @@ from pagoda_gateway.http.generation.form_check import FormCheck
 from pagoda_gateway.http.generation.prefix_watch import PrefixWatch
 from pagoda_gateway.http.generation.request_policy import RequestPolicy
 from pagoda_gateway.http.generation.request_telemetry import (
+    EndedSpan,
     describe_request,
     log_prompts,
-    mark_failed,
     stage_span,
     start_request_span,
 )
@@ -42,6 +41,7 @@ from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.sequences.request import AskedAhead, RequestIdentity
 from pagoda_gateway.served_model import ServedModel
+from pagoda_runtime.telemetry.tracing import attached
 
 PRIORITY_OF_TIER = {"default": 0, "batch": 2 * MAX_PRIORITY + 1}  # behind whatever a client says
 
@@ -75,12 +75,13 @@ class GenerationHandler(Generic[Sent, Body]):
             GatewayError: the request cannot be served.
         """
         caller = caller_of(request)
-        with contextlib.ExitStack() as held, contextlib.ExitStack() as unanswered:
-            span = held.enter_context(self._recorded(request, caller))
+        span = start_request_span(request, caller, self._endpoint.operation)
+        context = set_span_in_context(span, Context())
+        with contextlib.ExitStack() as held:
+            held.enter_context(EndedSpan(span))
             admission, tenant = self._gateway.admission, caller.key.tenant
             admission.check(tenant)  # before anything is sent in vain
-            context = set_span_in_context(span)
-            with self._bodies.held() as held_bytes:
+            with attached(context), self._bodies.held() as held_bytes:
                 value = await read_object(request, self._bodies, held_bytes)
                 held.enter_context(admission.slot(tenant))
                 binding_part = self._form_check.binding_part(value)
@@ -96,36 +97,35 @@ class GenerationHandler(Generic[Sent, Body]):
                 )
                 self._limit(generation, caller, request)
                 generation.begin()
-                unanswered.callback(self._end_unanswered, generation)
-                serializer = translated.serializer(processed, generation)
-                tokenizer = self._endpoint.processors[generation.model.name].tokenizer
-                prefix = PrefixWatch(self._gateway.prefixes, generation, admitted.body, tokenizer)
-            options = translated.body.stream_options
-            response = GenerationResponse(
-                self._gateway, caller, generation, serializer, prefix,
-                is_stream=bool(translated.body.stream),
-                include_receipt=bool(options and options.include_receipt),
-                held=held.pop_all(), policy=admitted.policy,
-            )  # fmt: skip
-            unanswered.pop_all()
-            return response
+                try:
+                    return self._response(generation, caller, translated, processed, admitted, held)
+                except BaseException:  # what no response runs has its account closed
+                    if generation.opened is not None:
+                        self._gateway.usage_log.close_failed(caller.request_id)
+                    raise
 
-    def _end_unanswered(self, generation: Generation) -> None:
-        """Close the account of what no response will run."""
-        if generation.opened is not None:
-            self._gateway.usage_log.close_failed(generation.identity.request_id)
-
-    @contextlib.contextmanager
-    def _recorded(self, request: Request, caller: Caller) -> Iterator[Span]:
-        """Hold the span gateway.request."""
-        span = start_request_span(request, caller, self._endpoint.operation)
-        try:
-            yield span
-        except GatewayError as error:  # no slot, or a request that cannot be served
-            mark_failed(span, error)
-            raise
-        finally:
-            span.end()
+    def _response(
+        self,
+        generation: Generation,
+        caller: Caller,
+        translated: Translated[Body],
+        processed: ProcessedRequest,
+        admitted: _Admitted[Body],
+        held: contextlib.ExitStack,
+    ) -> GenerationResponse:
+        tokenizer = self._endpoint.processors[generation.model.name].tokenizer
+        options = translated.body.stream_options
+        return GenerationResponse(
+            self._gateway,
+            caller,
+            generation,
+            translated.serializer(processed, generation),
+            PrefixWatch(self._gateway.prefixes, generation, admitted.body, tokenizer),
+            is_stream=bool(translated.body.stream),
+            include_receipt=bool(options and options.include_receipt),
+            held=held.pop_all(),
+            policy=admitted.policy,
+        )
 
     async def _translated(
         self, scope: Scope, value: dict[str, Any], tenant: str
@@ -139,12 +139,12 @@ class GenerationHandler(Generic[Sent, Body]):
         self, body: Body, caller: Caller, span: Span, context: Context
     ) -> _Admitted[Body]:
         """Return a body that its model and the tenant's policy let through."""
-        gateway = self._gateway
+        gateway, key = self._gateway, caller.key
         arrived = caller.arrived_unix_seconds
         with stage_span("gateway.admit", span, context, start_seconds=arrived):
-            model = gateway.model_of(caller.key, body.model)
+            model = gateway.model_of(key, body.model)
             options = self._endpoint.processors[model.name].options(body)
-            policy = RequestPolicy.of(gateway, caller.key.tenant, model)
+            policy = RequestPolicy.of(gateway, key.tenant, model)
             if policy is not None:
                 body = await policy.checked(body)
         return _Admitted(body, model, options, policy)
@@ -159,16 +159,16 @@ class GenerationHandler(Generic[Sent, Body]):
         held: contextlib.ExitStack,
     ) -> tuple[Generation, ProcessedRequest]:
         """Return what is ready to run, and what it was made of."""
-        gateway, endpoint = self._gateway, self._endpoint
+        gateway, endpoint, key = self._gateway, self._endpoint, caller.key
         body, model, policy = admitted.body, admitted.model, admitted.policy
-        tenant, processor = caller.key.tenant, endpoint.processors[model.name]
+        tenant, processor = key.tenant, endpoint.processors[model.name]
         timeout_seconds = timeout_of(scope, gateway.settings.request_timeout_seconds)
         started = time.perf_counter()
         with stage_span("gateway.tokenize", span, context):
             processed = await processor.process(body, admitted.options, model, tenant)
         note_loose(scope, processed.form.ignored)
         asked = None
-        if policy is None and not caller.key.scopes:  # nothing can keep it from running
+        if policy is None and not key.scopes:  # nothing can keep it from running
             asked = gateway.placer.router.ask_ahead(
                 caller.request_id,
                 model,
@@ -187,7 +187,7 @@ class GenerationHandler(Generic[Sent, Body]):
             object_id=endpoint.object_id_prefix + caller.request_id,
             endpoint=endpoint.name,
             tenant=tenant,
-            api_key_id=caller.key.api_key_id,
+            api_key_id=key.api_key_id,
             arrived_unix_seconds=caller.arrived_unix_seconds,
             tokenize_ms=1000 * (time.perf_counter() - started),
             priority=(body.priority or 0) + PRIORITY_OF_TIER[caller.service_tier],
@@ -195,7 +195,7 @@ class GenerationHandler(Generic[Sent, Body]):
             price_id=gateway.price_book.price_id_at(
                 self._priced_name(model, caller.arrived_unix_seconds), caller.arrived_unix_seconds
             ),
-            weight=caller.key.weight,
+            weight=key.weight,
         )
         is_stream = bool(body.stream)
         generation = self._generation(
@@ -228,6 +228,8 @@ class GenerationHandler(Generic[Sent, Body]):
 
     def _priced_name(self, model: ServedModel, at: float) -> str:
         """Return whose price applies: that of the model with its adapter, or else its own."""
+        if not model.adapter:
+            return model.name
         return self._gateway.price_book.priced_name((model.full_name, model.name), at)
 
     def _generation(

@@ -30,6 +30,7 @@ from pagoda_runtime.telemetry.tracing import attached, extract, tracer
 
 MAX_USER_CHARS = 128
 _CACHED_TOKENS = [(t, metrics.CACHED_TOKENS.labels(t)) for t in ("device", "cpu", "nvme")]
+_NOTHING = contextlib.nullcontext()
 logger = logging.getLogger(__name__)
 
 _FIELD = re.compile(
@@ -54,6 +55,23 @@ def start_request_span(request: Request, caller: Caller, operation: str) -> Span
     )
 
 
+class EndedSpan:
+    """Ends the span gateway.request, and notes on it what error there was."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def __enter__(self) -> None:
+        """It has begun."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, GatewayError):  # no slot, or a request that cannot be served
+            mark_failed(self._span, error)
+        self._span.end()
+
+
 def _clients_context(scope: Scope) -> Context:
     """Return the trace that the client says its request belongs to; an empty one if none."""
     parent = header(scope, b"traceparent")
@@ -71,7 +89,7 @@ def stage_span(
     own values, and a traceback of any length.
     """
     if not span.is_recording():
-        return attached(context)
+        return _NOTHING
     return _recorded_stage(name, context, start_seconds)
 
 

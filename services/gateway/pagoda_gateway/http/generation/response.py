@@ -18,6 +18,7 @@ from pagoda_gateway.http.generation.request_telemetry import count, describe_out
 from pagoda_gateway.http.generation.streaming import GenerationWriter
 from pagoda_gateway.openai.serializer import Serializer
 from pagoda_gateway.sequences.generation import Generation
+from pagoda_runtime.telemetry.tracing import attached
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +155,8 @@ class GenerationResponse(Response):
                     await self._prefix.settle(record)
         finally:  # cancelled meanwhile: what was delivered is billed all the same
             if generation.opened is not None:
-                with stage_span("gateway.settle", generation.span, generation.context):
+                span, context = generation.span, generation.context
+                with attached(context), stage_span("gateway.settle", span, context):
                     await self._gateway.usage_log.close(record)
             count(generation, record)
             describe_outcome(generation, record)

@@ -1,6 +1,6 @@
 """Body of POST /v1/chat/completions."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -22,7 +22,14 @@ MAX_THINKING_TOKENS = 1 << 20
 
 
 class ChatBody(GenerationBody):
-    """A conversation to go on with."""
+    """A conversation to go on with.
+
+    Attributes:
+        thinking_budget_field: name of the field that bounds the reasoning.
+    """
+
+    prompt_field: ClassVar[str] = "messages"
+    thinking_budget_field: ClassVar[str] = "thinking_token_budget"
 
     messages: Items[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -53,19 +60,9 @@ class ChatBody(GenerationBody):
         return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
 
     @property
-    def prompt_field(self) -> str:
-        """Name of the field that has the prompt."""
-        return "messages"
-
-    @property
     def drops_turns(self) -> bool:
         """Whether a conversation that is too long goes without its oldest turns."""
         return False
-
-    @property
-    def thinking_budget_field(self) -> str:
-        """Name of the field that bounds the reasoning."""
-        return "thinking_token_budget"
 
     @field_validator("max_completion_tokens")
     @classmethod

@@ -1,6 +1,6 @@
 """Fields that chat and completions share."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -65,7 +65,15 @@ class RepetitionDetection(RequestModel):
 
 
 class GenerationBody(RequestBody):
-    """How to generate: everything but the prompt."""
+    """How to generate: everything but the prompt.
+
+    Attributes:
+        prompt_field: name of the field that has the prompt.
+        schema_field: name of the field that has the schema of `response_format`.
+    """
+
+    prompt_field: ClassVar[str] = "prompt"
+    schema_field: ClassVar[str] = formats.RESPONSE_SCHEMA
 
     model: str = Field(min_length=1, max_length=512)
     n: int | None = None
@@ -136,16 +144,6 @@ class GenerationBody(RequestBody):
     def max_tokens_field(self) -> str:
         """Name of the field that bounds the output."""
         return "max_tokens"
-
-    @property
-    def prompt_field(self) -> str:
-        """Name of the field that has the prompt."""
-        return "prompt"
-
-    @property
-    def schema_field(self) -> str:
-        """Name of the field that has the schema of `response_format`."""
-        return formats.RESPONSE_SCHEMA
 
     @field_validator("n")
     @classmethod
