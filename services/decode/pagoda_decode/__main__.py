@@ -2,10 +2,13 @@
 
 import sys
 
-from pagoda_decode.config import DecodeSettings
-from pagoda_runtime.configuration.settings import CommonSettings
-from pagoda_runtime.identity import new_worker_id
-from pagoda_runtime.process.service import load_or_exit, run_service
+from pagoda_runtime.process.loading import loading
+
+with loading():
+    from pagoda_decode.config import DecodeSettings
+    from pagoda_runtime.configuration.settings import CommonSettings
+    from pagoda_runtime.identity import new_worker_id
+    from pagoda_runtime.process.service import load_or_exit, run_service
 
 
 def main() -> int:
@@ -13,7 +16,8 @@ def main() -> int:
     common = load_or_exit(CommonSettings)
     settings = load_or_exit(DecodeSettings)
     worker_id = settings.worker_id or new_worker_id("decode")
-    from pagoda_decode.server import serve  # after the settings: importing torch takes a second
+    with loading():  # after the settings: importing torch takes a second
+        from pagoda_decode.server import serve
 
     return run_service(
         "decode",

@@ -4,14 +4,22 @@ import contextlib
 import logging
 import sys
 
-from pagoda_gateway.config import GatewaySettings
-from pagoda_gateway.gateway import open_gateway
-from pagoda_gateway.http.app import make_app
-from pagoda_gateway.http.batches.background import batches_in_background
-from pagoda_gateway.http.server import drain, http_server, listen
-from pagoda_runtime.configuration.model_folder import resolve_model_folder
-from pagoda_runtime.configuration.settings import CommonSettings
-from pagoda_runtime.process.service import ServiceContext, keep_loaded, load_or_exit, run_service
+from pagoda_runtime.process.loading import loading
+
+with loading():
+    from pagoda_gateway.config import GatewaySettings
+    from pagoda_gateway.gateway import open_gateway
+    from pagoda_gateway.http.app import make_app
+    from pagoda_gateway.http.batches.background import batches_in_background
+    from pagoda_gateway.http.server import drain, http_server, listen
+    from pagoda_runtime.configuration.model_folder import resolve_model_folder
+    from pagoda_runtime.configuration.settings import CommonSettings
+    from pagoda_runtime.process.service import (
+        ServiceContext,
+        keep_loaded,
+        load_or_exit,
+        run_service,
+    )
 
 logger = logging.getLogger(__name__)
 

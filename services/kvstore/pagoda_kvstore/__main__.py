@@ -2,10 +2,13 @@
 
 import sys
 
-from pagoda_kvstore import app
-from pagoda_kvstore.config import KvstoreSettings
-from pagoda_runtime.configuration.settings import CommonSettings
-from pagoda_runtime.process.service import load_or_exit, run_service
+from pagoda_runtime.process.loading import loading
+
+with loading():
+    from pagoda_kvstore import app
+    from pagoda_kvstore.config import KvstoreSettings
+    from pagoda_runtime.configuration.settings import CommonSettings
+    from pagoda_runtime.process.service import load_or_exit, run_service
 
 
 def main() -> int:

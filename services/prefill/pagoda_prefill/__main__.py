@@ -2,10 +2,13 @@
 
 import sys
 
-from pagoda_prefill.config import PrefillSettings
-from pagoda_runtime.configuration.settings import CommonSettings
-from pagoda_runtime.identity import new_worker_id
-from pagoda_runtime.process.service import load_or_exit, run_service
+from pagoda_runtime.process.loading import loading
+
+with loading():
+    from pagoda_prefill.config import PrefillSettings
+    from pagoda_runtime.configuration.settings import CommonSettings
+    from pagoda_runtime.identity import new_worker_id
+    from pagoda_runtime.process.service import load_or_exit, run_service
 
 
 def main() -> int:
@@ -13,7 +16,8 @@ def main() -> int:
     common = load_or_exit(CommonSettings)
     settings = load_or_exit(PrefillSettings)
     worker_id = settings.worker_id or new_worker_id("prefill")
-    from pagoda_prefill.server import serve  # after the settings: importing torch takes a second
+    with loading():  # after the settings: importing torch takes a second
+        from pagoda_prefill.server import serve
 
     return run_service(
         "prefill",
