@@ -6,7 +6,9 @@ name that changes with the sources. Without a compiler and a library there is No
 so once.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -16,7 +18,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pagoda_kernels.native.seats import NoSeatError, Seat
@@ -228,22 +230,37 @@ def find_or_compile(name: str) -> Path:
         SubprocessError: the compiler fails.
     """
     file_name = f"pagoda-{name}-{_digest(name)}.so"
-    beside = HERE / "built" / file_name
-    if beside.is_file():
-        return beside
-    cached = _cache_folder() / file_name
-    if cached.is_file() and _is_ours(cached):
-        return cached
+    beside, cached = HERE / "built" / file_name, _cache_folder() / file_name
+    if found := _found(beside, cached):
+        return found
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise FileNotFoundError("no C compiler (cc) is installed")
-    try:
-        beside.parent.mkdir(exist_ok=True)
-        return compile_library(name, beside, compiler)
-    except OSError as error:  # the package is installed where this user cannot write
-        _LOGGER.debug("%s cannot be written (%s)", beside.parent, error)
-    cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return compile_library(name, cached, compiler)
+    with _one_at_a_time():
+        if found := _found(beside, cached):  # by whom this one has waited for
+            return found
+        try:
+            beside.parent.mkdir(exist_ok=True)
+            return compile_library(name, beside, compiler)
+        except OSError as error:  # the package is installed where this user cannot write
+            _LOGGER.debug("%s cannot be written (%s)", beside.parent, error)
+        cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return compile_library(name, cached, compiler)
+
+
+def _found(beside: Path, cached: Path) -> Path | None:
+    """Return a library that is there; of the user's cache only if nobody else can have put it."""
+    if beside.is_file():
+        return beside
+    return cached if cached.is_file() and _is_ours(cached) else None
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Let one process of this host compile these sources: others wait, for the same library."""
+    with (SOURCES / "pagoda.c").open("rb") as source:
+        fcntl.flock(source, fcntl.LOCK_EX)  # until it is closed
+        yield
 
 
 def compile_library(name: str, path: Path, compiler: str = "cc", *extra: str) -> Path:

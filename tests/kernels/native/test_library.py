@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,22 @@ def test_compiled_once_and_found_again(no_library: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CC", "no-such-compiler")
     assert find_or_compile("avx512") == compiled
     assert [path.name for path in compiled.parent.iterdir()] == [compiled.name]  # no half of it
+
+
+def test_processes_that_start_together_compile_once(
+    no_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As workers of a host do: each waits for the one that compiles. Threads stand for them."""
+    log = no_library / "log"
+    compiler = no_library / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho one >> {log}\nexec cc "$@"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    with ThreadPoolExecutor(3) as processes:
+        found = set(processes.map(find_or_compile, ["avx512"] * 3))
+
+    assert len(found) == 1
+    assert log.read_text() == "one\n"
 
 
 def test_the_users_cache_where_the_package_cannot_be_written(

@@ -112,9 +112,10 @@ async def test_logprobs_change_no_token_and_forced_ones_save_steps(
     assert len(plain.results) < 0.8 * len(slow.results)
 
 
-@pytest.mark.parametrize("num_blocks", [400, 84], ids=["room", "short of blocks"])
-@pytest.mark.parametrize("num_logprobs", [None, 1])
-@pytest.mark.parametrize("temperature", [0.0, 0.6])
+@pytest.mark.parametrize(  # each value beside each of the others
+    ("num_blocks", "num_logprobs", "temperature"),
+    [(400, None, 0.0), (400, 1, 0.6), (84, None, 0.6), (84, 1, 0.0)],
+)
 async def test_speculation_changes_no_output(
     model: LoadedModel,
     grammars: Grammars,
