@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -123,7 +124,9 @@ def _announce(plan: Plan, stack: Stack) -> None:
 
 def _show_progress(waiting: list[str]) -> None:
     if sys.stderr.isatty():
-        text = f"waiting for {', '.join(waiting)}"[:100] if waiting else ""
+        # Backwards: gateways come first, and wait for the others, which say what for.
+        text = f"waiting for {', '.join(reversed(waiting))}" if waiting else ""
+        text = text[: shutil.get_terminal_size().columns - 1]
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 

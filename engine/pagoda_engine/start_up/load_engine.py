@@ -50,7 +50,7 @@ from pagoda_engine.start_up.step_limits import (
 )
 from pagoda_engine.start_up.warm_up import warm_engine, warm_kernels
 from pagoda_engine.step.layer_export import OnLayers
-from pagoda_kernels.native.library import native_library
+from pagoda_kernels.native.library import must_be_compiled, native_library
 from pagoda_kernels.native.seats import Seat
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,9 @@ def load_engine(
         MemoryBudgetError: the model, or its longest sequence, does not fit.
         Exception: what `start_up` ends the start with.
     """
+    if device_name(options.device) == "cpu" and must_be_compiled():
+        with start_up.phase("compiling native operators"):
+            native_library()
     loading = _Loading(folder, options, read_buffer_bytes, draft_folder, start_up)
     try:
         with start_up.phase("loading weights"):
@@ -359,10 +362,10 @@ def device_name(device: str) -> str:
 
 def _share_processors(options: EngineOptions) -> Seat | None:
     """Divide processors with other workers, where nobody said how many threads there shall be."""
-    library = native_library()
-    if not options.processor_table or options.num_threads or library is None:
+    if not options.processor_table or options.num_threads or device_name(options.device) != "cpu":
         return None
-    return library.share_processors(Path(options.processor_table))
+    library = native_library()
+    return None if library is None else library.share_processors(Path(options.processor_table))
 
 
 def _config(options: EngineOptions, device: torch.device, limits: StepLimits) -> EngineConfig:

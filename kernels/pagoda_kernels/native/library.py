@@ -204,6 +204,12 @@ def native_library() -> NativeLibrary | None:
         return None
 
 
+def must_be_compiled() -> bool:
+    """Tell whether `native_library` has to compile first, which takes some 20 s."""
+    name = best_instruction_set(processor_flags())
+    return name is not None and _found(*_places(name)) is None
+
+
 def best_instruction_set(flags: frozenset[str]) -> str | None:
     """Return the first instruction set that a processor with these flags has."""
     return next((name for name, (needed, _) in INSTRUCTION_SETS.items() if needed <= flags), None)
@@ -229,8 +235,7 @@ def find_or_compile(name: str) -> Path:
         OSError: there is no compiler, or nowhere to write.
         SubprocessError: the compiler fails.
     """
-    file_name = f"pagoda-{name}-{_digest(name)}.so"
-    beside, cached = HERE / "built" / file_name, _cache_folder() / file_name
+    beside, cached = _places(name)
     if found := _found(beside, cached):
         return found
     compiler = shutil.which(os.environ.get("CC", "cc"))
@@ -246,6 +251,12 @@ def find_or_compile(name: str) -> Path:
             _LOGGER.debug("%s cannot be written (%s)", beside.parent, error)
         cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return compile_library(name, cached, compiler)
+
+
+def _places(name: str) -> tuple[Path, Path]:
+    """Return where a library may be: beside the package, and in the user's cache."""
+    file_name = f"pagoda-{name}-{_digest(name)}.so"
+    return HERE / "built" / file_name, _cache_folder() / file_name
 
 
 def _found(beside: Path, cached: Path) -> Path | None:

@@ -13,6 +13,7 @@ from pagoda_kernels.native.library import (
     MACHINES,
     best_instruction_set,
     find_or_compile,
+    must_be_compiled,
     native_library,
 )
 
@@ -51,6 +52,13 @@ def test_compiled_once_and_found_again(no_library: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CC", "no-such-compiler")
     assert find_or_compile("avx512") == compiled
     assert [path.name for path in compiled.parent.iterdir()] == [compiled.name]  # no half of it
+
+
+@pytest.mark.usefixtures("no_library")
+def test_it_must_be_compiled_once() -> None:
+    assert must_be_compiled()
+    find_or_compile("avx512")
+    assert not must_be_compiled()
 
 
 def test_processes_that_start_together_compile_once(
@@ -127,6 +135,7 @@ def test_a_processor_without_vectors_has_none(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "processor_flags", lambda: frozenset({"sse2"}))
     native_library.cache_clear()
     assert native_library() is None
+    assert not must_be_compiled()
     native_library.cache_clear()
 
 

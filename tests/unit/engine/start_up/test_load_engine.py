@@ -37,7 +37,8 @@ def load(folder: Path, evicted: list[bytes] | None = None, **fields: Any) -> Eng
         on_evict=lambda block_hash, _: ([] if evicted is None else evicted).append(block_hash),
         start_up=StartUp(phases.append),
     )
-    assert {phase.split(" ")[0] for phase in phases} == {"loading", "allocating", "warming"}
+    begun = {phase.split(" ")[0] for phase in phases}
+    assert begun - {"compiling"} == {"loading", "allocating", "warming"}
     return engine
 
 
@@ -54,6 +55,28 @@ def test_the_start_leaves_nothing_behind(folder: Path) -> None:
     assert not engine.has_work()
     assert evicted == []
     assert engine.step().stored == ()
+
+
+def test_who_waits_hears_that_operators_are_compiled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "must_be_compiled", lambda: True)
+    phases: list[str] = []
+    load_engine(
+        folder,
+        make_options(num_blocks=64, device="cpu", dtype="float32"),
+        hash_block=hash_block,
+        on_evict=lambda *_: None,
+        start_up=StartUp(phases.append),
+    )
+
+    assert phases[0] == "compiling native operators"
+
+
+def test_a_worker_of_a_gpu_compiles_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "native_library", lambda: pytest.fail("it is looked for"))
+
+    assert module._share_processors(make_options(device="cuda", processor_table="table")) is None
 
 
 @pytest.mark.parametrize("is_native", [True, False])
