@@ -270,7 +270,8 @@ def _found(beside: Path, cached: Path) -> Path | None:
 def _one_at_a_time() -> Iterator[None]:
     """Let one process of this host compile these sources: others wait, for the same library."""
     with (SOURCES / "pagoda.c").open("rb") as source:
-        fcntl.flock(source, fcntl.LOCK_EX)  # until it is closed
+        with contextlib.suppress(OSError):  # a file system without locks: each compiles its own
+            fcntl.flock(source, fcntl.LOCK_EX)  # until it is closed
         yield
 
 
