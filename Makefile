@@ -93,7 +93,7 @@ chaos: $(DEV_STAMP) ## Kill, pause and stop every process under load; CHAOS_ARGS
 soak: $(DEV_STAMP) ## Ten minutes of changeable clients: nothing may grow, leak or complain (SOAK_ARGS="--minutes 2")
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos.soak $(SOAK_ARGS)
 
-every-gpu: $(DEV_STAMP) ## Compile every kernel for every GPU, not for H100 alone as `make test` does
+every-gpu: $(DEV_STAMP) ## Compile every case of every kernel for every GPU, not the first for H100 alone as `make test` does
 	PAGODA_COMPILE_FOR_EVERY_GPU=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kernels/compile
 
 kernel-resources: $(DEV_STAMP) ## Record what every kernel compiles to: registers, spills, bytes per cycle

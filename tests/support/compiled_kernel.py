@@ -27,13 +27,14 @@ CAPABILITIES = (80, 89, 90, 100)
 """A100, L4 and L40S, H100 and H200, B200."""
 
 MAIN_CAPABILITY = 90
-"""Compiled for every case; the others for each kernel's first case, unless everything is asked."""
+"""Compiled for every case, if every GPU is asked for; else, as the others are, for the first case
+of each kernel, or way through it, unless everything is asked."""
 
 EVERYTHING_VARIABLE = "PAGODA_COMPILE_EVERYTHING"
 EVERY_GPU_VARIABLE = "PAGODA_COMPILE_FOR_EVERY_GPU"
 FEW_CAPABILITIES = (MAIN_CAPABILITY,)
 """Unless every GPU is asked for, as CI does after the tests (`make every-gpu`): to compile takes
-half a second of CPU a kernel."""
+half a second of CPU a case."""
 
 STREAMING = {
     "decode_kernel", "mla_decode_kernel", "fp8_matmul_kernel", "int8_matmul_kernel",
@@ -180,7 +181,8 @@ def _is_settled(kernel: Any, args: Sequence[Any], capability: int) -> bool:
     path = kernel.__name__, is_described, capability
     before = path in _compiled
     _compiled.add(path)
-    return before and capability != MAIN_CAPABILITY and not os.environ.get(EVERYTHING_VARIABLE)
+    is_main = capability == MAIN_CAPABILITY and bool(os.environ.get(EVERY_GPU_VARIABLE))
+    return before and not is_main and not os.environ.get(EVERYTHING_VARIABLE)
 
 
 @functools.cache
