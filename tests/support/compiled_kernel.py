@@ -181,8 +181,8 @@ def _is_settled(kernel: Any, args: Sequence[Any], capability: int) -> bool:
     path = kernel.__name__, is_described, capability
     before = path in _compiled
     _compiled.add(path)
-    is_main = capability == MAIN_CAPABILITY and bool(os.environ.get(EVERY_GPU_VARIABLE))
-    return before and not is_main and not os.environ.get(EVERYTHING_VARIABLE)
+    wants_all_of = MAIN_CAPABILITY if os.environ.get(EVERY_GPU_VARIABLE) else None
+    return before and capability != wants_all_of and not os.environ.get(EVERYTHING_VARIABLE)
 
 
 @functools.cache

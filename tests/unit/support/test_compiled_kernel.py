@@ -89,6 +89,8 @@ def test_launches_become_reports(tmp_path):
     assert all('"kernel": "add_kernel", "case": "a case"' in line for line in lines)
     assert '"num_warps": 1' in lines[0]
     assert '"num_warps": 2' in lines[1]
+    (few,) = run_script(tmp_path, SCRIPT)
+    assert '"capability": 90' in few
 
 
 def test_every_gpu_is_asked_for_by_a_variable_alone(monkeypatch):

@@ -129,7 +129,7 @@ class RequestProcessor(ABC, Generic[Body]):
             check_grammar(form.grammar, options)
         for param, token_ids in (
             ("stop_token_ids", body.stop_token_ids),
-            ("logit_bias", tuple(logit_bias(body)) if body.logit_bias else ()),
+            ("logit_bias", tuple(logit_bias(body))),
             ("allowed_token_ids", body.allowed_token_ids),
             ("logprob_token_ids", body.logprob_token_ids),
         ):
@@ -214,16 +214,15 @@ class RequestProcessor(ABC, Generic[Body]):
             )
             check_min_tokens(body.min_tokens, budget, param)
             budgets.append(budget)
-        if options.num_scored_logprobs is not None:
-            num_tokens = sum(len(ids) for ids, _ in tokenized.prompts)
-            self._check_num_scored(num_tokens, options.num_scored_logprobs, options)
+        self._check_num_scored(tokenized, options)
         return budgets
 
-    def _check_num_scored(
-        self, num_prompt_tokens: int, num_alternatives: int, options: OutputOptions
-    ) -> None:
+    def _check_num_scored(self, tokenized: TokenizedPrompts, options: OutputOptions) -> None:
         """Refuse more log probabilities of prompts than one answer may hold."""
-        num_tokens = num_prompt_tokens * options.num_choices * (1 + num_alternatives)
+        if options.num_scored_logprobs is None:
+            return
+        num_prompt_tokens = sum(len(token_ids) for token_ids, _ in tokenized.prompts)
+        num_tokens = num_prompt_tokens * options.num_choices * (1 + options.num_scored_logprobs)
         if num_tokens > self._settings.max_whole_tokens:
             raise InvalidRequestError(
                 f"log probabilities of {num_tokens} tokens are asked for (prompt tokens times n or "

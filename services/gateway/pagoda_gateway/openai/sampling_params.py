@@ -69,8 +69,7 @@ def sampling_params(
     if options.is_search:
         params.temperature = 0.0
         params.beam_search.CopyFrom(beam_search(body, options))
-    if body.logit_bias:
-        params.logit_bias.update(logit_bias(body))
+    params.logit_bias.update(logit_bias(body))
     if options.num_engine_logprobs is not None:
         params.num_logprobs = options.num_engine_logprobs
     if options.num_scored_logprobs is not None:
@@ -92,7 +91,9 @@ def dry_sequence_breakers(body: GenerationBody) -> tuple[str, ...]:
 
 def logit_bias(body: GenerationBody) -> dict[int, float]:
     """Return token id -> bias."""
-    return {int(key): float(value) for key, value in (body.logit_bias or {}).items()}
+    if not body.logit_bias:
+        return {}
+    return {int(key): float(value) for key, value in body.logit_bias.items()}
 
 
 def output_budget(

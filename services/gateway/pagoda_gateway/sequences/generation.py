@@ -193,7 +193,7 @@ class Generation:
         for sequence in self.sequences:
             self._frames.register(self.identity.request_id, sequence)
         try:
-            if not (self.is_disconnected or self.failure):  # since before this task began
+            if self.failure is None and not self.is_disconnected:  # before this task began
                 await self._run_all()
         except* GatewayError as group:
             error = _first(group)

@@ -6,8 +6,9 @@ there on would not continue what the client has.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
@@ -197,14 +198,18 @@ class OutputSequence:
         self._stop_gap_timer()
         self.hear()
 
-    def asking(self) -> asyncio.Timeout:
-        """Return what to ask a worker within; it ends by TimeoutError once this attempt is lost."""
-        self._asking = asyncio.timeout(None)
-        return self._asking
+    @contextlib.asynccontextmanager
+    async def asking(self) -> AsyncIterator[None]:
+        """Ask a worker to accept this attempt, as long as it is not lost.
 
-    def asked(self) -> None:
-        """The worker has answered, or will not be waited for."""
-        self._asking = None
+        Raises:
+            TimeoutError: it was lost meanwhile.
+        """
+        try:
+            async with asyncio.timeout(None) as self._asking:
+                yield
+        finally:
+            self._asking = None
 
     def hand_over(self) -> None:
         """A worker has accepted this attempt: from now on its silence means something."""

@@ -80,8 +80,7 @@ class Placer:
         num_faults = 0
         try:
             for attempt in range(self._settings.max_attempts):
-                if attempt:
-                    sequence.begin_attempt(attempt)
+                sequence.begin_attempt(attempt)
                 try:
                     if num_faults:
                         await self._place_suspect(context, sequence, refused)
@@ -217,16 +216,13 @@ class Placer:
         worker_id = sequence.worker_id
         try:
             async with sequence.asking():
-                try:
-                    answer = await self._bus.request(
-                        subjects.decode(worker_id),
-                        request,
-                        generate_pb2.GenerateResponse,
-                        timeout_seconds=self._settings.admit_timeout_seconds,
-                        context=context.trace_context,
-                    )
-                finally:
-                    sequence.asked()
+                answer = await self._bus.request(
+                    subjects.decode(worker_id),
+                    request,
+                    generate_pb2.GenerateResponse,
+                    timeout_seconds=self._settings.admit_timeout_seconds,
+                    context=context.trace_context,
+                )
         except MessageTooLargeError as error:
             raise InvalidRequestError(f"the prompt is too large to send: {error}") from error
         except (BusError, TimeoutError) as error:

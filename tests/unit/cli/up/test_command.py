@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pagoda_cli.up.command import run_up
+from pagoda_cli.up.command import _show_progress, run_up
 from pagoda_cli.up.home import lock_home
 
 
@@ -56,3 +56,16 @@ def test_a_home_in_use_is_said(environ: dict[str, str], capsys: pytest.CaptureFi
     with lock_home(Path(environ["PAGODA_HOME"])):
         assert run_up(environ) == 1
     assert "another `pagoda up`" in capsys.readouterr().err
+
+
+def test_a_line_of_the_terminal_says_what_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the workers say first: gateways wait for them."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    _show_progress(["gateway (model: nobody)", "decode-1 (model: compiling)"])
+    _show_progress([])
+    shown = capsys.readouterr().err.replace("\033[K", "").split("\r")
+
+    assert shown == ["", "waiting for decode-1 (model: compiling),"[:39], ""]

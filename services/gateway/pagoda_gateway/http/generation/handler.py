@@ -6,6 +6,7 @@ One handler serves one endpoint; what makes APIs differ is in their `Endpoint`.
 import contextlib
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic
 
 from opentelemetry.context import Context
@@ -23,8 +24,8 @@ from pagoda_gateway.http.generation.form_check import FormCheck
 from pagoda_gateway.http.generation.prefix_watch import PrefixWatch
 from pagoda_gateway.http.generation.request_policy import RequestPolicy
 from pagoda_gateway.http.generation.request_telemetry import (
-    EndedSpan,
     describe_request,
+    end_request_span,
     log_prompts,
     stage_span,
     start_request_span,
@@ -78,7 +79,7 @@ class GenerationHandler(Generic[Sent, Body]):
         span = start_request_span(request, caller, self._endpoint.operation)
         context = set_span_in_context(span, Context())
         with contextlib.ExitStack() as held:
-            held.enter_context(EndedSpan(span))
+            held.push(partial(end_request_span, span))
             admission, tenant = self._gateway.admission, caller.key.tenant
             admission.check(tenant)  # before anything is sent in vain
             with attached(context), self._bodies.held() as held_bytes:

@@ -55,21 +55,13 @@ def start_request_span(request: Request, caller: Caller, operation: str) -> Span
     )
 
 
-class EndedSpan:
-    """Ends the span gateway.request, and notes on it what error there was."""
-
-    __slots__ = ("_span",)
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-
-    def __enter__(self) -> None:
-        """It has begun."""
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, GatewayError):  # no slot, or a request that cannot be served
-            mark_failed(self._span, error)
-        self._span.end()
+def end_request_span(
+    span: Span, _kind: object, error: BaseException | None, _traceback: object
+) -> None:
+    """End gateway.request, as a context does, and note on it what error there was."""
+    if isinstance(error, GatewayError):  # no slot, or a request that cannot be served
+        mark_failed(span, error)
+    span.end()
 
 
 def _clients_context(scope: Scope) -> Context:

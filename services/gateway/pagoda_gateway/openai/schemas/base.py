@@ -115,8 +115,4 @@ class RequestBody(RequestModel):
     @classmethod
     def _whole_numbers(cls, value: dict[str, Any]) -> dict[str, Any]:
         known = cls.__pydantic_fields__  # `model_fields` asks who asks, each time
-        return {
-            name: whole_numbers(item) if type(item) in (float, list) else item
-            for name, item in value.items()
-            if name in known
-        }
+        return {name: whole_numbers(item) for name, item in value.items() if name in known}
