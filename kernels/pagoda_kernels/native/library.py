@@ -103,9 +103,6 @@ class NativeLibrary:
         self.pack_quantised = library.pagoda_pack_quantised
         self.pack_quantised.argtypes = [pointer, linear, pointer, pointer, pointer, pointer]
         self.pack_quantised.restype = None
-        library.pagoda_has_twelve_bits.argtypes = []
-        library.pagoda_has_twelve_bits.restype = ctypes.c_int32
-        self.has_twelve_bits = bool(library.pagoda_has_twelve_bits())
         self.count_exceptions = library.pagoda_count_exceptions
         self.count_exceptions.argtypes = [pointer, linear, pointer, pointer]
         self.count_exceptions.restype = None

@@ -114,7 +114,7 @@ class PackedLinear:
 
     def _pack_dense(self, weight: torch.Tensor) -> None:
         library = self._library
-        if library.has_twelve_bits and self.dtype is torch.bfloat16:
+        if self.dtype is torch.bfloat16:
             self._exceptions = find_exceptions(library, self._pool(), self.structure, weight)
         self._take_panels()
         if self._exceptions is None:

@@ -24,7 +24,7 @@ class Linear(ctypes.Structure):
         ("is_activated", c_int32),
         ("exceptions", c_void_p),
         ("first_exceptions", c_void_p),
-        ("exponents", c_void_p),
+        ("high_bytes", c_void_p),
     )
 
 

@@ -30,13 +30,13 @@ static void *keep(void *memory) {
     return kept[num_kept++] = memory;
 }
 
-// Whatever has an exponent of numbers from 2^-15 to 1, and exceptions.
+// Numbers of either sign from 2^-15 to 1, and exceptions.
 static void keep_in_twelve_bits(Threads *threads, Linear *made, const void *weight, void **panels) {
-    uint16_t *exponents = keep(malloc(NUM_EXPONENTS * sizeof *exponents));
-    for (int i = 0; i < NUM_EXPONENTS; i++) exponents[i] = (uint16_t)((127 - i - draw() % 2 * 8) << 7);
+    uint8_t *high_bytes = keep(malloc(NUM_HIGH_BYTES * sizeof *high_bytes));
+    for (int i = 0; i < NUM_HIGH_BYTES; i++) high_bytes[i] = (uint8_t)((i % 2 << 7) + 63 - i / 2 - draw() % 2 * 8);
     const long count = num_panels(made);
     int64_t *counts = malloc((size_t)count * sizeof *counts), *first = keep(malloc((size_t)count * sizeof *first)), total = 0;
-    made->bits = TWELVE_BITS, made->exceptions = (Exceptions){NULL, first, exponents};
+    made->bits = TWELVE_BITS, made->exceptions = (Exceptions){NULL, first, high_bytes};
     pagoda_count_exceptions(threads, made, weight, counts);
     for (long i = 0; i < count; i++) first[i] = total, total += counts[i] + 1;
     Exception *all = keep(malloc((size_t)total * sizeof *all));
@@ -70,7 +70,7 @@ static Linear *linear(Threads *threads, long num_outputs, long width, int is_bf1
         pagoda_pack(threads, made, weight, panels);
     }
     made->panels = panels;
-    if (!made->bits && is_bf16 && HAS_TWELVE_BITS && draw() % 2) keep_in_twelve_bits(threads, made, weight, &panels);
+    if (!made->bits && is_bf16 && draw() % 2) keep_in_twelve_bits(threads, made, weight, &panels);
     free(weight);
     parts[0] = made, parts[1] = panels, parts[2] = (void *)made->bias;
     return made;

@@ -75,11 +75,12 @@ static void large_blocks_come_in_parts_and_within_the_budget(Threads *threads) {
 
 static void a_product_fetches_as_much_as_it_has_room_for(Threads *threads, long num_rows) {
     enum { OUTPUTS = 192, WIDTH = 640 };
-    static uint16_t x[64 * WIDTH], y[64 * OUTPUTS], exponents[16];
+    static uint16_t x[64 * WIDTH], y[64 * OUTPUTS];
+    static const uint8_t high_bytes[NUM_HIGH_BYTES];
     static const Exception none = {NO_STEP, 0, 0};
     static const int64_t first[OUTPUTS / PANEL];
     Linear linear = {.num_outputs = OUTPUTS, .width = WIDTH, .is_bf16 = 1, .bits = TWELVE_BITS,
-                     .exceptions = {&none, first, exponents}};
+                     .exceptions = {&none, first, high_bytes}};
     void *panels = calloc(1, (size_t)pagoda_packed_bytes(&linear));
     linear.panels = panels;
     const AttentionShape shape = {.num_heads = 4, .num_kv_heads = 2, .head_dim = 16, .is_bf16 = 1};
@@ -103,8 +104,7 @@ int main(void) {
     Threads *threads = pagoda_open_threads(2, 1 << 20);
     decodes_are_announced(threads);
     large_blocks_come_in_parts_and_within_the_budget(threads);
-    if (HAS_TWELVE_BITS)
-        for (long num_rows = 1; num_rows <= 64; num_rows += 7) a_product_fetches_as_much_as_it_has_room_for(threads, num_rows);
+    for (long num_rows = 1; num_rows <= 64; num_rows += 7) a_product_fetches_as_much_as_it_has_room_for(threads, num_rows);
     pagoda_close_threads(threads);
     puts("done");
     return 0;

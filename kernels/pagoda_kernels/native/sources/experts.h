@@ -32,8 +32,9 @@ typedef struct {
 // The rows of one expert.
 typedef struct {
     const FeedForward *expert;
-    const void *x;   // [rows, hidden]
+    const void *x;   // [rows, hidden], see copy_x
     void *inner;     // [rows, I]
+    const void *inner_x;  // so; see copy_x
     void *out;       // [rows, hidden]
     long num_rows;
     long num_chunks;
@@ -49,11 +50,12 @@ typedef struct {
     int64_t *places;  // [pairs] among those sorted by expert
     int64_t *ends;    // [E + 1] of the pairs of each expert
     Run *runs;        // [E + 1]
-    void *x;          // [pairs, hidden], by expert; so are
+    void *x;          // [pairs, hidden], by expert, see copy_x; so are
     void *inner;      // [pairs, I], and
     void *parts;      // [pairs, hidden]
     void *shared_inner;  // [rows, width of the shared expert]
     void *shared;        // [rows, hidden]
+    float *wide_inner, *wide_shared_x, *wide_shared_inner;  // where products take floats of bf16
     void *shared_gates;  // [rows]
 } ExpertsRoom;
 
@@ -64,16 +66,20 @@ static inline int reads_widened(const Experts *experts) {
 static size_t lay_out_experts(const Experts *experts, long num_rows, char *at, ExpertsRoom *room) {
     const size_t rows = (size_t)num_rows, count = (size_t)experts->num_experts, pairs = rows * (size_t)experts->per_row;
     const size_t hidden = (size_t)experts->router->width, inner = (size_t)experts->experts->down->width;
-    const size_t item = experts->experts->gate_up->is_bf16 ? 2 : 4, router_item = experts->router->is_bf16 ? 2 : 4;
+    const int is_bf16 = experts->experts->gate_up->is_bf16;
+    const size_t item = is_bf16 ? 2 : 4, wide_item = widens_x(is_bf16) ? 4 : 0, router_item = experts->router->is_bf16 ? 2 : 4;
     const size_t shared_rows = experts->shared.down ? rows : 0;
     const size_t shared_inner = experts->shared.down ? (size_t)experts->shared.down->width : 0;
     void **parts[] = {(void **)&room->widened, &room->logits, (void **)&room->weights, (void **)&room->chosen,
                       (void **)&room->places, (void **)&room->ends, (void **)&room->runs, &room->x, &room->inner,
-                      &room->parts, &room->shared_inner, &room->shared, &room->shared_gates};
+                      &room->parts, &room->shared_inner, &room->shared, &room->shared_gates, (void **)&room->wide_inner,
+                      (void **)&room->wide_shared_x, (void **)&room->wide_shared_inner};
     const size_t bytes[] = {reads_widened(experts) ? rows * hidden * 4 : 0, rows * count * router_item, pairs * 4,
-                            pairs * 4, pairs * 8, (count + 1) * 8, (count + 1) * sizeof(Run), pairs * hidden * item,
-                            pairs * inner * item, pairs * hidden * item, shared_rows * shared_inner * item,
-                            shared_rows * hidden * item, experts->shared_gate ? rows * item : 0};
+                            pairs * 4, pairs * 8, (count + 1) * 8, (count + 1) * sizeof(Run),
+                            pairs * hidden * (size_t)x_item(is_bf16), pairs * inner * item, pairs * hidden * item,
+                            shared_rows * shared_inner * item, shared_rows * hidden * item,
+                            experts->shared_gate ? rows * item : 0, pairs * inner * wide_item,
+                            shared_rows * hidden * wide_item, shared_rows * shared_inner * wide_item};
     return lay_out_parts(sizeof bytes / sizeof *bytes, parts, bytes, 1, at);
 }
 
@@ -99,14 +105,6 @@ typedef struct {
     long num_runs;
     Threads *threads;
 } ExpertsJob;
-
-static void widen_task(const void *argument, long task, int thread) {
-    const ExpertsJob *job = argument;
-    const long width = job->experts->router->width;
-    (void)thread;
-    for (long i = task * TASK_TOKENS * width; i < end_of(task, job->num_rows) * width; i++)
-        job->room->widened[i] = load_any(job->router_x, i, job->is_bf16);
-}
 
 // scores[count], which are logits before; room for whole vectors.
 static inline void score(float *scores, long count, int is_sigmoid) {
@@ -199,15 +197,19 @@ static long sort_pairs(const ExpertsJob *job) {
     for (long e = 0; e < experts->num_experts; e++) room->ends[e + 1] += room->ends[e];
     for (long pair = 0; pair < num_pairs; pair++) room->places[pair] = room->ends[room->chosen[pair]]++;
     long count = 0;
+    const int is_wide = widens_x(job->is_bf16);
     if (experts->shared.down)
-        room->runs[count++] = (Run){&experts->shared, job->x, room->shared_inner, room->shared, job->num_rows, 0, {0}};
+        room->runs[count++] = (Run){
+            .expert = &experts->shared, .x = is_wide ? room->wide_shared_x : job->x, .inner = room->shared_inner,
+            .inner_x = is_wide ? room->wide_shared_inner : room->shared_inner, .out = room->shared, .num_rows = job->num_rows};
     for (long e = 0; e < experts->num_experts; e++) {
         const long first = e ? room->ends[e - 1] : 0;
         if (room->ends[e] == first) continue;
+        void *own_inner = (void *)at(room->inner, first * inner, job->is_bf16);
         room->runs[count++] = (Run){
-            &experts->experts[e], at(room->x, first * hidden, job->is_bf16),
-            (void *)at(room->inner, first * inner, job->is_bf16), (void *)at(room->parts, first * hidden, job->is_bf16),
-            room->ends[e] - first, 0, {0}};
+            .expert = &experts->experts[e], .x = (char *)room->x + first * hidden * x_item(job->is_bf16), .inner = own_inner,
+            .inner_x = is_wide ? room->wide_inner + first * inner : own_inner,
+            .out = (void *)at(room->parts, first * hidden, job->is_bf16), .num_rows = room->ends[e] - first};
     }
     return count;
 }
@@ -229,8 +231,8 @@ static void gather_task(const void *argument, long task, int thread) {
     const long per_row = job->experts->per_row, hidden = job->experts->router->width;
     (void)thread;
     for (long pair = task * TASK_TOKENS; pair < end_of(task, job->num_rows * per_row); pair++)
-        memcpy((void *)at(job->room->x, job->room->places[pair] * hidden, job->is_bf16),
-               at(job->x, pair / per_row * hidden, job->is_bf16), (size_t)hidden * (job->is_bf16 ? 2 : 4));
+        copy_x(at(job->x, pair / per_row * hidden, job->is_bf16), hidden,
+               (char *)job->room->x + job->room->places[pair] * hidden * x_item(job->is_bf16), job->is_bf16);
 }
 
 static inline const Run *run_of(const ExpertsJob *job, long task, int loop) {
@@ -248,7 +250,7 @@ static inline void run_task(const ExpertsJob *job, long task, int thread, const 
     const Linear *linear = loop ? run->expert->down : run->expert->gate_up;
     const long nth = task - run->first_task[loop];
     const ProductJob product_job = {
-        .linear = linear, .x = loop ? run->inner : run->x, .y = loop ? run->out : run->inner,
+        .linear = linear, .x = loop ? run->inner_x : run->x, .y = loop ? run->out : run->inner,
         .y_stride = linear->num_outputs, .num_rows = run->num_rows, .num_chunks = run->num_chunks, .threads = job->threads};
     const long next = task + job->threads->num_threads;  // others take those between
     const Run *next_run = run_of(job, next, loop);
@@ -299,14 +301,20 @@ static void experts_sum(Threads *threads, const Experts *experts, const void *x,
     lay_out_experts(experts, num_rows, memory, &room);
     ExpertsJob job = {.experts = experts, .room = &room, .x = x, .router_x = router_x, .out = out, .num_rows = num_rows,
                       .is_bf16 = experts->experts->gate_up->is_bf16, .threads = threads};
-    if (reads_widened(experts)) in_parallel(threads, widen_task, &job, tasks_of(num_rows));
+    const long hidden = experts->router->width, num_pairs = num_rows * experts->per_row;
+    const int is_wide = widens_x(job.is_bf16);
+    if (reads_widened(experts)) widen(threads, router_x, num_rows * hidden, room.widened);
     product(threads, experts->router, reads_widened(experts) ? room.widened : router_x, num_rows, room.logits, NULL, NULL);
     if (experts->shared_gate) product(threads, experts->shared_gate, x, num_rows, room.shared_gates, NULL, NULL);
     in_parallel(threads, route_task, &job, tasks_of(num_rows));
     job.num_runs = sort_pairs(&job);
     count_run_tasks(room.runs, job.num_runs, num_tasks);
-    in_parallel(threads, gather_task, &job, tasks_of(num_rows * experts->per_row));
+    in_parallel(threads, gather_task, &job, tasks_of(num_pairs));
+    if (is_wide && experts->shared.down) widen(threads, x, num_rows * hidden, room.wide_shared_x);
     in_parallel(threads, up_task, &job, num_tasks[0]);
+    if (is_wide) widen(threads, room.inner, num_pairs * experts->experts->down->width, room.wide_inner);
+    if (is_wide && experts->shared.down)
+        widen(threads, room.shared_inner, num_rows * experts->shared.down->width, room.wide_shared_inner);
     in_parallel(threads, down_task, &job, num_tasks[1]);
     in_parallel(threads, sum_task, &job, tasks_of(num_rows));
 }

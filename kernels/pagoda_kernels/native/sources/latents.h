@@ -31,17 +31,21 @@ typedef struct {
     void *down;      // [T, Q + R + P]
     void *q_latent;  // [T, Q]
     void *q;         // [T, H (N + P)]
-    void *plain;     // [H, T, N]
+    void *plain;     // [H, T, N], see copy_x
     void *absorbed;  // [H, T, R + P]
     void *attended;  // [H, T, R]
+    float *wide_attended;  // so, where products take floats of bf16
 } LatentsRoom;
 
 static size_t lay_out_latents(const Latents *latents, const AttentionShape *shape, long num_tokens, char *at, LatentsRoom *room) {
     const size_t tokens = (size_t)num_tokens, heads = (size_t)shape->num_heads, item = shape->is_bf16 ? 2 : 4;
+    const size_t x_items = (size_t)x_item(shape->is_bf16) / item;
     const size_t rank = (size_t)latents->kv_rank, nope = (size_t)latents->nope_dim, rope = (size_t)latents->rope_dim;
-    void **parts[] = {&room->down, &room->q_latent, &room->q, &room->plain, &room->absorbed, &room->attended};
+    void **parts[] = {&room->down, &room->q_latent, &room->q, &room->plain, &room->absorbed, &room->attended,
+                      (void **)&room->wide_attended};
     const size_t widths[] = {(size_t)latents->down->num_outputs, latents->q_up ? (size_t)latents->q_up->width : 0,
-                             latents->q_up ? heads * (nope + rope) : 0, heads * nope, heads * (rank + rope), heads * rank};
+                             latents->q_up ? heads * (nope + rope) : 0, heads * nope * x_items, heads * (rank + rope), heads * rank,
+                             widens_x(shape->is_bf16) ? heads * rank * x_items : 0};
     return lay_out_parts(sizeof widths / sizeof *widths, parts, widths, tokens * item, at);
 }
 
@@ -131,7 +135,7 @@ static inline __attribute__((always_inline)) void part_heads(const LatentsJob *j
             const void *from = at(q, token * stride + head * (nope + rope), is_bf16);
             const long to = head * tokens + token;
             void *turned = (void *)at(job->room->absorbed, to * (rank + rope) + rank, is_bf16);
-            memcpy((void *)at(job->room->plain, to * nope, is_bf16), from, (size_t)(nope * item));
+            copy_x(from, nope, (char *)job->room->plain + to * nope * x_item(is_bf16), is_bf16);
             memcpy(turned, at(from, nope, is_bf16), (size_t)(rope * item));
             turn(job, token, turned, is_bf16);
         }
@@ -144,7 +148,7 @@ static void part_heads_task(const void *argument, long task, int thread) {
     else part_heads(job, task, 0);
 }
 
-// One panel of one head's product: tasks of a head follow one another.
+// One panel of one head's product, x as products take it: tasks of a head follow one another.
 static inline void head_task(const LatentsJob *job, const Linear *const *linears, const void *x, void *y,
                              long y_head_stride, long y_stride, long task, int thread) {
     const long tokens = job->attention.batch->num_tokens, chunks = num_chunks(tokens), panels = num_panels(linears[0]);
@@ -153,7 +157,7 @@ static inline void head_task(const LatentsJob *job, const Linear *const *linears
     const long later = next / panels < job->attention.shape->num_heads ? next / panels : head;
     const int is_bf16 = linears[0]->is_bf16;
     const ProductJob product_job = {
-        .linear = linears[head], .x = at(x, head * tokens * linears[0]->width, is_bf16),
+        .linear = linears[head], .x = (const char *)x + head * tokens * linears[0]->width * x_item(is_bf16),
         .y = (void *)at(y, head * y_head_stride, is_bf16), .y_stride = y_stride, .num_rows = tokens,
         .num_chunks = chunks, .threads = job->attention.threads};
     panel_rows(&product_job, panel, task % chunks, panel_at(linears[later], next % panels), thread);
@@ -169,7 +173,8 @@ static void absorb_task(const void *argument, long task, int thread) {
 static void value_task(const void *argument, long task, int thread) {
     const LatentsJob *job = argument;
     const long width = job->latents->value_dim;
-    head_task(job, job->latents->v_up, job->room->attended, job->out, width,
+    const int is_wide = widens_x(job->attention.shape->is_bf16);
+    head_task(job, job->latents->v_up, is_wide ? job->room->wide_attended : job->room->attended, job->out, width,
               width * job->attention.shape->num_heads, task, thread);
 }
 
@@ -257,5 +262,7 @@ static void attention_to_latents(Threads *threads, LatentsJob *job, const int32_
     in_parallel(threads, absorb_task, job, heads * num_panels(latents->k_up[0]) * num_chunks(tokens));
     job->num_parts = parts_of_heads(job, num_tasks);
     in_parallel(threads, attend_latents_task, job, num_tasks * job->num_parts);
+    if (widens_x(attention->shape->is_bf16))
+        widen(threads, job->room->attended, heads * tokens * latents->kv_rank, job->room->wide_attended);
     in_parallel(threads, value_task, job, heads * num_panels(latents->v_up[0]) * num_chunks(tokens));
 }

@@ -1,8 +1,8 @@
 // How products cut a weight, dense or quantised: panels of 64 outputs, walked in steps along K, some rows and some
 // vectors of outputs at a time, as many as there are registers for.
 //
-// With VDPBF16PS a step is a pair of bf16, of x and of the weight. Else x is widened before, once for all outputs of
-// a panel, and each step of a pair by itself.
+// With VDPBF16PS a step is a pair of bf16, of x and of the weight. Else x is widened before, once for all outputs, and
+// each step of a pair by itself.
 
 #pragma once
 
@@ -27,13 +27,16 @@
 #define CHUNK_ROWS 128        // of one task
 #define NEAR_STEPS 16         // ahead of those multiplied: from the second-level cache to the first
 #define K_PART_STEPS 96       // of a panel: 24 KiB, which stay in the first-level cache
-#define X_PART 192            // of a row of x that is widened at a time
 
 // Steps along K: pairs of bf16, or floats. Each has PANEL words of 32 bits.
 static inline long num_steps(long width, int is_bf16) { return is_bf16 ? width / 2 : width; }
 
+// Products take bf16 of x as floats.
+static inline int widens_x(int is_bf16) { return is_bf16 && !TAKES_PAIRS; }
+static inline long x_item(int is_bf16) { return is_bf16 && TAKES_PAIRS ? 2 : 4; }  // bytes of a number, as they take it
+
 // Words of x for so many steps, as products take it: pairs of bf16, or floats.
-static inline long x_words(long steps, int is_bf16) { return is_bf16 && !TAKES_PAIRS ? 2 * steps : steps; }
+static inline long x_words(long steps, int is_bf16) { return widens_x(is_bf16) ? 2 * steps : steps; }
 
 // sum += x * w of one step, the same on all lanes of x: a pair of bf16, or a float.
 static inline __attribute__((always_inline)) void add_product(vfloat *sum, const uint32_t *x, vuint w, int is_bf16) {
@@ -51,8 +54,8 @@ static inline __attribute__((always_inline)) void add_product(vfloat *sum, const
 
 // A row of x as products take it.
 static inline void copy_x(const void *x, long width, void *out, int is_bf16) {
-    if (TAKES_PAIRS || !is_bf16) {
-        memcpy(out, x, (size_t)width * (is_bf16 ? 2 : 4));
+    if (!widens_x(is_bf16)) {
+        memcpy(out, x, (size_t)(width * x_item(is_bf16)));
         return;
     }
     for (long i = 0; i < width; i += LANES) {
@@ -66,4 +69,4 @@ static inline vuint half_of(vuint w, int half, int is_bf16) {
     if (!is_bf16 || TAKES_PAIRS) return w;
     return half ? w & 0xffff0000u : w << 16;
 }
-static inline int num_halves(int is_bf16) { return is_bf16 && !TAKES_PAIRS ? 2 : 1; }
+static inline int num_halves(int is_bf16) { return widens_x(is_bf16) ? 2 : 1; }

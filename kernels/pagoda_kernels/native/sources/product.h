@@ -4,8 +4,8 @@
 //
 // Weights are packed once into panels of 64 outputs. bf16: [N / 64][K / 2][64][2], pairs along K side by
 // side as VDPBF16PS wants them; fp32: [N / 64][K][64]. A panel's K is walked in parts that fit the
-// first-level cache; several rows share each load, and while a part is multiplied the next one comes. Where
-// VDPBF16PS is, bf16 lies in twelve bits a weight (twelve_bits.h), if that is worth it.
+// first-level cache; several rows share each load, and while a part is multiplied the next one comes. bf16 lies in
+// twelve bits a weight (twelve_bits.h), if that is worth it.
 
 #pragma once
 
@@ -50,9 +50,6 @@ static inline const void *panel_at(const Linear *linear, long panel) {
 }
 
 int64_t pagoda_packed_bytes(const Linear *linear) { return num_panels(linear) * panel_bytes(linear); }
-
-// Whether products take bf16 in twelve bits.
-int32_t pagoda_has_twelve_bits(void) { return HAS_TWELVE_BITS; }
 
 // Row of the weight of a panel's column, with a gate of gate, then up; negative: there is none.
 static inline long row_at(const Linear *linear, long panel, long column) {
@@ -150,7 +147,7 @@ static void pack_twelve_task(const void *argument, long panel, int thread) {
     const PackTwelveJob *job = argument;
     const Linear *linear = job->linear;
     const long width = linear->width, packs = job->panels != NULL;
-    const ExponentCodes codes = codes_of(linear->exceptions.exponents);
+    const HighByteCodes codes = codes_of(linear->exceptions.high_bytes);
     uint8_t *to = packs ? job->panels + panel * panel_bytes(linear) : NULL;
     Exception *first = packs ? job->exceptions + linear->exceptions.first[panel] : NULL;
     long count = 0;
@@ -161,10 +158,10 @@ static void pack_twelve_task(const void *argument, long panel, int thread) {
         if (row < 0) continue;
         const uint16_t *from = job->weight + row * width;
         for (long k = 0; k < width; k++) {
-            const int code = code_of(&codes, from[k]);
+            const int code = codes.of[from[k] >> 8];
             const long place = 2 * column + k % 2;
             if (packs) place_twelve(to + k / 2 * STEP_BYTES, place, from[k], code & 15);
-            if (code < NUM_EXPONENTS) continue;
+            if (code < NUM_HIGH_BYTES) continue;
             if (packs) first[count] = (Exception){(int32_t)(k / 2), (uint16_t)place, from[k]};
             count++;
         }
@@ -177,7 +174,7 @@ static void pack_twelve_task(const void *argument, long panel, int thread) {
     first[count] = (Exception){NO_STEP, 0, 0};
 }
 
-// counts[panels]: what has none of the exponents of `linear`.
+// counts[panels]: what has none of the high bytes of `linear`.
 void pagoda_count_exceptions(Threads *threads, const Linear *linear, const uint16_t *weight, int64_t *counts) {
     PackTwelveJob job = {linear, weight, counts, NULL, NULL};
     pthread_mutex_lock(&threads->mutex);
@@ -202,7 +199,7 @@ static inline void unpack_row(const Linear *linear, long row, void *out) {
         const Exceptions *exceptions = &linear->exceptions;
         uint16_t *to = out;
         for (long i = 0; i < 2 * steps; i++)
-            to[i] = twelve_at((const uint8_t *)panel + i / 2 * STEP_BYTES, 2 * column + i % 2, exceptions->exponents);
+            to[i] = twelve_at((const uint8_t *)panel + i / 2 * STEP_BYTES, 2 * column + i % 2, exceptions->high_bytes);
         for (const Exception *each = exceptions->all + exceptions->first[row / PANEL]; each->step != NO_STEP; each++)
             if (each->place / 2 == column) to[2 * each->step + each->place % 2] = each->value;
         return;
@@ -222,11 +219,11 @@ void pagoda_unpack_rows(const Linear *linear, const int64_t *rows, int64_t num_r
 // would hold up its loads. Those `near` by come from there.
 static inline __attribute__((always_inline)) void add_step(
     const int num_rows, const int num_vectors, vfloat sums[MAX_ROWS][VECTORS], const uint32_t *x, long x_stride,
-    const uint32_t *words, const uint32_t *near, const uint32_t *ahead, const int is_bf16) {
+    const uint32_t *words, const uint32_t *near, const void *ahead, const int is_bf16) {
 #pragma GCC unroll 4
     for (int word = 0; word < num_vectors * LANES; word += LINE_WORDS) {
         __builtin_prefetch(near + word);
-        __builtin_prefetch(ahead + word, 0, 2);
+        __builtin_prefetch((const uint32_t *)ahead + word, 0, 2);
     }
 #pragma GCC unroll 2
     for (int half = 0; half < num_halves(is_bf16); half++) {
@@ -245,13 +242,15 @@ static inline __attribute__((always_inline)) void add_step(
 }
 
 // c[m, 64] (+)= rows of x, see copy_x, times a panel, along `steps` steps. x_stride and c_stride: words of 32 bits.
-// Meanwhile memory is fetched from `ahead` on, `ahead_stride` words a step.
+// Meanwhile memory is fetched from `ahead` on, evenly: more requests at a time than it takes would hold up loads.
 static inline __attribute__((always_inline)) void tile_of(
     const int num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
-    long c_stride, const uint32_t *ahead, long ahead_stride, const int adds, const int is_bf16) {
+    long c_stride, const char *ahead, long ahead_bytes, const int adds, const int is_bf16) {
     const int each = TILE_VECTORS(num_rows);
+    const long ahead_stride = (ahead_bytes * each / VECTORS + steps - 1) / steps;
     for (long first = 0; first < PANEL; first += each * LANES) {
-        const uint32_t *words = panel + first, *later = ahead + first;
+        const uint32_t *words = panel + first;
+        const char *later = ahead + ahead_bytes * first / PANEL;
         vfloat sums[MAX_ROWS][VECTORS];
 #pragma GCC unroll 6
         for (int m = 0; m < num_rows; m++)
@@ -271,13 +270,13 @@ static inline __attribute__((always_inline)) void tile_of(
     }
 }
 
-typedef void (*Tile)(long, const uint32_t *, long, const uint32_t *, float *, long, const uint32_t *, long);
+typedef void (*Tile)(long, const uint32_t *, long, const uint32_t *, float *, long, const char *, long);
 
 #define TILE(ROWS, ADDS, BF16)                                                                          \
     static void tile_##ROWS##_##ADDS##_##BF16(long steps, const uint32_t *x, long x_stride,             \
                                               const uint32_t *panel, float *c, long c_stride,           \
-                                              const uint32_t *ahead, long ahead_stride) {               \
-        tile_of(ROWS, steps, x, x_stride, panel, c, c_stride, ahead, ahead_stride, ADDS, BF16);         \
+                                              const char *ahead, long ahead_bytes) {                    \
+        tile_of(ROWS, steps, x, x_stride, panel, c, c_stride, ahead, ahead_bytes, ADDS, BF16);          \
     }
 #define TILES(ADDS, BF16)                                                                               \
     TILE(1, ADDS, BF16) TILE(2, ADDS, BF16) TILE(3, ADDS, BF16)                                         \
@@ -297,20 +296,20 @@ static const Tile TILE_FUNCTIONS[2][2][MAX_ROWS] = {  // [adds][is_bf16][rows - 
 // done: told of each tile; NULL: there is more to be added to them.
 static inline void panel_product(
     long num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
-    long c_stride, const uint32_t *ahead, int adds, int is_bf16, const RowsDone *done) {
-    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, stride = PANEL / num_tiles;
+    long c_stride, const void *ahead, int adds, int is_bf16, const RowsDone *done) {
+    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, ahead_bytes = steps * PANEL * 4 / num_tiles;
     for (long tile = 0; tile < num_tiles; tile++) {
         const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
         TILE_FUNCTIONS[adds][is_bf16][end - row - 1](
             steps, x + row * x_stride, x_stride, panel, c + row * c_stride, c_stride,
-            ahead + tile * steps * PANEL / num_tiles, stride);
+            (const char *)ahead + tile * ahead_bytes, ahead_bytes);
         if (done) done->tell(done, row, end);
     }
 }
 
 typedef struct {
     const Linear *linear;
-    const void *x;  // [rows, K]
+    const void *x;  // [rows, K], see copy_x
     void *y;        // [rows, N]
     long y_stride;  // elements from one row of y to the next
     long num_rows;
@@ -381,42 +380,46 @@ static inline __attribute__((always_inline)) void finish_rows(
 // Of a panel's tiles, those that may fetch what is upcoming: few rows have memory wait for nothing.
 static inline long upcoming_tiles(long num_tiles) { return num_tiles > 2 ? num_tiles / 2 : 0; }
 
-#if HAS_TWELVE_BITS
 // scratch->sums[num_rows, 64] = rows of x times a panel of twelve bits. `later` is fetched meanwhile, by the first half of
 // all tiles if the others fetch what is upcoming; NULL: nothing is.
 static void twelve_panel_product(
     long num_rows, long steps, const uint32_t *x, const Linear *linear, long panel, const void *later, Upcoming *upcoming,
     PanelScratch *scratch, const RowsDone *done) {
-    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, end = num_rows / num_tiles;
+    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, end = num_rows / num_tiles, x_stride = x_words(steps, 1);
     const long num_fetching = num_tiles - (upcoming ? upcoming_tiles(num_tiles) : 0), stride = STEP_BYTES / num_fetching;
     const Exceptions *exceptions = &linear->exceptions;
     TwelvePart part = {.steps = panel_at(linear, panel), .exception = exceptions->all + exceptions->first[panel],
-                       .table = exponent_table(exceptions->exponents), .ahead_stride = stride, .widened = scratch->widened};
-    // A single tile keeps nothing: all but its last steps are one part.
-    for (; part.first < steps; part.steps += part.count * STEP_BYTES, x += part.count, part.first += part.count) {
-        const long left = steps - part.first, adds = part.first > 0, most = num_tiles > 1 ? K_PART_STEPS : FEW_ROWS_AHEAD;
-        part.count = num_tiles > 1 ? (left < most ? left : most) : left > most ? left - most : left;
+                       .table = high_byte_table(exceptions->high_bytes), .ahead_stride = stride, .widened = scratch->widened};
+    // A single tile that takes all vectors at a time reads a part once: all but its last steps are one.
+    const int is_once = num_tiles == 1 && TILE_VECTORS(end) == VECTORS;
+    for (; part.first < steps; part.steps += part.count * STEP_BYTES, x += x_words(part.count, 1), part.first += part.count) {
+        const long left = steps - part.first, adds = part.first > 0, most = is_once ? FEW_ROWS_AHEAD : K_PART_STEPS;
+        part.count = is_once && left > most ? left - most : left < most ? left : most;
         part.ahead = left > most ? part.steps + most * STEP_BYTES : later;
         while (part.exception->step < part.first) part.exception++;
         const int is_last = part.count == left;
-        TWELVE_TILE_FUNCTIONS[adds][num_tiles > 1][end - 1](&part, x, steps, scratch->sums);
-        if (is_last) done->tell(done, 0, end);
-        for (long tile = 1; tile < num_tiles; tile++) {
+        const int is_fused = end <= FUSED_ROWS;
+        if (is_fused) {
+            TWELVE_TILE_FUNCTIONS[adds][num_tiles > 1][end - 1](&part, x, x_stride, scratch->sums);
+            if (is_last) done->tell(done, 0, end);
+        } else {
+            widen_part(&part);
+        }
+        for (long tile = is_fused; tile < num_tiles; tile++) {
             const long row = num_rows * tile / num_tiles, next = num_rows * (tile + 1) / num_tiles;
-            const void *ahead = part.ahead + tile % num_fetching * part.count * stride;
-            size_t bytes = (size_t)(part.count * stride);
+            size_t ahead_bytes = (size_t)(part.count * stride);
+            const char *ahead = (const char *)part.ahead + tile % num_fetching * (long)ahead_bytes;
             if (tile >= num_fetching) {
-                const void *kv = next_part(upcoming, &bytes);
+                const char *kv = next_part(upcoming, &ahead_bytes);
                 if (kv) ahead = kv;
             }
             TILE_FUNCTIONS[adds][1][next - row - 1](
-                part.count, x + row * steps, steps, scratch->widened, scratch->sums + row * PANEL, PANEL, ahead,
-                (long)bytes / 4 / part.count);
+                part.count, x + row * x_stride, x_stride, scratch->widened, scratch->sums + row * PANEL, PANEL, ahead,
+                (long)ahead_bytes);
             if (is_last) done->tell(done, row, next);
         }
     }
 }
-#endif
 
 // Of a panel and the rows of a chunk.
 typedef struct {
@@ -453,15 +456,14 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
     const int is_bf16 = linear->is_bf16;
     const long row = job->num_rows * chunk / job->num_chunks, end = job->num_rows * (chunk + 1) / job->num_chunks;
     const long steps = num_steps(linear->width, is_bf16);
+    const long x_stride = x_words(steps, is_bf16);
     const uint32_t *weights = panel_at(linear, panel);
-    const uint32_t *x = (const uint32_t *)job->x + row * steps;
+    const uint32_t *x = (const uint32_t *)job->x + row * x_stride;
     PanelScratch *scratch = scratch_of(job->threads, thread);
     const Ending ending = {{end_rows}, job, panel, row, scratch->sums};
     if (linear->bits == TWELVE_BITS) {
-#if HAS_TWELVE_BITS
         Upcoming *upcoming = &job->threads->upcoming;
         twelve_panel_product(end - row, steps, x, linear, panel, later, upcoming->is_due ? upcoming : NULL, scratch, &ending.done);
-#endif
     } else if (linear->bits) {
         quantised_panel_product(
             end - row, linear->width, x, panel_at(linear, panel), linear->bits, linear->has_zeros, linear->levels,
@@ -469,15 +471,10 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
     } else {
         for (long step = 0; step < steps; step += K_PART_STEPS) {
             const long next = step + K_PART_STEPS, count = (next < steps ? next : steps) - step;
-            const uint32_t *part = weights + step * PANEL, *ahead = next < steps ? weights + next * PANEL : later;
-            const uint32_t *x_part = x + step;
-            long stride = steps;
-            if (is_bf16 && !TAKES_PAIRS) {
-                x_part = widen_part(end - row, 2 * count, x_part, linear->width, scratch);
-                stride = X_PART;
-            }
+            const uint32_t *part = weights + step * PANEL;
+            const void *ahead = next < steps ? weights + next * PANEL : later;
             panel_product(
-                end - row, count, x_part, stride, part, scratch->sums, PANEL, ahead, step > 0, is_bf16,
+                end - row, count, x + x_words(step, is_bf16), x_stride, part, scratch->sums, PANEL, ahead, step > 0, is_bf16,
                 next < steps ? NULL : &ending.done);
         }
     }
@@ -499,17 +496,51 @@ static inline long upcoming_parts(const Linear *linear, long num_rows) {
     return chunks * upcoming_tiles(num_tiles) * num_panels(linear) * k_parts;
 }
 
+#define WIDEN_NUMBERS 8192  // of one task
+
+typedef struct {
+    const void *x;
+    float *out;
+    long count;
+} WidenJob;
+
+static void widen_task(const void *argument, long task, int thread) {
+    const WidenJob *job = argument;
+    const long first = task * WIDEN_NUMBERS, left = job->count - first;
+    (void)thread;
+    for (long i = first; i < first + (left < WIDEN_NUMBERS ? left : WIDEN_NUMBERS); i += LANES)
+        vstore_some(job->out, i, job->count - i, vload_some(job->x, i, job->count - i, 1), 0);
+}
+
+// out[count] = bf16 as floats.
+static void widen(Threads *threads, const void *x, long count, float *out) {
+    const WidenJob job = {x, out, count};
+    in_parallel(threads, widen_task, &job, (count + WIDEN_NUMBERS - 1) / WIDEN_NUMBERS);
+}
+
 // adapters: of each row, see ProductJob; shrunk: room for `shrunk_width` of each row, if there are some.
 static void product(
     Threads *threads, const Linear *linear, const void *x, long num_rows, void *y, const int32_t *adapters,
     float *shrunk) {
+    const int is_bf16 = linear->is_bf16;
     if (!linear->lora) adapters = NULL;
     if (adapters) {
-        ShrinkJob job = {linear->lora, x, adapters, shrunk, num_rows, linear->width, linear->is_bf16};
+        ShrinkJob job = {linear->lora, x, adapters, shrunk, num_rows, linear->width, is_bf16};
         shrink(threads, &job);
     }
-    ProductJob job = {linear, x, y, linear->num_outputs, num_rows, num_chunks(num_rows), adapters, shrunk, threads};
-    in_parallel(threads, product_task, &job, num_panels(linear) * job.num_chunks);
+    const long most = widens_x(is_bf16) ? WIDE_NUMBERS / linear->width : num_rows;
+    for (long row = 0; row < num_rows; row += most) {
+        ProductJob job = {.linear = linear, .x = at(x, row * linear->width, is_bf16),
+                          .y = (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs,
+                          .num_rows = num_rows - row < most ? num_rows - row : most, .threads = threads};
+        job.num_chunks = num_chunks(job.num_rows);
+        if (adapters) job.adapters = adapters + row, job.shrunk = shrunk + row * shrunk_width(linear->lora);
+        if (widens_x(is_bf16)) {
+            widen(threads, job.x, job.num_rows * linear->width, threads->wide_x);
+            job.x = threads->wide_x;
+        }
+        in_parallel(threads, product_task, &job, num_panels(linear) * job.num_chunks);
+    }
 }
 
 void pagoda_product(

@@ -104,18 +104,9 @@ static inline __attribute__((always_inline)) void look_up_pairs(
     for (int j = 0; j < num_vectors; j += 2) {
         const vuint both = vload_bits(codes + pair / 2 * PANEL * 2 + (first + j) * 2 * LANES);
         const vuint index = (is_odd ? both >> 4 : both) & 0x0f0f0f0f;
-#if defined(__AVX2__)
-        const __m256i low = _mm256_shuffle_epi8((__m256i)table->low, (__m256i)index);
-        const __m256i high = _mm256_shuffle_epi8((__m256i)table->high, (__m256i)index);
-        w[j] = (vuint)_mm256_unpacklo_epi8(low, high);
-        w[j + 1] = (vuint)_mm256_unpackhi_epi8(low, high);
-#else
-        typedef uint8_t vmany __attribute__((vector_size(4 * LANES)));
-        const vmany low = __builtin_shuffle((vmany)table->low, (vmany)index);
-        const vmany high = __builtin_shuffle((vmany)table->high, (vmany)index);
-        w[j] = (vuint)__builtin_shuffle(low, high, (vmany){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
-        w[j + 1] = (vuint)__builtin_shuffle(low, high, (vmany){8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
-#endif
+        const vuint low = vlook_up(table->low, index), high = vlook_up(table->high, index);
+        w[j] = vjoin_first(low, high);
+        w[j + 1] = vjoin_last(low, high);
     }
 }
 #endif
@@ -390,45 +381,34 @@ typedef struct {
     float sums[CHUNK_ROWS * PANEL];
     uint32_t widened[WIDENED_BYTES / 4];
     float of_x[CHUNK_ROWS * PART_GROUPS];
-    float x[TAKES_PAIRS ? 1 : CHUNK_ROWS * X_PART];  // widened rows
 } PanelScratch;
-
-// scratch->x[num_rows, X_PART] = so many columns of bf16 rows that are `x_stride` apart.
-static void *widen_part(long num_rows, long width, const void *x, long x_stride, PanelScratch *scratch) {
-    for (long m = 0; m < num_rows; m++) copy_x(at(x, m * x_stride, 1), width, scratch->x + m * X_PART, 1);
-    return scratch->x;
-}
 
 // Told once the sums of rows [row, end) are complete, tile by tile: while they are in the first-level cache.
 typedef struct RowsDone {
     void (*tell)(const struct RowsDone *, long row, long end);
 } RowsDone;
 
-// scratch->sums[num_rows, 64] = rows of x times a panel.
+// scratch->sums[num_rows, 64] = rows of x, see copy_x, times a panel.
 static void quantised_panel_product(
     long num_rows, long width, const void *x, const char *panel, int bits, int has_zeros,
     const uint16_t *levels, int is_bf16, PanelScratch *scratch, const RowsDone *done) {
-    const int widens_x = is_bf16 && !TAKES_PAIRS;
     const int is_widened = num_rows >= WIDENED_ROWS && (bits == 8 || !TAKES_PAIRS);
     const int kind = is_widened ? WIDENED + has_zeros : bits == 8 ? EIGHT_BITS : FOUR_BITS + has_zeros;
-    const QuantisedTile *tiles = QUANTISED_TILE_FUNCTIONS[kind][is_bf16 && TAKES_PAIRS];
+    const int is_pairs = is_bf16 && TAKES_PAIRS;
+    const QuantisedTile *tiles = QUANTISED_TILE_FUNCTIONS[kind][is_pairs];
     const long num_tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS, each = group_bytes(bits, has_zeros);
-    long most = (is_widened ? WIDENED_GROUPS : K_PART_BYTES / each) * GROUP;
-    if (widens_x && most > X_PART) most = X_PART;
+    const long most = (is_widened ? WIDENED_GROUPS : K_PART_BYTES / each) * GROUP;
     memset(scratch->sums, 0, (size_t)num_rows * PANEL * sizeof *scratch->sums);
     for (long k = 0; k < width; k += most) {
         const CodedPart part = {.width = width - k < most ? width - k : most, .groups = panel + k / GROUP * each,
                                 .each = each, .widened = scratch->widened, .levels = levels};
-        const void *x_part = at(x, k, is_bf16);
-        long stride = width;
-        if (widens_x) x_part = widen_part(num_rows, part.width, x_part, width, scratch), stride = X_PART;
-        const int is_pairs = is_bf16 && TAKES_PAIRS;
+        const void *x_part = at(x, k, is_pairs);
         if (is_widened) widen_groups(part.groups, num_groups(part.width), each, levels, scratch->widened, has_zeros, bits);
-        if (has_zeros) sums_of_rows(num_rows, part.width, x_part, stride, scratch->of_x, is_pairs);
+        if (has_zeros) sums_of_rows(num_rows, part.width, x_part, width, scratch->of_x, is_pairs);
         for (long tile = 0; tile < num_tiles; tile++) {
             const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
             tiles[end - row - 1](
-                &part, at(x_part, row * stride, is_pairs), stride, scratch->of_x + row * PART_GROUPS,
+                &part, at(x_part, row * width, is_pairs), width, scratch->of_x + row * PART_GROUPS,
                 scratch->sums + row * PANEL);
             if (k + most >= width) done->tell(done, row, end);
         }

@@ -25,6 +25,7 @@
 #define SPINS 4000          // looks for work before a helper sleeps: about 50 us
 #define NUM_BITS 24         // of a number of tasks
 #define NUM_SEATS 16
+#define WIDE_NUMBERS (8L << 20)  // what nobody writes to takes no memory
 #define BUSY_NANOSECONDS 5000000  // who began no task for so long does not compute
 #define LATE_NANOSECONDS 400000   // behind the others: a helper with a task so long has lost its processor
 
@@ -57,6 +58,7 @@ typedef struct Threads {
     pthread_mutex_t mutex;  // held by who computes: one at a time
     char *scratch;
     size_t scratch_bytes;  // of each thread
+    float *wide_x;         // [WIDE_NUMBERS] of all threads: x of a product, if it takes floats
     pthread_t helpers[MAX_THREADS];
 } Threads;
 
@@ -224,6 +226,7 @@ void pagoda_close_threads(Threads *threads) {
     wake(&threads->limit);
     for (int i = 1; i < threads->num_threads; i++) pthread_join(threads->helpers[i], NULL);
     free(threads->scratch);
+    free(threads->wide_x);
     free(threads);
 }
 
@@ -241,6 +244,11 @@ Threads *pagoda_open_threads(int num_threads, size_t scratch_bytes) {
     pthread_mutex_init(&threads->mutex, NULL);
     threads->scratch_bytes = (scratch_bytes + 4095) / 4096 * 4096;
     if (posix_memalign((void **)&threads->scratch, 4096, threads->scratch_bytes * (size_t)num_threads)) {
+        free(threads);
+        return NULL;
+    }
+    if (posix_memalign((void **)&threads->wide_x, 4096, WIDE_NUMBERS * sizeof *threads->wide_x)) {
+        free(threads->scratch);
         free(threads);
         return NULL;
     }

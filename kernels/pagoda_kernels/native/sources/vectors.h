@@ -39,6 +39,7 @@ typedef uint32_t vuint __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vshort __attribute__((vector_size(4 * LANES)));      // 2 * LANES of bf16
 typedef uint16_t vhalf __attribute__((vector_size(2 * LANES)));       // LANES of bf16
 typedef uint8_t vbytes __attribute__((vector_size(LANES)));
+typedef uint8_t vmany __attribute__((vector_size(4 * LANES)));
 
 static const vint LANE_NUMBERS = {LANE_LIST};
 
@@ -81,6 +82,35 @@ static inline void vstore_bytes(void *p, vuint v) {  // below 256, or signed one
 #else
     const vbytes bytes = __builtin_convertvector(v, vbytes);
     memcpy(p, &bytes, sizeof bytes);
+#endif
+}
+// Bytes: of each 16 those that the low halves of `index` name, whose high halves are 0.
+static inline vuint vlook_up(vuint bytes, vuint index) {
+#if defined(__AVX512BW__)
+    return (vuint)_mm512_shuffle_epi8((__m512i)bytes, (__m512i)index);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return (vuint)_mm256_shuffle_epi8((__m256i)bytes, (__m256i)index);
+#else
+    return (vuint)__builtin_shuffle((vmany)bytes, (vmany)index);
+#endif
+}
+// Words of two bytes, of each 16 of `low` and `high` the first 8, and the last.
+static inline vuint vjoin_first(vuint low, vuint high) {
+#if defined(__AVX512BW__)
+    return (vuint)_mm512_unpacklo_epi8((__m512i)low, (__m512i)high);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return (vuint)_mm256_unpacklo_epi8((__m256i)low, (__m256i)high);
+#else
+    return (vuint)__builtin_shuffle((vmany)low, (vmany)high, (vmany){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
+#endif
+}
+static inline vuint vjoin_last(vuint low, vuint high) {
+#if defined(__AVX512BW__)
+    return (vuint)_mm512_unpackhi_epi8((__m512i)low, (__m512i)high);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return (vuint)_mm256_unpackhi_epi8((__m256i)low, (__m256i)high);
+#else
+    return (vuint)__builtin_shuffle((vmany)low, (vmany)high, (vmany){8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
 #endif
 }
 // Else GCC loads it again for each use: with few rows loads, not products, would set the pace.

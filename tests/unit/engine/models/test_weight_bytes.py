@@ -20,6 +20,7 @@ from pagoda_engine import EngineConfig, load_model
 from pagoda_engine.models.model_files import open_model
 from pagoda_engine.models.quantization import resolve_quantization
 from pagoda_engine.models.weights.num_bytes import Stored, weight_bytes
+from pagoda_kernels.native import packed_linear
 from pagoda_kernels.native.library import native_library
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="nothing is packed here")
@@ -55,22 +56,18 @@ def reckoned_and_taken(folder: Path, dtype: str, quantization: str = "none") -> 
 
 
 @pytest.fixture(autouse=True)
-def can_have_twelve_bits(monkeypatch: pytest.MonkeyPatch) -> bool:
+def sixteen_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold bf16 as it is reckoned: before it is read nobody knows whether twelve bits do."""
-    library = native_library()
-    assert library is not None, "else these are skipped"
-    before = library.has_twelve_bits
-    monkeypatch.setattr(library, "has_twelve_bits", False)
-    return before
+    monkeypatch.setattr(packed_linear, "find_exceptions", lambda *_: None)
 
 
 def test_twelve_bits_are_not_reckoned_with(
-    can_have_twelve_bits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_library(), "has_twelve_bits", can_have_twelve_bits)
+    monkeypatch.undo()
     folder = make_tiny_checkpoint(tmp_path / "model", **WHOLE_PANELS)
     reckoned, taken = reckoned_and_taken(folder, "bfloat16")
-    assert taken < reckoned if can_have_twelve_bits else taken == reckoned
+    assert taken < reckoned
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
