@@ -1,4 +1,4 @@
-"""Which high bytes of a bf16 weight have a code, so that it lies in twelve bits a number, unchanged.
+"""Which high bytes of a bf16 weight have a code: it lies in twelve bits a number, unchanged.
 
 What a product of few rows takes is the time to read its weight. Of a bf16 the low byte, the last
 bit of the exponent and the mantissa, is nearly random; the high one, the sign and the rest of the

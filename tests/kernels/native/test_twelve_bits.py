@@ -17,9 +17,7 @@ def test_bf16_has_them(native: NativeLibrary) -> None:
     assert PackedLinear(weight).structure.bits == 0
 
 
-def dense_linear(
-    monkeypatch: pytest.MonkeyPatch, *args: object, **kwargs: object
-) -> PackedLinear:
+def dense_linear(monkeypatch: pytest.MonkeyPatch, *args: object, **kwargs: object) -> PackedLinear:
     with monkeypatch.context() as patched:
         patched.setattr(packed_linear, "find_exceptions", lambda *_: None)
         return PackedLinear(*args, **kwargs)  # type: ignore[arg-type]

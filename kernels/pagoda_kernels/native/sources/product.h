@@ -225,6 +225,10 @@ static inline __attribute__((always_inline)) void add_step(
         __builtin_prefetch(near + word);
         __builtin_prefetch((const uint32_t *)ahead + word, 0, 2);
     }
+    // Two addresses for six rows: one for each, as GCC would have it, are more than there are registers.
+    const uint32_t *x3 = x + 3 * x_stride;
+    __asm__("" : "+r"(x));
+    if (num_rows > 3) __asm__("" : "+r"(x3));
 #pragma GCC unroll 2
     for (int half = 0; half < num_halves(is_bf16); half++) {
         vuint w[VECTORS];
@@ -237,7 +241,7 @@ static inline __attribute__((always_inline)) void add_step(
         for (int m = 0; m < num_rows; m++)
 #pragma GCC unroll 16
             for (int j = 0; j < num_vectors; j++)
-                add_product(&sums[m][j], x + m * x_stride + half, w[j], is_bf16);
+                add_product(&sums[m][j], (m < 3 ? x + m * x_stride : x3 + (m - 3) * x_stride) + half, w[j], is_bf16);
     }
 }
 

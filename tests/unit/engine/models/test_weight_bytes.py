@@ -61,9 +61,7 @@ def sixteen_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear, "find_exceptions", lambda *_: None)
 
 
-def test_twelve_bits_are_not_reckoned_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_twelve_bits_are_not_reckoned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     folder = make_tiny_checkpoint(tmp_path / "model", **WHOLE_PANELS)
     reckoned, taken = reckoned_and_taken(folder, "bfloat16")
