@@ -93,6 +93,19 @@ def test_a_row_is_the_same_to_the_bit_whatever_its_batch(
 
 
 @pytest.mark.usefixtures("native")
+def test_more_rows_than_are_widened_at_a_time() -> None:
+    """As `WIDE_NUMBERS` has it, where products take floats of bf16."""
+    case = Case((40, 17, 9), False, torch.bfloat16)
+    boundary = (8 << 20) // WIDTH
+    x = torch.randn(boundary + 40, WIDTH).to(torch.bfloat16)
+    adapters = (torch.arange(len(x)) % 5 - 1).to(torch.int32)
+    found = case.linear(x, adapters)
+    for first in (0, boundary - 7, boundary, boundary + 27):
+        rows = slice(first, first + 13)
+        assert torch.equal(found[rows], case.linear(x[rows], adapters[rows].contiguous()))
+
+
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("bits", [8, 4])
 def test_on_quantised_weights(bits: Bits) -> None:
     case = Case((40, 24), False, torch.float32, bits)

@@ -52,16 +52,15 @@ static inline __attribute__((always_inline)) void add_product(vfloat *sum, const
     vadd_product(sum, vset(f), (vfloat)w);
 }
 
+// out[count] = bf16 as floats.
+static inline void widen_numbers(const void *x, long count, float *out) {
+    for (long i = 0; i < count; i += LANES) vstore_some(out, i, count - i, vload_some(x, i, count - i, 1), 0);
+}
+
 // A row of x as products take it.
 static inline void copy_x(const void *x, long width, void *out, int is_bf16) {
-    if (!widens_x(is_bf16)) {
-        memcpy(out, x, (size_t)(width * x_item(is_bf16)));
-        return;
-    }
-    for (long i = 0; i < width; i += LANES) {
-        if (width - i >= LANES) vstore((float *)out + i, vload_any(x, i, 1));
-        else for (long j = i; j < width; j++) ((float *)out)[j] = load_any(x, j, 1);
-    }
+    if (widens_x(is_bf16)) widen_numbers(x, width, out);
+    else memcpy(out, x, (size_t)(width * x_item(is_bf16)));
 }
 
 // Pairs of bf16, or floats, as floats of one step of each pair.

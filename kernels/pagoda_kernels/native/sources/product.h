@@ -395,14 +395,13 @@ static void twelve_panel_product(
     TwelvePart part = {.steps = panel_at(linear, panel), .exception = exceptions->all + exceptions->first[panel],
                        .table = high_byte_table(exceptions->high_bytes), .ahead_stride = stride, .widened = scratch->widened};
     // A single tile that takes all vectors at a time reads a part once: all but its last steps are one.
-    const int is_once = num_tiles == 1 && TILE_VECTORS(end) == VECTORS;
+    const int is_fused = end <= FUSED_ROWS, is_once = num_tiles == 1 && TILE_VECTORS(end) == VECTORS;
     for (; part.first < steps; part.steps += part.count * STEP_BYTES, x += x_words(part.count, 1), part.first += part.count) {
         const long left = steps - part.first, adds = part.first > 0, most = is_once ? FEW_ROWS_AHEAD : K_PART_STEPS;
         part.count = is_once && left > most ? left - most : left < most ? left : most;
         part.ahead = left > most ? part.steps + most * STEP_BYTES : later;
         while (part.exception->step < part.first) part.exception++;
         const int is_last = part.count == left;
-        const int is_fused = end <= FUSED_ROWS;
         if (is_fused) {
             TWELVE_TILE_FUNCTIONS[adds][num_tiles > 1][end - 1](&part, x, x_stride, scratch->sums);
             if (is_last) done->tell(done, 0, end);
@@ -512,8 +511,7 @@ static void widen_task(const void *argument, long task, int thread) {
     const WidenJob *job = argument;
     const long first = task * WIDEN_NUMBERS, left = job->count - first;
     (void)thread;
-    for (long i = first; i < first + (left < WIDEN_NUMBERS ? left : WIDEN_NUMBERS); i += LANES)
-        vstore_some(job->out, i, job->count - i, vload_some(job->x, i, job->count - i, 1), 0);
+    widen_numbers(at(job->x, first, 1), left < WIDEN_NUMBERS ? left : WIDEN_NUMBERS, job->out + first);
 }
 
 // out[count] = bf16 as floats.
