@@ -67,12 +67,28 @@ def test_exceptions_take_their_places(monkeypatch: pytest.MonkeyPatch, is_gated:
     packed = PackedLinear(weight, is_gated=is_gated)
     assert packed.structure.bits == 12
     dense = dense_linear(monkeypatch, weight, is_gated=is_gated)
-    for num_rows in (1, 6, 7, 32):
+    for num_rows in (1, 2, 3, 4, 5, 6, 7, 13, 32):
         x = torch.randn(num_rows, 1024).to(torch.bfloat16)
         found, expected = packed(x), dense(x)
         assert torch.equal(found.isnan(), expected.isnan())
         assert not expected.isnan().all()
         assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.usefixtures("native", "num_threads")
+def test_exceptions_at_the_ends_of_parts_and_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # 96 steps are a part, 32 the last ones of a single row; a step is two columns.
+    weight = torch.rand(64, 1024).add(1.0).to(torch.bfloat16)
+    steps = torch.tensor([0, 1, 95, 96, 97, 191, 192, 383, 384, 479, 480, 510, 511])
+    rows = torch.tensor([0, 7, 8, 15, 16, 31, 32, 47, 48, 63])
+    weight[rows[:, None], 2 * steps + torch.randint(2, (10, 13))] *= 2.0**40
+    packed, dense = PackedLinear(weight), dense_linear(monkeypatch, weight)
+    assert packed.structure.bits == 12
+    for num_rows in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16):
+        x = torch.randn(num_rows, 1024).to(torch.bfloat16)
+        assert torch.equal(packed(x), dense(x))
 
 
 @pytest.mark.usefixtures("native")

@@ -249,7 +249,7 @@ static inline __attribute__((always_inline)) void add_step(
 // Meanwhile memory is fetched from `ahead` on, evenly: more requests at a time than it takes would hold up loads.
 static inline __attribute__((always_inline)) void tile_of(
     const int num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
-    long c_stride, const char *ahead, long ahead_bytes, const int adds, const int is_bf16) {
+    long c_stride, const char *ahead, long ahead_bytes, int adds, const int is_bf16) {
     const int each = TILE_VECTORS(num_rows);
     const long ahead_stride = (ahead_bytes * each / VECTORS + steps - 1) / steps;
     for (long first = 0; first < PANEL; first += each * LANES) {
@@ -274,26 +274,20 @@ static inline __attribute__((always_inline)) void tile_of(
     }
 }
 
-typedef void (*Tile)(long, const uint32_t *, long, const uint32_t *, float *, long, const char *, long);
+typedef void (*Tile)(long, const uint32_t *, long, const uint32_t *, float *, long, const char *, long, int);
 
-#define TILE(ROWS, ADDS, BF16)                                                                          \
-    static void tile_##ROWS##_##ADDS##_##BF16(long steps, const uint32_t *x, long x_stride,             \
-                                              const uint32_t *panel, float *c, long c_stride,           \
-                                              const char *ahead, long ahead_bytes) {                    \
-        tile_of(ROWS, steps, x, x_stride, panel, c, c_stride, ahead, ahead_bytes, ADDS, BF16);          \
+#define TILE(ROWS, BF16)                                                                                \
+    static void tile_##ROWS##_##BF16(long steps, const uint32_t *x, long x_stride, const uint32_t *panel, \
+                                     float *c, long c_stride, const char *ahead, long ahead_bytes, int adds) { \
+        tile_of(ROWS, steps, x, x_stride, panel, c, c_stride, ahead, ahead_bytes, adds, BF16);          \
     }
-#define TILES(ADDS, BF16)                                                                               \
-    TILE(1, ADDS, BF16) TILE(2, ADDS, BF16) TILE(3, ADDS, BF16)                                         \
-    TILE(4, ADDS, BF16) TILE(5, ADDS, BF16) TILE(6, ADDS, BF16)
-TILES(0, 0)
-TILES(0, 1)
-TILES(1, 0)
-TILES(1, 1)
-#define TILE_ROW(ADDS, BF16)                                                                            \
-    {tile_1_##ADDS##_##BF16, tile_2_##ADDS##_##BF16, tile_3_##ADDS##_##BF16,                            \
-     tile_4_##ADDS##_##BF16, tile_5_##ADDS##_##BF16, tile_6_##ADDS##_##BF16}
-static const Tile TILE_FUNCTIONS[2][2][MAX_ROWS] = {  // [adds][is_bf16][rows - 1]
-    {TILE_ROW(0, 0), TILE_ROW(0, 1)}, {TILE_ROW(1, 0), TILE_ROW(1, 1)}};
+#define TILES(BF16)                                                                                     \
+    TILE(1, BF16) TILE(2, BF16) TILE(3, BF16) TILE(4, BF16) TILE(5, BF16) TILE(6, BF16)
+TILES(0)
+TILES(1)
+#define TILE_ROW(BF16)                                                                                  \
+    {tile_1_##BF16, tile_2_##BF16, tile_3_##BF16, tile_4_##BF16, tile_5_##BF16, tile_6_##BF16}
+static const Tile TILE_FUNCTIONS[2][MAX_ROWS] = {TILE_ROW(0), TILE_ROW(1)};  // [is_bf16][rows - 1]
 
 // c[rows, 64] (+)= x times a panel: tiles of at most MAX_ROWS rows, as even as they can be. Each fetches its
 // share of the `steps` steps from `ahead` on: what comes next should be near by then, and memory never idle.
@@ -304,9 +298,9 @@ static inline void panel_product(
     const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, ahead_bytes = steps * PANEL * 4 / num_tiles;
     for (long tile = 0; tile < num_tiles; tile++) {
         const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
-        TILE_FUNCTIONS[adds][is_bf16][end - row - 1](
+        TILE_FUNCTIONS[is_bf16][end - row - 1](
             steps, x + row * x_stride, x_stride, panel, c + row * c_stride, c_stride,
-            (const char *)ahead + tile * ahead_bytes, ahead_bytes);
+            (const char *)ahead + tile * ahead_bytes, ahead_bytes, adds);
         if (done) done->tell(done, row, end);
     }
 }
@@ -393,7 +387,8 @@ static void twelve_panel_product(
     const long num_fetching = num_tiles - (upcoming ? upcoming_tiles(num_tiles) : 0), stride = STEP_BYTES / num_fetching;
     const Exceptions *exceptions = &linear->exceptions;
     TwelvePart part = {.steps = panel_at(linear, panel), .exception = exceptions->all + exceptions->first[panel],
-                       .table = high_byte_table(exceptions->high_bytes), .ahead_stride = stride, .widened = scratch->widened};
+                       .table = high_byte_table(exceptions->high_bytes), .nibbles = (vuint){} + 0x0f0f0f0f,
+                       .odd = (vuint){} + 0xffff0000u, .ahead_stride = stride, .widened = scratch->widened};
     // A single tile that takes all vectors at a time reads a part once: all but its last steps are one.
     const int is_fused = end <= FUSED_ROWS, is_once = num_tiles == 1 && TILE_VECTORS(end) == VECTORS;
     for (; part.first < steps; part.steps += part.count * STEP_BYTES, x += x_words(part.count, 1), part.first += part.count) {
@@ -403,7 +398,7 @@ static void twelve_panel_product(
         while (part.exception->step < part.first) part.exception++;
         const int is_last = part.count == left;
         if (is_fused) {
-            TWELVE_TILE_FUNCTIONS[adds][num_tiles > 1][end - 1](&part, x, x_stride, scratch->sums);
+            TWELVE_TILE_FUNCTIONS[num_tiles > 1][end - 1](&part, x, x_stride, scratch->sums, adds);
             if (is_last) done->tell(done, 0, end);
         } else {
             widen_part(&part);
@@ -416,9 +411,9 @@ static void twelve_panel_product(
                 const char *kv = next_part(upcoming, &ahead_bytes);
                 if (kv) ahead = kv;
             }
-            TILE_FUNCTIONS[adds][1][next - row - 1](
+            TILE_FUNCTIONS[1][next - row - 1](
                 part.count, x + row * x_stride, x_stride, scratch->widened, scratch->sums + row * PANEL, PANEL, ahead,
-                (long)ahead_bytes);
+                (long)ahead_bytes, adds);
             if (is_last) done->tell(done, row, next);
         }
     }

@@ -9,7 +9,7 @@
 //
 // Few rows are bound by what they read, which is a quarter less. With more than a tile has, the first one
 // also writes what it widens into the first-level cache, for the others; where registers do not hold both its sums and
-// what it widens, a part is widened before.
+// what it widens, as those of six rows, a part is widened before.
 
 #pragma once
 
@@ -25,7 +25,7 @@
 #if TILE_REGISTERS > 16
 #define FUSED_ROWS MAX_ROWS    // of a tile that widens what it multiplies, at most
 #else
-#define FUSED_ROWS 1
+#define FUSED_ROWS 5
 #endif
 #define WIDENED_TOGETHER(vectors) (TAKES_PAIRS ? (vectors) : 2)  // of so many vectors that have sums
 
@@ -78,52 +78,64 @@ static inline vuint high_byte_table(const uint8_t *high_bytes) {  // again in ev
     return vload_bits(bytes);
 }
 
-// Vectors `first` and on of a step, pairs of bf16; `first` and their number are even.
-static inline __attribute__((always_inline)) void widen_twelve(
-    const uint8_t *step, const vuint table, const int first, const int num_vectors, vuint *w) {
-#pragma GCC unroll 8
-    for (int j = 0; j < num_vectors; j += 2) {
-        const int of_two = (first + j) / 2;
-        const vuint codes = vload_bits(step + PANEL * 2 + of_two / 2 * 4 * LANES);
-        const vuint high = vlook_up(table, (of_two % 2 ? codes >> 4 : codes) & 0x0f0f0f0f);
-        const vuint low = vload_bits(step + of_two * 4 * LANES);
-        w[j] = vjoin_first(low, high);
-        w[j + 1] = vjoin_last(low, high);
-    }
-}
-
-// A step with exceptions, of which `exception` is the first; return the first one of a later step.
-static __attribute__((noinline)) const Exception *widen_exceptions(
-    const uint8_t *step, const Exception *exception, const vuint table, uint32_t *words) {
-    vuint w[VECTORS];
-    widen_twelve(step, table, 0, VECTORS, w);
-    for (int j = 0; j < VECTORS; j++) vstore_bits(words + j * LANES, w[j]);
-    for (const int32_t number = exception->step; exception->step == number; exception++)
-        ((uint16_t *)words)[exception->place] = exception->value;
-    return exception;
-}
-
 // Some steps of a panel.
 typedef struct {
     const uint8_t *steps;
     long first;  // number of the first one
     long count;
     const Exception *exception;  // the first one at or after it
-    vuint table;
+    vuint table, nibbles, odd;   // high bytes; masks of codes and of the second bf16 of pairs
     const uint8_t *ahead;  // what is fetched meanwhile,
     long ahead_stride;     // so many bytes a step
     uint32_t *widened;     // [count, PANEL]
 } TwelvePart;
 
+// Have loads where they are written. GCC has constants and x in registers as early as it can, and then some sums in memory.
+static inline __attribute__((always_inline)) void load_no_earlier(void) {
+#if TILE_REGISTERS < 16
+    __asm__ volatile("" : : : "memory");
+#endif
+}
+
+// Vectors `first` and on of a step, pairs of bf16; `first` and their number are even.
+static inline __attribute__((always_inline)) void widen_twelve(
+    const uint8_t *step, const TwelvePart *part, const int first, const int num_vectors, vuint *w) {
+#pragma GCC unroll 8
+    for (int j = 0; j < num_vectors; j += 2) {
+        const int of_two = (first + j) / 2;
+        const vuint codes = vload_bits(step + PANEL * 2 + of_two / 2 * 4 * LANES);
+        const vuint high = vlook_up(part->table, (of_two % 2 ? codes >> 4 : codes) & part->nibbles);
+        const vuint low = vload_bits(step + of_two * 4 * LANES);
+        w[j] = vjoin_first(low, high);
+        w[j + 1] = vjoin_last(low, high);
+    }
+}
+
+// Write a step, with its exceptions if `exception` and those behind it are some; return the first one of a later step.
+// Nothing is called, and two vectors are widened at a time: all sums of a tile would go to memory else.
+static inline __attribute__((always_inline)) const Exception *write_step(
+    const uint8_t *step, long number, const Exception *exception, const TwelvePart *part, uint32_t *words) {
+#pragma GCC unroll 8
+    for (int j = 0; j < VECTORS; j += 2) {
+        vuint w[2];
+        widen_twelve(step, part, j, 2, w);
+        vstore_bits(words + j * LANES, w[0]);
+        vstore_bits(words + (j + 1) * LANES, w[1]);
+    }
+    for (; exception->step == number; exception++) ((uint16_t *)words)[exception->place] = exception->value;
+    return exception;
+}
+
 // sums[m, num_vectors] += rows of x times one step: `step`, or `words` of an exceptional one. keeps: write what is widened.
 static inline __attribute__((always_inline)) void add_twelve(
     const int num_rows, const int first, const int num_vectors, vfloat sums[MAX_ROWS][VECTORS], const uint32_t *x, long x_stride,
-    const uint8_t *step, const uint32_t *words, const vuint table, uint32_t *widened, const int keeps) {
+    const uint8_t *step, const uint32_t *words, const TwelvePart *part, uint32_t *widened, const int keeps) {
     const int together = WIDENED_TOGETHER(num_vectors);
 #pragma GCC unroll 8
     for (int from = 0; from < num_vectors; from += together) {
-        vuint w[VECTORS];
-        if (!words) widen_twelve(step, table, first + from, together, w);
+        vuint w[VECTORS], of_half[VECTORS];
+        load_no_earlier();
+        if (!words) widen_twelve(step, part, first + from, together, w);
 #pragma GCC unroll 4
         for (int j = 0; j < together; j++) {
             if (words) w[j] = vload_bits(words + (first + from + j) * LANES);
@@ -131,23 +143,26 @@ static inline __attribute__((always_inline)) void add_twelve(
             if (keeps) vstore_bits(widened + (first + from + j) * LANES, w[j]);
         }
 #pragma GCC unroll 2
-        for (int half = 0; half < num_halves(1); half++)
+        for (int half = 0; half < num_halves(1); half++) {
+            load_no_earlier();
+#pragma GCC unroll 4
+            for (int j = 0; j < together; j++) of_half[j] = TAKES_PAIRS ? w[j] : half ? w[j] & part->odd : w[j] << 16;
 #pragma GCC unroll 6
             for (int m = 0; m < num_rows; m++)
 #pragma GCC unroll 4
-                for (int j = 0; j < together; j++)
-                    add_product(&sums[m][from + j], x + m * x_stride + half, half_of(w[j], half, 1), 1);
+                for (int j = 0; j < together; j++) add_product(&sums[m][from + j], x + m * x_stride + half, of_half[j], 1);
+        }
     }
 }
 
 // c[m, 64] (+)= rows of x times a part.
 static inline __attribute__((always_inline)) void twelve_tile_of(
-    const int num_rows, const TwelvePart *part, const uint32_t *x, long x_stride, float *c, const int adds, const int keeps) {
-    const int each = TILE_VECTORS(num_rows);
-    const vuint table = part->table;
-    const long end = part->first + part->count;
+    const int num_rows, const TwelvePart *part, const uint32_t *x, long x_stride, float *c, int adds, const int keeps) {
+    const int each = TILE_VECTORS(num_rows), lines = (STEP_LINES * each + VECTORS - 1) / VECTORS;
+    const long end = part->first + part->count, ahead_stride = part->ahead_stride * each / VECTORS;
+#pragma GCC unroll 4
     for (int first = 0; first < VECTORS; first += each) {
-        const uint8_t *step = part->steps, *ahead = part->ahead;
+        const uint8_t *step = part->steps, *ahead = part->ahead + part->ahead_stride * part->count * first / VECTORS;
         const Exception *exception = part->exception;
         const uint32_t *x_step = x;
         uint32_t *widened = part->widened, words[PANEL];
@@ -156,20 +171,23 @@ static inline __attribute__((always_inline)) void twelve_tile_of(
         for (int m = 0; m < num_rows; m++)
 #pragma GCC unroll 16
             for (int j = 0; j < each; j++) sums[m][j] = adds ? vload(c + m * PANEL + (first + j) * LANES) : (vfloat){};
-        for (long number = part->first; number < end; number++) {
-            if (!first)
+        for (long number = part->first;; number++) {
+            const long stop = exception->step < end ? exception->step : end;
+            for (long left = stop - number; left > 0; left--) {
 #pragma GCC unroll 3
-                for (int line = 0; line < STEP_LINES; line++) {
-                    __builtin_prefetch(step + NEAR_TWELVE * STEP_BYTES + line * 64);
+                for (int line = 0; line < lines; line++) {
+                    if (each == VECTORS) __builtin_prefetch(step + NEAR_TWELVE * STEP_BYTES + line * 64);
                     __builtin_prefetch(ahead + line * 64, 0, 2);
                 }
-            if (__builtin_expect(exception->step != number, 1)) {
-                add_twelve(num_rows, first, each, sums, x_step, x_stride, step, NULL, table, widened, keeps);
-            } else {
-                exception = widen_exceptions(step, exception, table, words);
-                add_twelve(num_rows, first, each, sums, x_step, x_stride, step, words, table, widened, keeps);
+                add_twelve(num_rows, first, each, sums, x_step, x_stride, step, NULL, part, widened, keeps);
+                step += STEP_BYTES, ahead += ahead_stride, x_step += x_words(1, 1);
+                if (keeps) widened += PANEL;
             }
-            step += STEP_BYTES, ahead += part->ahead_stride, x_step += x_words(1, 1);
+            if (stop == end) break;
+            number = stop;
+            exception = write_step(step, number, exception, part, words);
+            add_twelve(num_rows, first, each, sums, x_step, x_stride, step, words, part, widened, keeps);
+            step += STEP_BYTES, ahead += ahead_stride, x_step += x_words(1, 1);
             if (keeps) widened += PANEL;
         }
 #pragma GCC unroll 6
@@ -181,53 +199,38 @@ static inline __attribute__((always_inline)) void twelve_tile_of(
 
 // Write a part as pairs of bf16. What comes next is left to the tiles to fetch, which memory would wait for else.
 static void widen_part(const TwelvePart *part) {
+    const TwelvePart constants = *part;  // nobody else's, so that they stay in registers
     const uint8_t *step = part->steps;
     const Exception *exception = part->exception;
-    const vuint table = part->table;
     uint32_t *widened = part->widened;
     for (long number = part->first; number < part->first + part->count; number++) {
 #pragma GCC unroll 3
         for (int line = 0; line < STEP_LINES; line++) __builtin_prefetch(step + NEAR_TWELVE * STEP_BYTES + line * 64);
-        if (__builtin_expect(exception->step != number, 1)) {
-            vuint w[VECTORS];
-            widen_twelve(step, table, 0, VECTORS, w);
-#pragma GCC unroll 16
-            for (int j = 0; j < VECTORS; j++) vstore_bits(widened + j * LANES, w[j]);
-        } else {
-            exception = widen_exceptions(step, exception, table, widened);
-        }
+        exception = write_step(step, number, exception, &constants, widened);
         step += STEP_BYTES, widened += PANEL;
     }
 }
 
-typedef void (*TwelveTile)(const TwelvePart *, const uint32_t *, long, float *);
+typedef void (*TwelveTile)(const TwelvePart *, const uint32_t *, long, float *, int);
 
-#define TWELVE_TILE(ROWS, ADDS, KEEPS)                                                                       \
-    static void twelve_tile_##ROWS##_##ADDS##_##KEEPS(                                                       \
-        const TwelvePart *part, const uint32_t *x, long x_stride, float *c) {                                \
-        twelve_tile_of(ROWS, part, x, x_stride, c, ADDS, KEEPS);                                             \
+#define TWELVE_TILE(ROWS, KEEPS)                                                                             \
+    static void twelve_tile_##ROWS##_##KEEPS(                                                                \
+        const TwelvePart *part, const uint32_t *x, long x_stride, float *c, int adds) {                      \
+        twelve_tile_of(ROWS, part, x, x_stride, c, adds, KEEPS);                                             \
     }
-#define TWELVE_TILE_NAME(ROWS, ADDS, KEEPS) twelve_tile_##ROWS##_##ADDS##_##KEEPS
-TWELVE_TILE(1, 0, 0)
-TWELVE_TILE(1, 1, 0)
-#if FUSED_ROWS > 1
-#define TWELVE_TILES(ADDS, KEEPS)                                                                            \
-    TWELVE_TILE(3, ADDS, KEEPS) TWELVE_TILE(4, ADDS, KEEPS)                                                  \
-    TWELVE_TILE(5, ADDS, KEEPS) TWELVE_TILE(6, ADDS, KEEPS)
-#define TWELVE_NAMES(ADDS, KEEPS)                                                                            \
-    TWELVE_TILE_NAME(3, ADDS, KEEPS), TWELVE_TILE_NAME(4, ADDS, KEEPS),                                      \
-    TWELVE_TILE_NAME(5, ADDS, KEEPS), TWELVE_TILE_NAME(6, ADDS, KEEPS)
-#define TWELVE_ROW(ADDS)                                                                                     \
-    {{TWELVE_TILE_NAME(1, ADDS, 0), TWELVE_TILE_NAME(2, ADDS, 0), TWELVE_NAMES(ADDS, 0)},                    \
-     {NULL, NULL, TWELVE_NAMES(ADDS, 1)}}
-TWELVE_TILE(2, 0, 0)
-TWELVE_TILE(2, 1, 0)
-TWELVE_TILES(0, 0)
-TWELVE_TILES(1, 0)
-TWELVE_TILES(0, 1)
-TWELVE_TILES(1, 1)
+#if FUSED_ROWS == MAX_ROWS
+#define TWELVE_SIX(KEEPS) TWELVE_TILE(6, KEEPS)
+#define TWELVE_SIX_NAME(KEEPS) , twelve_tile_6_##KEEPS
 #else
-#define TWELVE_ROW(ADDS) {{TWELVE_TILE_NAME(1, ADDS, 0)}}
+#define TWELVE_SIX(KEEPS)
+#define TWELVE_SIX_NAME(KEEPS)
 #endif
-// [adds][keeps][rows - 1]. A tile that keeps is one of several, which have 3 rows at least.
-static const TwelveTile TWELVE_TILE_FUNCTIONS[2][2][FUSED_ROWS] = {TWELVE_ROW(0), TWELVE_ROW(1)};
+#define TWELVE_TILES(KEEPS) TWELVE_TILE(3, KEEPS) TWELVE_TILE(4, KEEPS) TWELVE_TILE(5, KEEPS) TWELVE_SIX(KEEPS)
+#define TWELVE_NAMES(KEEPS) twelve_tile_3_##KEEPS, twelve_tile_4_##KEEPS, twelve_tile_5_##KEEPS TWELVE_SIX_NAME(KEEPS)
+TWELVE_TILE(1, 0)
+TWELVE_TILE(2, 0)
+TWELVE_TILES(0)
+TWELVE_TILES(1)
+// [keeps][rows - 1]. A tile that keeps is one of several, which have 3 rows at least.
+static const TwelveTile TWELVE_TILE_FUNCTIONS[2][FUSED_ROWS] = {
+    {twelve_tile_1_0, twelve_tile_2_0, TWELVE_NAMES(0)}, {NULL, NULL, TWELVE_NAMES(1)}};
