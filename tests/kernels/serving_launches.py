@@ -24,7 +24,7 @@ from pagoda_kernels.host_copy import views
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 HIDDEN, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VOCAB_SIZE, BLOCK_SIZE = 1024, 16, 4, 128, 50304, 16
 MAX_SEQS, MAX_CONTEXT = 256, 131072
-NUM_SERVED = 40
+NUM_SERVED = 24
 
 
 def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:

@@ -5,6 +5,7 @@ The KV of a token is modelled as a digest of all tokens up to it.
 
 import hashlib
 import random
+import struct
 from collections.abc import Sequence as SequenceOf
 
 from pagoda_engine.sampling.beam_search import BeamSearch
@@ -43,9 +44,8 @@ def next_token(token_ids: SequenceOf[int]) -> int:
 
 def candidates(token_ids: SequenceOf[int]) -> list[tuple[int, float]]:
     """Return all tokens with what the imaginary model says of them, the likeliest first."""
-    seed = hashlib.blake2b(bytes(token_ids), digest_size=8).digest()
-    digests = (hashlib.blake2b(bytes([i]), digest_size=4, key=seed) for i in range(VOCAB_SIZE))
-    values = [-int.from_bytes(digest.digest()) / 2**32 for digest in digests]
+    digest = hashlib.shake_128(bytes(token_ids)).digest(4 * VOCAB_SIZE)
+    values = [-value / 2**32 for value in struct.unpack(f"{VOCAB_SIZE}I", digest)]
     values[EOS] /= 2  # now and then EOS
     return sorted(enumerate(values), key=lambda pair: pair[1], reverse=True)
 

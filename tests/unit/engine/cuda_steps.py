@@ -197,7 +197,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 def add_all(engine: Engine, name: str) -> None:
     def add(sequence_id: str, length: int, params: dict[str, Any], **fields: Any) -> None:
-        sampling = SamplingParams(max_tokens=12 + length % 5, ignore_eos=True, **params)
+        sampling = SamplingParams(max_tokens=7 + length % 4, ignore_eos=True, **params)
         prompt = range(length)
         engine.add(
             make_request(f"{name}{sequence_id}", prompt, block_size=16, sampling=sampling, **fields)
