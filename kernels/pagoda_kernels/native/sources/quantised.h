@@ -292,6 +292,9 @@ static inline __attribute__((always_inline)) void add_part(
 static inline __attribute__((always_inline)) void quantised_tile_of(
     const int num_rows, const CodedPart *part, const void *x, long x_stride, const float *of_x, float *c,
     const int bits, const int has_zeros, const int is_bf16) {
+#if TAKES_PAIRS  // codes are shifted by constants
+#pragma GCC unroll 2
+#endif
     for (int first = 0; first < VECTORS; first += CODED_VECTORS(num_rows))
         add_part(num_rows, part, x, x_stride, of_x, c, first, CODED_VECTORS(num_rows), bits, has_zeros, is_bf16);
 }
