@@ -18,6 +18,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -38,6 +39,7 @@ _LOGGER = logging.getLogger(__name__)
 HERE = Path(__file__).parent
 SOURCES = HERE / "sources"
 COMPILE_SECONDS = 120
+COMPILING = "compiling-"  # what a folder is called meanwhile
 SCRATCH_BYTES = 1 << 22  # of each thread; what nobody writes to takes no memory
 FLAGS = (
     "-std=gnu11",
@@ -279,7 +281,8 @@ def compile_library(name: str, path: Path, compiler: str = "cc", *extra: str) ->
         OSError: the folder cannot be written, or there is no such compiler.
         SubprocessError: the compiler fails.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    _remove_unfinished(path.parent)
+    with tempfile.TemporaryDirectory(prefix=COMPILING, dir=path.parent) as folder:
         output = Path(folder) / path.name
         command = [compiler, *FLAGS, *INSTRUCTION_SETS[name][1], *extra, "-o", str(output)]
         command += [str(SOURCES / "pagoda.c"), "-lm"]
@@ -289,6 +292,15 @@ def compile_library(name: str, path: Path, compiler: str = "cc", *extra: str) ->
         if older != path:
             older.unlink(missing_ok=True)
     return path
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what processes left that were killed while they compiled; others may be compiling now."""
+    oldest = time.time() - 2 * COMPILE_SECONDS
+    for left in folder.glob(f"{COMPILING}*"):
+        with contextlib.suppress(OSError):  # whose it was has removed it, or somebody else has
+            if left.stat().st_mtime < oldest:
+                shutil.rmtree(left)
 
 
 def _is_ours(path: Path) -> bool:

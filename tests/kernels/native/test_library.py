@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -125,6 +126,17 @@ def test_older_ones_are_removed(no_library: Path, monkeypatch: pytest.MonkeyPatc
     newer = find_or_compile("avx512")
     assert newer != older
     assert [path for path in older.parent.iterdir() if path.suffix == ".so"] == [newer]
+
+
+def test_what_a_killed_compile_left_is_removed(no_library: Path) -> None:
+    built = no_library / "package" / "built"
+    killed, running = built / "compiling-killed", built / "compiling-running"
+    for folder in (killed, running):
+        folder.mkdir(parents=True)
+        (folder / "half.so").write_bytes(b"half")
+    os.utime(killed, (0, 0))
+    library = find_or_compile("avx512")
+    assert sorted(built.iterdir()) == [running, library]
 
 
 def test_every_set_is_compiled_for_some_machine() -> None:
