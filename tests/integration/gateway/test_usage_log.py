@@ -175,7 +175,12 @@ async def test_requests_flow_while_nats_stores_nothing_and_nothing_is_lost(
         async with (
             Bus.connect(common, name="workers") as bus,
             running_gateway(
-                common, bus, model_folder, ScriptedWorker(bus), usage_log_bytes=1 << 20
+                common,
+                bus,
+                model_folder,
+                ScriptedWorker(bus),
+                usage_log_bytes=1 << 20,
+                usage_timeout_seconds=2.0,  # NATS does not answer what it cannot write
             ) as running,
         ):
             small_disk.fill()
