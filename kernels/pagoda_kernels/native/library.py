@@ -295,7 +295,7 @@ def compile_library(name: str, path: Path, compiler: str = "cc", *extra: str) ->
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what processes left that were killed while they compiled; others may be compiling now."""
+    """Remove what processes left that were killed while they compiled, not what others do now."""
     oldest = time.time() - 2 * COMPILE_SECONDS
     for left in folder.glob(f"{COMPILING}*"):
         with contextlib.suppress(OSError):  # whose it was has removed it, or somebody else has
