@@ -145,7 +145,7 @@ static inline __attribute__((always_inline)) void add_twelve(
 #pragma GCC unroll 2
         for (int half = 0; half < num_halves(1); half++) {
             load_no_earlier();
-#pragma GCC unroll 4
+#pragma GCC unroll 4  // `half_of`, by a mask in memory
             for (int j = 0; j < together; j++) of_half[j] = TAKES_PAIRS ? w[j] : half ? w[j] & part->odd : w[j] << 16;
 #pragma GCC unroll 6
             for (int m = 0; m < num_rows; m++)
@@ -159,7 +159,7 @@ static inline __attribute__((always_inline)) void add_twelve(
 static inline __attribute__((always_inline)) void twelve_tile_of(
     const int num_rows, const TwelvePart *part, const uint32_t *x, long x_stride, float *c, int adds, const int keeps) {
     const int each = TILE_VECTORS(num_rows), lines = (STEP_LINES * each + VECTORS - 1) / VECTORS;
-    const long end = part->first + part->count, ahead_stride = part->ahead_stride * each / VECTORS;
+    const long end = part->first + part->count, ahead_stride = (part->ahead_stride * each + VECTORS - 1) / VECTORS;
 #pragma GCC unroll 4
     for (int first = 0; first < VECTORS; first += each) {
         const uint8_t *step = part->steps, *ahead = part->ahead + part->ahead_stride * part->count * first / VECTORS;
