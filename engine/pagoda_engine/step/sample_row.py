@@ -64,7 +64,13 @@ def _allowed(sequence: Sequence, index: int, vocab_size: int) -> TokenBits | Non
     if params.bad_words:
         allowed = allowed & ~token_bits(_bad(params.bad_words, output), vocab_size)
     if not allowed.any():
-        raise TokenMaskError("allowed_token_ids and bad_words leave no next token")
+        causes = {
+            "the grammar": mask is not None,
+            "allowed_token_ids": params.allowed_token_ids,
+            "bad_words": params.bad_words,
+        }
+        named = " and ".join(name for name, is_there in causes.items() if is_there)
+        raise TokenMaskError(f"no next token is left by {named}")
     return _but_no_early_end(state, index, allowed)
 
 

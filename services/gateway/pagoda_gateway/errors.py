@@ -6,6 +6,7 @@ GatewayError
 │   ├── UnsupportedFieldError    400  unsupported_parameter
 │   ├── UnfollowableError        400  a schema or grammar that cannot be enforced
 │   ├── ContentPolicyError       400  content_policy_violation
+│   ├── PreviousResponseError    400  previous_response_not_found
 │   ├── BodyTooLargeError        413
 │   ├── SlowBodyError            408
 │   ├── MediaTypeError           415
@@ -158,6 +159,12 @@ class ContentPolicyError(InvalidRequestError):
     """A rule of the tenant's policy refuses the text; names the rule, never the text."""
 
     code = "content_policy_violation"
+
+
+class PreviousResponseError(InvalidRequestError):
+    """The response that a request goes on with is not kept."""
+
+    code = "previous_response_not_found"
 
 
 class BodyTooLargeError(InvalidRequestError):

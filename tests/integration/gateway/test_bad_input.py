@@ -38,6 +38,7 @@ def check(answer: Any, status: int, param: str | None = None, *named: str) -> di
         ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
         ({"messages": [{"role": "poet", "content": "x"}]}, "messages[0].role", "poet"),
         ({"messages": [IMAGE]}, "messages[0].content[0]", "image_url"),
+        ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content", "tool_calls"),
         ({"temperature": -1}, "temperature", "-1"),
         ({"temperature": 2.5}, "temperature", "2.5"),
         ({"temperature": "hot"}, "temperature", "hot"),
@@ -142,10 +143,81 @@ async def test_a_schema_that_cannot_be_held_is_named_beside_wrong_fields(running
     assert running.worker.requests == []
 
 
-async def test_a_wrong_body_without_a_good_model_is_named_alone(running: Running) -> None:
+async def test_a_form_is_not_looked_at_without_a_good_model(running: Running) -> None:
     form = {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}
-    check(await running.chat(model="x", n=0, response_format=form), 400, "n")
-    check(await running.chat(model=5, n=0, response_format=form), 400, "model", "'n'")
+    for model in ("x", 5):
+        error = check(await running.chat(model=model, n=0, response_format=form), 400)
+        assert "response_format" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [USER]}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": [USER], "max_tokens": 1}),
+    ],
+)
+async def test_a_model_that_is_not_there_is_named_beside_a_wrong_field(
+    running: Running, path: str, body: dict[str, Any]
+) -> None:
+    alone = await running.http.post(path, json={**body, "model": "nope"})
+    assert alone.status_code == 404
+    beside = await running.http.post(path, json={**body, "model": "nope", "temperature": 3})
+    assert beside.status_code == 400
+    for text in ("'temperature'", "'nope' does not exist here"):
+        assert text in beside.json()["error"]["message"]
+
+
+async def test_a_model_that_is_not_there_is_named_beside_wrong_tools(running: Running) -> None:
+    sent = {"model": "nope", "tools": [{}], "tool_choice": "required"}
+    check(await running.chat(**sent), 400, "tools[0]", "'nope' does not exist here")
+
+
+async def test_an_embedding_model_that_is_not_there_is_named_beside_a_wrong_field(
+    running: Running,
+) -> None:
+    sent = {"model": "nope", "input": 5}
+    answer = await running.http.post("/v1/embeddings", json=sent)
+    check(answer, 400, "input", "'input'", "'nope' does not exist here")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/v1/responses", {"input": 5}, "'input'"),
+        ("/v1/responses", {"input": "x", "tool_choice": "bogus"}, "'tool_choice'"),
+        ("/v1/responses", {"input": "x", "tool_choice": "required"}, "needs 'tools'"),
+        ("/v1/responses", {"input": "x", "reasoning": {"effort": 5}}, "'reasoning.effort'"),
+        ("/v1/messages", {"messages": [USER], "system": 5}, "'system'"),
+        (
+            "/v1/messages",
+            {"messages": [USER, {"role": "user", "content": 5}]},
+            "'messages[1].content'",
+        ),
+        ("/v1/messages", {"messages": [USER], "tool_choice": {"type": "any"}}, "needs 'tools'"),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER], "continue_final_message": True, "add_generation_prompt": True},
+            "'continue_final_message'",
+        ),
+    ],
+)
+async def test_what_was_found_late_is_named_beside_a_wrong_field(
+    running: Running, path: str, fields: dict[str, Any], named: str
+) -> None:
+    sent = {"model": "tiny", "max_tokens": 1, "temperature": 3, **fields}
+    answer = await running.http.post(path, json=sent)
+    assert answer.status_code == 400
+    for text in ("'temperature'", named):
+        assert text in answer.json()["error"]["message"]
+
+
+async def test_what_tokens_are_asked_of_is_named_at_once(running: Running) -> None:
+    sent = {"messages": 5, "continue_final_message": True, "add_generation_prompt": True}
+    answer = await running.http.post("/tokenize", json=sent)
+    check(answer, 400, "messages", "'continue_final_message'")
 
 
 async def test_what_the_model_cannot_serve_is_named_at_once(running: Running) -> None:
@@ -180,6 +252,17 @@ async def test_body_that_is_no_object(running: Running, path: str, raw: bytes) -
         path, content=raw, headers={"content-type": "application/json"}
     )
     check(answer, 400)
+
+
+@pytest.mark.parametrize(
+    "tools", [[], [{"bogus": 1}], [{"type": "web_search"}], [{"type": "function", "function": {}}]]
+)
+async def test_tokenize_refuses_the_tools_that_chat_refuses(
+    running: Running, tools: list[Any]
+) -> None:
+    fields = {"messages": [USER], "tools": tools}
+    answer = await running.http.post("/tokenize", json=fields)
+    assert check(answer, 400) == check(await running.chat(**fields), 400)
 
 
 async def test_form_is_refused(running: Running) -> None:

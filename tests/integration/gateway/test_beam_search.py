@@ -157,6 +157,8 @@ async def test_a_client_that_goes_away_cancels_the_one_sequence(start: Start, bu
         ({"prompt_logprobs": 1}, "prompt_logprobs", "use_beam_search"),
         ({"n": 5}, "n", "4 at most"),
         ({"n": 2, "best_of": 5}, "best_of", "4 at most"),
+        ({"echo": True, "logprobs": 1}, "logprobs", "use_beam_search"),
+        ({"echo": True, "max_tokens": 0}, "max_tokens", "use_beam_search"),
         ({"length_penalty": 11}, "length_penalty", "10"),
         ({"early_stopping": "soon"}, "early_stopping", "never"),
         ({"guided_regex": "a*"}, "use_beam_search", "guided_"),
@@ -177,6 +179,15 @@ async def test_everything_that_a_search_cannot_have_is_named_at_once(narrow: Run
     wrong = {"temperature": 1, "n": 5, "allowed_token_ids": [5], "frequency_penalty": 1}
     answer = await narrow.chat(**SEARCH, **wrong)
     for name in wrong:
+        assert f"'{name}'" in answer.json()["error"]["message"]
+
+
+async def test_what_a_search_cannot_have_is_named_beside_other_wrong_fields(
+    narrow: Running,
+) -> None:
+    wrong = {"temperature": 1, "presence_penalty": 1, "logit_bias": {"5": 1}, "best_of": 3}
+    answer = await narrow.completion(**SEARCH, **wrong, stream=True, echo=True, logprobs=1)
+    for name in (*wrong, "logprobs"):
         assert f"'{name}'" in answer.json()["error"]["message"]
 
 

@@ -304,9 +304,14 @@ async def test_documents_are_for_the_template(nats_common: Any, bus: Any, tmp_pa
     folder = write_model_folder(tmp_path / "tiny", chat_template=template)
     async with running_gateway(nats_common, bus, folder, ScriptedWorker(bus)) as running:
         plain = (await running.chat()).json()["usage"]["prompt_tokens"]
-        answer = await running.chat(documents=[{"text": "ab"}])
+        documents = [{"text": "ab"}]
+        answer = await running.chat(documents=documents)
         assert answer.json()["usage"]["prompt_tokens"] == plain + 4
         assert "x-pagoda-ignored" not in answer.headers
+        fields = {"messages": CHAT["messages"], "documents": documents}
+        counted = await running.http.post("/tokenize", json=fields)
+        assert counted.json()["count"] == plain + 4
+        assert "x-pagoda-ignored" not in counted.headers
 
 
 async def test_no_effort_is_no_thinking(nats_common: Any, bus: Any, tmp_path: Any) -> None:

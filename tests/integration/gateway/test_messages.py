@@ -272,10 +272,12 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
     worker = ScriptedWorker(bus, gate_index=3)
     async with start(worker, max_attempts=1) as running, client_of(running) as client:
         stream = await client.messages.create(**ASKED, stream=True)  # it has begun: no status 500
+        request_id = stream.response.headers["request-id"]
         worker.fail("broken")
         with pytest.raises(anthropic.APIStatusError) as caught:
             [event async for event in stream]
     assert caught.value.body["error"]["type"] == "api_error"  # type: ignore[index]
+    assert caught.value.body["request_id"] == request_id  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -289,6 +291,13 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
         ({"system": [{"type": "image"}]}, "system[0]"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "web_search_20250305"),
+        ({"tools": [WEATHER, {"type": "bash_2025"}]}, "'tools[1]' has type 'bash_2025'"),
+        ({"tools": [{"name": ""}, {"type": "x"}]}, "'tools[1]' has type 'x'"),
+        ({"tools": [WEATHER, WEATHER]}, "'tools[1].name'"),
+        (
+            {"tools": [{**WEATHER, "input_schema": {"type": "objekt"}, "strict": True}]},
+            "(tools[0]): 'type' at the top is 'objekt'",
+        ),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "'x'"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
@@ -314,6 +323,21 @@ async def test_errors_become_the_clients_own_types(running: Running) -> None:
     wrong_method = await running.http.get(PATH)
     assert wrong_method.status_code == 405
     assert wrong_method.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("own", [{}, {"x-request-id": "mine"}])
+@pytest.mark.parametrize("fields", [{"model": "gpt-9"}, {"max_tokens": 0}, {"max_tokens": 10**6}])
+async def test_an_error_says_the_requests_id_as_the_header_does(
+    running: Running, fields: dict[str, Any], own: dict[str, str]
+) -> None:
+    for answer in (
+        await running.http.post(PATH, json={**ASKED, **fields}, headers=own),
+        await running.http.post(PATH, json=ASKED, headers={**own, "authorization": "Bearer x"}),
+        await running.http.get(PATH, headers=own),
+    ):
+        assert answer.json()["type"] == "error"
+        assert answer.json()["request_id"] == answer.headers["request-id"]
+        assert answer.json()["request_id"] == own.get("x-request-id", answer.json()["request_id"])
 
 
 async def test_an_answer_must_follow_a_schema(running: Running) -> None:

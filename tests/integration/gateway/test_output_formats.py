@@ -61,7 +61,6 @@ async def test_workers_get_a_grammar(running: Running, fields: dict[str, Any]) -
     [
         {},
         {"response_format": {"type": "text"}},
-        {"structured_outputs": {}},
         {"tools": [LOOK]},
         {"tools": [LOOK], "tool_choice": "none"},
         {"tools": None, "tool_choice": "none"},
@@ -89,6 +88,8 @@ async def test_nothing_binds_what_asks_for_nothing(
         ({"structured_outputs": {"grammar": "???"}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
         ({"structured_outputs": {"colour": "red"}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
@@ -145,6 +146,26 @@ TOOLS = [tool(f"good_{i}", SCHEMA) for i in range(9)]
             ["the parameters of 'bad' (tools[0])", "'type' at '/properties/a'"],
         ),
         (
+            {"tools": [tool("bad", {"type": "objekt"}, strict=True)], "tool_choice": "required"},
+            "tools",
+            ["the parameters of 'bad' (tools[0])", "'type' at the top is 'objekt'", "object"],
+        ),
+        (
+            {"tools": [tool("bad", {"type": "array", "items": {}}, strict=True)]},
+            "tools",
+            ["the parameters of 'bad' (tools[0])", "'type' at the top is 'array'", "object"],
+        ),
+        (
+            {"tools": [tool("bad", {"properties": {}, "required": 5}, strict=True)]},
+            "tools",
+            ["the parameters of 'bad' (tools[0])", "'required' at the top is 5"],
+        ),
+        (
+            {"structured_outputs": {}},
+            "structured_outputs",
+            ["json, json_object, regex, choice, grammar"],
+        ),
+        (
             {"tools": [BAD], "response_format": by_schema(UNIQUE)},
             "response_format.json_schema.schema",
             ["'uniqueItems' at the top", "'uniqueItems' at '/properties/tags'"],
@@ -188,8 +209,8 @@ async def test_what_cannot_be_enforced_is_named_with_its_place(
 
 @pytest.mark.parametrize(
     "parameters",
-    [holding(tags=UNIQUE), holding(a={"type": "strin"})],
-    ids=["of another grammar", "of no schema"],
+    [holding(tags=UNIQUE), holding(a={"type": "strin"}), {"type": "string"}],
+    ids=["of another grammar", "of no schema", "of no object"],
 )
 async def test_arguments_of_a_tool_that_is_not_strict_may_be_any_object(
     running: Running, parameters: dict[str, Any]
@@ -292,6 +313,27 @@ async def test_calls_are_read_whole_and_streamed(saying: Any, bus: Any) -> None:
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
     assert reasons == [None] * (len(chunks) - 1) + ["tool_calls"]
     assert only["message"]["content"] == f"Let me see.{CALL}\n{CALL}", "nobody asked for tools"
+
+
+@pytest.mark.parametrize(
+    ("stop", "arguments", "reason"),
+    [
+        ("up", '{"where": "', "stop"),
+        ("arguments", "", "stop"),
+        ("</tool_call>", '{"where": "up"}', "tool_calls"),
+    ],
+)
+async def test_a_stop_string_within_a_call_leaves_none_to_make(
+    saying: Any, bus: Any, stop: str, arguments: str, reason: str
+) -> None:
+    async with saying(bus, CALL) as running:
+        options = {"tools": [LOOK], "max_tokens": 400, "stop": [stop]}
+        (choice,) = (await running.chat(**options)).json()["choices"]
+        *_, last = await running.events(**options)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": arguments}
+    assert choice["finish_reason"] == last["choices"][0]["finish_reason"] == reason
+    assert choice["stop_reason"] == stop
 
 
 async def test_text_beside_tools_is_text(saying: Any, bus: Any) -> None:

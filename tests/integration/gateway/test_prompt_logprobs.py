@@ -68,7 +68,7 @@ async def test_streamed_echo_is_the_whole(running: Running) -> None:
 
 
 async def test_max_tokens_0_alone_is_refused(running: Running) -> None:
-    for fields in ({}, {"echo": True}, {"logprobs": 1}):
+    for fields in ({}, {"echo": False}, {"logprobs": 1}):
         answer = await running.completion(max_tokens=0, **fields)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "max_tokens"
@@ -77,6 +77,16 @@ async def test_max_tokens_0_alone_is_refused(running: Running) -> None:
     assert scored.json()["choices"][0]["text"] == ""
     receipt = await running.receipt(scored)
     assert (receipt["output_tokens"], receipt["finish_reasons"]) == (0, ["length"])
+
+
+async def test_a_prompt_can_be_repeated_alone(running: Running) -> None:
+    answer = await running.completion(prompt=["abc", "de"], echo=True, max_tokens=0)
+    assert answer.status_code == 200
+    choices = answer.json()["choices"]
+    assert [(c["text"], c["logprobs"], c["prompt_logprobs"]) for c in choices] == [
+        ("abc", None, None), ("de", None, None),
+    ]  # fmt: skip
+    assert answer.json()["usage"]["completion_tokens"] == 0
 
 
 async def test_the_prompt_is_computed_where_the_output_is(running: Running) -> None:

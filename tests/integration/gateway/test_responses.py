@@ -127,6 +127,21 @@ async def test_only_the_item_that_was_cut_is_incomplete(
     assert output == [e["item"] for e in events if e["type"] == "response.output_item.done"]
 
 
+async def test_a_call_that_is_whole_is_complete_though_the_next_one_was_cut(
+    start: Start, bus: Any, model_folder: Any
+) -> None:
+    async with start(says(bus, model_folder, CALL + CALL.removeprefix("Look:"))) as running:
+        events = await events_of(running, max_output_tokens=len(CALL) + 20, tools=[WEATHER])
+    response = events[-1]["response"]
+    assert response["status"] == "incomplete"
+    _, call = response["output"]
+    assert (call["type"], call["status"]) == ("function_call", "completed")
+    assert orjson.loads(call["arguments"]) == {"city": "Rome"}
+    assert response["output"] == [
+        e["item"] for e in events if e["type"] == "response.output_item.done"
+    ]
+
+
 async def test_items_become_messages(running: Running) -> None:
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     one = [{"type": "input_text", "text": "1"}]
@@ -174,8 +189,10 @@ async def test_a_response_is_kept_found_continued_and_deleted(running: Running) 
         for lost in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
             with pytest.raises(openai.NotFoundError, match="is kept"):
                 await lost(first.id)
-        with pytest.raises(openai.NotFoundError, match="is kept"):
+        with pytest.raises(openai.BadRequestError, match="is kept") as lost_one:
             await client.responses.create(**ASKED, previous_response_id=first.id)
+        assert lost_one.value.param == "previous_response_id"
+        assert lost_one.value.code == "previous_response_not_found"
         with pytest.raises(openai.BadRequestError, match="synchronous"):
             await client.responses.cancel(second.id)
 
@@ -330,7 +347,10 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
         ({"input": [{"type": "function_call", "name": "f"}]}, "function_call"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
         ({"tools": [{"type": "web_search"}]}, "web_search"),
-        ({"tools": [{"type": "function"}]}, "name"),
+        ({"tools": [{"type": "function"}]}, "'tools[0].name'"),
+        ({"tools": [WEATHER, {**WEATHER, "name": ""}]}, "'tools[1].name'"),
+        ({"tools": [WEATHER, WEATHER]}, "'tools[1].name'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "text': this field"),
         ({"tools": [WEATHER], "tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "x"}}, "'x'"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
@@ -353,6 +373,25 @@ async def test_bad_bodies(running: Running, fields: dict[str, Any], named: str) 
     assert answer.status_code == 400
     assert named in answer.json()["error"]["message"]
     assert not running.worker.requests
+
+
+async def test_every_bad_tool_is_named_by_its_place(running: Running) -> None:
+    tools = [WEATHER, {"type": "web_search"}, {"type": "function"}, {"type": "custom", "name": 5}]
+    answer = await running.http.post(PATH, json={**ASKED, "tools": tools})
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("tools[1]", "unsupported_parameter")
+    for words in ("'tools[1]' has type 'web_search'", "'tools[2].name'", "'tools[3]' has type"):
+        assert words in error["message"]
+    chat = (await running.chat(tools=[{"type": "web_search"}])).json()["error"]
+    answer = await running.http.post(PATH, json={**ASKED, "tools": [{"type": "web_search"}]})
+    assert answer.json()["error"] == chat
+
+
+async def test_a_strict_function_takes_an_object(running: Running) -> None:
+    tool = {**WEATHER, "parameters": {"type": "string"}, "strict": True}
+    answer = await running.http.post(PATH, json={**ASKED, "tools": [tool]})
+    assert answer.status_code == 400
+    assert "(tools[0]): 'type' at the top is 'string'" in answer.json()["error"]["message"]
 
 
 async def test_chat_and_responses_make_the_same_prompt(running: Running) -> None:

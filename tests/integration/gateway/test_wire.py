@@ -165,6 +165,7 @@ async def test_what_is_no_request_is_told_so_in_the_apis_form(
         error = orjson.loads(await raw.body(headers))["error"]
         assert (found, headers["content-type"]) == (status, "application/json")
         assert (error["type"], error["param"]) == ("invalid_request_error", None)
+        assert headers["x-request-id"] == headers["x-pagoda-request-id"] != ""
         assert await raw.reader.read() == b""
 
 

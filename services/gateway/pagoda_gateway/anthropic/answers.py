@@ -75,6 +75,7 @@ class MessagesError(BaseModel):
 
     type: Literal["error"]
     error: MessagesErrorDetails
+    request_id: str
 
 
 class MessageEvent(BaseModel):
@@ -90,6 +91,7 @@ class MessageEvent(BaseModel):
     delta: MessageDelta | None = None
     usage: MessagesUsage | None = None
     error: MessagesErrorDetails | None = None
+    request_id: str | None = Field(None, description="In error.")
     receipt: AnswerReceipt | None = Field(
         None, description="In message_stop, with stream_options.include_receipt."
     )

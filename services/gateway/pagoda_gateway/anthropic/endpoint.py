@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 from pagoda_gateway.anthropic.conversation import chat_messages
 from pagoda_gateway.anthropic.schemas import (
-    Choice,
     ClientTool,
     CountTokensBody,
     MessagesBody,
@@ -77,7 +76,7 @@ def _conversation(sent: CountTokensBody) -> dict[str, Any]:
         "messages": messages,
         "continue_final_message": is_begun,
         "tools": [_function(tool) for tool in sent.tools] if sent.tools else None,
-        "tool_choice": _tool_choice(choice),
+        "tool_choice": choice and choice.in_chat,
         "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
         "response_format": form
         and {"type": "json_schema", "json_schema": {"schema": form.schema_}},
@@ -102,11 +101,3 @@ def _function(tool: ClientTool) -> dict[str, Any]:
     return function_tool(
         tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )
-
-
-def _tool_choice(choice: Choice | None) -> Any:
-    if choice is None:
-        return None
-    if choice.type == "tool":
-        return {"type": "function", "function": {"name": choice.name}}
-    return "required" if choice.type == "any" else choice.type

@@ -16,11 +16,12 @@ _TYPES = {
 }
 
 
-def messages_error(error: GatewayError) -> dict[str, Any]:
-    """Return the body, or the data of an `error` event."""
+def messages_error(error: GatewayError, request_id: str) -> dict[str, Any]:
+    """Return the body, or the data of an `error` event; `request_id` as the header says it."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _TYPES.get(error.status, other)
-    return {"type": "error", "error": {"type": kind, "message": _message(error)}}
+    details = {"type": kind, "message": _message(error)}
+    return {"type": "error", "error": details, "request_id": request_id}
 
 
 def _message(error: GatewayError) -> str:

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, shorten
 from pagoda_gateway.openai.schemas import checks
 from pagoda_gateway.openai.schemas.base import (
     MAX_MESSAGES,
@@ -17,17 +17,26 @@ from pagoda_gateway.openai.schemas.base import (
 )
 from pagoda_gateway.openai.schemas.chat import MAX_THINKING_TOKENS
 from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS, StreamOptions
-from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS
+from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS, check_choice_among, check_names
 
 MAX_STOP_SEQUENCES = 16
 StopSequence = Annotated[str, Field(min_length=1, max_length=checks.MAX_STOP_STRING_CHARS)]
+
+
+def _check_content(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise InvalidRequestError(f"must be text or a list of blocks, not {shorten(value)}")
+    return value
+
+
+Blocks = Annotated[Content, AfterValidator(_check_content)]
 
 
 class Turn(RequestModel):
     """One message; its content is text or blocks."""
 
     role: Literal["user", "assistant", "system"]
-    content: Content
+    content: Blocks
 
 
 class ClientTool(RequestModel):
@@ -39,14 +48,14 @@ class ClientTool(RequestModel):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
 
-    @field_validator("type")
+    @model_validator(mode="before")
     @classmethod
-    def _check_type(cls, value: str | None) -> str | None:
-        if value not in (None, "custom"):
-            raise InvalidRequestError(
-                f"a tool has type {shorten(value)}; this server runs no tools itself, so it must "
-                "be 'custom' or missing",
-                param="tools",
+    def _check_type(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "custom":  # its other fields are not ours to check
+            raise UnsupportedFieldError(
+                f"has type {shorten(kind)}; this server runs no tools itself, so it must be "
+                "'custom' or missing"
             )
         return value
 
@@ -57,6 +66,13 @@ class Choice(RequestModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
+
+    @property
+    def in_chat(self) -> Any:
+        """The choice as chat has it."""
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
 
     @model_validator(mode="after")
     def _check_name(self) -> "Choice":
@@ -100,13 +116,26 @@ class CountTokensBody(RequestBody):
 
     model: str = Field(min_length=1, max_length=512)
     messages: Items[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
-    system: Content = None
+    system: Blocks | None = None
     tools: Items[ClientTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None  # what `output_config.format` was called
     cache_control: dict[str, Any] | None = None  # known, and without effect: all is cached
+
+    @field_validator("tools")
+    @classmethod
+    def _check_tools(cls, value: list[ClientTool] | None) -> list[ClientTool] | None:
+        check_names([tool.name for tool in value or ()])
+        return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_tool_choice(cls, value: Choice | None, info: ValidationInfo) -> Choice | None:
+        if value is not None and "tools" in info.data:  # not there: wrong themselves
+            check_choice_among([tool.name for tool in info.data["tools"] or ()], value.in_chat)
+        return value
 
 
 class MessagesBody(CountTokensBody):

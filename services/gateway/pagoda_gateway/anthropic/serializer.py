@@ -54,11 +54,11 @@ class MessageSerializer(Serializer):
 
     def failure_events(self, error: GatewayError) -> list[bytes]:
         """Return the error."""
-        return [sse.named(messages_error(error))]
+        return [sse.named(self.error_body(error))]
 
     def error_body(self, error: GatewayError) -> dict[str, Any]:
         """Return the error as Anthropic's clients read it."""
-        return messages_error(error)
+        return messages_error(error, self._generation.identity.shown_id)
 
     def keepalive(self, _stage: str) -> bytes:
         """Return a ping."""

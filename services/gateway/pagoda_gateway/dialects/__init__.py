@@ -14,6 +14,7 @@ from pagoda_gateway.dialects.parts import (
     OutputParser,
     Part,
     ReasoningText,
+    are_whole,
     read_parts,
 )
 from pagoda_gateway.dialects.stream_parser import ContentParser
@@ -32,6 +33,7 @@ __all__ = [
     "Part",
     "ReasoningText",
     "Tool",
+    "are_whole",
     "fitting_call_id",
     "new_call_id",
     "read_parts",

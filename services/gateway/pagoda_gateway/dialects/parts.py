@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import orjson
+
 
 @dataclass(frozen=True, slots=True)
 class ContentText:
@@ -76,6 +78,15 @@ class Without:
 
     def _wanted(self, parts: list[Part]) -> list[Part]:
         return [part for part in parts if not isinstance(part, self._kind)]
+
+
+def are_whole(arguments: str) -> bool:
+    """Tell whether all of a call's arguments are there: an output may have been cut within it."""
+    try:
+        orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def read_parts(parser: OutputParser, text: str, *, is_last: bool) -> list[Part]:

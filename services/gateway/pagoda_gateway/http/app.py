@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from pagoda_gateway.accounts.keys import AdminKey
 from pagoda_gateway.errors import GatewayError, InvalidRequestError, http_error, joined, shorten
 from pagoda_gateway.gateway import Gateway
+from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.error_shape import error_body
 from pagoda_gateway.http.generation.request_policy import CACHE_HEADER
 from pagoda_gateway.http.generation.streaming import RECEIPT_HEADER
@@ -124,5 +125,5 @@ async def _on_validation_error(request: Request, error: Exception) -> JSONRespon
 def _answer(
     request: Request, error: GatewayError, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    body = error_body(request.url.path, error)
+    body = error_body(request.url.path, error, caller_of(request).shown_id)
     return JSONResponse(body, status_code=error.status, headers=dict(headers or {}))

@@ -107,10 +107,12 @@ def validated(
 
 
 def _translate(problem: ErrorDetails) -> InvalidRequestError:
+    param = _param(problem)
     raised = problem.get("ctx", {}).get("error")  # by a validator of ours
     if isinstance(raised, InvalidRequestError):
-        return raised
-    param = _param(problem)
+        if raised.param is not None:
+            return raised
+        return type(raised)(f"'{param}' {raised}", param=param)  # an item's, which knows no index
     return InvalidRequestError(f"'{param}': {_describe(problem)}", param=param)
 
 

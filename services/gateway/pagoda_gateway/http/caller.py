@@ -30,6 +30,11 @@ class Caller:
     service_tier: ServiceTier = "default"
 
     @property
+    def shown_id(self) -> str:
+        """What the client calls the request: by its own id, if it sent one."""
+        return self.client_request_id or self.request_id
+
+    @property
     def key(self) -> ApiKey:
         """The key, on a route that needs one."""
         assert self.api_key is not None, "the middleware lets nobody here without a key"

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.http.body_pipe import BodyPipe, end_with_connection, tell_loss
 from pagoda_gateway.http.joined_head import JoinedHead
+from pagoda_runtime.identity import new_request_id
 
 MAX_HEAD_BYTES = 65_536
 MAX_HEADERS = 100
@@ -22,24 +23,26 @@ READ_SECONDS = 10.0  # in so long a client must read ...
 MIN_READ_BYTES = 10_240  # ... so much of what waits for it
 
 
-def _refusal(status: HTTPStatus, message: str) -> bytes:
-    """Return the answer to what is no request: no route will see it. The connection ends."""
-    body = orjson.dumps(InvalidRequestError(message).body())
-    head = (
-        f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-_INVALID = _refusal(
-    HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request, or its body is not framed as it says"
+_INVALID = (
+    HTTPStatus.BAD_REQUEST,
+    "this is no HTTP/1.1 request, or its body is not framed as it says",
 )
-_TOO_LARGE = _refusal(
+_TOO_LARGE = (
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     f"the head of the request is too large: {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers at "
     "most",
 )
+
+
+def _refusal(status: HTTPStatus, message: str) -> bytes:
+    """Return the answer to what is no request: no route will see it. The connection ends."""
+    body, request_id = orjson.dumps(InvalidRequestError(message).body()), new_request_id()
+    head = (
+        f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\n"
+        f"x-request-id: {request_id}\r\nx-pagoda-request-id: {request_id}\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -145,11 +148,11 @@ class LimitedConnection(HttpToolsProtocol):
         """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
-    def _refuse(self, answer: bytes) -> None:
+    def _refuse(self, reason: tuple[HTTPStatus, str]) -> None:
         """Answer and close; within another answer's bytes nothing can be said."""
         current = self._current
         if current is None or current.response_complete or not current.response_started:
-            self.transport.write(answer)
+            self.transport.write(_refusal(*reason))
         self.transport.close()
 
     def _wait_for_head(self) -> None:

@@ -12,9 +12,9 @@ from pagoda_gateway.openai.schemas.responses import ErrorAnswer
 MESSAGES_PATH = "/v1/messages"
 
 
-def error_body(path: str, error: GatewayError) -> dict[str, Any]:
-    """Return an error as clients of the path expect it."""
-    return messages_error(error) if is_anthropics(path) else error.body()
+def error_body(path: str, error: GatewayError, request_id: str) -> dict[str, Any]:
+    """Return an error as clients of the path expect it; `request_id` as a header says it."""
+    return messages_error(error, request_id) if is_anthropics(path) else error.body()
 
 
 def error_schema(path: str) -> type[BaseModel]:

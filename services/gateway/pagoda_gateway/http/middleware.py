@@ -57,17 +57,16 @@ class RequestMiddleware:
         client_id = header(scope, b"x-request-id")
         if client_id and not _CLIENT_ID.fullmatch(client_id):
             client_id = ""
+        shown_id = client_id or request_id
         status = 0
 
         async def send_named(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own_id = request_id.encode()
-                shown_id = client_id.encode() or own_id
-                named = [(b"x-request-id", shown_id), (_OWN_ID, own_id)]
+                named = [(b"x-request-id", shown_id.encode()), (_OWN_ID, request_id.encode())]
                 if is_anthropics(scope["path"]):  # whose SDKs read this one
-                    named.append((b"request-id", shown_id))
+                    named.append((b"request-id", shown_id.encode()))
                 if ignored := ignored_of(scope):
                     named.append((IGNORED_HEADER.encode(), ignored.encode("latin-1")))
                 if cached := cache_of(scope):
@@ -91,14 +90,14 @@ class RequestMiddleware:
             await self._app(scope, receive, send_named)
         except GatewayError as error:
             if not status:
-                await send_error(send_named, error, error_body(scope["path"], error))
+                await send_error(send_named, error, error_body(scope["path"], error, shown_id))
         except ClientDisconnect:
             logger.debug("request %s: the client left while it sent", request_id)
         except Exception:
             logger.exception("request %s: %s %s", request_id, scope["method"], scope["path"])
             if not status:
                 failure = InternalError("internal error; the log has the details")
-                await send_error(send_named, failure, error_body(scope["path"], failure))
+                await send_error(send_named, failure, error_body(scope["path"], failure, shown_id))
         finally:
             route = scope.get("route")
             path = getattr(route, "path", "unknown")

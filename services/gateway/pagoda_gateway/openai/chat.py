@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.answer_form import AnswerForm
-from pagoda_gateway.openai.beam_search import check_beam_search
 from pagoda_gateway.openai.choices import ChatSerializer
 from pagoda_gateway.openai.endpoint import ChoicesEndpoint
 from pagoda_gateway.openai.messages import content_text, conversation_tokens
@@ -25,11 +24,9 @@ class ChatProcessor(RequestProcessor[ChatBody]):
     """Renders messages; an answer may take what is left of the context."""
 
     def options(self, body: ChatBody) -> OutputOptions:
-        """Check a chat body's options."""
+        """Return a chat body's options."""
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        options = output_options(body, num_logprobs=num_logprobs)
-        check_beam_search(body, options, max_width=self._settings.max_beam_width)
-        return options
+        return output_options(body, num_logprobs=num_logprobs)
 
     async def tokenize(
         self, body: ChatBody, _options: OutputOptions, model: ServedModel

@@ -14,6 +14,7 @@ from pagoda_gateway.dialects import (
     OutputParser,
     Part,
     ReasoningText,
+    are_whole,
     read_parts,
 )
 
@@ -25,11 +26,17 @@ class ChatMessage:
         self._parser = parser
         self._is_verbatim = isinstance(parser, ContentParser)
         self._new_call_id = new_call_id
+        self._arguments: list[str] = []  # of the latest call
 
     @property
     def has_calls(self) -> bool:
         """Whether the model has begun to call a tool."""
         return self._parser.has_calls
+
+    @property
+    def ends_with_a_call(self) -> bool:
+        """Whether all of its latest call is there: a stop string may have ended it within one."""
+        return are_whole("".join(self._arguments))
 
     def delta(self, text: str, *, is_last: bool) -> dict[str, Any]:
         """Return what new text adds to the message, as a chunk's `delta` says it."""
@@ -59,6 +66,7 @@ class ChatMessage:
                 case ReasoningText(text):
                     delta["reasoning_content"] = delta.get("reasoning_content", "") + text
                 case CallStart(index, name):
+                    self._arguments = []
                     calls[index] = {
                         "index": index,
                         "id": self._new_call_id(),
@@ -66,6 +74,7 @@ class ChatMessage:
                         "function": {"name": name, "arguments": ""},
                     }
                 case CallArguments(index, text):
+                    self._arguments.append(text)
                     call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
                     call["function"]["arguments"] += text
         if calls:

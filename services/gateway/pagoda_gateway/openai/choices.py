@@ -69,6 +69,12 @@ class ChoiceSerializer(Serializer):
                 tokenizer,
                 tokens_as_ids=options.tokens_as_ids,
                 offset=len(self._echo(sequence)),
+                new_detokenizer=partial(
+                    tokenizer.detokenizer,
+                    sequence.prompt.token_ids,
+                    skip_special_tokens=options.skip_special_tokens,
+                    kept=options.kept_token_ids,
+                ),
             )
             for sequence in generation.sequences
         }
@@ -295,7 +301,7 @@ class ChatSerializer(ChoiceSerializer):
         return self._messages[sequence.index].delta(text, is_last=is_last)
 
     def _reason(self, sequence: OutputSequence, delta: Delta) -> str | None:
-        if delta.finish_reason == "stop" and self._messages[sequence.index].has_calls:
+        if delta.finish_reason == "stop" and self._messages[sequence.index].ends_with_a_call:
             return self._form.calls_reason
         return delta.finish_reason
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.answer_form import AnswerForm
-from pagoda_gateway.openai.beam_search import check_beam_search
 from pagoda_gateway.openai.choices import CompletionSerializer
 from pagoda_gateway.openai.completion_prompts import completion_prompts
 from pagoda_gateway.openai.endpoint import ChoicesEndpoint
@@ -27,12 +26,13 @@ class CompletionProcessor(RequestProcessor[CompletionBody]):
         if body.best_of is not None and body.best_of > num_choices:
             options = replace(options, num_choices=body.best_of, num_best=num_choices)
         if body.echo:
-            options = replace(options, num_echoed_logprobs=body.logprobs)
-        check_beam_search(body, options, max_width=self._settings.max_beam_width)
+            options = replace(
+                options, num_echoed_logprobs=body.logprobs, is_prompt_alone=body.max_tokens == 0
+            )
         if body.max_tokens == 0 and options.num_scored_logprobs is None:
             raise InvalidRequestError(
-                "'max_tokens' is 0; it must be >= 1 unless 'prompt_logprobs', or 'echo' with "
-                "'logprobs', asks for the prompt alone",
+                "'max_tokens' is 0; it must be >= 1 unless 'echo' or 'prompt_logprobs' asks for "
+                "the prompt alone",
                 param="max_tokens",
             )
         return options

@@ -2,10 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pagoda.rpc.v1.generate_pb2 import PositionLogprobs, TokenLogprob
+from pagoda_gateway.text.detokenizer import Detokenizer
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 LEAST = -9999.0  # JSON has no infinity
@@ -14,10 +15,27 @@ LEAST = -9999.0  # JSON has no infinity
 class LogprobFormat:
     """Formats positions of one sequence; keeps the text offset between calls."""
 
-    def __init__(self, tokenizer: ModelTokenizer, *, tokens_as_ids: bool, offset: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        *,
+        tokens_as_ids: bool,
+        offset: int = 0,
+        new_detokenizer: Callable[[], Detokenizer] | None = None,
+    ) -> None:
+        """Prepare to name tokens.
+
+        Args:
+            tokenizer: the model's.
+            tokens_as_ids: they are named by their ids.
+            offset: where the output begins in the answer's text.
+            new_detokenizer: makes what turned the output into text; only `completion` needs it.
+        """
         self._tokenizer = tokenizer
         self._tokens_as_ids = tokens_as_ids
         self._offset = offset
+        self._new_detokenizer = new_detokenizer
+        self._detokenizer: Detokenizer | None = None
 
     def chat(self, positions: Iterable[PositionLogprobs], num_top: int) -> dict[str, Any]:
         """Return a chat choice's `logprobs`."""
@@ -28,18 +46,24 @@ class LogprobFormat:
         return {"content": content, "refusal": None}
 
     def completion(self, positions: Iterable[PositionLogprobs], num_top: int) -> dict[str, Any]:
-        """Return a completion choice's `logprobs`."""
+        """Return a completion choice's `logprobs`.
+
+        A token's offset is that of the first character that it has a part in. A name is no measure:
+        of half a character, of a special token that is not shown, it is longer than the text.
+        """
+        if self._detokenizer is None:
+            assert self._new_detokenizer is not None, "a completion has offsets"
+            self._detokenizer = self._new_detokenizer()
         tokens: list[str] = []
         values: list[float] = []
         tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
         for position in positions:
-            text = self._name(position.chosen.token_id)
-            tokens.append(text)
+            tokens.append(self._name(position.chosen.token_id))
             values.append(_finite(position.chosen.logprob))
             tops.append(self._top(position, num_top))
             offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += len(self._detokenizer.push(position.chosen.token_id))
         return {
             "tokens": tokens,
             "token_logprobs": values,
@@ -59,12 +83,14 @@ class LogprobFormat:
             positions: of all its tokens but the first.
             num_top: alternatives.
         """
-        texts = [self._name(token_id) for token_id in token_ids]
-        ends = list(itertools.accumulate(map(len, texts)))
+        detokenizer = self._tokenizer.detokenizer([], skip_special_tokens=False)
+        lengths = [len(detokenizer.push(token_id)) for token_id in token_ids]
+        lengths[-1] += len(detokenizer.flush())
+        ends = list(itertools.accumulate(lengths))
         begin = self._offset - ends[-1]
         values = [_finite(position.chosen.logprob) for position in positions]
         return {
-            "tokens": texts,
+            "tokens": [self._name(token_id) for token_id in token_ids],
             "token_logprobs": [None, *values],
             "top_logprobs": [None, *(self._top(position, num_top) for position in positions)],
             "text_offset": [max(0, begin + end) for end in [0, *ends[:-1]]],

@@ -29,16 +29,13 @@ async def conversation_tokens(
 ) -> ChatTokens:
     """Return the tokens of a conversation; None means a field's default.
 
+    `add_generation_prompt` and `continue_final_message` exclude each other: see `checks`.
+
     Raises:
         InvalidRequestError: names the message and the part of it that cannot be rendered.
     """
     template = prompts.template.with_tools if tools else prompts.template
     continues = bool(continue_final_message)
-    if continues and add_generation_prompt:
-        raise InvalidRequestError(
-            "'continue_final_message' needs add_generation_prompt: false",
-            param="continue_final_message",
-        )
     return await prompts.chat_tokens(
         _template_messages(messages, template),
         model,
@@ -85,11 +82,17 @@ def _template_message(
     if role == "function":
         role = "tool"  # as the call that it answers became one of a tool
     calls = history.calls(where, message)
+    thought = message.reasoning_content or message.reasoning
+    is_sent = "content" in message.model_fields_set  # null is: see `_MAY_BE_EMPTY`
+    if role == "assistant" and not (is_sent or calls or thought or message.refusal):
+        raise InvalidRequestError(
+            f"'{where}.content': this field is required of an assistant without 'tool_calls'",
+            param=f"{where}.content",
+        )
     texts = _content_texts(where, message)
     seen: dict[str, Any] = {"role": role, "content": _content(texts, message, template.shape)}
     if calls:
         seen["tool_calls"] = calls
-    thought = message.reasoning_content or message.reasoning
     is_either = template.habits.thinks_or_speaks and bool(calls) and any(texts)
     takes_thinking = template.shape.thinking and not is_either
     others = {
@@ -130,9 +133,13 @@ def _content_texts(where: str, message: Message) -> list[str]:
 
 def _part_text(where: str, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get(kind) if kind in ("text", "refusal") else None
-    if isinstance(text, str):
-        return text
+    if kind in ("text", "refusal"):
+        text = part.get(kind)
+        if isinstance(text, str):
+            return text
+        must_be = f"must be text, not {shorten(text)}"
+        why = must_be if kind in part else "this field is required"
+        raise InvalidRequestError(f"'{where}.{kind}': {why}", param=f"{where}.{kind}")
     raise InvalidRequestError(
         f"'{where}' has type {shorten(kind)}; this model takes only text parts "
         '{"type": "text", "text": "..."}',

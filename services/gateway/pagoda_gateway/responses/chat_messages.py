@@ -121,9 +121,13 @@ def _texts(where: str, content: Any) -> Any:
 def _part(where: str, part: Any) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, dict) else None
     field = _TEXT_FIELDS.get(kind) if isinstance(kind, str) else None
-    text = part.get(field) if field else None
-    if isinstance(text, str):
-        return {"type": "text", "text": text}
+    if field:
+        text = part.get(field)
+        if isinstance(text, str):
+            return {"type": "text", "text": text}
+        must_be = f"must be text, not {shorten(text)}"
+        why = must_be if field in part else "this field is required"
+        raise InvalidRequestError(f"'{where}.{field}': {why}", param=f"{where}.{field}")
     raise InvalidRequestError(
         f"'{where}' has type {shorten(kind)}; this model takes only text: input_text and "
         "output_text",

@@ -9,6 +9,7 @@ from pagoda_gateway.errors import (
     InternalError,
     InvalidRequestError,
     NotFoundError,
+    PreviousResponseError,
     StorageFullError,
     UnavailableError,
     shorten,
@@ -26,7 +27,13 @@ from pagoda_gateway.responses.input_items import item_page, with_ids
 from pagoda_gateway.responses.items import without_logprobs
 from pagoda_gateway.responses.kept import Kept, ResponseStore
 from pagoda_gateway.responses.late_events import Found, ended_events, late_events
-from pagoda_gateway.responses.schemas import AS_IN_CHAT, FunctionTool, ResponsesBody, TextFormat
+from pagoda_gateway.responses.schemas import (
+    AS_IN_CHAT,
+    FunctionTool,
+    ResponsesBody,
+    TextFormat,
+    chat_choice,
+)
 from pagoda_gateway.responses.serializer import ResponseSerializer, failed
 from pagoda_gateway.responses.unkept import lost_message, unkept_response
 from pagoda_gateway.sequences.generation import Generation
@@ -94,9 +101,9 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             stream=sent.stream,
             stream_options=sent.stream_options,
             tools=[_function(tool) for tool in sent.tools] if sent.tools else None,
-            tool_choice=_tool_choice(sent.tool_choice),
+            tool_choice=chat_choice(sent.tool_choice),
             response_format=_response_format(sent.text.format if sent.text else None),
-            reasoning_effort=_effort(sent.reasoning),
+            reasoning_effort=(sent.reasoning or {}).get("effort"),
             truncation=sent.truncation,
             logprobs=sent.num_logprobs is not None,
             top_logprobs=sent.num_logprobs,
@@ -340,7 +347,11 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             return await self.conversations.items(tenant, sent.conversation_id)
         if not sent.previous_response_id:
             return []
-        kept = await self._kept(tenant, sent.previous_response_id)
+        kept = await self._found(tenant, sent.previous_response_id)
+        if kept is None:
+            raise PreviousResponseError(
+                _not_kept(sent.previous_response_id), param="previous_response_id"
+            )
         if kept.gateway_id is not None:
             raise InvalidRequestError(
                 f"'previous_response_id' is {shorten(sent.previous_response_id)}, which has not "
@@ -363,43 +374,25 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
 
     @staticmethod
     def _missing(response_id: str) -> NotFoundError:
-        return NotFoundError(
-            f"no response {shorten(response_id)} is kept: responses are for a while "
-            "(PAGODA_GATEWAY_RESPONSE_STORE_SECONDS, _BYTES), unless store is false. Send the "
-            "whole conversation as input."
-        )
+        return NotFoundError(_not_kept(response_id))
+
+
+def _not_kept(response_id: str) -> str:
+    return (
+        f"no response {shorten(response_id)} is kept: responses are for a while "
+        "(PAGODA_GATEWAY_RESPONSE_STORE_SECONDS, _BYTES), unless store is false. Send the "
+        "whole conversation as input."
+    )
 
 
 async def _all_at_once(events: bytes) -> AsyncIterator[bytes]:
     yield events
 
 
-def _effort(reasoning: dict[str, Any] | None) -> str | None:
-    effort = (reasoning or {}).get("effort")
-    if isinstance(effort, str | None):
-        return effort
-    raise InvalidRequestError(
-        f"'reasoning.effort' is {shorten(effort)}; it must be text such as low, medium or high",
-        param="reasoning.effort",
-    )
-
-
 def _function(tool: FunctionTool) -> dict[str, Any]:
     return function_tool(
         tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
     )
-
-
-def _tool_choice(choice: Any) -> Any:
-    """Return the choice as chat has it; what is none is refused there."""
-    match choice:
-        case "auto":
-            return None
-        case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
-        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
-    return choice
 
 
 def _response_format(form: TextFormat | None) -> dict[str, Any] | None:

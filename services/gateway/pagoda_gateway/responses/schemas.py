@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, shorten
 from pagoda_gateway.openai.schemas import checks
 from pagoda_gateway.openai.schemas.base import (
     MAX_TOOLS,
@@ -33,7 +33,14 @@ from pagoda_gateway.openai.schemas.generation import (
     MAX_LOGPROBS,
     StreamOptions,
 )
-from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS, other_kind
+from pagoda_gateway.openai.schemas.tools import (
+    MAX_NAME_CHARS,
+    check_choice,
+    check_choice_among,
+    check_names,
+    other_kind,
+)
+from pagoda_gateway.responses.chat_messages import input_items
 
 REFUSED_FIELDS = ("prompt", "moderation")
 MAX_NEW_ITEMS = 20
@@ -68,21 +75,18 @@ class FunctionTool(RequestModel):
     """A function that the client runs."""
 
     type: str
-    name: str = Field("", max_length=MAX_NAME_CHARS)
+    name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> "FunctionTool":
-        if self.type != "function":
-            raise InvalidRequestError(
-                f"a tool has type {shorten(self.type)}: {other_kind(self.type)}",
-                param="tools",
-            )
-        if not self.name:
-            raise InvalidRequestError("a function has no 'name'", param="tools")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "function":  # its other fields are not ours to check
+            raise UnsupportedFieldError(f"has type {shorten(kind)}: {other_kind(kind)}")
+        return value
 
 
 class TextFormat(RequestModel):
@@ -168,6 +172,12 @@ class ResponsesBody(RequestBody):
         is_included = LOGPROBS in (self.include or ())
         return (self.top_logprobs or 0) if is_included or self.top_logprobs else None
 
+    @field_validator("input")
+    @classmethod
+    def _check_input(cls, value: Any) -> Any:
+        input_items(value)
+        return value
+
     @field_validator("conversation")
     @classmethod
     def _check_conversation(cls, value: Any, info: ValidationInfo) -> Any:
@@ -196,6 +206,34 @@ class ResponsesBody(RequestBody):
         checks.check_logit_bias(value)
         return value
 
+    @field_validator("tools")
+    @classmethod
+    def _check_tools(cls, value: list[FunctionTool] | None) -> list[FunctionTool] | None:
+        check_names([tool.name for tool in value or ()])
+        return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_tool_choice(cls, value: Any, info: ValidationInfo) -> Any:
+        choice = chat_choice(value)
+        if "tools" in info.data:
+            check_choice_among([tool.name for tool in info.data["tools"] or ()], choice)
+        else:  # they are wrong themselves
+            check_choice(choice)
+        return value
+
+    @field_validator("reasoning")
+    @classmethod
+    def _check_reasoning(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        effort = (value or {}).get("effort")
+        if not isinstance(effort, str | None):
+            raise InvalidRequestError(
+                f"'reasoning.effort' is {shorten(effort)}; it must be text such as low, medium or "
+                "high",
+                param="reasoning.effort",
+            )
+        return value
+
     @field_validator("metadata")
     @classmethod
     def _check_metadata(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -217,6 +255,18 @@ class ResponsesBody(RequestBody):
     def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
         checks.refuse(info.field_name or "", value or None)
         return value
+
+
+def chat_choice(choice: Any) -> Any:
+    """Return a `tool_choice` as chat has it; what is none stays as it is."""
+    match choice:
+        case "auto":
+            return None
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+    return choice
 
 
 class ConversationUpdate(RequestBody):

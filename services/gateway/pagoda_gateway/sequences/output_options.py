@@ -18,6 +18,7 @@ class OutputOptions:
         num_logprobs: alternatives for each token; None = no logprobs.
         num_prompt_logprobs: alternatives for each prompt token but the first; None = no logprobs.
         num_echoed_logprobs: the same, where the output repeats the prompt.
+        is_prompt_alone: it is all that the answer has: an engine scores it, and gives no token.
         embed: the prompt's embedding is wanted, and no token.
         min_tokens: stop strings are not looked for before this many tokens.
         skip_special_tokens: special tokens have no text.
@@ -39,6 +40,7 @@ class OutputOptions:
     kept_token_ids: frozenset[int] = frozenset()
     num_prompt_logprobs: int | None = None
     num_echoed_logprobs: int | None = None
+    is_prompt_alone: bool = False
     embed: bool = False
     num_best: int | None = None
     is_search: bool = False
@@ -58,7 +60,5 @@ class OutputOptions:
     @property
     def num_scored_logprobs(self) -> int | None:
         """Alternatives that an engine must find for each prompt token; None = none are wanted."""
-        of_prompt, echoed = self.num_prompt_logprobs, self.num_echoed_logprobs
-        if of_prompt is None or echoed is None:
-            return echoed if of_prompt is None else of_prompt
-        return max(of_prompt, echoed)
+        wanted = [n for n in (self.num_prompt_logprobs, self.num_echoed_logprobs) if n is not None]
+        return max(wanted, default=0 if self.is_prompt_alone else None)

@@ -33,6 +33,7 @@ class RequestIdentity:
 
     Attributes:
         request_id: ours (ULID).
+        shown_id: what the client calls it: by an id of its own, or by ours.
         object_id: the id in the answer.
         endpoint: which one.
         tenant: whose account and cache.
@@ -46,6 +47,7 @@ class RequestIdentity:
     """
 
     request_id: str
+    shown_id: str
     object_id: str
     endpoint: EndpointName
     tenant: str

@@ -14,6 +14,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.text.schemas.check import check_schema
 from pagoda_gateway.text.schemas.formats import make_formats_exact
+from pagoda_gateway.text.schemas.parts import refuse
 from pagoda_gateway.text.schemas.rewriting import rewrite
 
 MAX_GBNF_CHARS = 8192  # whose translation takes up to a second
@@ -61,22 +62,31 @@ def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
     """Return the schema of a function's arguments, `enforceable`; None: any object.
 
     A function takes the arguments that it names: a plain list of properties is closed, as many
-    clients leave `additionalProperties` away.
+    clients leave `additionalProperties` away. Without a `type` they are an object, and so they are
+    where an object is one of several types.
 
     Raises:
-        InvalidRequestError: as `enforceable`.
+        InvalidRequestError: as `enforceable`; they cannot be an object.
     """
-    schema = {**(parameters or {}), "type": "object"}
+    schema = {"type": "object", **(parameters or {})}
+    kinds = schema["type"]
+    if kinds != "object":
+        check_schema(schema)  # that these are types
+        if "object" not in kinds:
+            raise refuse("", "type", f"is {shorten(kinds)}; arguments are an object")
+        schema["type"] = "object"
     if _is_plain(schema):
         schema["additionalProperties"] = False
     return enforceable(schema)
 
 
 def _is_plain(schema: dict[str, Any]) -> bool:
-    properties = schema.get("properties")
+    properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, dict) or not schema.keys() <= _PLAIN:
         return False
-    return set(schema.get("required", ())) <= properties.keys()
+    if not isinstance(required, list):  # nobody has checked it yet
+        return False
+    return all(isinstance(name, str) and name in properties for name in required)
 
 
 def parse_schema(text: str) -> dict[str, Any]:

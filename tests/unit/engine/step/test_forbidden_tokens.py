@@ -50,7 +50,7 @@ def test_nothing_left_ends_its_own_sequence(tiny_model: LoadedModel) -> None:
     outputs = driver.run()
     assert outputs["a"].token_ids == [6]
     assert outputs["a"].finish_reason is FinishReason.INVALID
-    assert "leave no next token" in outputs["a"].error
+    assert "no next token is left by allowed_token_ids and bad_words" in outputs["a"].error
     assert outputs["b"].token_ids == greedy_tokens(tiny_model, OTHER)
     assert driver.engine.num_free_blocks == 32
 

@@ -150,6 +150,8 @@ def test_a_name_that_the_format_cannot_hold(name: str) -> None:
         ({**UNTYPED, "allOf": [{"properties": {"x": {"type": "integer"}}}]}, True),
         ({"type": "object"}, True),
         (None, True),
+        ({**UNTYPED, "type": ["object", "null"]}, False),
+        ({**UNTYPED, "type": ["null", "object"], "minProperties": 1}, True),
     ],
 )
 def test_a_function_takes_the_arguments_that_it_names(
@@ -164,6 +166,30 @@ def test_a_function_takes_the_arguments_that_it_names(
     for text, is_taken in ((head, True), (', "x": 1}}\n</tool_call>', takes_more)):
         ids = tokenizer.tokenize_str(text)
         assert (matcher.try_consume_tokens(ids) == len(ids)) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("kinds", "why"),
+    [
+        ("objekt", "'objekt'; it must be one of"),
+        ("string", "'string'; arguments are an object"),
+        (["string", "null"], "arguments are an object"),
+        (["object", "objekt"], "it must be one of"),
+        ([], "it must be one of"),
+        (None, "it must be one of"),
+        ({}, "it must be one of"),
+    ],
+)
+def test_arguments_of_another_type_than_an_object_are_refused(kinds: Any, why: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^'type' at the top is") as caught:
+        arguments_schema({"type": kinds})
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("required", [5, [{}], "x"])
+def test_required_names_that_are_none_are_refused(required: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="'required' at the top"):
+        arguments_schema({"properties": {}, "required": required})
 
 
 @pytest.mark.parametrize(

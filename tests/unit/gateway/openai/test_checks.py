@@ -45,6 +45,24 @@ def test_logit_bias_names_every_bad_entry() -> None:
     assert "4097" in str(refused(logit_bias={str(i): 1 for i in range(4097)}))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        (
+            "metadata",
+            {"a": 5, "b": "x", "c": 6, "d" * 65: ""},
+            ("'metadata.a'", "'metadata.c'", "65"),
+        ),
+        ("bad_words", ["", "  ", "x", "y" * 257], ("'', of 0", "'  ', of 2", "of 257")),
+        ("stop", ["", "x", "y" * 1025], ("of 0 characters", "of 1025 characters")),
+        ("dry_sequence_breakers", ["", "x", "y" * 65], ("'', of 0", "of 65 characters")),
+    ],
+)
+def test_every_bad_entry_is_named(field: str, value: Any, named: tuple[str, ...]) -> None:
+    message = str(refused(**{field: value}))
+    assert [text for text in named if text not in message] == []
+
+
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_min_tokens_within_what_is_asked_for(field: str) -> None:
     error = refused(min_tokens=6, **{field: 5})

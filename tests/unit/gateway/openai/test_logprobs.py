@@ -3,6 +3,7 @@
 import math
 
 import orjson
+import pytest
 
 from pagoda.rpc.v1.generate_pb2 import PositionLogprobs, TokenLogprob
 from pagoda_gateway.openai.logprobs import LEAST, LogprobFormat
@@ -13,6 +14,17 @@ def position(token_id: int, logprob: float, *tops: tuple[int, float]) -> Positio
     return PositionLogprobs(
         chosen=TokenLogprob(token_id=token_id, logprob=logprob),
         top=[TokenLogprob(token_id=i, logprob=value) for i, value in tops],
+    )
+
+
+def completion_format(
+    tokenizer: ModelTokenizer, *, offset: int, tokens_as_ids: bool = False
+) -> LogprobFormat:
+    return LogprobFormat(
+        tokenizer,
+        tokens_as_ids=tokens_as_ids,
+        offset=offset,
+        new_detokenizer=lambda: tokenizer.detokenizer([], skip_special_tokens=True),
     )
 
 
@@ -30,7 +42,7 @@ def test_chat_shape(tokenizer: ModelTokenizer) -> None:
 
 
 def test_completion_shape_adds_the_chosen_token(tokenizer: ModelTokenizer) -> None:
-    shape = LogprobFormat(tokenizer, tokens_as_ids=False, offset=3)
+    shape = completion_format(tokenizer, offset=3)
     first = shape.completion([position(69, -3, (70, -1)), position(70, -1, (70, -1))], 1)
     assert first["tokens"] == ["a", "b"]
     assert first["top_logprobs"] == [{"b": -1.0, "a": -3.0}, {"b": -1.0}]
@@ -39,7 +51,7 @@ def test_completion_shape_adds_the_chosen_token(tokenizer: ModelTokenizer) -> No
 
 
 def test_echoed_prompt_ends_where_the_output_begins(tokenizer: ModelTokenizer) -> None:
-    shape = LogprobFormat(tokenizer, tokens_as_ids=False, offset=2)
+    shape = completion_format(tokenizer, offset=2)
     bos = tokenizer.token_text(0)
     found = shape.echoed([0, 69, 70], [position(69, -3, (70, -1)), position(70, -1)], 1)
     assert found == {
@@ -50,6 +62,19 @@ def test_echoed_prompt_ends_where_the_output_begins(tokenizer: ModelTokenizer) -
     }
     assert len(bos) > 1
     assert shape.completion([position(69, -1)], 0)["text_offset"] == [2]
+
+
+@pytest.mark.parametrize("tokens_as_ids", [False, True])
+def test_offsets_are_those_of_the_text(tokenizer: ModelTokenizer, tokens_as_ids: bool) -> None:
+    """Of half a character, and of what is not shown, a name is longer than the text."""
+    text = "aé b"
+    prompt = [0, *tokenizer.encode(text, add_special_tokens=False)]
+    assert [tokenizer.token_bytes(i) for i in prompt[1:4]] == [b"a", b"\xc3", b"\xa9"]
+    shape = completion_format(tokenizer, offset=len(text), tokens_as_ids=tokens_as_ids)
+    echoed = shape.echoed(prompt, [position(i, -1) for i in prompt[1:]], 0)
+    assert echoed["text_offset"][:5] == [0, 0, 1, 1, 2]
+    output = [position(i, -1) for i in [1, *prompt[1:4], 69]]  # the end of a text is not shown
+    assert shape.completion(output, 0)["text_offset"] == [4, 4, 5, 5, 6]
 
 
 def test_prompt_logprobs_are_by_token_id(tokenizer: ModelTokenizer) -> None:

@@ -69,7 +69,10 @@ async def test_tool_history_enters_the_prompt(
             {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
             "messages[0].content[0]",
         ),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages[0].content[0].text"),
+        ({"role": "assistant"}, "messages[0].content"),
+        ({"role": "assistant", "tool_calls": []}, "messages[0].content"),
         ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
     ],
 )
@@ -79,6 +82,26 @@ async def test_bad_message_is_named(
     with pytest.raises(InvalidRequestError) as caught:
         await chat(maker, message)
     assert caught.value.param == param
+
+
+async def test_a_part_without_its_text_says_so(maker: PromptMaker) -> None:
+    with pytest.raises(InvalidRequestError, match=r"content\[0\].text': this field is required"):
+        await chat(maker, {"role": "user", "content": [{"type": "text"}]})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": ""},
+        {"content": None},
+        {"tool_calls": [{"id": "c", "function": {"name": "look", "arguments": "{}"}}]},
+        {"function_call": {"name": "look", "arguments": "{}"}},
+        {"refusal": "no"},
+        {"reasoning_content": "hm"},
+    ],
+)
+async def test_an_answer_may_say_no_text(maker: PromptMaker, said: dict[str, Any]) -> None:
+    assert await chat(maker, {"role": "user", "content": "x"}, {"role": "assistant", **said})
 
 
 async def test_the_first_few_bad_messages_are_all_named(maker: PromptMaker) -> None:

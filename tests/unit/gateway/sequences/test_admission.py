@@ -67,7 +67,7 @@ def test_little_runs_in_the_background_beside_others(
     now = 100.0
     admission = Admission(4, lambda: now)
     identity = RequestIdentity(
-        "r", "o", "completions", "t", "k", 0.0, 0.0, priority=0, service_tier=tier
+        "r", "r", "o", "completions", "t", "k", 0.0, 0.0, priority=0, service_tier=tier
     )
     with admission.tracked(Running(identity, ttft)):  # type: ignore[arg-type]
         assert admission.background_room(8) == room

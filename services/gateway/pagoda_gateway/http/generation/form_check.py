@@ -1,8 +1,8 @@
-"""What a wrong request has wrong besides: a schema or a grammar that nothing can follow.
+"""What a wrong request has wrong besides: no such model, a schema or a grammar nothing can follow.
 
-Looks at the fields that bind an answer, as far as they are right by themselves, whatever is wrong
-with the others. Knows no grammar: the model's processor compiles it, off the event loop, within its
-limits of time.
+Looks at the model and the fields that bind an answer, as far as they are right by themselves,
+whatever is wrong with the others. Knows no grammar: the model's processor compiles it, off the
+event loop, within its limits of time.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _REQUIRED = {
 
 
 class FormCheck(Generic[Sent, Body]):
-    """Names what is wrong with the form of an answer beside an error of the other fields."""
+    """Names what is wrong with model and form of an answer beside an error of the other fields."""
 
     def __init__(
         self, gateway: Gateway, endpoint: Endpoint[Sent, Body], limits: Mapping[str, int]
@@ -37,19 +37,20 @@ class FormCheck(Generic[Sent, Body]):
         self._gateway = gateway
         self._endpoint = endpoint
         self._limits = limits
-        self._binding = _BINDING & endpoint.schema.model_fields.keys()
+        self._looked_at = (_BINDING | _BESIDE) & endpoint.schema.model_fields.keys()
 
-    def binding_part(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a body that `named_with` needs; none where nothing is bound."""
-        if not value.keys() & self._binding:  # as nearly always
-            return {}
-        return {name: value[name] for name in value.keys() & (_BINDING | _BESIDE)}
+    def part_of(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a body that `named_with` needs."""
+        return {name: value[name] for name in value.keys() & self._looked_at}
 
     async def named_with(
         self, error: InvalidRequestError, part: dict[str, Any], caller: Caller
     ) -> InvalidRequestError:
-        """Return the error of a body, with what else is wrong with its binding part."""
-        if not part or error.status != 400 or isinstance(error, ContentPolicyError):
+        """Return the error of a body, with what else is wrong with this part of it.
+
+        No such model is a 404 alone, and one more of the 400's problems beside others.
+        """
+        if error.status != 400 or isinstance(error, ContentPolicyError):
             return error
         body = await self._body(part, caller.key.tenant)
         if body is None:
@@ -58,15 +59,14 @@ class FormCheck(Generic[Sent, Body]):
             model = self._gateway.model_of(caller.key, body.model)
             await self._endpoint.processors[model.name].form(body, "")
         except InvalidRequestError as other:
-            return joined([error, other]) if other.status == 400 else error
+            return joined([error, other])
         except GatewayError:  # nobody has the time now, or the model is not for this key
             pass
         return error
 
     async def _body(self, part: dict[str, Any], tenant: str) -> Body | None:
         """Return a body with what is right of a part; None: nothing can be made of it."""
-        schema = self._endpoint.schema
-        fields = {name: field for name, field in part.items() if name in schema.model_fields}
+        schema, fields = self._endpoint.schema, dict(part)
         for name, info in schema.model_fields.items():
             if info.is_required() and name in _REQUIRED:
                 fields[name] = _REQUIRED[name]
@@ -77,7 +77,7 @@ class FormCheck(Generic[Sent, Body]):
             return None
 
     def _right_part(self, schema: type[Sent], fields: dict[str, Any]) -> Sent | None:
-        for _ in range(2):  # what is wrong goes, and then what is wrong without it
+        for _ in range(3):  # what is wrong goes, and then what is wrong without it
             try:
                 return schema.model_validate(fields, context=self._limits)
             except ValidationError as error:

@@ -64,7 +64,8 @@ class GenerationHandler(Generic[Sent, Body]):
         self._gateway = gateway
         self._endpoint = endpoint
         self._bodies = BodyReader.of(gateway)
-        self._limits = {"max_n": gateway.settings.max_n}
+        settings = gateway.settings
+        self._limits = {"max_n": settings.max_n, "max_beam_width": settings.max_beam_width}
         self._form_check = FormCheck(gateway, endpoint, self._limits)
 
     async def handle(self, request: Request) -> GenerationResponse:
@@ -85,14 +86,14 @@ class GenerationHandler(Generic[Sent, Body]):
             with attached(context), self._bodies.held() as held_bytes:
                 value = await read_object(request, self._bodies, held_bytes)
                 held.enter_context(admission.slot(tenant))
-                binding_part = self._form_check.binding_part(value)
+                part = self._form_check.part_of(value)
                 try:
                     translated = await self._translated(request.scope, value, tenant)
                     del value
                     admitted = await self._admitted(translated.body, caller, span, context)
                 except InvalidRequestError as error:
-                    raise await self._form_check.named_with(error, binding_part, caller) from None
-                del binding_part
+                    raise await self._form_check.named_with(error, part, caller) from None
+                del part
                 generation, processed = await self._process(
                     admitted, caller, span, context, request.scope, held
                 )
@@ -185,6 +186,7 @@ class GenerationHandler(Generic[Sent, Body]):
             processed = policy.guarded(processed)
         identity = RequestIdentity(
             request_id=caller.request_id,
+            shown_id=caller.shown_id,
             object_id=endpoint.object_id_prefix + caller.request_id,
             endpoint=endpoint.name,
             tenant=tenant,

@@ -29,7 +29,7 @@ def make_router(gateway: Gateway) -> APIRouter:
     @router.get(PATH, openapi_extra=described(BatchList))
     async def list_batches(
         request: Request,
-        after: Annotated[str | None, Query(max_length=64)] = None,
+        after: Annotated[str | None, Query(max_length=64, pattern="^batch_")] = None,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
     ) -> dict[str, Any]:
         """List the tenant's batches, newest first; `after` is the last id of the page before."""

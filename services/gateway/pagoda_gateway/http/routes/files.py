@@ -49,7 +49,7 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def list_files(
         request: Request,
         purpose: Literal["batch", "batch_output"] | None = None,
-        after: Annotated[str | None, Query(max_length=64)] = None,
+        after: Annotated[str | None, Query(max_length=64, pattern="^file-")] = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
         order: Literal["asc", "desc"] = "desc",
     ) -> dict[str, Any]:

@@ -58,14 +58,17 @@ async def _tokens(maker: PromptMaker, body: TokenizeBody, model: ServedModel) ->
             [body.prompt], model, add_special_tokens=body.add_special_tokens is not False
         )
         return tokens
+    variables = body.chat_template_kwargs
+    if body.documents is not None:
+        variables = {"documents": body.documents, **(variables or {})}
     chat = await conversation_tokens(
         maker,
         body.messages or [],
         model,
-        tools=body.tools or None,
+        tools=body.tools,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        variables=body.chat_template_kwargs,
+        variables=variables,
         add_special_tokens=body.add_special_tokens,
     )
     return chat.token_ids

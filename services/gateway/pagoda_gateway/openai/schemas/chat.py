@@ -95,6 +95,12 @@ class ChatBody(GenerationBody):
             tools.check_choice(value)
         return value
 
+    @field_validator("continue_final_message")
+    @classmethod
+    def _check_continuation(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        checks.check_continuation(value, info.data.get("add_generation_prompt"))
+        return value
+
     @field_validator("modalities")
     @classmethod
     def _check_modalities(cls, value: Any) -> Any:

@@ -7,7 +7,7 @@ is checked later.
 
 from typing import Any
 
-from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, shorten
+from pagoda_gateway.errors import InvalidRequestError, Problems, UnsupportedFieldError, shorten
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_STOP_STRINGS = 4
@@ -61,6 +61,15 @@ def check_seed(seed: Any) -> None:
         )
 
 
+def check_continuation(continues: bool | None, add_generation_prompt: bool | None) -> None:
+    """Raise InvalidRequestError if the last message is to go on, and another one to begin."""
+    if continues and add_generation_prompt:
+        raise InvalidRequestError(
+            "'continue_final_message' needs add_generation_prompt: false",
+            param="continue_final_message",
+        )
+
+
 def check_truncation(num_tokens: int | None) -> None:
     """Raise InvalidRequestError if no token of the prompt would be kept; None keeps all."""
     if num_tokens == 0:
@@ -86,7 +95,7 @@ def check_early_stopping(value: Any) -> None:
 
 
 def check_stop(stop: Any) -> None:
-    """Raise InvalidRequestError unless it is a stop string, a few, or None."""
+    """Raise InvalidRequestError unless it is a stop string, a few, or None; names all the wrong."""
     stops = [stop] if isinstance(stop, str) else stop
     if stops is None:
         return
@@ -98,33 +107,39 @@ def check_stop(stop: Any) -> None:
         raise InvalidRequestError(
             f"'stop' has {len(stops)} strings; the limit is {MAX_STOP_STRINGS}", param="stop"
         )
+    problems = Problems()
     for text in stops:
-        if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
-            raise InvalidRequestError(
-                f"'stop' has a string of {len(text)} characters; each must have 1 to "
-                f"{MAX_STOP_STRING_CHARS}",
-                param="stop",
-            )
+        with problems:
+            if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
+                raise InvalidRequestError(
+                    f"'stop' has a string of {len(text)} characters; each must have 1 to "
+                    f"{MAX_STOP_STRING_CHARS}",
+                    param="stop",
+                )
+    problems.raise_all()
 
 
 def check_bad_words(words: list[str] | None) -> None:
-    """Raise InvalidRequestError unless there are only a few words, none too long or empty."""
+    """Raise InvalidRequestError unless there are only a few words; names all too long or empty."""
     words = words or []
     if len(words) > MAX_BAD_WORDS:
         raise InvalidRequestError(
             f"'bad_words' has {len(words)} words; the limit is {MAX_BAD_WORDS}", param="bad_words"
         )
+    problems = Problems()
     for word in words:
-        if not word.strip() or len(word) > MAX_BAD_WORD_CHARS:
-            raise InvalidRequestError(
-                f"'bad_words' has {shorten(word)}, of {len(word)} characters; each must have 1 to "
-                f"{MAX_BAD_WORD_CHARS}, not all of them spaces",
-                param="bad_words",
-            )
+        with problems:
+            if not word.strip() or len(word) > MAX_BAD_WORD_CHARS:
+                raise InvalidRequestError(
+                    f"'bad_words' has {shorten(word)}, of {len(word)} characters; each must have 1 "
+                    f"to {MAX_BAD_WORD_CHARS}, not all of them spaces",
+                    param="bad_words",
+                )
+    problems.raise_all()
 
 
 def check_dry_sequence_breakers(breakers: list[str] | None) -> None:
-    """Raise InvalidRequestError unless there are only a few breakers, none too long or empty."""
+    """Raise InvalidRequestError unless there are only a few; names all too long or empty."""
     breakers = breakers or []
     if len(breakers) > MAX_DRY_SEQUENCE_BREAKERS:
         raise InvalidRequestError(
@@ -132,39 +147,49 @@ def check_dry_sequence_breakers(breakers: list[str] | None) -> None:
             f"{MAX_DRY_SEQUENCE_BREAKERS}",
             param="dry_sequence_breakers",
         )
+    problems = Problems()
     for breaker in breakers:
-        if not 1 <= len(breaker) <= MAX_DRY_SEQUENCE_BREAKER_CHARS:
-            raise InvalidRequestError(
-                f"'dry_sequence_breakers' has {shorten(breaker)}, of {len(breaker)} characters; "
-                f"each must have 1 to {MAX_DRY_SEQUENCE_BREAKER_CHARS}",
-                param="dry_sequence_breakers",
-            )
+        with problems:
+            if not 1 <= len(breaker) <= MAX_DRY_SEQUENCE_BREAKER_CHARS:
+                raise InvalidRequestError(
+                    f"'dry_sequence_breakers' has {shorten(breaker)}, of {len(breaker)} "
+                    f"characters; each must have 1 to {MAX_DRY_SEQUENCE_BREAKER_CHARS}",
+                    param="dry_sequence_breakers",
+                )
+    problems.raise_all()
 
 
 def check_metadata(metadata: dict[str, Any] | None) -> None:
-    """Raise InvalidRequestError unless these are a few short names and texts."""
+    """Raise InvalidRequestError unless these are a few short names and texts; names every other."""
     entries = metadata or {}
     if len(entries) > MAX_METADATA:
         raise InvalidRequestError(
             f"'metadata' has {len(entries)} entries; the limit is {MAX_METADATA}", param="metadata"
         )
+    problems = Problems()
     for key, value in entries.items():
-        if len(key) > MAX_METADATA_KEY_CHARS:
-            raise InvalidRequestError(
-                f"'metadata' has the key {shorten(key)} of {len(key)} characters; the limit is "
-                f"{MAX_METADATA_KEY_CHARS}",
-                param="metadata",
-            )
-        if not isinstance(value, str):
-            raise InvalidRequestError(
-                f"'metadata.{key}' must be text, not {shorten(value)}", param=f"metadata.{key}"
-            )
-        if len(value) > MAX_METADATA_VALUE_CHARS:
-            raise InvalidRequestError(
-                f"'metadata.{key}' has {len(value)} characters; the limit is "
-                f"{MAX_METADATA_VALUE_CHARS}",
-                param=f"metadata.{key}",
-            )
+        with problems:
+            _check_entry(key, value)
+    problems.raise_all()
+
+
+def _check_entry(key: str, value: Any) -> None:
+    if len(key) > MAX_METADATA_KEY_CHARS:
+        raise InvalidRequestError(
+            f"'metadata' has the key {shorten(key)} of {len(key)} characters; the limit is "
+            f"{MAX_METADATA_KEY_CHARS}",
+            param="metadata",
+        )
+    if not isinstance(value, str):
+        raise InvalidRequestError(
+            f"'metadata.{key}' must be text, not {shorten(value)}", param=f"metadata.{key}"
+        )
+    if len(value) > MAX_METADATA_VALUE_CHARS:
+        raise InvalidRequestError(
+            f"'metadata.{key}' has {len(value)} characters; the limit is "
+            f"{MAX_METADATA_VALUE_CHARS}",
+            param=f"metadata.{key}",
+        )
 
 
 def check_logit_bias(bias: dict[str, Any] | None) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator
 
 from pagoda_gateway.errors import InvalidRequestError
-from pagoda_gateway.openai.schemas import checks
+from pagoda_gateway.openai.schemas import beam_search, checks
 from pagoda_gateway.openai.schemas.base import Prompts, Refused
 from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBody
 
@@ -26,9 +26,27 @@ class CompletionBody(GenerationBody):
     def _check_prompt(cls, value: Any) -> list[str | list[int]]:
         return checks.prompt_items(value)
 
+    @field_validator("max_tokens")
+    @classmethod
+    def _check_max_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value == 0 and info.data.get("use_beam_search"):
+            raise InvalidRequestError(
+                "'max_tokens' is 0; with use_beam_search it must be >= 1", param="max_tokens"
+            )
+        return value
+
+    @field_validator("echo")
+    @classmethod
+    def _check_echo(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        if value and info.data.get("use_beam_search"):
+            beam_search.check_scored_logprobs("logprobs", info.data.get("logprobs"))
+        return value
+
     @field_validator("best_of")
     @classmethod
     def _check_best_of(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if info.context is not None and info.data.get("use_beam_search"):
+            beam_search.check_width("best_of", value, info.context["max_beam_width"])
         if value is None or "n" not in info.data:  # n is wrong itself
             return value
         num_choices = info.data["n"] or 1

@@ -92,7 +92,7 @@ def _response_format(value: dict[str, Any]) -> Wanted | None:
     return found
 
 
-def _structured_outputs(value: dict[str, Any]) -> Wanted | None:
+def _structured_outputs(value: dict[str, Any]) -> Wanted:
     fields = {name: v for name, v in value.items() if v is not None}
     ignored = [(name, fields.pop(name)) for name in IGNORED_OPTIONS if name in fields]
     for name, option in ignored:
@@ -112,15 +112,19 @@ def _structured_outputs(value: dict[str, Any]) -> Wanted | None:
             f"{hint}",
             param="structured_outputs",
         )
+    if not fields:
+        raise InvalidRequestError(
+            f"'structured_outputs' asks for nothing; it must have one of {', '.join(KINDS)}",
+            param="structured_outputs",
+        )
     if len(fields) > 1:
         raise InvalidRequestError(
             f"'structured_outputs' has {', '.join(fields)}; it must have one of them",
             param="structured_outputs",
         )
     names = tuple(f"structured_outputs.{name}" for name, _ in ignored)
-    for kind, chosen in fields.items():
-        return _checked(Wanted(f"structured_outputs.{kind}", kind, chosen, names))
-    return None
+    ((kind, chosen),) = fields.items()
+    return _checked(Wanted(f"structured_outputs.{kind}", kind, chosen, names))
 
 
 def _checked(found: Wanted) -> Wanted:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pagoda_gateway.errors import InvalidRequestError
-from pagoda_gateway.openai.schemas import checks, formats
+from pagoda_gateway.openai.schemas import beam_search, checks, formats
 from pagoda_gateway.openai.schemas.base import (
     Bias,
     EarlyStopping,
@@ -76,6 +76,7 @@ class GenerationBody(RequestBody):
     schema_field: ClassVar[str] = formats.RESPONSE_SCHEMA
 
     model: str = Field(min_length=1, max_length=512)
+    use_beam_search: bool | None = None  # before what it goes with: that looks at it
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -124,7 +125,6 @@ class GenerationBody(RequestBody):
     guided_grammar: Any = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     priority: Priority = None
-    use_beam_search: bool | None = None
     length_penalty: float | None = Field(None, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
     early_stopping: EarlyStopping = None
     user: str | None = None
@@ -150,6 +150,15 @@ class GenerationBody(RequestBody):
     def _check_n(cls, value: int | None, info: ValidationInfo) -> int | None:
         if info.context is not None:
             checks.check_n(value, info.context["max_n"])
+            if info.data.get("use_beam_search"):
+                beam_search.check_width("n", value, info.context["max_beam_width"])
+        return value
+
+    @field_validator(*beam_search.OFF, *beam_search.ABSENT)
+    @classmethod
+    def _check_beside_search(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.data.get("use_beam_search"):
+            beam_search.check_beside(info.field_name or "", value)
         return value
 
     @field_validator("logits_processors", "moderation")
@@ -176,6 +185,8 @@ class GenerationBody(RequestBody):
             raise InvalidRequestError(
                 "'prompt_logprobs' is only allowed without stream: true", param="prompt_logprobs"
             )
+        if info.data.get("use_beam_search"):
+            beam_search.check_scored_logprobs("prompt_logprobs", value)
         return value
 
     @field_validator("min_tokens")

@@ -2,10 +2,13 @@
 
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
+from pagoda_gateway.openai.schemas import checks
 from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, RequestBody, Tools
+from pagoda_gateway.openai.schemas.chat import MAX_DOCUMENTS
 from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.openai.schemas.tools import by_name
 
 
 class TokenizeBody(RequestBody):
@@ -20,6 +23,20 @@ class TokenizeBody(RequestBody):
     return_token_strs: bool | None = None
     tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _check_continuation(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        checks.check_continuation(value, info.data.get("add_generation_prompt"))
+        return value
+
+    @field_validator("tools")
+    @classmethod
+    def _check_tools(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        if value is not None:
+            by_name(value)
+        return value
 
 
 class DetokenizeBody(RequestBody):

@@ -3,6 +3,7 @@
 Knows what OpenAI lets a client ask for. Knows nothing of how a model writes a call.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +50,7 @@ def tool_use(tools: list[dict[str, Any]] | None, choice: Any, parallel: bool | N
         InvalidRequestError: names the field.
     """
     if tools is None:
-        if choice not in (None, "none"):
-            raise InvalidRequestError("'tool_choice' needs 'tools'", param="tool_choice")
+        check_choice_among((), choice)
         return ToolUse()
     found = by_name(tools)
     if choice == "none":
@@ -97,6 +97,21 @@ def by_name(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raise InvalidRequestError if tools that have their names themselves share some; names each.
+
+    Of chat's tools, whose functions have them, see `by_name`.
+    """
+    seen: set[str] = set()
+    errors = []
+    for index, name in enumerate(names):
+        if name in seen:
+            errors.append(_wrong(f"tools[{index}].name", name, "there only once"))
+        seen.add(name)
+    if errors:
+        raise joined(errors)
+
+
 def other_kind(kind: Any) -> str:
     """Return why a tool of this type, which is no function, cannot be offered."""
     if kind == "custom":
@@ -107,6 +122,15 @@ def other_kind(kind: Any) -> str:
 def check_choice(choice: Any) -> None:
     """Raise InvalidRequestError unless it is a choice among some tools, which are not known."""
     _choice(choice)
+
+
+def check_choice_among(names: Collection[str], choice: Any) -> None:
+    """Raise InvalidRequestError unless it is a choice among tools of these names, or of none."""
+    if choice in (None, "none"):
+        return
+    if not names:
+        raise InvalidRequestError("'tool_choice' needs 'tools'", param="tool_choice")
+    _chosen(choice, names)
 
 
 def _good_name(tool: dict[str, Any]) -> str | None:
@@ -151,7 +175,7 @@ def _wrong(where: str, value: Any, must_be: str) -> InvalidRequestError:
     return InvalidRequestError(f"'{where}' is {shorten(value)}; it must be {must_be}", param=where)
 
 
-def _chosen(choice: Any, tools: dict[str, Any]) -> tuple[list[str], str]:
+def _chosen(choice: Any, tools: Collection[str]) -> tuple[list[str], str]:
     """Return the names that may be called, and auto, required or named."""
     names, mode = _choice(choice)
     return (list(tools) if names is None else _known(names, tools)), mode
@@ -190,7 +214,7 @@ def _names(tools: list[Any]) -> list[str]:
     return names
 
 
-def _known(names: list[str], tools: dict[str, Any]) -> list[str]:
+def _known(names: list[str], tools: Collection[str]) -> list[str]:
     for name in names:
         if name not in tools:
             raise InvalidRequestError(
