@@ -339,14 +339,16 @@ static void some_rows(int num_threads) {
     pagoda_close_threads(threads);
 }
 
+#define NUM_ROUNDS 30
+
 int main(int argc, char **argv) {
     state = argc > 1 ? strtoull(argv[1], NULL, 10) * 2 + 1 : 1;
     Threads *threads = pagoda_open_threads(argc > 2 ? atoi(argv[2]) : 2, 1 << 20);
-    for (int i = 0; i < 60; i++) one_model(threads);
+    for (int i = 0; i < NUM_ROUNDS; i++) one_model(threads);
     pagoda_share_processors(threads, seats, 3);
-    for (int i = 0; i < 60; i++) others_come_and_go(threads);
+    for (int i = 0; i < NUM_ROUNDS; i++) others_come_and_go(threads);
     pagoda_close_threads(threads);
-    for (int i = 0; i < 60; i++) some_rows(argc > 2 ? atoi(argv[2]) : 2);
+    for (int i = 0; i < NUM_ROUNDS; i++) some_rows(argc > 2 ? atoi(argv[2]) : 2);
     puts("done");
     return 0;
 }
