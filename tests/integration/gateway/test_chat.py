@@ -314,6 +314,29 @@ async def test_documents_are_for_the_template(nats_common: Any, bus: Any, tmp_pa
         assert "x-pagoda-ignored" not in counted.headers
 
 
+async def test_tokenize_counts_what_a_chat_says_of_tools_and_effort(
+    nats_common: Any, bus: Any, tmp_path: Any
+) -> None:
+    template = (
+        "{{ tools|length if tools else 'none' }}.{{ reasoning_effort }}.{{ enable_thinking }}"
+    )
+    folder = write_model_folder(tmp_path / "tiny", chat_template=template)
+    tool = {"type": "function", "function": {"name": "f"}}
+    async with running_gateway(nats_common, bus, folder, ScriptedWorker(bus)) as running:
+        for fields in (
+            {"reasoning_effort": "none"},
+            {"tools": [tool], "tool_choice": "none"},
+            {"tools": [tool], "tool_choice": "required", "reasoning_effort": "high"},
+        ):
+            used = (await running.chat(**fields)).json()["usage"]["prompt_tokens"]
+            sent = {"messages": CHAT["messages"], **fields}
+            counted = await running.http.post("/tokenize", json=sent)
+            assert counted.json()["count"] == used
+            assert "x-pagoda-ignored" not in counted.headers
+        lonely = await running.http.post("/tokenize", json={**sent, "tools": None})
+        assert lonely.json()["error"]["param"] == "tool_choice"
+
+
 async def test_no_effort_is_no_thinking(nats_common: Any, bus: Any, tmp_path: Any) -> None:
     template = "{{ enable_thinking }}.{{ reasoning_effort }}"
     folder = write_model_folder(tmp_path / "tiny", chat_template=template)

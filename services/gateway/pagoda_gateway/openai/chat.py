@@ -6,7 +6,11 @@ from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.choices import ChatSerializer
 from pagoda_gateway.openai.endpoint import ChoicesEndpoint
-from pagoda_gateway.openai.messages import content_text, conversation_tokens
+from pagoda_gateway.openai.messages import (
+    content_text,
+    conversation_tokens,
+    template_variables,
+)
 from pagoda_gateway.openai.output_options import output_options
 from pagoda_gateway.openai.request_processor import RequestProcessor, TokenizedPrompts
 from pagoda_gateway.openai.schemas.chat import ChatBody
@@ -16,8 +20,6 @@ from pagoda_gateway.openai.truncation import fitting_conversation, truncated
 from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import ChatTokens
-
-NO_EFFORT = "none"
 
 
 class ChatProcessor(RequestProcessor[ChatBody]):
@@ -61,13 +63,6 @@ class ChatProcessor(RequestProcessor[ChatBody]):
     async def _tokens_of(
         self, messages: Sequence[Message], body: ChatBody, use: ToolUse, model: ServedModel
     ) -> ChatTokens:
-        variables = body.chat_template_kwargs
-        if body.reasoning_effort is not None:
-            silent = {"enable_thinking": False} if body.reasoning_effort == NO_EFFORT else {}
-            wanted = {"reasoning_effort": body.reasoning_effort, **silent}
-            variables = {**wanted, **(variables or {})}
-        if body.documents is not None:
-            variables = {"documents": body.documents, **(variables or {})}
         try:
             return await conversation_tokens(
                 self._prompts,
@@ -76,7 +71,9 @@ class ChatProcessor(RequestProcessor[ChatBody]):
                 tools=use.offered,
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message,
-                variables=variables,
+                variables=template_variables(
+                    body.chat_template_kwargs, body.documents, body.reasoning_effort
+                ),
                 add_special_tokens=body.add_special_tokens,
             )
         except InvalidRequestError as error:

@@ -12,6 +12,7 @@ from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.templates.shape import TemplateShape
 
 MAX_NAMED_MESSAGES = 16  # of those that are wrong
+NO_EFFORT = "none"
 _MAY_BE_EMPTY = ("assistant", "tool", "function")
 """Roles of what is sent back as it came: SDKs write null where there was no text."""
 
@@ -47,6 +48,20 @@ async def conversation_tokens(
         variables=variables,
         add_special_tokens=bool(add_special_tokens),
     )
+
+
+def template_variables(
+    sent: dict[str, Any] | None, documents: list[dict[str, Any]] | None, effort: str | None
+) -> dict[str, Any] | None:
+    """Return a chat template's variables: those that were sent as such come before fields."""
+    variables: dict[str, Any] = {}
+    if documents is not None:
+        variables["documents"] = documents
+    if effort is not None:
+        variables["reasoning_effort"] = effort
+    if effort == NO_EFFORT:
+        variables["enable_thinking"] = False
+    return {**variables, **sent} if sent else variables or None
 
 
 def content_text(message: Message) -> str:

@@ -9,13 +9,14 @@ from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.admitted_body import admitted_body
 from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.openapi import described
-from pagoda_gateway.openai.messages import conversation_tokens
+from pagoda_gateway.openai.messages import conversation_tokens, template_variables
 from pagoda_gateway.openai.schemas.tokens import (
     DetokenizeAnswer,
     DetokenizeBody,
     TokenizeAnswer,
     TokenizeBody,
 )
+from pagoda_gateway.openai.schemas.tools import tool_use
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import PromptMaker
 
@@ -58,17 +59,16 @@ async def _tokens(maker: PromptMaker, body: TokenizeBody, model: ServedModel) ->
             [body.prompt], model, add_special_tokens=body.add_special_tokens is not False
         )
         return tokens
-    variables = body.chat_template_kwargs
-    if body.documents is not None:
-        variables = {"documents": body.documents, **(variables or {})}
     chat = await conversation_tokens(
         maker,
         body.messages or [],
         model,
-        tools=body.tools,
+        tools=tool_use(body.tools, body.tool_choice, None).offered,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        variables=variables,
+        variables=template_variables(
+            body.chat_template_kwargs, body.documents, body.reasoning_effort
+        ),
         add_special_tokens=body.add_special_tokens,
     )
     return chat.token_ids

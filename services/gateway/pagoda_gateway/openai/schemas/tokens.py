@@ -5,10 +5,10 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from pagoda_gateway.openai.schemas import checks
-from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, RequestBody, Tools
+from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, RequestBody, ToolChoice, Tools
 from pagoda_gateway.openai.schemas.chat import MAX_DOCUMENTS
 from pagoda_gateway.openai.schemas.messages import Message
-from pagoda_gateway.openai.schemas.tools import by_name
+from pagoda_gateway.openai.schemas.tools import by_name, check_choice, tool_use
 
 
 class TokenizeBody(RequestBody):
@@ -22,8 +22,10 @@ class TokenizeBody(RequestBody):
     continue_final_message: bool | None = None
     return_token_strs: bool | None = None
     tools: Tools | None = None
+    tool_choice: ToolChoice = None  # "none": the model is told of no tools
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
+    reasoning_effort: str | None = None
 
     @field_validator("continue_final_message")
     @classmethod
@@ -36,6 +38,15 @@ class TokenizeBody(RequestBody):
     def _check_tools(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         if value is not None:
             by_name(value)
+        return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_tool_choice(cls, value: Any, info: ValidationInfo) -> Any:
+        if "tools" in info.data:
+            tool_use(info.data["tools"], value, None)
+        else:  # they are wrong themselves
+            check_choice(value)
         return value
 
 
