@@ -222,6 +222,10 @@ class AuthenticationError(GatewayError):
     kind = "invalid_request_error"  # as OpenAI says
     code = "invalid_api_key"
 
+    def headers(self) -> dict[str, str]:
+        """Return how a key is sent, which HTTP demands of every 401."""
+        return super().headers() | {"www-authenticate": "Bearer"}
+
 
 class ForbiddenError(GatewayError):
     """The key is good, but not for this."""

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import orjson
 import pytest
 import pytest_asyncio
 from opentelemetry.context import Context
@@ -142,5 +143,7 @@ async def test_load_use_and_unload(running: Running) -> None:
     assert "no such folder" in refusal
     assert running.worker.worker_id in refusal
     assert "lora_name" in await admin(running, load, 400, lora_name="a b", lora_path="good")
-    missing = await admin(running, load, 404, base_model="none", **asked)
-    assert "does not exist" in missing
+    for path, fields in ((load, asked), (unload, {"lora_name": "one"})):
+        missing = await admin(running, path, 404, base_model="none", **fields)
+        assert "does not exist" in missing
+        assert orjson.loads(missing)["error"]["param"] == "base_model"

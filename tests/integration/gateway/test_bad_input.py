@@ -202,6 +202,14 @@ async def test_an_embedding_model_that_is_not_there_is_named_beside_a_wrong_fiel
             {"messages": [USER], "continue_final_message": True, "add_generation_prompt": True},
             "'continue_final_message'",
         ),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER, {"role": "assistant"}]},
+            "'messages[1].content' is required of an assistant",
+        ),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "'messages[0].content'"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 0}, "'max_tokens'"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 0, "echo": False}, "'max_tokens'"),
     ],
 )
 async def test_what_was_found_late_is_named_beside_a_wrong_field(
@@ -218,6 +226,9 @@ async def test_what_tokens_are_asked_of_is_named_at_once(running: Running) -> No
     sent = {"messages": 5, "continue_final_message": True, "add_generation_prompt": True}
     answer = await running.http.post("/tokenize", json=sent)
     check(answer, 400, "messages", "'continue_final_message'")
+    for sent in ({}, {"prompt": "x", "messages": [USER]}):
+        answer = await running.http.post("/tokenize", json={**sent, "reasoning_effort": 5})
+        check(answer, 400, "prompt", "either 'prompt' or 'messages'", "'reasoning_effort'")
 
 
 async def test_what_the_model_cannot_serve_is_named_at_once(running: Running) -> None:
@@ -267,6 +278,14 @@ async def test_tokenize_refuses_the_tools_that_chat_refuses(
 
 async def test_form_is_refused(running: Running) -> None:
     check(await running.http.post("/v1/chat/completions", data={"model": "tiny"}), 415)
+
+
+async def test_media_types_have_no_case(running: Running) -> None:
+    for media_type in ("application/JSON", "Application/Problem+Json; charset=UTF-8"):
+        answer = await running.http.post(
+            "/tokenize", content=b'{"prompt":"x"}', headers={"content-type": media_type}
+        )
+        assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize", "/v1/files"])

@@ -133,9 +133,12 @@ async def test_cancel_keeps_what_is_there(start: Start, bus: Bus) -> None:
         worker.open_gate()
         ended = await until(client, batch)
         found = answers(await content(client, ended.output_file_id))
+        errors = answers(await content(client, ended.error_file_id))
     assert ended.status == "cancelled"
     assert [line["custom_id"] for line in found] == [
         "line-0", "line-1", "line-2", "line-3", "held", "later-0",
     ]  # fmt: skip
     assert ended.request_counts is not None
-    assert ended.request_counts.model_dump() == {"total": 10, "completed": 6, "failed": 0}
+    assert ended.request_counts.model_dump() == {"total": 10, "completed": 6, "failed": 4}
+    assert [line["custom_id"] for line in errors] == [f"later-{i}" for i in range(1, 5)]
+    assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}

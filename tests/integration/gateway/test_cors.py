@@ -28,13 +28,15 @@ async def test_listed_origins_may_call(start: Start) -> None:
             no_key = await browser.post("/v1/chat/completions", json=CHAT, headers={"origin": PAGE})
             assert no_key.status_code == 401
             assert no_key.headers["access-control-allow-origin"] == PAGE
+            assert no_key.headers["www-authenticate"] == "Bearer"
         for stream in (False, True):
             answer = await running.http.post(
                 "/v1/chat/completions", json={**CHAT, "stream": stream}, headers={"origin": PAGE}
             )
             assert answer.status_code == 200
             assert answer.headers["access-control-allow-origin"] == PAGE
-            assert "x-request-id" in answer.headers["access-control-expose-headers"]
+            exposed = answer.headers["access-control-expose-headers"].split(", ")
+            assert {"x-request-id", "request-id", "x-should-retry"} <= set(exposed)
 
 
 async def test_no_page_may_call_by_default(running: Running) -> None:

@@ -387,6 +387,26 @@ async def test_every_bad_tool_is_named_by_its_place(running: Running) -> None:
     assert answer.json()["error"] == chat
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp"}]},
+        {"type": "allowed_tools", "mode": "maybe", "tools": [{"type": "function", "name": "x"}]},
+        {"type": "allowed_tools", "mode": "auto", "tools": []},
+        {"type": "mcp"},
+    ],
+)
+@pytest.mark.parametrize("tools", [[WEATHER], [{**WEATHER, "name": 5}]])
+async def test_a_wrong_tool_choice_is_shown_as_it_was_sent(
+    running: Running, choice: dict[str, Any], tools: list[Any]
+) -> None:
+    answer = await running.http.post(PATH, json={**ASKED, "tools": tools, "tool_choice": choice})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert f"not {choice}" in message
+    assert '{"type": "function", "name": ...}' in message
+
+
 async def test_a_strict_function_takes_an_object(running: Running) -> None:
     tool = {**WEATHER, "parameters": {"type": "string"}, "strict": True}
     answer = await running.http.post(PATH, json={**ASKED, "tools": [tool]})

@@ -150,6 +150,7 @@ CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunk
     [
         (b"hello\r\n\r\n", 400),
         (b"GET /healthz HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nx: y\r\n\r\n", 400),  # no Host
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),  # TLS
         (CHUNKED + b"no size\r\n", 400),
@@ -167,6 +168,51 @@ async def test_what_is_no_request_is_told_so_in_the_apis_form(
         assert (error["type"], error["param"]) == ("invalid_request_error", None)
         assert headers["x-request-id"] == headers["x-pagoda-request-id"] != ""
         assert await raw.reader.read() == b""
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.0\r\n", b"HTTP/1.1\r\nx: y\r\nHOST: x\r\n"])
+async def test_only_http_1_1_needs_a_host(running: Running, head: bytes) -> None:
+    async with raw_connection(running.url) as raw:
+        raw.writer.write(b"GET /healthz " + head + b"\r\n")
+        assert (await raw.head())[0] == 200
+
+
+async def test_head_is_get_without_its_body(running: Running) -> None:
+    made = await running.http.post("/v1/responses", json={"model": "tiny", "input": "hello"})
+    paths = (
+        "/health", "/healthz", "/readyz", "/ping", "/version", "/metrics", "/openapi.json",
+        "/v1/models", "/v1/models/tiny", f"/v1/responses/{made.json()['id']}",
+    )  # fmt: skip
+    async with raw_connection(running.url) as raw:
+        for path in paths:
+            for method in ("HEAD", "GET"):  # whose head says that no byte came before it
+                raw.writer.write(
+                    f"{method} {path} HTTP/1.1\r\nhost: x\r\n"
+                    f"authorization: Bearer {API_KEY}\r\n\r\n".encode()
+                )
+                status, headers = await raw.head()
+                assert status == 200, (method, path)
+                assert int(headers["content-length"]) > 0
+            await raw.body(headers)
+    assert (await running.http.head("/v1/chat/completions")).status_code == 405
+    assert (await running.http.head("/nothing")).status_code == 404
+    document = (await running.http.get("/openapi.json")).json()
+    assert not [path for path, operations in document["paths"].items() if "head" in operations]
+    counted = (await running.http.get("/metrics")).text
+    assert 'route="/v1/models"' in counted
+
+
+async def test_head_of_a_stream_sends_no_event(running: Running) -> None:
+    body = {"model": "tiny", "input": "hello", "background": True, "stream": True}
+    made = await running.http.post("/v1/responses", json=body)
+    response_id = orjson.loads(made.text.split("data: ", 2)[1].partition("\n")[0])["response"]["id"]
+    ask = f"/v1/responses/{response_id}?stream=true HTTP/1.1\r\nhost: x\r\nauthorization: Bearer"
+    async with raw_connection(running.url) as raw:
+        for method in ("HEAD", "GET"):
+            raw.writer.write(f"{method} {ask} {API_KEY}\r\n\r\n".encode())
+            status, headers = await raw.head()
+            assert (status, headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+        assert b"response.created" in await raw.body(headers)
 
 
 async def test_garbage_behind_a_stream_ends_it_and_is_not_answered_within_it(

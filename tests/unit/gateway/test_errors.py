@@ -25,6 +25,10 @@ def test_retry_after_is_a_whole_number_of_seconds() -> None:
     assert errors.InternalError("x").headers() == {}
 
 
+def test_a_401_says_how_a_key_is_sent() -> None:
+    assert errors.AuthenticationError("x").headers() == {"www-authenticate": "Bearer"}
+
+
 @pytest.mark.parametrize("text", ["x", '"', "\u6f22", "\U0001f600"])
 def test_body_is_bounded(text: str) -> None:
     body = errors.InvalidRequestError(text * 1_000_000).body()

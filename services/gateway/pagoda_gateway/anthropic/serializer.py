@@ -1,9 +1,8 @@
 """A generation written down as Anthropic's message: whole, or as its events."""
 
+import json
 from functools import partial
 from typing import Any
-
-import orjson
 
 from pagoda_gateway import sse
 from pagoda_gateway.anthropic.errors import messages_error
@@ -138,7 +137,7 @@ def _block(block: Block, *, text: str, values: dict[str, Any]) -> dict[str, Any]
 def _input(arguments: str) -> dict[str, Any]:
     """Return the arguments; those that were cut or written wrongly are none."""
     try:
-        values = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        values = json.loads(arguments, strict=False)  # models write newlines as they are
+    except (ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}

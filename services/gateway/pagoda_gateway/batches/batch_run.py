@@ -30,7 +30,7 @@ RENEW_SECONDS = LEASE_SECONDS / 5
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0  # of a line that was refused for now
 WRITE_TRIES = 3
 WRITE_PAUSE_SECONDS = 1.0
-EXPIRED_AT_ONCE = 100
+FAILED_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,25 +245,37 @@ class BatchRun:
         owner = self._options.owner
         if self._status != "cancelling":
             if not self._is_answered:
-                await self._expire_lines()
+                hours = self._batch["completion_window"]
+                message = f"This request was not run within the completion window of {hours}."
+                await self._fail_lines("batch_expired", message)
             status = "completed" if self._is_answered else "expired"
             if await self._batches.finish(self._batch, owner, status):
                 return
+        # Lines of a batch that was cancelled while it was validated may be no requests.
+        if not self._is_answered and await self._has_begun():
+            message = (
+                "This request was not executed: the batch was cancelled before it had an answer."
+            )
+            await self._fail_lines("batch_cancelled", message)
         await self._batches.finish(self._batch, owner, "cancelled")
 
-    async def _expire_lines(self) -> None:
-        hours = self._batch["completion_window"]
-        message = f"This request was not run within the completion window of {hours}."
-        expired: list[Answer] = []
+    async def _has_begun(self) -> bool:
+        """Tell whether the input was found good, by this replica or by one before it."""
+        row = await self._batches.get(self._batch["tenant"], self._id)
+        return bool(row["num_lines"])
+
+    async def _fail_lines(self, code: str, message: str) -> None:
+        """Answer every line that has no answer with an error, some at once."""
+        failed: list[Answer] = []
         async with contextlib.aclosing(self._open_lines()) as unanswered:
             async for line in unanswered:
                 assert line.text is not None, "validated"
                 request = LineRequest(self._batch, line.number, line.text)
-                expired.append(request.failed("batch_expired", message))
-                if len(expired) == EXPIRED_AT_ONCE:
-                    await self._record(expired, is_limited=False)
-                    expired.clear()
-        await self._record(expired, is_limited=False)
+                failed.append(request.failed(code, message))
+                if len(failed) == FAILED_AT_ONCE:
+                    await self._record(failed, is_limited=False)
+                    failed.clear()
+        await self._record(failed, is_limited=False)
 
     async def _keep_lease(self) -> None:
         """Renew until cancelled; hear of changes that clients ask for, here or elsewhere."""

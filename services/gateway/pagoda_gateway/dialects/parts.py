@@ -1,9 +1,8 @@
 """What an output consists of: content, reasoning, and calls of tools."""
 
+import json
 from dataclasses import dataclass
 from typing import Protocol
-
-import orjson
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,8 @@ class Without:
 def are_whole(arguments: str) -> bool:
     """Tell whether all of a call's arguments are there: an output may have been cut within it."""
     try:
-        orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        json.loads(arguments, strict=False)  # models write newlines as they are
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -49,8 +49,8 @@ from pagoda_gateway.http.routes.admin import receipts as all_receipts
 from pagoda_gateway.http.routes.plain_route import PlainRoutes
 
 EXPOSED_HEADERS = (
-    "x-request-id", "x-pagoda-request-id", IGNORED_HEADER, CACHE_HEADER, RECEIPT_HEADER,
-    "retry-after", *RATE_HEADERS,
+    "x-request-id", "x-pagoda-request-id", "request-id", IGNORED_HEADER, CACHE_HEADER,
+    RECEIPT_HEADER, "retry-after", "x-should-retry", *RATE_HEADERS,
 )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=gateway.settings.cors_origins,
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )

@@ -55,7 +55,7 @@ async def read_object(request: Request, reader: BodyReader, held: HeldBytes) -> 
         starlette.requests.ClientDisconnect: the client left while it sent.
     """
     declared = header(request.scope, b"content-type") or "application/json"
-    media_type = declared.partition(";")[0].strip()
+    media_type = declared.partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise MediaTypeError(
             f"content-type is {shorten(media_type)}; send the body as application/json"

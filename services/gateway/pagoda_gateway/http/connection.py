@@ -25,7 +25,7 @@ MIN_READ_BYTES = 10_240  # ... so much of what waits for it
 
 _INVALID = (
     HTTPStatus.BAD_REQUEST,
-    "this is no HTTP/1.1 request, or its body is not framed as it says",
+    "this is no HTTP/1.1 request, has no Host, or its body is not framed as it says",
 )
 _TOO_LARGE = (
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -102,10 +102,16 @@ class LimitedConnection(HttpToolsProtocol):
         self._is_in_head = True
 
     def on_headers_complete(self) -> None:
-        """A request is there: nothing is waited for. End the parser at too many headers."""
+        """A request is there: nothing is waited for. End the parser at a bad head."""
         self._is_in_head = False
         if len(self.headers) > MAX_HEADERS:
             raise ValueError(f"more than {MAX_HEADERS} headers")
+        for name, _ in self.headers:  # nearly always the first one
+            if name == b"host":
+                break
+        else:
+            if self.parser.get_http_version() == "1.1":
+                raise ValueError("no Host")
         self._num_head_bytes = 0
         self._stop_waiting()
         super().on_headers_complete()

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import BaseModel
 from starlette.types import Scope
@@ -16,7 +17,7 @@ MAX_NAMES = 20
 MAX_NAME_CHARS = 64
 
 _SCOPE_NAME = "pagoda.ignored"
-_PLAIN = re.compile(r"[!-+\--~]+")  # printable ASCII without space and comma
+_PLAIN = re.compile(r"[!-$&-+\--~]+")  # printable ASCII without space, comma and percent
 
 
 def note_ignored(scope: Scope, value: dict[str, Any], schema: type[BaseModel]) -> None:
@@ -25,8 +26,22 @@ def note_ignored(scope: Scope, value: dict[str, Any], schema: type[BaseModel]) -
     if value.keys() <= known.keys():  # as nearly always
         return
     unknown = (name for name in value if name not in known)
-    names = [name[:MAX_NAME_CHARS] for name in itertools.islice(unknown, MAX_NAMES)]
-    scope[_SCOPE_NAME] = ",".join(sorted(name for name in names if _PLAIN.fullmatch(name)))
+    names = map(_encoded, itertools.islice(unknown, MAX_NAMES))
+    scope[_SCOPE_NAME] = ",".join(sorted(filter(None, names)))
+
+
+def _encoded(name: str) -> str:
+    """Return a name as a header can carry it: cut, and what is not plain percent-encoded."""
+    name = name[:MAX_NAME_CHARS]
+    if _PLAIN.fullmatch(name):
+        return name
+    encoded = ""
+    for char in name:
+        part = char if _PLAIN.fullmatch(char) else quote(char)
+        if len(encoded) + len(part) > MAX_NAME_CHARS:  # never within a character
+            break
+        encoded += part
+    return encoded
 
 
 def note_loose(scope: Scope, names: Sequence[str]) -> None:

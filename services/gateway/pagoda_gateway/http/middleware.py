@@ -52,6 +52,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # whatever has GET has it; the server sends no body
+            scope = {**scope, "method": "GET"}
         caller = Caller.within(scope)
         request_id = caller.request_id if caller else new_request_id()
         client_id = header(scope, b"x-request-id")

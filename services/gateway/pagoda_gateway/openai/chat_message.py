@@ -35,7 +35,7 @@ class ChatMessage:
 
     @property
     def ends_with_a_call(self) -> bool:
-        """Whether all of its latest call is there: a stop string may have ended it within one."""
+        """Whether all of its latest call is there: a stop string may have ended it within."""
         return are_whole("".join(self._arguments))
 
     def delta(self, text: str, *, is_last: bool) -> dict[str, Any]:

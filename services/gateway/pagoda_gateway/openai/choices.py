@@ -301,9 +301,11 @@ class ChatSerializer(ChoiceSerializer):
         return self._messages[sequence.index].delta(text, is_last=is_last)
 
     def _reason(self, sequence: OutputSequence, delta: Delta) -> str | None:
-        if delta.finish_reason == "stop" and self._messages[sequence.index].ends_with_a_call:
-            return self._form.calls_reason
-        return delta.finish_reason
+        message = self._messages[sequence.index]
+        if delta.finish_reason != "stop" or not message.has_calls:
+            return delta.finish_reason
+        is_cut = isinstance(sequence.matched_stop, str) and not message.ends_with_a_call
+        return delta.finish_reason if is_cut else self._form.calls_reason
 
     def _logprobs(self, sequence: OutputSequence, delta: Delta) -> dict[str, Any] | None:
         num_top = self._options.num_logprobs

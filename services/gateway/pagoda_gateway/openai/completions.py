@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.choices import CompletionSerializer
 from pagoda_gateway.openai.completion_prompts import completion_prompts
@@ -28,12 +27,6 @@ class CompletionProcessor(RequestProcessor[CompletionBody]):
         if body.echo:
             options = replace(
                 options, num_echoed_logprobs=body.logprobs, is_prompt_alone=body.max_tokens == 0
-            )
-        if body.max_tokens == 0 and options.num_scored_logprobs is None:
-            raise InvalidRequestError(
-                "'max_tokens' is 0; it must be >= 1 unless 'echo' or 'prompt_logprobs' asks for "
-                "the prompt alone",
-                param="max_tokens",
             )
         return options
 

@@ -1,12 +1,11 @@
 """Log probabilities in the two shapes that OpenAI answers with."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pagoda.rpc.v1.generate_pb2 import PositionLogprobs, TokenLogprob
-from pagoda_gateway.text.detokenizer import Detokenizer
+from pagoda_gateway.text.detokenizer import REPLACEMENT, Detokenizer
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 LEAST = -9999.0  # JSON has no infinity
@@ -35,7 +34,7 @@ class LogprobFormat:
         self._tokens_as_ids = tokens_as_ids
         self._offset = offset
         self._new_detokenizer = new_detokenizer
-        self._detokenizer: Detokenizer | None = None
+        self._places: _TokenPlaces | None = None
 
     def chat(self, positions: Iterable[PositionLogprobs], num_top: int) -> dict[str, Any]:
         """Return a chat choice's `logprobs`."""
@@ -51,9 +50,9 @@ class LogprobFormat:
         A token's offset is that of the first character that it has a part in. A name is no measure:
         of half a character, of a special token that is not shown, it is longer than the text.
         """
-        if self._detokenizer is None:
+        if self._places is None:
             assert self._new_detokenizer is not None, "a completion has offsets"
-            self._detokenizer = self._new_detokenizer()
+            self._places = _TokenPlaces(self._new_detokenizer(), self._offset)
         tokens: list[str] = []
         values: list[float] = []
         tops: list[dict[str, float] | None] = []
@@ -62,8 +61,7 @@ class LogprobFormat:
             tokens.append(self._name(position.chosen.token_id))
             values.append(_finite(position.chosen.logprob))
             tops.append(self._top(position, num_top))
-            offsets.append(self._offset)
-            self._offset += len(self._detokenizer.push(position.chosen.token_id))
+            offsets.append(self._places.push(position.chosen.token_id))
         return {
             "tokens": tokens,
             "token_logprobs": values,
@@ -83,17 +81,16 @@ class LogprobFormat:
             positions: of all its tokens but the first.
             num_top: alternatives.
         """
-        detokenizer = self._tokenizer.detokenizer([], skip_special_tokens=False)
-        lengths = [len(detokenizer.push(token_id)) for token_id in token_ids]
-        lengths[-1] += len(detokenizer.flush())
-        ends = list(itertools.accumulate(lengths))
-        begin = self._offset - ends[-1]
+        places = _TokenPlaces(self._tokenizer.detokenizer([], skip_special_tokens=False), 0)
+        found = [places.push(token_id) for token_id in token_ids]
+        begin = self._offset - places.end()
         values = [_finite(position.chosen.logprob) for position in positions]
         return {
             "tokens": [self._name(token_id) for token_id in token_ids],
             "token_logprobs": [None, *values],
             "top_logprobs": [None, *(self._top(position, num_top) for position in positions)],
-            "text_offset": [max(0, begin + end) for end in [0, *ends[:-1]]],
+            # The first token begins the text, though a decoder leaves out a space there.
+            "text_offset": [0, *(max(0, begin + place) for place in found[1:])],
         }
 
     def prompt(
@@ -132,6 +129,29 @@ class LogprobFormat:
         if self._tokens_as_ids:
             return f"token_id:{token_id}"
         return self._tokenizer.token_text(token_id)
+
+
+class _TokenPlaces:
+    """Where tokens are in a text, by its detokeniser."""
+
+    def __init__(self, detokenizer: Detokenizer, begin: int) -> None:
+        self._detokenizer = detokenizer
+        self._end = begin  # of the text so far
+        self._is_held = False  # the last token has no text yet
+
+    def push(self, token_id: int) -> int:
+        """Return where the next token begins: of half a character, where that does."""
+        text = self._detokenizer.push(token_id)
+        place = self._end
+        if self._is_held:  # what a character was left with that nobody has ended
+            place += len(text) - len(text.lstrip(REPLACEMENT))
+        self._end += len(text)
+        self._is_held = not text
+        return place
+
+    def end(self) -> int:
+        """Return where the text ends; no token will follow."""
+        return self._end + len(self._detokenizer.flush())
 
 
 def _finite(logprob: float) -> float:

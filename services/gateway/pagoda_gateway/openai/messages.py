@@ -13,8 +13,6 @@ from pagoda_gateway.text.templates.shape import TemplateShape
 
 MAX_NAMED_MESSAGES = 16  # of those that are wrong
 NO_EFFORT = "none"
-_MAY_BE_EMPTY = ("assistant", "tool", "function")
-"""Roles of what is sent back as it came: SDKs write null where there was no text."""
 
 
 async def conversation_tokens(
@@ -98,12 +96,6 @@ def _template_message(
         role = "tool"  # as the call that it answers became one of a tool
     calls = history.calls(where, message)
     thought = message.reasoning_content or message.reasoning
-    is_sent = "content" in message.model_fields_set  # null is: see `_MAY_BE_EMPTY`
-    if role == "assistant" and not (is_sent or calls or thought or message.refusal):
-        raise InvalidRequestError(
-            f"'{where}.content': this field is required of an assistant without 'tool_calls'",
-            param=f"{where}.content",
-        )
     texts = _content_texts(where, message)
     seen: dict[str, Any] = {"role": role, "content": _content(texts, message, template.shape)}
     if calls:
@@ -133,11 +125,7 @@ def _content_texts(where: str, message: Message) -> list[str]:
     if isinstance(content, str):
         return [content]
     if content is None:
-        if message.role in _MAY_BE_EMPTY:
-            return [message.refusal or ""]
-        raise InvalidRequestError(
-            f"'{where}.content': this field is required", param=f"{where}.content"
-        )
+        return [message.refusal or ""]
     if not isinstance(content, list):
         raise InvalidRequestError(
             f"'{where}.content' must be text or a list of parts, not {shorten(content)}",

@@ -35,15 +35,19 @@ from pagoda_gateway.openai.schemas.generation import (
 )
 from pagoda_gateway.openai.schemas.tools import (
     MAX_NAME_CHARS,
-    check_choice,
     check_choice_among,
     check_names,
+    is_choice,
     other_kind,
 )
 from pagoda_gateway.responses.chat_messages import input_items
 
 REFUSED_FIELDS = ("prompt", "moderation")
 MAX_NEW_ITEMS = 20
+TOOL_CHOICES = (
+    'none, auto, required, {"type": "function", "name": ...} or {"type": "allowed_tools", '
+    '"mode": "auto" or "required", "tools": [{"type": "function", "name": ...}, ...]}'
+)
 LOGPROBS = "message.output_text.logprobs"
 AS_IN_CHAT = (
     "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
@@ -216,10 +220,12 @@ class ResponsesBody(RequestBody):
     @classmethod
     def _check_tool_choice(cls, value: Any, info: ValidationInfo) -> Any:
         choice = chat_choice(value)
-        if "tools" in info.data:
+        if not is_choice(choice):
+            raise InvalidRequestError(
+                f"'tool_choice' must be {TOOL_CHOICES}, not {shorten(value)}", param="tool_choice"
+            )
+        if "tools" in info.data:  # not there: wrong themselves
             check_choice_among([tool.name for tool in info.data["tools"] or ()], choice)
-        else:  # they are wrong themselves
-            check_choice(choice)
         return value
 
     @field_validator("reasoning")

@@ -200,8 +200,35 @@ async def test_cancel_ends_a_batch_with_what_it_has(bench: Bench, is_waiting: bo
         await run
     row = await bench.row()
     assert row["status"] == "cancelled"
-    assert row["num_completed"] == len(await bench.content("output_file_id")) < 10
+    done = [line["custom_id"] for line in await bench.content("output_file_id")]
+    errors = await bench.content("error_file_id")
+    assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}
+    assert {line["response"] for line in errors} == {None}
+    names = done + [line["custom_id"] for line in errors]
+    assert sorted(names) == [f"line-{i}" for i in range(10)]
+    assert (row["num_completed"], row["num_failed"]) == (len(done), len(errors))
     assert bench.places.num_taken == 0
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_cancelled_batch_is_ended_by_whoever_takes_it_next(
+    bench: Bench, has_begun: bool
+) -> None:
+    await bench.create(numbered(10))
+    if has_begun:
+        run = await bench.claimed(Route())
+        bench.may_begin = False
+        running = asyncio.create_task(run.run())
+        while (await bench.row())["status"] != "in_progress":
+            pass
+        run.leave()
+        await running
+    await bench.batches.cancel("t", bench.batch_id)
+    await (await bench.claimed(Route(), "b")).run()
+    row = await bench.row()
+    assert (row["status"], row["num_lines"]) == ("cancelled", 10 * has_begun)
+    assert row["num_failed"] == 10 * has_begun
+    assert (row["error_file_id"] is not None) == has_begun
 
 
 async def test_cancel_of_a_batch_that_nobody_runs(bench: Bench) -> None:

@@ -24,10 +24,21 @@ def test_twenty_names_at_most() -> None:
 
 def test_long_names_are_cut() -> None:
     assert named("x" * 1000) == "x" * 64
+    assert named("\u6f22" * 1000) == "%E6%BC%A2" * 7
 
 
 @pytest.mark.parametrize(
-    "name", ["a\r\nset-cookie: b", "a\n", "a,b", "a b", "\u00e9", "\x00", "\x7f", ""]
-)
-def test_names_that_no_header_can_carry_are_left_out(name: str) -> None:
-    assert named(name, "plain") == "plain"
+    ("name", "shown"),
+    [
+        ("a\r\nset-cookie: b", "a%0D%0Aset-cookie:%20b"), ("a\n", "a%0A"), ("a,b", "a%2Cb"),
+        ("max tokens", "max%20tokens"), ("gr\u00f6\u00dfe", "gr%C3%B6%C3%9Fe"), ("\x00", "%00"),
+        ("\x7f", "%7F"), ("100%", "100%25"), ("a/b[0]", "a/b[0]"),
+    ],
+)  # fmt: skip
+def test_names_that_no_header_can_carry_are_encoded(name: str, shown: str) -> None:
+    assert named(name, "zz") == f"{shown},zz"
+    assert named(name, "zz").isascii()
+
+
+def test_a_name_that_is_empty_is_left_out() -> None:
+    assert named("", "plain") == "plain"

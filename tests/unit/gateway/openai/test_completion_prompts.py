@@ -56,7 +56,9 @@ async def test_prompts_are_cut_on_the_side_that_is_asked_for(
 async def test_minus_one_keeps_what_fits(
     maker: PromptMaker, model: ServedModel, max_tokens: int | None, num_kept: int
 ) -> None:
-    fields = {"truncate_prompt_tokens": -1, "max_tokens": max_tokens, "echo": False}
+    fields = {
+        "truncate_prompt_tokens": -1, "max_tokens": max_tokens, "echo": False, "prompt_logprobs": 0
+    }  # fmt: skip
     for prompt in ([69] * 500, "a" * 500):
         ((ids, _),) = await prompts(maker, model, prompt, **fields)
         assert len(ids) == num_kept

@@ -4,6 +4,7 @@ import math
 
 import orjson
 import pytest
+from support.tiny_tokenizer import sentencepiece_tokenizer
 
 from pagoda.rpc.v1.generate_pb2 import PositionLogprobs, TokenLogprob
 from pagoda_gateway.openai.logprobs import LEAST, LogprobFormat
@@ -75,6 +76,30 @@ def test_offsets_are_those_of_the_text(tokenizer: ModelTokenizer, tokens_as_ids:
     assert echoed["text_offset"][:5] == [0, 0, 1, 1, 2]
     output = [position(i, -1) for i in [1, *prompt[1:4], 69]]  # the end of a text is not shown
     assert shape.completion(output, 0)["text_offset"] == [4, 4, 5, 5, 6]
+
+
+def test_what_nobody_has_ended_is_no_part_of_the_next_token(tokenizer: ModelTokenizer) -> None:
+    lead, second = (
+        next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == byte)
+        for byte in (b"\xe2", b"\x82")
+    )
+    tokens = [69, lead, second, 69, 70]
+    shape = completion_format(tokenizer, offset=4)
+    assert shape.echoed(tokens, [position(i, -1) for i in tokens[1:]], 0)["text_offset"] == [
+        0, 1, 1, 2, 3,
+    ]  # fmt: skip
+    assert shape.completion([position(i, -1) for i in tokens[1:]], 0)["text_offset"] == [4, 4, 5, 6]
+
+
+def test_the_first_token_begins_the_text() -> None:
+    """SentencePiece's decoder leaves the space out that the text begins with."""
+    tokenizer = ModelTokenizer(sentencepiece_tokenizer(), {})
+    tokens = [*tokenizer.encode("lo", add_special_tokens=False)]
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == "lo"
+    assert len(tokens) == 3  # the first is a space
+    shape = completion_format(tokenizer, offset=len(" lo"))  # what was sent
+    echoed = shape.echoed(tokens, [position(i, -1) for i in tokens[1:]], 0)
+    assert echoed["text_offset"] == [0, 1, 2]
 
 
 def test_prompt_logprobs_are_by_token_id(tokenizer: ModelTokenizer) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.messages import MAX_NAMED_MESSAGES, conversation_tokens
@@ -64,15 +65,12 @@ async def test_tool_history_enters_the_prompt(
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "user"}, "messages[0].content"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
             "messages[0].content[0]",
         ),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages[0].content[0].text"),
-        ({"role": "assistant"}, "messages[0].content"),
-        ({"role": "assistant", "tool_calls": []}, "messages[0].content"),
         ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
     ],
 )
@@ -82,6 +80,24 @@ async def test_bad_message_is_named(
     with pytest.raises(InvalidRequestError) as caught:
         await chat(maker, message)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": "assistant"},
+        {"role": "assistant", "tool_calls": []},
+        {"role": "assistant", "tool_calls": None, "refusal": ""},
+    ],
+)
+def test_a_message_that_says_nothing_is_refused_beside_its_other_fields(
+    message: dict[str, Any],
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Message.model_validate({**message, "name": 5})
+    assert [error["loc"] for error in caught.value.errors()] == [("name",), ("content",)]
 
 
 async def test_a_part_without_its_text_says_so(maker: PromptMaker) -> None:

@@ -4,7 +4,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.admitted_body import admitted_body
 from pagoda_gateway.http.caller import caller_of
@@ -52,8 +51,6 @@ def make_router(gateway: Gateway) -> APIRouter:
 
 
 async def _tokens(maker: PromptMaker, body: TokenizeBody, model: ServedModel) -> list[int]:
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequestError("give either 'prompt' or 'messages'", param="prompt")
     if body.prompt is not None:
         (tokens,) = await maker.text_tokens(
             [body.prompt], model, add_special_tokens=body.add_special_tokens is not False

@@ -16,7 +16,7 @@ class CompletionBody(GenerationBody):
     prompt: Prompts  # after its check: a list of texts and lists of token ids
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    echo: bool | None = None
+    echo: bool | None = Field(None, validate_default=True)  # after what its check looks at
     best_of: int | None = Field(None, ge=1)
     suffix: Refused = None
     prompt_embeds: Refused = None
@@ -40,6 +40,13 @@ class CompletionBody(GenerationBody):
     def _check_echo(cls, value: bool | None, info: ValidationInfo) -> bool | None:
         if value and info.data.get("use_beam_search"):
             beam_search.check_scored_logprobs("logprobs", info.data.get("logprobs"))
+        scored = value or info.data.get("prompt_logprobs", 0) is not None  # not there: wrong itself
+        if info.data.get("max_tokens") == 0 and not scored:
+            raise InvalidRequestError(
+                "'max_tokens' is 0; it must be >= 1 unless 'echo' or 'prompt_logprobs' asks for "
+                "the prompt alone",
+                param="max_tokens",
+            )
         return value
 
     @field_validator("best_of")

@@ -2,9 +2,16 @@
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import GetCoreSchemaHandler, WithJsonSchema
+from pydantic import (
+    Field,
+    GetCoreSchemaHandler,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic_core import core_schema
 
+from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas.base import RequestModel, Tools
 
 Role: TypeAlias = Literal["developer", "system", "user", "assistant", "tool", "function"]
@@ -30,12 +37,15 @@ Content = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, _PARTS]}),
 ]
 
+_UNSENT = object()
+_ALWAYS_TEXT = ("developer", "system", "user")  # others' messages are sent back as they came
+_SAYS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal")
+
 
 class Message(RequestModel):
     """One message; what the parts of `content` may be is checked by `openai.messages`."""
 
     role: Role
-    content: Content = None
     name: str | None = None
     tool_calls: Tools | None = None
     function_call: dict[str, Any] | None = None
@@ -43,3 +53,19 @@ class Message(RequestModel):
     reasoning_content: str | None = None
     reasoning: str | None = None  # as newer servers call it
     refusal: str | None = None
+    # After what its check looks at. Null may be sent: SDKs write it where there was no text.
+    content: Content = Field(default_factory=lambda: _UNSENT, validate_default=True)
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _check_said(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and value is not _UNSENT:
+            return value
+        role = info.data.get("role")
+        if role in _ALWAYS_TEXT:
+            raise InvalidRequestError("is required")
+        said = [info.data.get(name, True) for name in _SAYS]  # not there: wrong itself
+        says = any(it not in (None, "", []) for it in said)  # {} is a call, if a wrong one
+        if role == "assistant" and value is _UNSENT and not says:
+            raise InvalidRequestError("is required of an assistant without 'tool_calls'")
+        return None

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
+from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas import checks
 from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, RequestBody, ToolChoice, Tools
 from pagoda_gateway.openai.schemas.chat import MAX_DOCUMENTS
@@ -16,7 +17,9 @@ class TokenizeBody(RequestBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Items[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    messages: Items[Message] | None = Field(
+        None, min_length=1, max_length=MAX_MESSAGES, validate_default=True
+    )
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -26,6 +29,15 @@ class TokenizeBody(RequestBody):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     reasoning_effort: str | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def _check_source(
+        cls, value: list[Message] | None, info: ValidationInfo
+    ) -> list[Message] | None:
+        if "prompt" in info.data and (info.data["prompt"] is None) == (value is None):
+            raise InvalidRequestError("give either 'prompt' or 'messages'", param="prompt")
+        return value
 
     @field_validator("continue_final_message")
     @classmethod

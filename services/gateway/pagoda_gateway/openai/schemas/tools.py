@@ -124,6 +124,15 @@ def check_choice(choice: Any) -> None:
     _choice(choice)
 
 
+def is_choice(choice: Any) -> bool:
+    """Return whether it is a choice among some tools, which are not known."""
+    try:
+        _choice(choice)
+    except InvalidRequestError:
+        return False
+    return True
+
+
 def check_choice_among(names: Collection[str], choice: Any) -> None:
     """Raise InvalidRequestError unless it is a choice among tools of these names, or of none."""
     if choice in (None, "none"):

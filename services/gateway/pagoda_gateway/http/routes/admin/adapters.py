@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
 from pagoda_gateway.admin.bodies import AdapterToLoad, AdapterToUnload
+from pagoda_gateway.errors import ModelNotFoundError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body import read_body
 from pagoda_gateway.http.body_reader import BodyReader
@@ -21,7 +22,10 @@ def make_router(gateway: Gateway) -> APIRouter:
     bodies = BodyReader.of(gateway)
 
     def base_of(name: str | None) -> str:
-        return gateway.catalog.get(name or gateway.served_name).name
+        try:
+            return gateway.catalog.get(name or gateway.served_name).name
+        except ModelNotFoundError as error:
+            raise ModelNotFoundError(str(error), param="base_model") from None
 
     @router.post(
         LOAD_ADAPTER_PATH,
