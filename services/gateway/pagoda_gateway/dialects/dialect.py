@@ -128,7 +128,11 @@ class Dialect:
         return self.reasoning.free_answer(token_ids)
 
     def reasoning_counter(
-        self, prompt: str, token_ids: Mapping[str, int], decode: Decode
+        self,
+        prompt: str,
+        token_ids: Mapping[str, int],
+        decode: Decode,
+        tools: Sequence[Tool] = (),
     ) -> Callable[[Sequence[int]], int] | None:
         """Return what counts the tokens of an output's reasoning; None if it has none.
 
@@ -136,6 +140,7 @@ class Dialect:
             prompt: which the output goes on from, or the end of it.
             token_ids: as in `Calls`.
             decode: returns the text of tokens, special ones included.
+            tools: that it can call.
         """
         if isinstance(self._family, Harmony):
             header, is_inside = unfinished(prompt)
@@ -143,6 +148,7 @@ class Dialect:
                 num_analysis_tokens,
                 header=header,
                 inside=is_inside,
+                names=frozenset(tool.name for tool in tools),
                 token_ids=token_ids,
                 decode=decode,
             )

@@ -4,16 +4,22 @@ Marks are looked for as tokens where they are tokens, else in the text.
 """
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from pagoda_gateway.dialects.families.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, START
+from pagoda_gateway.dialects.families.harmony import (
+    CALL,
+    CHANNEL,
+    END,
+    MESSAGE,
+    RETURN,
+    START,
+    is_thought,
+)
 from pagoda_gateway.dialects.reasoning import ReasoningMarks
 from pagoda_gateway.dialects.source import WHITESPACE
 
 Decode = Callable[[Sequence[int]], str]
 """Text of tokens, special ones included."""
-
-_ANALYSIS = "analysis"
 
 
 def num_thought_tokens(
@@ -48,30 +54,32 @@ def num_analysis_tokens(
     *,
     header: str,
     inside: bool,
+    names: Collection[str],
     token_ids: Mapping[str, int],
     decode: Decode,
 ) -> int:
-    """Return how many tokens of a Harmony output are in messages of analysis.
+    """Return how many tokens of a Harmony output are in messages that its parser takes as thoughts.
 
     Args:
         output: token ids.
         header: of the message that the prompt's end has begun.
         inside: the output goes on in that message, not in its header.
+        names: of the functions that it can call.
         token_ids: of marks, each of which is one token.
         decode: of the model.
     """
     ends = {token_ids[mark] for mark in (START, CHANNEL, END, CALL, RETURN) if mark in token_ids}
     message = token_ids.get(MESSAGE)
     count, begin = 0, 0
-    is_header, is_thought = not inside, inside and _ANALYSIS in header
+    is_header, thinks = not inside, inside and is_thought(header, names)
     for place, token_id in enumerate(output):
         if is_header and token_id == message:
-            is_thought = _ANALYSIS in header + decode(output[begin:place])
+            thinks = is_thought(header + decode(output[begin:place]), names)
             is_header, begin = False, place + 1
         elif not is_header and token_id in ends:
-            count += (place - begin) * is_thought
+            count += (place - begin) * thinks
             is_header, begin, header = True, place, ""
-    return count + (not is_header and is_thought) * (len(output) - begin)
+    return count + (not is_header and thinks) * (len(output) - begin)
 
 
 def _place(

@@ -118,7 +118,7 @@ class AnswerForms:
             calls_reason="stop" if use.is_named else "tool_calls",
             call_id_chars=dialect.call_id_chars,
             ignored=not_held + ignored,
-            count_reasoning=dialect.reasoning_counter(prompt, self._mark_ids, self._decode),
+            count_reasoning=dialect.reasoning_counter(prompt, self._mark_ids, self._decode, tools),
         )
 
     def _echo_parser(self, body: ChatBody) -> Callable[[], OutputParser]:

@@ -7,6 +7,8 @@ import pytest
 
 from pagoda_gateway.dialects.dialect import Dialect
 from pagoda_gateway.dialects.families.harmony import Harmony
+from pagoda_gateway.dialects.grammar import Tool
+from pagoda_gateway.dialects.parts import ReasoningText
 
 THINK = ("<think>", "</think>")
 
@@ -25,11 +27,13 @@ class Vocabulary:
         return "".join(self._pieces[i] for i in token_ids)
 
 
-def count(dialect: Dialect, pieces: Sequence[str], prompt: str = "") -> int | None:
+def count(
+    dialect: Dialect, pieces: Sequence[str], prompt: str = "", tools: Sequence[Tool] = ()
+) -> int | None:
     """Return the tokens counted of an output with these tokens."""
     words = Vocabulary(pieces)
     marks = {mark: words.ids([mark])[0] for mark in dialect.marks if mark in pieces}
-    counter = dialect.reasoning_counter(prompt, marks, words.decode)
+    counter = dialect.reasoning_counter(prompt, marks, words.decode, tools)
     return None if counter is None else counter(words.ids(pieces))
 
 
@@ -80,11 +84,20 @@ START = ["<|start|>", "assistant"]
             2,
         ),
         (["a", "b"], "<|channel|>final<|message|>", 0),
+        (message("commentary to=browser.search", "a", end="<|call|>"), "", 1),
+        (message("analysis to=functions.look", "a", end="<|call|>"), "", 0),
+        (message("analysis to=look", "a", end="<|call|>"), "", 0),
     ],
 )
 def test_messages_of_analysis(pieces: list[str], prompt: str, expected: int) -> None:
-    dialect = Dialect.of("<|channel|>")
-    assert count(dialect, pieces, f"<|start|>assistant{prompt}") == expected
+    """What is counted is what the parser gives as reasoning."""
+    dialect, prompt = Dialect.of("<|channel|>"), f"<|start|>assistant{prompt}"
+    tools = [Tool("look", {})]
+    assert count(dialect, pieces, prompt, tools) == expected
+    parser = dialect.parser(tools, prompt=prompt)
+    parts = [*parser.push("".join(pieces)), *parser.flush()]
+    thoughts = [part.text for part in parts if isinstance(part, ReasoningText)]
+    assert len("".join(thoughts).replace("\n\n", "")) == expected  # a letter a token
 
 
 @pytest.mark.parametrize("seed", range(20))

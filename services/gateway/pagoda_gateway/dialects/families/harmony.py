@@ -6,7 +6,7 @@ message's `<|start|>assistant` is the prompt's end; `<|return|>` and `<|call|>` 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pagoda_gateway.dialects.grammar import Calls, Tool, bounded, check_names, json_text, mark
 from pagoda_gateway.dialects.parts import ContentText, OutputParser, ReasoningText
@@ -123,6 +123,25 @@ def unfinished(prompt: str) -> tuple[str, bool]:
     return header, bool(opened)
 
 
+def called_function(header: str, names: Collection[str]) -> str:
+    """Return which of these functions a message of this header calls; empty: none."""
+    recipient = _RECIPIENT.search(header)
+    if not names or recipient is None:
+        return ""
+    name = recipient[1].removeprefix(_FUNCTIONS)
+    return name if name != recipient[1] or name in names else ""
+
+
+def is_thought(header: str, names: Collection[str]) -> bool:
+    """Return whether a message of this header, with these functions to call, is reasoning."""
+    if called_function(header, names):
+        return False
+    recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+    if recipient is not None and not recipient[1].startswith(_FUNCTIONS):
+        return True  # for a tool that no client has
+    return channel is not None and channel[1] == "analysis"
+
+
 class _Parser(StreamParser):
     def __init__(self, names: frozenset[str], header: str, is_inside: bool) -> None:
         super().__init__()
@@ -181,18 +200,10 @@ class _Parser(StreamParser):
 
     def _sink(self) -> Sink:
         """Return what takes the text of the message that the header announces."""
-        channel, recipient = _CHANNEL.search(self._header), _RECIPIENT.search(self._header)
-        if recipient is not None:
-            name = recipient[1].removeprefix(_FUNCTIONS)
-            is_function = name != recipient[1]
-            if self._names and name and (is_function or name in self._names):
-                self._start_call(name)
-                return self._arguments
-            if not is_function:
-                return self._thought  # for a tool that no client has
-        if channel is not None and channel[1] == "analysis":
-            return self._thought
-        return self._answer
+        if name := called_function(self._header, self._names):
+            self._start_call(name)
+            return self._arguments
+        return self._thought if is_thought(self._header, self._names) else self._answer
 
     def _thought(self, text: str) -> None:
         self._parts.append(ReasoningText(self._apart(ReasoningText) + text))
