@@ -336,18 +336,26 @@ async def test_a_stop_string_within_a_call_leaves_none_to_make(
     assert choice["stop_reason"] == stop
 
 
-async def test_a_call_that_is_written_wrongly_is_one_all_the_same(saying: Any, bus: Any) -> None:
-    async with saying(bus, CALL.replace('"up"', "01")) as running:
-        (choice,) = (await running.chat(tools=[LOOK], max_tokens=400)).json()["choices"]
-        raw = CALL.replace("up", "x\ny")
-    assert choice["finish_reason"] == "tool_calls"
-    async with saying(bus, raw) as running:
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("01", {}),
+        ('"x\ny"', {"where": "x\ny"}),
+        (r'"\ud800"', {}),  # half of a pair: no text
+        ("9" * 30, {}),  # JSON that is written here has no such number
+    ],
+)
+async def test_a_call_that_is_written_wrongly_is_one_all_the_same(
+    saying: Any, bus: Any, written: str, read: dict[str, Any]
+) -> None:
+    async with saying(bus, CALL.replace('"up"', written)) as running:
         (choice,) = (await running.chat(tools=[LOOK], max_tokens=400)).json()["choices"]
         tool = {"name": "look", "input_schema": {"type": "object"}}
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 400}
         message = await running.http.post("/v1/messages", json={**asked, "tools": [tool]})
     assert choice["finish_reason"] == "tool_calls"
-    assert message.json()["content"][-1]["input"] == {"where": "x\ny"}
+    assert (message.status_code, message.json()["stop_reason"]) == (200, "tool_use")
+    assert message.json()["content"][-1]["input"] == read
 
 
 async def test_text_beside_tools_is_text(saying: Any, bus: Any) -> None:

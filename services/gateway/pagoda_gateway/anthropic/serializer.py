@@ -4,6 +4,8 @@ import json
 from functools import partial
 from typing import Any
 
+import orjson
+
 from pagoda_gateway import sse
 from pagoda_gateway.anthropic.errors import messages_error
 from pagoda_gateway.dialects import Block, BlockChange, BlockReader
@@ -138,6 +140,7 @@ def _input(arguments: str) -> dict[str, Any]:
     """Return the arguments; those that were cut or written wrongly are none."""
     try:
         values = json.loads(arguments, strict=False)  # models write newlines as they are
-    except (ValueError, RecursionError):
+        orjson.dumps(values)  # that it can be written: no half of a pair, no number too large
+    except (ValueError, TypeError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}

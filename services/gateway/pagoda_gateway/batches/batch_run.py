@@ -253,9 +253,7 @@ class BatchRun:
                 return
         # Lines of a batch that was cancelled while it was validated may be no requests.
         if not self._is_answered and await self._has_begun():
-            message = (
-                "This request was not executed: the batch was cancelled before it had an answer."
-            )
+            message = "This request has no answer: the batch was cancelled before."
             await self._fail_lines("batch_cancelled", message)
         await self._batches.finish(self._batch, owner, "cancelled")
 

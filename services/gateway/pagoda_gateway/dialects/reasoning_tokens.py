@@ -74,7 +74,7 @@ def num_analysis_tokens(
     is_header, thinks = not inside, inside and is_thought(header, names)
     for place, token_id in enumerate(output):
         if is_header and token_id == message:
-            thinks = is_thought(header + decode(output[begin:place]), names)
+            thinks = is_thought(f"{header} {decode(output[begin:place])}", names)
             is_header, begin = False, place + 1
         elif not is_header and token_id in ends:
             count += (place - begin) * thinks

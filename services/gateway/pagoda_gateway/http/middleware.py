@@ -29,6 +29,8 @@ LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lo
 OPEN_PATHS = frozenset(
     {"/healthz", "/readyz", "/health", "/ping", "/version", "/metrics", "/openapi.json"}
 )
+PROBED_PATHS = OPEN_PATHS | {"/v1/models"}
+"""What answers HEAD, too: load balancers ask so. Each answers at once, and shortly."""
 
 
 class RequestMiddleware:
@@ -52,8 +54,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # whatever has GET has it; the server sends no body
-            scope = {**scope, "method": "GET"}
+        if scope["method"] == "HEAD" and scope["path"] in PROBED_PATHS:
+            scope = {**scope, "method": "GET"}  # the server sends no body
         caller = Caller.within(scope)
         request_id = caller.request_id if caller else new_request_id()
         client_id = header(scope, b"x-request-id")

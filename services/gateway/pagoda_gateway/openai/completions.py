@@ -25,10 +25,8 @@ class CompletionProcessor(RequestProcessor[CompletionBody]):
         if body.best_of is not None and body.best_of > num_choices:
             options = replace(options, num_choices=body.best_of, num_best=num_choices)
         if body.echo:
-            options = replace(
-                options, num_echoed_logprobs=body.logprobs, is_prompt_alone=body.max_tokens == 0
-            )
-        return options
+            options = replace(options, num_echoed_logprobs=body.logprobs)
+        return replace(options, is_prompt_alone=True) if body.max_tokens == 0 else options
 
     async def tokenize(
         self, body: CompletionBody, options: OutputOptions, model: ServedModel

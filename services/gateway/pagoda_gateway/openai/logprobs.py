@@ -137,7 +137,7 @@ class _TokenPlaces:
     def __init__(self, detokenizer: Detokenizer, begin: int) -> None:
         self._detokenizer = detokenizer
         self._end = begin  # of the text so far
-        self._is_held = False  # the last token has no text yet
+        self._is_held = False  # the last token has no text, or none yet
 
     def push(self, token_id: int) -> int:
         """Return where the next token begins: of half a character, where that does."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagoda_gateway.errors import InvalidRequestError, joined, shorten
-from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.openai.schemas.messages import Message, wrong_text
 from pagoda_gateway.openai.tool_history import ToolHistory
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import ChatTokens, PromptMaker
@@ -140,9 +140,7 @@ def _part_text(where: str, part: Any) -> str:
         text = part.get(kind)
         if isinstance(text, str):
             return text
-        must_be = f"must be text, not {shorten(text)}"
-        why = must_be if kind in part else "this field is required"
-        raise InvalidRequestError(f"'{where}.{kind}': {why}", param=f"{where}.{kind}")
+        raise wrong_text(where, kind, part)
     raise InvalidRequestError(
         f"'{where}' has type {shorten(kind)}; this model takes only text parts "
         '{"type": "text", "text": "..."}',

@@ -224,8 +224,12 @@ class RequestProcessor(ABC, Generic[Body]):
         num_prompt_tokens = sum(len(token_ids) for token_ids, _ in tokenized.prompts)
         num_tokens = num_prompt_tokens * options.num_choices * (1 + options.num_scored_logprobs)
         if num_tokens > self._settings.max_whole_tokens:
+            sent = {
+                "prompt_logprobs": options.num_prompt_logprobs,
+                "logprobs": options.num_echoed_logprobs,
+            }
             raise InvalidRequestError(
-                f"log probabilities of {num_tokens} tokens are asked for (prompt tokens times n or "
-                f"best_of times alternatives); the limit is {self._settings.max_whole_tokens}",
-                param="prompt_logprobs" if options.num_echoed_logprobs is None else "logprobs",
+                f"{num_tokens} tokens would be scored (prompt tokens times n or best_of times "
+                f"alternatives); the limit is {self._settings.max_whole_tokens}",
+                param=next((name for name, num in sent.items() if num is not None), "echo"),
             )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
-from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.openai.schemas.messages import Message, wrong_text
 
 ROLES = ("user", "assistant", "system", "developer")
 _TEXT_FIELDS = {
@@ -125,9 +125,7 @@ def _part(where: str, part: Any) -> dict[str, str]:
         text = part.get(field)
         if isinstance(text, str):
             return {"type": "text", "text": text}
-        must_be = f"must be text, not {shorten(text)}"
-        why = must_be if field in part else "this field is required"
-        raise InvalidRequestError(f"'{where}.{field}': {why}", param=f"{where}.{field}")
+        raise wrong_text(where, field, part)
     raise InvalidRequestError(
         f"'{where}' has type {shorten(kind)}; this model takes only text: input_text and "
         "output_text",

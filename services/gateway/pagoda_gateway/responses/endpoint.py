@@ -20,7 +20,7 @@ from pagoda_gateway.openai.request_processor import ProcessedRequest
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.tools import function_tool, tool_use
 from pagoda_gateway.responses.background import BackgroundResponses
-from pagoda_gateway.responses.chat_messages import chat_messages, input_items
+from pagoda_gateway.responses.chat_messages import chat_messages
 from pagoda_gateway.responses.conversations import Conversations
 from pagoda_gateway.responses.event_log import EventLog
 from pagoda_gateway.responses.input_items import item_page, with_ids
@@ -93,7 +93,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
     async def translate(self, sent: ResponsesBody, tenant: str) -> Translated[ChatBody]:
         """Return the chat that the body asks for, after the conversation that it goes on with."""
         previous = await self._previous(tenant, sent)
-        items = [*previous, *input_items(sent.input)]
+        items = [*previous, *sent.input]
         body = _Chat.model_construct(
             model=sent.model,
             messages=chat_messages(sent.instructions, items, num_previous=len(previous)),
@@ -245,7 +245,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
 
         Raises:
             InvalidRequestError: an item cannot be one, or the model's template cannot render it.
-            NotFoundError: see `find`.
+            PreviousResponseError, NotFoundError: what it goes on with is not kept.
         """
         body = (await self.translate(sent, tenant)).body
         use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
@@ -342,7 +342,11 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         self.background.stop(tenant, response_id)
 
     async def _previous(self, tenant: str, sent: ResponsesBody) -> list[Any]:
-        """Return the items of the conversation that a body goes on with."""
+        """Return the items of the conversation that a body goes on with.
+
+        Raises:
+            PreviousResponseError, NotFoundError: it is not kept.
+        """
         if sent.conversation_id:
             return await self.conversations.items(tenant, sent.conversation_id)
         if not sent.previous_response_id:

@@ -179,8 +179,7 @@ class ResponsesBody(RequestBody):
     @field_validator("input")
     @classmethod
     def _check_input(cls, value: Any) -> Any:
-        input_items(value)
-        return value
+        return input_items(value)
 
     @field_validator("conversation")
     @classmethod

@@ -87,6 +87,7 @@ START = ["<|start|>", "assistant"]
         (message("commentary to=browser.search", "a", end="<|call|>"), "", 1),
         (message("analysis to=functions.look", "a", end="<|call|>"), "", 0),
         (message("analysis to=look", "a", end="<|call|>"), "", 0),
+        (["to=functions.look", *message("analysis", "a", end="<|call|>")], "", 0),
     ],
 )
 def test_messages_of_analysis(pieces: list[str], prompt: str, expected: int) -> None:

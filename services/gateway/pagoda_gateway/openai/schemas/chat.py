@@ -89,10 +89,7 @@ class ChatBody(GenerationBody):
     @field_validator("tool_choice")
     @classmethod
     def _check_tool_choice(cls, value: Any, info: ValidationInfo) -> Any:
-        if "tools" in info.data:
-            tools.tool_use(info.data["tools"], value, None)
-        else:  # they are wrong themselves
-            tools.check_choice(value)
+        tools.check_sent_choice(value, info.data)
         return value
 
     @field_validator("continue_final_message")

@@ -11,7 +11,7 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
-from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.base import RequestModel, Tools
 
 Role: TypeAlias = Literal["developer", "system", "user", "assistant", "tool", "function"]
@@ -40,6 +40,12 @@ Content = Annotated[
 _UNSENT = object()
 _ALWAYS_TEXT = ("developer", "system", "user")  # others' messages are sent back as they came
 _SAYS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal")
+
+
+def wrong_text(where: str, field: str, part: dict[str, Any]) -> InvalidRequestError:
+    """Return what is wrong with a part of a content whose `field` is no text."""
+    why = f"must be text, not {shorten(part[field])}" if field in part else "this field is required"
+    return InvalidRequestError(f"'{where}.{field}': {why}", param=f"{where}.{field}")
 
 
 class Message(RequestModel):

@@ -9,7 +9,7 @@ from pagoda_gateway.openai.schemas import checks
 from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, RequestBody, ToolChoice, Tools
 from pagoda_gateway.openai.schemas.chat import MAX_DOCUMENTS
 from pagoda_gateway.openai.schemas.messages import Message
-from pagoda_gateway.openai.schemas.tools import by_name, check_choice, tool_use
+from pagoda_gateway.openai.schemas.tools import by_name, check_sent_choice
 
 
 class TokenizeBody(RequestBody):
@@ -55,10 +55,7 @@ class TokenizeBody(RequestBody):
     @field_validator("tool_choice")
     @classmethod
     def _check_tool_choice(cls, value: Any, info: ValidationInfo) -> Any:
-        if "tools" in info.data:
-            tool_use(info.data["tools"], value, None)
-        else:  # they are wrong themselves
-            check_choice(value)
+        check_sent_choice(value, info.data)
         return value
 
 

@@ -3,7 +3,7 @@
 Knows what OpenAI lets a client ask for. Knows nothing of how a model writes a call.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +122,14 @@ def other_kind(kind: Any) -> str:
 def check_choice(choice: Any) -> None:
     """Raise InvalidRequestError unless it is a choice among some tools, which are not known."""
     _choice(choice)
+
+
+def check_sent_choice(choice: Any, beside: Mapping[str, Any]) -> None:
+    """Raise InvalidRequestError unless it is a choice among what a body has as `tools`."""
+    if "tools" in beside:
+        tool_use(beside["tools"], choice, None)
+    else:  # they are wrong themselves
+        check_choice(choice)
 
 
 def is_choice(choice: Any) -> bool:
