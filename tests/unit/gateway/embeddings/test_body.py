@@ -34,6 +34,8 @@ def test_forms_of_input(sent: Any, items: list[Any]) -> None:
         ([], "'input' must be text"),
         (["a", ""], r"'input\[1\]' is empty"),
         ([["a"]], r"'input\[0\]' must be text"),
+        (["", 5, "a", [True]], r"\[0\]' is empty; 'input\[1\]' must .*; 'input\[3\]' must "),
+        ([""] * 99, r"'input\[15\]' is empty(?!;)"),
         (["a"] * (MAX_INPUTS + 1), "'input' has 2049 inputs; the limit is 2048"),
     ],
 )

@@ -7,7 +7,13 @@ is checked later.
 
 from typing import Any
 
-from pagoda_gateway.errors import InvalidRequestError, Problems, UnsupportedFieldError, shorten
+from pagoda_gateway.errors import (
+    InvalidRequestError,
+    Problems,
+    UnsupportedFieldError,
+    joined,
+    shorten,
+)
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_STOP_STRINGS = 4
@@ -18,6 +24,7 @@ MAX_DRY_SEQUENCE_BREAKERS = 32
 MAX_DRY_SEQUENCE_BREAKER_CHARS = 64
 MAX_LOGIT_BIAS = 4096
 MAX_NAMED_KEYS = 50
+MAX_NAMED_PROMPTS = 16  # of those that are wrong
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
@@ -217,7 +224,7 @@ def prompt_items(prompt: Any, *, param: str = "prompt") -> list[str | list[int]]
     """Return the texts and lists of token ids that the field `param` means.
 
     Raises:
-        InvalidRequestError: it is something else, or one of them is empty.
+        InvalidRequestError: it is something else, or some are empty; names the first few.
     """
     if prompt is None:
         raise InvalidRequestError(f"'{param}': this field is required", param=param)
@@ -229,14 +236,19 @@ def prompt_items(prompt: Any, *, param: str = "prompt") -> list[str | list[int]]
         items = prompt
     else:
         raise _bad_prompt(param, param, prompt)
+    errors: list[InvalidRequestError] = []
     for index, item in enumerate(items):
-        if type(item) is str and item:
+        if (type(item) is str and item) or _is_token_list(item):
             continue
         where = param if items is not prompt else f"{param}[{index}]"
         if item in ("", []):
-            raise InvalidRequestError(f"'{where}' is empty", param=param)
-        if not _is_token_list(item):
-            raise _bad_prompt(param, where, item)
+            errors.append(InvalidRequestError(f"'{where}' is empty", param=param))
+        else:
+            errors.append(_bad_prompt(param, where, item))
+        if len(errors) == MAX_NAMED_PROMPTS:
+            break
+    if errors:
+        raise joined(errors)
     return items
 
 
