@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationInfo, field_validator
 
 from pagoda_gateway.errors import InvalidRequestError
-from pagoda_gateway.openai.schemas import checks, tools
+from pagoda_gateway.openai.schemas import checks
 from pagoda_gateway.openai.schemas.base import (
     MAX_MESSAGES,
     Items,
@@ -16,6 +16,7 @@ from pagoda_gateway.openai.schemas.base import (
 )
 from pagoda_gateway.openai.schemas.generation import MAX_LOGPROBS, GenerationBody
 from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.openai.schemas.tools import checked_choice, checked_tools
 
 MAX_DOCUMENTS = 1024
 MAX_THINKING_TOKENS = 1 << 20
@@ -79,24 +80,9 @@ class ChatBody(GenerationBody):
             raise InvalidRequestError("'top_logprobs' needs logprobs: true", param="top_logprobs")
         return None
 
-    @field_validator("tools")
-    @classmethod
-    def _check_tools(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        if value is not None:
-            tools.by_name(value)
-        return value
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _check_tool_choice(cls, value: Any, info: ValidationInfo) -> Any:
-        tools.check_sent_choice(value, info.data)
-        return value
-
-    @field_validator("continue_final_message")
-    @classmethod
-    def _check_continuation(cls, value: bool | None, info: ValidationInfo) -> bool | None:
-        checks.check_continuation(value, info.data.get("add_generation_prompt"))
-        return value
+    _check_tools = field_validator("tools")(checked_tools)
+    _check_tool_choice = field_validator("tool_choice")(checked_choice)
+    _check_continuation = field_validator("continue_final_message")(checks.checked_continuation)
 
     @field_validator("modalities")
     @classmethod

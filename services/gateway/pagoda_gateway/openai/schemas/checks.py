@@ -5,7 +5,10 @@ one answer names every wrong field. Knows no model: whether token ids exist and 
 is checked later.
 """
 
+from collections.abc import Sequence
 from typing import Any
+
+from pydantic import ValidationInfo
 
 from pagoda_gateway.errors import (
     InvalidRequestError,
@@ -68,13 +71,18 @@ def check_seed(seed: Any) -> None:
         )
 
 
-def check_continuation(continues: bool | None, add_generation_prompt: bool | None) -> None:
-    """Raise InvalidRequestError if the last message is to go on, and another one to begin."""
-    if continues and add_generation_prompt:
+def checked_continuation(value: bool | None, info: ValidationInfo) -> bool | None:
+    """Return a body's `continue_final_message`, for its validator.
+
+    Raises:
+        InvalidRequestError: the last message is to go on, and another one to begin.
+    """
+    if value and info.data.get("add_generation_prompt"):
         raise InvalidRequestError(
             "'continue_final_message' needs add_generation_prompt: false",
             param="continue_final_message",
         )
+    return value
 
 
 def check_truncation(num_tokens: int | None) -> None:
@@ -114,16 +122,7 @@ def check_stop(stop: Any) -> None:
         raise InvalidRequestError(
             f"'stop' has {len(stops)} strings; the limit is {MAX_STOP_STRINGS}", param="stop"
         )
-    problems = Problems()
-    for text in stops:
-        with problems:
-            if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
-                raise InvalidRequestError(
-                    f"'stop' has a string of {len(text)} characters; each must have 1 to "
-                    f"{MAX_STOP_STRING_CHARS}",
-                    param="stop",
-                )
-    problems.raise_all()
+    _check_texts("stop", stops, MAX_STOP_STRING_CHARS)
 
 
 def check_bad_words(words: list[str] | None) -> None:
@@ -133,16 +132,7 @@ def check_bad_words(words: list[str] | None) -> None:
         raise InvalidRequestError(
             f"'bad_words' has {len(words)} words; the limit is {MAX_BAD_WORDS}", param="bad_words"
         )
-    problems = Problems()
-    for word in words:
-        with problems:
-            if not word.strip() or len(word) > MAX_BAD_WORD_CHARS:
-                raise InvalidRequestError(
-                    f"'bad_words' has {shorten(word)}, of {len(word)} characters; each must have 1 "
-                    f"to {MAX_BAD_WORD_CHARS}, not all of them spaces",
-                    param="bad_words",
-                )
-    problems.raise_all()
+    _check_texts("bad_words", words, MAX_BAD_WORD_CHARS, may_be_blank=False)
 
 
 def check_dry_sequence_breakers(breakers: list[str] | None) -> None:
@@ -154,16 +144,25 @@ def check_dry_sequence_breakers(breakers: list[str] | None) -> None:
             f"{MAX_DRY_SEQUENCE_BREAKERS}",
             param="dry_sequence_breakers",
         )
-    problems = Problems()
-    for breaker in breakers:
-        with problems:
-            if not 1 <= len(breaker) <= MAX_DRY_SEQUENCE_BREAKER_CHARS:
-                raise InvalidRequestError(
-                    f"'dry_sequence_breakers' has {shorten(breaker)}, of {len(breaker)} "
-                    f"characters; each must have 1 to {MAX_DRY_SEQUENCE_BREAKER_CHARS}",
-                    param="dry_sequence_breakers",
-                )
-    problems.raise_all()
+    _check_texts("dry_sequence_breakers", breakers, MAX_DRY_SEQUENCE_BREAKER_CHARS)
+
+
+def _check_texts(
+    name: str, texts: Sequence[str], max_chars: int, *, may_be_blank: bool = True
+) -> None:
+    """Raise one InvalidRequestError that names each text of a field that is too long or empty."""
+    but = "" if may_be_blank else ", not all of them spaces"
+    errors = [
+        InvalidRequestError(
+            f"'{name}' has {shorten(text)}, of {len(text)} characters; each must have 1 to "
+            f"{max_chars}{but}",
+            param=name,
+        )
+        for text in texts
+        if not (text if may_be_blank else text.strip()) or len(text) > max_chars
+    ]
+    if errors:
+        raise joined(errors)
 
 
 def check_metadata(metadata: dict[str, Any] | None) -> None:

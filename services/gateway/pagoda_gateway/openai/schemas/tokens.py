@@ -9,7 +9,7 @@ from pagoda_gateway.openai.schemas import checks
 from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, RequestBody, ToolChoice, Tools
 from pagoda_gateway.openai.schemas.chat import MAX_DOCUMENTS
 from pagoda_gateway.openai.schemas.messages import Message
-from pagoda_gateway.openai.schemas.tools import by_name, check_sent_choice
+from pagoda_gateway.openai.schemas.tools import checked_choice, checked_tools
 
 
 class TokenizeBody(RequestBody):
@@ -39,24 +39,9 @@ class TokenizeBody(RequestBody):
             raise InvalidRequestError("give either 'prompt' or 'messages'", param="prompt")
         return value
 
-    @field_validator("continue_final_message")
-    @classmethod
-    def _check_continuation(cls, value: bool | None, info: ValidationInfo) -> bool | None:
-        checks.check_continuation(value, info.data.get("add_generation_prompt"))
-        return value
-
-    @field_validator("tools")
-    @classmethod
-    def _check_tools(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        if value is not None:
-            by_name(value)
-        return value
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _check_tool_choice(cls, value: Any, info: ValidationInfo) -> Any:
-        check_sent_choice(value, info.data)
-        return value
+    _check_continuation = field_validator("continue_final_message")(checks.checked_continuation)
+    _check_tools = field_validator("tools")(checked_tools)
+    _check_tool_choice = field_validator("tool_choice")(checked_choice)
 
 
 class DetokenizeBody(RequestBody):

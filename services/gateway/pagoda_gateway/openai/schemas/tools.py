@@ -3,9 +3,11 @@
 Knows what OpenAI lets a client ask for. Knows nothing of how a model writes a call.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import ValidationInfo
 
 from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, joined, shorten
 
@@ -124,12 +126,24 @@ def check_choice(choice: Any) -> None:
     _choice(choice)
 
 
-def check_sent_choice(choice: Any, beside: Mapping[str, Any]) -> None:
-    """Raise InvalidRequestError unless it is a choice among what a body has as `tools`."""
-    if "tools" in beside:
-        tool_use(beside["tools"], choice, None)
+def checked_tools(value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return a body's `tools`, for its validator; for what it raises see `by_name`."""
+    if value is not None:
+        by_name(value)
+    return value
+
+
+def checked_choice(value: Any, info: ValidationInfo) -> Any:
+    """Return a body's `tool_choice`, for its validator.
+
+    Raises:
+        InvalidRequestError: it is no choice among its `tools`.
+    """
+    if "tools" in info.data:
+        tool_use(info.data["tools"], value, None)
     else:  # they are wrong themselves
-        check_choice(choice)
+        check_choice(value)
+    return value
 
 
 def is_choice(choice: Any) -> bool:
